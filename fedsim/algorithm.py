@@ -1,0 +1,151 @@
+"""The contract of a federated algorithm: messages as types, updates as pure methods.
+
+An algorithm is one frozen dataclass; its fields are the hyperparameters (the "Require:" line of the
+paper's box) and its methods are the box. Both sides compute from what crossed the wire: `down` is
+the decoded broadcast, on the server too, and `client_commit` and `server_update` get the upload as
+decoded. A dual step is therefore one function that both call with the same arguments, and a
+client's dual and the server's sum cannot drift apart under any codec.
+
+Server is checkpointed every round; Client lives with its client and never crosses the wire; Down
+and Up are the only things that do. State in, state out: no method changes its arguments.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.params import Layout
+from fedsim.learning.shard import QuadraticShard, Shard
+from fedsim.seeds import Stream
+
+Server = TypeVar("Server")
+Client = TypeVar("Client")
+Down = TypeVar("Down")
+Up = TypeVar("Up")
+
+AnyShard = Shard | QuadraticShard
+Step = float | Literal["1/K", "N_k/N"]
+"""A damping or step size: a number, or one of the papers' two rules."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of a round: the class that goes down and the class that comes up."""
+
+    down: type
+    up: type
+
+
+@dataclass(frozen=True)
+class Context:
+    """What server methods know.
+
+    start: the shared random initialisation (P,) float32; sizes: N_k of all K clients; round counts
+    the rounds of the schedule from 1, also empty ones; exchange counts from 1 within a round.
+    """
+
+    start: Tensor
+    layout: Layout
+    sizes: tuple[int, ...]
+    round: int
+    exchange: int
+    rng: Stream
+
+    @property
+    def K(self) -> int:
+        return len(self.sizes)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What client methods know: as Context, and which client this is."""
+
+    start: Tensor
+    sizes: tuple[int, ...]
+    round: int
+    exchange: int
+    client: int
+    rng: Stream
+
+    @property
+    def K(self) -> int:
+        return len(self.sizes)
+
+
+def step_size(rule: Step, client: int, sizes: tuple[int, ...]) -> float:
+    """The number that a Step stands for at one client."""
+    if rule == "1/K":
+        return 1 / len(sizes)
+    if rule == "N_k/N":
+        return sizes[client] / sum(sizes)
+    return float(rule)
+
+
+class Algorithm(ABC, Generic[Server, Client, Down, Up]):
+    """Base class of all algorithms. Subclasses are frozen dataclasses."""
+
+    name: ClassVar[str]
+    """As on the command line."""
+    paper: ClassVar[str]
+    """Short citation with equation or algorithm number."""
+    default_model: ClassVar[str]
+    exchanges: ClassVar[tuple[Exchange, ...]]
+    """Almost always one; the schedule's participants serve all of them."""
+    server_type: ClassVar[type]
+    client_type: ClassVar[type]
+
+    @abstractmethod
+    def server_init(self, ctx: Context) -> Server: ...
+
+    @abstractmethod
+    def client_init(self, ctx: Context, k: int) -> Client: ...
+
+    @abstractmethod
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        """What every participant of this exchange receives."""
+
+    @abstractmethod
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        """Local training: a draft of the client's next state, and the upload."""
+
+    def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
+        """The client's next state from its draft; it becomes current only if the upload is folded.
+
+        The dual step lives here, from the upload as decoded.
+        """
+        return client
+
+    @abstractmethod
+    def server_update(self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context) -> Server:
+        """Fold the uploads: (client, Up) in ascending client id, consumed once, one in memory.
+
+        Never called with no upload at all: an empty round changes nothing but its number.
+        """
+
+    @abstractmethod
+    def model(self, server: Server, ctx: Context) -> Point | Gaussian:
+        """The model to evaluate; before the first fold, the point ctx.start."""
+
+    def report(self, server: Server) -> Mapping[str, float]:
+        """Numbers for metrics.jsonl beyond the standard ones."""
+        return {}
+
+
+def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> Tensor:
+    """sum N_k x_k / sum N_k over those who take part, summed in float64 in the order given: (P,)."""
+    total, weight = None, 0
+    for k, x in ups:
+        if total is None:
+            total = torch.zeros_like(x, dtype=torch.float64)
+        total.add_(x, alpha=sizes[k])
+        weight += sizes[k]
+    if total is None:
+        raise ValueError("nothing to average")
+    return total / weight

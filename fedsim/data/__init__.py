@@ -1,0 +1,23 @@
+"""Data: named data sets as plain arrays, and the ways of dividing them among clients.
+
+catalogue   what data sets there are, without opening any of them
+datasets    Dataset and load_dataset: files to arrays, decoded once per machine (cache)
+digits, idx, cifar, credit, heart      one file format each
+partition   the splits by name; splits holds their arithmetic
+"""
+
+from __future__ import annotations
+
+from fedsim.data.catalogue import DATASETS, DatasetInfo
+from fedsim.data.datasets import Dataset, load_dataset
+from fedsim.data.partition import PARTITIONS, PartitionInfo, partition
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "Dataset",
+    "DatasetInfo",
+    "PartitionInfo",
+    "load_dataset",
+    "partition",
+]

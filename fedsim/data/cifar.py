@@ -1,0 +1,110 @@
+"""CIFAR-10 and CIFAR-100: the binary files, torchvision's folder, and a lossy JPEG copy.
+
+The binary files are rows of label byte(s) (CIFAR-10: the class; CIFAR-100: coarse, then fine) and
+3072 pixel bytes, red, green, blue, each 32 x 32 in row order. They are preferred: the other public
+layout is a pickle, which fedsim itself never reads. torchvision reads it, and only after checking
+the md5 that the publisher's file must have.
+"""
+
+from __future__ import annotations
+
+import io
+import lzma
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.data.arrays import Array, Arrays, bundle
+from fedsim.errors import DataError
+
+_PIXELS = 3 * 32 * 32
+
+
+def read_rows(path: Path, label_bytes: int) -> tuple[Array, Array]:
+    """Images (n, 3, 32, 32) uint8 and labels (n,) uint8 (the last label byte) of one file."""
+    row = label_bytes + _PIXELS
+    content = np.fromfile(path, np.uint8)
+    if len(content) == 0 or len(content) % row:
+        raise DataError(
+            f"{path} holds {len(content)} bytes, not a whole number of rows of {row}; "
+            "unpack it again"
+        )
+    rows = content.reshape(-1, row)
+    return rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1]
+
+
+def read_binary(files: tuple[Path, ...], label_bytes: int) -> Arrays:
+    """All files but the last are training data, in order; the last is the test set."""
+    *train, test = (read_rows(path, label_bytes) for path in files)
+    return bundle(
+        np.concatenate([images for images, _ in train]),
+        np.concatenate([labels for _, labels in train]),
+        *test,
+    )
+
+
+def read_torchvision(root: Path, name: str) -> Arrays:
+    """torchvision's CIFAR10 / CIFAR100 in `root`, after its md5 check."""
+    try:
+        from torchvision import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{name} in torchvision's layout needs the package torchvision; or unpack the binary "
+            f"version into {root}"
+        ) from error
+    reader = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
+    try:
+        train, test = (reader(root=str(root), train=part, download=False) for part in (True, False))
+    except RuntimeError as error:
+        raise DataError(
+            f"torchvision refuses {name} in {root / reader.base_folder}: a file is missing or its "
+            "md5 is not the publisher's. Fetch it again; for the JPEG copy use the data set "
+            "'cifar10_jpeg'"
+        ) from error
+    return bundle(
+        np.asarray(train.data).transpose(0, 3, 1, 2),
+        np.asarray(train.targets),
+        np.asarray(test.data).transpose(0, 3, 1, 2),
+        np.asarray(test.targets),
+    )
+
+
+def read_jpeg(path: Path) -> Arrays:
+    """The lossy copy: an xz-packed .npz with, for train and test, concatenated JPEG files
+    (`*_jpeg` uint8), their lengths in bytes (`*_len`) and `*_labels`.
+
+    Training images are in torchvision's order, test images sorted by class.
+    """
+    try:
+        packed = np.load(io.BytesIO(lzma.decompress(path.read_bytes())), allow_pickle=False)
+        parts = [
+            (packed[f"{part}_jpeg"], packed[f"{part}_len"], packed[f"{part}_labels"])
+            for part in ("train", "test")
+        ]
+    except (OSError, lzma.LZMAError, ValueError, KeyError, EOFError) as error:
+        raise DataError(f"{path} is not the JPEG copy of CIFAR-10 ({error})") from error
+    (train_inputs, train_targets), (test_inputs, test_targets) = (
+        (_decode(path, stream, lengths), labels) for stream, lengths, labels in parts
+    )
+    return bundle(train_inputs, train_targets, test_inputs, test_targets)
+
+
+def _decode(path: Path, stream: Array, lengths: Array) -> Array:
+    """Images (n, 3, 32, 32) uint8 of n JPEG files laid end to end in `stream`."""
+    try:
+        # Pillow, not torchvision.io: the script that unpacks the copy uses it, so pixels agree.
+        from PIL import Image
+    except ImportError as error:
+        raise DataError(f"{path} needs the package pillow to decode its images") from error
+    ends = np.cumsum(lengths, dtype=np.int64)
+    if len(ends) == 0 or ends[-1] != len(stream):
+        raise DataError(f"{path}: the lengths of its images do not add up to its size")
+    data = stream.tobytes()
+    images = np.empty((len(ends), 32, 32, 3), np.uint8)
+    for i, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
+        try:
+            with Image.open(io.BytesIO(data[end - length : end]), formats=("JPEG",)) as image:
+                images[i] = np.asarray(image.convert("RGB"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: image {i} is not a 32 x 32 JPEG ({error})") from error
+    return images.transpose(0, 3, 1, 2)

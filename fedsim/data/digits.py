@@ -1,0 +1,53 @@
+"""scikit-learn's digits without importing scikit-learn (over a second, and digits is the default).
+
+The installed package holds `datasets/data/digits.csv.gz`: one line per example, 64 pixel values
+0..16 in row order and the label. Reading it takes less than 10 ms, so it is not cached.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import io
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.data.arrays import Array, Arrays, bundle
+from fedsim.errors import DataError
+
+# Of every class, in file order, the last example of each run of five is a test example.
+TEST_EVERY = 5
+
+
+def digits_file() -> Path | None:
+    """The csv of the installed scikit-learn; None if it is not where it has always been."""
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError("data set 'digits' needs scikit-learn: install the package scikit-learn")
+    path = Path(next(iter(spec.submodule_search_locations))) / "datasets" / "data" / "digits.csv.gz"
+    return path if path.is_file() else None
+
+
+def read_digits(path: Path | None) -> Arrays:
+    """Inputs (1442 / 355, 1, 8, 8) uint8 of 0..16, targets 0..9, both parts in file order."""
+    if path is None:
+        from sklearn.datasets import load_digits
+
+        bunch = load_digits()
+        images, targets = np.asarray(bunch.data), np.asarray(bunch.target)
+    else:
+        with gzip.open(path) as file:
+            table = np.loadtxt(io.BytesIO(file.read()), delimiter=",", dtype=np.uint8)
+        images, targets = table[:, :64], table[:, 64]
+    images = images.astype(np.uint8).reshape(-1, 1, 8, 8)
+    test = every_nth_of_class(targets, TEST_EVERY)
+    return bundle(images[~test], targets[~test], images[test], targets[test])
+
+
+def every_nth_of_class(targets: Array, n: int) -> Array:
+    """Mask (len(targets),) bool: of each class the n-th, 2n-th, ... example. No randomness."""
+    mask = np.zeros(len(targets), dtype=bool)
+    for label in np.unique(targets):
+        mask[np.flatnonzero(targets == label)[n - 1 :: n]] = True
+    return mask

@@ -1,0 +1,197 @@
+"""The splits by name: `partition("two_dirichlet:1,0.5", ...)` says who gets which training rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.data import splits
+from fedsim.errors import DataError, UsageError, unknown
+
+_CREDIT_CLIENTS = {name: len(table) for name, table in splits.CREDIT_TABLES.items()}
+
+
+@dataclass(frozen=True)
+class PartitionInfo:
+    """One line of `fedsim list partitions`.
+
+    arguments     what may follow the name after a colon, in the notation of an error message
+    defaults      the values of arguments left out; an argument without one must be given
+    """
+
+    name: str
+    about: str
+    arguments: tuple[str, ...] = ()
+    defaults: tuple[float, ...] = ()
+
+    @property
+    def required(self) -> int:
+        return len(self.arguments) - len(self.defaults)
+
+    @property
+    def usage(self) -> str:
+        return f"{self.name}:{','.join(self.arguments)}" if self.arguments else self.name
+
+
+_ALL = (
+    PartitionInfo("iid", "all rows shuffled, equal sizes"),
+    PartitionInfo(
+        "two_dirichlet",
+        "the papers' heterogeneous split: sizes ~ Dir(1), classes of each client ~ Dir(0.5); "
+        "two_dirichlet:1e15,1e15 is their homogeneous one",
+        ("SIZE_ALPHA", "CLASS_ALPHA"),
+        (1.0, 0.5),
+    ),
+    PartitionInfo(
+        "two_classes",
+        "two classes per client, 300 rows of each (MNIST with 100 clients)",
+        ("ROWS_PER_CLASS",),
+        (300,),
+    ),
+    PartitionInfo("dirichlet", "every class divided over clients ~ Dir(ALPHA)", ("ALPHA",)),
+    PartitionInfo("natural", "by the data set's own centres (flamby_heart: 4 hospitals)"),
+    PartitionInfo("credit_het", "uci_credit, 10 clients, 6 % or 67 % positive, 36 or 67 rows"),
+    PartitionInfo("credit_hom", "uci_credit, 10 clients alike, 51 or 52 rows"),
+    PartitionInfo("credit_two", "uci_credit, 2 clients alike, 260 rows"),
+)
+
+PARTITIONS: Mapping[str, PartitionInfo] = MappingProxyType({info.name: info for info in _ALL})
+
+
+def partition(
+    spec: str,
+    *,
+    targets: npt.NDArray[np.int64],
+    classes: int,
+    clients: int,
+    seed: int,
+    fraction: float = 1.0,
+    centres: npt.NDArray[np.int64] | None = None,
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """Training-row indices (int64) of every client, in the order the client sees them.
+
+    spec       NAME or NAME:ARGUMENTS of PARTITIONS
+    targets    (n,) labels 0..classes-1 of all training rows
+    fraction   how much of the training data is used at all, in (0, 1]
+    centres    (n,) natural client of every row, for `natural`
+
+    A pure function of its arguments. No client is empty; no two clients share a row, except in
+    `two_classes` when a class runs out. Raises UsageError for a spec or arguments that do not
+    fit, DataError when a client would get no rows.
+    """
+    info, arguments = _parse(spec)
+    _check(info, targets, classes, clients, seed, fraction)
+    rng = np.random.RandomState(seed)
+    targets = np.asarray(targets, dtype=np.int64)
+    name = info.name
+    if name == "iid":
+        split = splits.iid(rng, targets, clients, fraction)
+    elif name == "two_dirichlet":
+        split = splits.two_dirichlet(rng, targets, classes, clients, fraction, *arguments)
+    elif name == "dirichlet":
+        split = splits.dirichlet(rng, targets, classes, clients, fraction, *arguments)
+    elif name == "two_classes":
+        split = splits.two_classes(rng, targets, classes, clients, _rows(info, arguments[0]))
+    elif name == "natural":
+        split = splits.natural(rng, _centres(centres, targets, clients), fraction)
+    else:
+        split = splits.by_table(rng, targets, splits.CREDIT_TABLES[name])
+    for k, rows in enumerate(split):
+        if len(rows) == 0:
+            raise DataError(
+                f"partition {spec!r} with seed {seed} leaves client {k} of {clients} (counted from "
+                f"0) without training examples; use fewer clients, another seed, more of the data "
+                "(fraction), or another partition such as 'iid'"
+            )
+    return split
+
+
+def _parse(spec: str) -> tuple[PartitionInfo, tuple[float, ...]]:
+    """`NAME:1,0.5` -> the partition and all its arguments, positive and finite."""
+    name, colon, rest = spec.partition(":")
+    info = PARTITIONS.get(name)
+    if info is None:
+        raise unknown("partition", name, PARTITIONS)
+    given = rest.split(",") if colon else []
+    if not info.required <= len(given) <= len(info.arguments):
+        raise UsageError(
+            f"partition {spec!r} has {len(given)} arguments; write {info.usage}"
+            + (f" or just {info.name}" if info.arguments and not info.required else "")
+        )
+    values = []
+    for argument, text in zip(info.arguments, given, strict=False):
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise UsageError(
+                f"partition {spec!r}: {argument} must be a positive number, not {text!r}"
+            )
+        values.append(value)
+    missing = len(info.arguments) - len(values)
+    return info, (*values, *info.defaults[len(info.defaults) - missing :])
+
+
+def _check(
+    info: PartitionInfo,
+    targets: npt.NDArray[np.int64],
+    classes: int,
+    clients: int,
+    seed: int,
+    fraction: float,
+) -> None:
+    if clients < 1:
+        raise UsageError(f"there must be at least 1 client, not {clients}")
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"the seed of a partition must be in 0 .. 2**32 - 1, not {seed}")
+    if not 0 < fraction <= 1:
+        raise UsageError(f"fraction must be above 0 and at most 1, not {fraction}")
+    if targets.ndim != 1 or len(targets) == 0:
+        raise UsageError(f"targets must be a row of labels, not an array of shape {targets.shape}")
+    if targets.min() < 0 or targets.max() >= classes:
+        raise UsageError(f"a label lies outside 0 .. {classes - 1}")
+    if fraction < 1 and (info.name == "two_classes" or info.name in _CREDIT_CLIENTS):
+        raise UsageError(f"partition {info.name!r} fixes its sizes; fraction must be 1")
+    if info.name == "two_classes" and classes < 2:
+        raise UsageError("partition 'two_classes' needs at least 2 classes")
+    if info.name in _CREDIT_CLIENTS:
+        if classes != 2:
+            raise UsageError(
+                f"partition {info.name!r} is for 'uci_credit' (2 classes), not {classes} classes"
+            )
+        if clients != _CREDIT_CLIENTS[info.name]:
+            raise UsageError(
+                f"partition {info.name!r} is for {_CREDIT_CLIENTS[info.name]} clients, "
+                f"not {clients}"
+            )
+
+
+def _rows(info: PartitionInfo, value: float) -> int:
+    if value != int(value):
+        raise UsageError(f"{info.usage}: {info.arguments[0]} must be a whole number, not {value:g}")
+    return int(value)
+
+
+def _centres(
+    centres: npt.NDArray[np.int64] | None, targets: npt.NDArray[np.int64], clients: int
+) -> npt.NDArray[np.int64]:
+    if centres is None:
+        raise UsageError(
+            "partition 'natural' needs a data set with centres of its own, such as 'flamby_heart'"
+        )
+    if centres.shape != targets.shape:
+        raise UsageError(f"{len(centres)} centres do not fit {len(targets)} targets")
+    count = len(np.unique(centres))
+    if centres.min() < 0 or int(centres.max()) + 1 != count:
+        raise UsageError(f"centres must be numbered 0 .. {count - 1} without gaps")
+    if clients != count:
+        raise UsageError(
+            f"partition 'natural' has one client per centre: {count} clients, not {clients}"
+        )
+    return np.asarray(centres, dtype=np.int64)

@@ -1,0 +1,56 @@
+"""Errors that say whose fault it is and what to do.
+
+Every error a user can meet derives from FedsimError and carries the exit code of the command line
+(design section 10). Anything else that escapes is a defect of fedsim and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedsimError(Exception):
+    """Base class; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class UsageError(FedsimError):
+    """The user asked for something that does not exist or does not fit together."""
+
+    exit_code = 2
+
+
+class DataError(FedsimError):
+    """A data file is missing or is not what it should be."""
+
+    exit_code = 2
+
+
+class WireError(FedsimError):
+    """A frame that crossed the wire, or a file in wire format, is not what its schema says."""
+
+
+class TaskError(FedsimError):
+    """A task failed; the message names worker, client and round."""
+
+
+class Interrupted(FedsimError):
+    """Ctrl-C or SIGTERM: stop cleanly."""
+
+    exit_code = 130
+
+
+class DiskError(FedsimError):
+    """The run folder cannot be written."""
+
+    exit_code = 5
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """A UsageError for a name that is not known; it names the nearest known one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return UsageError(f"unknown {what} {name!r}{hint} (known: {', '.join(names)})")

@@ -1,0 +1,146 @@
+"""What is computed: the part of the configuration that may change bits.
+
+Resolved once, by precedence command line > file > defaults; recorded in manifest.json under
+`experiment`. How it is computed (workers, transport, cores, output) is `execution` and belongs to
+the launcher.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from fedsim.errors import UsageError, unknown
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything that the bits of a run depend on, besides library versions.
+
+    hyperparameters: those that differ from the algorithm's defaults, by dotted name (local.lr).
+    model '' is the algorithm's default; inputs '' the dataset's. rounds may grow on resume.
+    """
+
+    algo: str = "fedlap_cov"
+    dataset: str = "digits"
+    fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    inputs: Literal["", "raw", "scaled"] = ""
+    partition: str = "two_dirichlet"
+    model: str = ""
+    clients: Annotated[int, Meta(ge=1)] = 10
+    rounds: Annotated[int, Meta(ge=0)] = 20
+    participation: str = "full"
+    seed: int = 0
+    eval_every: Annotated[int, Meta(ge=1)] = 1
+    threads: Annotated[int, Meta(ge=1)] = 1
+    device: Literal["cpu", "cuda"] = "cpu"
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    codecs: Mapping[str, str] = field(default_factory=dict)
+
+
+DEFAULTS = Experiment()
+"""The main job: digits, MLP 64-100-10, ten clients split by two Dirichlet draws, 20 rounds."""
+
+
+def convert(kind: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build a configuration dataclass, naming the key that is wrong.
+
+    Errors: UsageError for an unknown key (with the nearest known one) or a bad value.
+    """
+    _check_keys(kind, values, where)
+    try:
+        return msgspec.convert(dict(values), type=kind)
+    except msgspec.ValidationError as e:
+        reason, _, path = str(e).partition(" - at `$.")
+        key = path.rstrip("`")
+        shown: Any = values
+        for part in key.split("."):
+            shown = shown.get(part) if isinstance(shown, Mapping) else shown
+        raise UsageError(f"{where}: {key} = {shown!r}: {reason[0].lower() + reason[1:]}") from None
+
+
+def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:
+    known = {f.name for f in fields(kind)}
+    for key in values:
+        if key not in known:
+            raise unknown(f"key in {where}:", key, known)
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """key=value of --set; the value is a TOML scalar, anything else is a string (1/K)."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--set {text!r}: give key=value, such as --set delta=0.1")
+    try:
+        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The contents of a configuration file. Errors: UsageError with the path."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as e:
+        raise UsageError(f"--config {path}: {e.strerror}") from None
+    except tomllib.TOMLDecodeError as e:
+        raise UsageError(f"--config {path}: {e}") from None
+
+
+def hyperparameter_names(algorithm: type) -> dict[str, str]:
+    """Dotted names of all hyperparameters, and short names (lr for local.lr) where unambiguous."""
+    dotted: list[str] = []
+
+    def walk(kind: Any, prefix: str) -> None:
+        for f in fields(kind):
+            value = getattr(kind, f.name, None)
+            if is_dataclass(value) and not isinstance(value, type):
+                walk(value, f"{prefix}{f.name}.")
+            else:
+                dotted.append(prefix + f.name)
+
+    walk(algorithm, "")
+    names = {name: name for name in dotted}
+    for name in dotted:
+        short = name.rpartition(".")[2]
+        if sum(other.rpartition(".")[2] == short for other in dotted) == 1:
+            names.setdefault(short, name)
+    return names
+
+
+def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T:
+    """The algorithm with its defaults overridden by (short or dotted) names.
+
+    Errors: UsageError naming the key, and the nearest known one if it is unknown.
+    """
+    where = f"hyperparameters of {getattr(algorithm, 'name', algorithm.__name__)}"
+    names = hyperparameter_names(algorithm)
+    nested: dict[str, Any] = {}
+    for key, value in hyperparameters.items():
+        if key not in names:
+            raise unknown(f"key in {where}:", key, names)
+        *path, last = names[key].split(".")
+        into = nested
+        for part in path:
+            into = into.setdefault(part, {})
+        into[last] = value
+    return convert(algorithm, nested, where)
+
+
+def resolved_hyperparameters(algorithm: Any) -> dict[str, Any]:
+    """All hyperparameters of an algorithm by dotted name, for manifest and describe."""
+    out: dict[str, Any] = {}
+    for name in dict.fromkeys(hyperparameter_names(type(algorithm)).values()):
+        value = algorithm
+        for part in name.split("."):
+            value = getattr(value, part)
+        out[name] = value
+    return out

@@ -1,0 +1,1 @@
+"""Local learning: parameters as one vector, models, solvers, curvature."""

@@ -1,0 +1,108 @@
+"""All parameters of a network as one flat float32 vector, and the module whose leaves are its views.
+
+The vector is what crosses the wire, what the optimiser updates in one kernel and what prox terms,
+duals and priors act on; nothing is ever concatenated or scattered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedsim.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Where one named parameter lies in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of parameters in the flat vector: module.parameters() order, each row-major."""
+
+    slices: tuple[Slice, ...]
+
+    @staticmethod
+    def of(module: nn.Module) -> Layout:
+        slices, offset = [], 0
+        for name, parameter in module.named_parameters():
+            slices.append(Slice(name, tuple(parameter.shape), offset, parameter.numel()))
+            offset += parameter.numel()
+        return Layout(tuple(slices))
+
+    @staticmethod
+    def vector(size: int) -> Layout:
+        """One unnamed block of `size` values, for problems without a network."""
+        return Layout((Slice("w", (size,), 0, size),))
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters."""
+        return sum(s.size for s in self.slices)
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of `vector` (P,) by parameter name."""
+        return {s.name: vector[s.offset : s.offset + s.size].view(s.shape) for s in self.slices}
+
+
+class Net:
+    """A module on flat buffers: `weights` and `grads` (P,) float32; its leaves are views of them.
+
+    The buffers are the scratch space of one task; no result is ever read from them later. `weights`
+    does not require gradients, so that each view can be a leaf; backward adds into the views of
+    `grads` in place. Zero them with `grads.zero_()`, never with set_to_none, which drops the views.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | None = None) -> None:
+        device = device or torch.device("cpu")
+        module = module.to(device)
+        self.module = module
+        self.device = device
+        self.layout = Layout.of(module)
+        self.weights = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+        if self.weights.dtype != torch.float32:
+            raise UsageError(f"a model trains in float32; this one has {self.weights.dtype}")
+        self.grads = torch.zeros_like(self.weights)
+        grads = self.layout.unflatten(self.grads)
+        for name, view in self.layout.unflatten(self.weights).items():
+            owner_name, _, leaf_name = name.rpartition(".")
+            leaf = nn.Parameter(view)
+            leaf.grad = grads[name]
+            setattr(module.get_submodule(owner_name), leaf_name, leaf)
+        if any(buffer.is_floating_point() for buffer in module.buffers()):
+            raise UsageError(
+                "the model has floating-point buffers (running statistics), which would be state "
+                "outside the parameter vector; use GroupNorm or LayerNorm instead of BatchNorm"
+            )
+        self.stochastic = any(isinstance(m, nn.Dropout | nn.Dropout2d) for m in module.modules())
+
+    def load(self, weights: Tensor) -> None:
+        self.weights.copy_(weights)
+
+    def snapshot(self) -> Tensor:
+        """A copy of the current weights, safe to send."""
+        return self.weights.clone()
+
+    def loss_gradient(self, inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
+        """Write weight * grad(mean cross-entropy) into `grads`; return the mean (0-d, detached)."""
+        self.grads.zero_()
+        loss = F.cross_entropy(self.module(inputs), targets)
+        (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def logits(self, weights: Tensor, inputs: Tensor) -> Tensor:
+        """The network's outputs (n, C) at `weights`, in evaluation mode, without gradients."""
+        self.load(weights)
+        self.module.eval()
+        with torch.no_grad():
+            outputs: Tensor = self.module(inputs)
+        return outputs

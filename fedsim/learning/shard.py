@@ -1,0 +1,85 @@
+"""What a client may see of its data: how much there is, batches, curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.learning.curvature import best_chunk, diagonal_ggn
+from fedsim.learning.gaussian import Distance, Penalty
+from fedsim.learning.params import Net
+from fedsim.errors import UsageError
+from fedsim.seeds import Stream
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One client's examples and the network they train.
+
+    inputs (N_k, *shape) as stored (uint8 images stay uint8 until they are batched); targets (N_k,)
+    int64; `scale` divides the inputs when they become float32 (1 for raw inputs).
+    """
+
+    net: Net
+    inputs: Tensor
+    targets: Tensor
+    scale: float
+
+    @property
+    def size(self) -> int:
+        """N_k, the number of examples."""
+        return len(self.targets)
+
+    def _floats(self, rows: Tensor) -> Tensor:
+        floats = rows.to(torch.float32)
+        return floats if self.scale == 1.0 else floats / self.scale
+
+    def batches(self, size: int, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch in random order; the short last batch is kept (as in the released code)."""
+        rows = torch.randperm(self.size, generator=order).to(self.targets.device)
+        for chosen in rows.split(size):
+            yield self._floats(self.inputs[chosen]), self.targets[chosen]
+
+    def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
+        """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative."""
+        self.net.load(weights)
+        chunks = self.inputs.split(best_chunk(self.net.module))
+        return diagonal_ggn(
+            self.net.module,
+            (self._floats(chunk) for chunk in chunks),
+            columns=estimator,
+            generator=rng.torch("curvature"),
+        )
+
+
+@dataclass(frozen=True)
+class QuadraticShard:
+    """A client with l_k(w) = 1/2 w' A w - b' w, known in closed form: ridge regression, identities.
+
+    hessian A (P, P), linear b (P,); size is the N_k that averages use.
+    """
+
+    hessian: Tensor
+    linear: Tensor
+    size: int = 1
+
+    def minimiser(self, weight: float, penalties: tuple[Penalty, ...]) -> Tensor:
+        """argmin weight/N_k * l_k(w) - sum of log factors.
+
+        Errors: UsageError for a penalty that is not quadratic.
+        """
+        scale = weight / self.size
+        matrix, vector = scale * self.hessian, scale * self.linear
+        for penalty in penalties:
+            if isinstance(penalty, Distance):
+                raise UsageError("prox_norm 'unsquared' has no closed form; use 'squared'")
+            precision = torch.as_tensor(penalty.precision).to(vector).expand_as(vector)
+            matrix, vector = matrix + torch.diag(precision), vector + penalty.shift.to(vector)
+        return torch.linalg.solve(matrix, vector)
+
+    def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
+        """The diagonal of the Hessian."""
+        return self.hessian.diagonal().clone()

@@ -1,0 +1,152 @@
+"""Local solvers: pure functions from a client's data and penalties to new weights."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.learning.gaussian import Penalty
+from fedsim.learning.shard import QuadraticShard, Shard
+from fedsim.errors import UsageError
+from fedsim.seeds import Stream, seeded_torch
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains. Adam has default betas and eps, as in the papers' released code.
+
+    optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
+    carry: Adam's moments and step count live with the client over rounds (released code, needed for
+    the published numbers); false resets them at every task.
+    clip: largest norm of the whole gradient, penalties included (as in the released code); 0: none.
+    """
+
+    epochs: Annotated[int, Meta(ge=1)] = 5
+    batch_size: Annotated[int, Meta(ge=1)] = 32
+    lr: Annotated[float, Meta(gt=0)] = 1e-3
+    optimiser: Literal["adam", "sgd", "exact"] = "adam"
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    carry: bool = True
+    clip: Annotated[float, Meta(ge=0)] = 0.0
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Adam's first and second moment (P,) float32 and the number of steps behind them."""
+
+    first: Tensor
+    second: Tensor
+    steps: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Result of a local solve: weights (P,), what the optimiser carries over, the mean loss of the
+    last epoch in nats per example (cross-entropy only, without penalties)."""
+
+    weights: Tensor
+    moments: Moments | None
+    loss: float
+
+
+def minimise(
+    shard: Shard | QuadraticShard,
+    start: Tensor,
+    *,
+    how: LocalTraining,
+    rng: Stream,
+    weight: float = 1.0,
+    penalties: tuple[Penalty, ...] = (),
+    moments: Moments | None = None,
+) -> Fit:
+    """Minimise weight * (mean loss) + sum of penalties from `start` (P,).
+
+    weight 1 is the mean-loss scale, weight N_k the sum-loss scale l_k(w) of the papers. Adam sees the
+    objective as it is; SGD sees it divided by `weight`, so that its step size means the same on both
+    scales (as in the released code). `moments` is used only if `how.carry`.
+
+    Errors: UsageError if `how.optimiser` is 'exact' and the client's loss is not quadratic.
+    """
+    if isinstance(shard, QuadraticShard):
+        if how.optimiser == "exact":
+            return Fit(shard.minimiser(weight, penalties), None, math.nan)
+        raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
+    if how.optimiser == "exact":
+        raise UsageError("optimiser 'exact' needs a quadratic loss; use adam or sgd for a network")
+    net = shard.net
+    net.load(start)
+    net.module.train()
+    pulls = tuple(p.to(net.weights) for p in penalties)
+    carried = moments if how.carry else None
+    step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how, weight)
+    order = rng.torch("batches")
+    noise = seeded_torch(rng.key("dropout"), net.device) if net.stochastic else nullcontext()
+    total = torch.zeros((), device=net.device)
+    with noise:
+        for epoch in range(how.epochs):
+            for inputs, targets in shard.batches(how.batch_size, order):
+                loss = net.loss_gradient(inputs, targets, weight)
+                for pull in pulls:
+                    pull.add_gradient(net.weights, net.grads)
+                if how.clip:
+                    norm = torch.linalg.vector_norm(net.grads)
+                    net.grads.mul_((how.clip / (norm + 1e-6)).clamp(max=1.0))
+                step(net.grads)
+                if epoch == how.epochs - 1:
+                    total.add_(loss, alpha=len(targets))
+    return Fit(net.snapshot(), step.moments() if how.carry else None, float(total) / shard.size)
+
+
+class _adam:
+    """One fused kernel call per step on the flat buffers (same arithmetic as torch.optim.Adam)."""
+
+    def __init__(self, weights: Tensor, how: LocalTraining, carried: Moments | None) -> None:
+        self.weights, self.lr = weights, how.lr
+        if carried is None:
+            carried = Moments(torch.zeros_like(weights), torch.zeros_like(weights), 0)
+        # clones: the kernel works in place and a task must not change its arguments
+        self.first, self.second = carried.first.clone(), carried.second.clone()
+        self.steps = torch.tensor(float(carried.steps), device=weights.device)
+
+    def __call__(self, grads: Tensor) -> None:
+        self.steps += 1
+        torch._fused_adam_(
+            [self.weights],
+            [grads],
+            [self.first],
+            [self.second],
+            [],
+            [self.steps],
+            lr=self.lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def moments(self) -> Moments:
+        return Moments(self.first, self.second, int(self.steps))
+
+
+class _sgd:
+    """SGD with optional heavy-ball momentum, which is reset at every task."""
+
+    def __init__(self, weights: Tensor, how: LocalTraining, weight: float) -> None:
+        self.weights, self.lr, self.momentum = weights, how.lr / weight, how.momentum
+        self.velocity = torch.zeros_like(weights) if how.momentum else None
+
+    def __call__(self, grads: Tensor) -> None:
+        if self.velocity is not None:
+            grads = self.velocity.mul_(self.momentum).add_(grads)
+        self.weights.add_(grads, alpha=-self.lr)
+
+    def moments(self) -> None:
+        return None

@@ -1,0 +1,327 @@
+"""The round machine without I/O: events in, commands out.
+
+It knows who takes part, which task goes to which worker, in what order uploads are folded, and when
+a round is committed; it knows nothing of sockets, threads, tensors or algorithms. Every decision that
+can change bits depends on ids and versions only. Which worker computes a task, and when, does depend
+on the order of events, and changes nothing: a task's result depends on its TaskId alone.
+
+Commit on fold: a client's new version is named by the round's commit, and only if its upload was
+folded. Versions count exchanges: exchange e of round r makes version (r-1)*E + e; 0 is client_init.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fedsim.schedules import Schedule, Turnout
+
+
+@dataclass(frozen=True)
+class TaskId:
+    """What a result depends on: the broadcast of (round, exchange), the client, and the version of
+    its state that the task starts from."""
+
+    round: int
+    exchange: int
+    client: int
+    base: int
+
+
+# ---- events
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A worker is ready."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A worker's upload has arrived whole and passed its checks."""
+
+    worker: int
+    task: TaskId
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A worker has evaluated one chunk of the test set."""
+
+    worker: int
+    round: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Folded:
+    """server_update has returned."""
+
+
+# ---- commands
+
+
+@dataclass(frozen=True)
+class Open:
+    """Encode the broadcast of this exchange; start folding unless every upload will be lost."""
+
+    round: int
+    exchange: int
+    participants: tuple[int, ...]
+    folds: bool
+
+
+@dataclass(frozen=True)
+class Give:
+    worker: int
+    task: TaskId
+
+
+@dataclass(frozen=True)
+class Release:
+    """Hand this client's upload to the fold: it is next in ascending order of ids."""
+
+    client: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Forget this client's upload: the schedule lost it."""
+
+    client: int
+
+
+@dataclass(frozen=True)
+class Close:
+    """No further upload will be folded in this exchange."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The round is complete; versions of all clients as of now."""
+
+    round: int
+    participants: tuple[int, ...]
+    folded: tuple[int, ...]
+    versions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Let this worker evaluate one chunk of the test set with the model of `round`."""
+
+    worker: int
+    round: int
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All rounds are committed and evaluated."""
+
+
+Event = Joined | Arrived | Scored | Folded
+Command = Open | Give | Release | Drop | Close | Commit | Score | Finish
+
+MAX_EVALUATIONS_BEHIND = 2
+ANYWHERE = -1
+
+
+class ProtocolError(Exception):
+    """An event that cannot happen: a defect of the caller, or a stale or forged message."""
+
+
+@dataclass
+class RoundMachine:
+    """Feed it events with `handle`; carry out what it returns, in order, before the next event.
+
+    cost(client) orders the tasks of a round, largest first, which balances workers; ties go by id.
+    chunks: how many pieces the test set has; 0 switches evaluation off.
+    """
+
+    rounds: int
+    exchanges: int
+    schedule: Schedule
+    versions: list[int]
+    cost: Callable[[int], float]
+    chunks: int
+    eval_every: int = 1
+    round: int = 0
+    _exchange: int = 0
+    _turnout: Turnout = field(default_factory=lambda: Turnout(()))
+    _load: dict[int, list[TaskId | tuple[int, int]]] = field(default_factory=dict)
+    _waiting: dict[int, deque[TaskId]] = field(default_factory=dict)
+    _home: dict[int, int] = field(default_factory=dict)
+    _in_flight: dict[TaskId, int] = field(default_factory=dict)
+    _arrived: set[int] = field(default_factory=set)
+    _to_fold: deque[int] = field(default_factory=deque)
+    _drafts: dict[int, int] = field(default_factory=dict)
+    _folding: bool = False
+    _to_score: deque[tuple[int, int]] = field(default_factory=deque)
+    _unscored: dict[int, int] = field(default_factory=dict)
+    _finished: bool = False
+
+    def start(self) -> list[Command]:
+        """Open the first round. Call once, before any event."""
+        self._evaluate(self.round)
+        return self._next_round()
+
+    def handle(self, event: Event) -> list[Command]:
+        """Errors: ProtocolError for an event that does not fit the state."""
+        if isinstance(event, Joined):
+            if event.worker in self._load:
+                raise ProtocolError(f"worker {event.worker} joined twice")
+            self._load[event.worker] = []
+            commands: list[Command] = []
+        elif isinstance(event, Arrived):
+            commands = self._on_arrived(event)
+        elif isinstance(event, Scored):
+            commands = self._on_scored(event)
+        else:
+            commands = self._on_folded()
+        return commands + self._assign()
+
+    def holder(self, task: TaskId) -> int | None:
+        """The worker that holds this task now, if any."""
+        return self._in_flight.get(task)
+
+    def held_by(self, worker: int) -> list[TaskId]:
+        """The training tasks that a worker holds."""
+        return [t for t in self._load.get(worker, []) if isinstance(t, TaskId)]
+
+    def busy(self) -> bool:
+        """True while workers hold work, so that silence of all of them means trouble."""
+        return any(self._load.values())
+
+    # ---- rounds
+
+    def _next_round(self) -> list[Command]:
+        commands: list[Command] = []
+        while self.round < self.rounds:
+            self.round += 1
+            self._exchange = 0
+            self._turnout = self.schedule(self.round)
+            self._drafts = {}
+            if self._turnout.participants:
+                return commands + self._next_exchange()
+            commands += self._commit()
+        return commands + self._maybe_finish()
+
+    def _next_exchange(self) -> list[Command]:
+        self._exchange += 1
+        people = self._turnout.participants
+        self._to_fold = deque(sorted(people))
+        self._arrived = set()
+        self._folding = any(k not in self._turnout.lost for k in people)
+        for k in sorted(people, key=lambda k: (-self.cost(k), k)):
+            base = self._drafts.get(k, self.versions[k])
+            task = TaskId(self.round, self._exchange, k, base)
+            self._waiting.setdefault(self._home.get(k, ANYWHERE), deque()).append(task)
+        return [Open(self.round, self._exchange, tuple(sorted(people)), self._folding)]
+
+    def _on_arrived(self, event: Arrived) -> list[Command]:
+        task = event.task
+        if self._in_flight.get(task) != event.worker:
+            raise ProtocolError(f"worker {event.worker} does not hold {task}")
+        del self._in_flight[task]
+        self._load[event.worker].remove(task)
+        self._arrived.add(task.client)
+        commands: list[Command] = []
+        while self._to_fold and self._to_fold[0] in self._arrived:
+            k = self._to_fold.popleft()
+            if k in self._turnout.lost:
+                commands.append(Drop(k))
+            else:
+                self._drafts[k] = (self.round - 1) * self.exchanges + self._exchange
+                commands.append(Release(k))
+        if not self._to_fold:
+            commands += [Close()] if self._folding else self._exchange_done()
+        return commands
+
+    def _on_folded(self) -> list[Command]:
+        if self._to_fold or not self._folding:
+            raise ProtocolError("folded before all uploads were released")
+        self._folding = False
+        return self._exchange_done()
+
+    def _exchange_done(self) -> list[Command]:
+        if self._exchange < self.exchanges:
+            return self._next_exchange()
+        return self._commit() + self._next_round()
+
+    def _commit(self) -> list[Command]:
+        for k, version in self._drafts.items():
+            self.versions[k] = version
+        if self.round % self.eval_every == 0 or self.round == self.rounds:
+            self._evaluate(self.round)
+        people = self._turnout.participants
+        return [Commit(self.round, people, tuple(sorted(self._drafts)), tuple(self.versions))]
+
+    # ---- evaluation, which fills the gaps between training tasks
+
+    def _evaluate(self, round: int) -> None:
+        if self.chunks:
+            self._unscored[round] = self.chunks
+            self._to_score.extend((round, chunk) for chunk in range(self.chunks))
+
+    def _on_scored(self, event: Scored) -> list[Command]:
+        piece = (event.round, event.chunk)
+        if piece not in self._load.get(event.worker, []):
+            raise ProtocolError(f"worker {event.worker} was not evaluating {piece}")
+        self._load[event.worker].remove(piece)
+        self._unscored[event.round] -= 1
+        if not self._unscored[event.round]:
+            del self._unscored[event.round]
+        return self._maybe_finish()
+
+    def _maybe_finish(self) -> list[Command]:
+        done = self.round == self.rounds and not self._unscored and not self._folding
+        if done and not self._in_flight and not self._count() and not self._finished:
+            self._finished = True
+            return [Finish()]
+        return []
+
+    # ---- assignment
+
+    def _assign(self) -> list[Command]:
+        """Training first, evaluation where a worker would idle; a second task in advance while there
+        is plenty, so that no worker waits for a message, but not at the end of a round."""
+        commands: list[Command] = []
+        late = self._to_score and self._to_score[0][0] < self.round - MAX_EVALUATIONS_BEHIND
+        for ahead in (0, 1):
+            for worker in self._by_load():
+                if len(self._load[worker]) > ahead:
+                    continue
+                waiting = self._count()
+                if late and ahead == 0:
+                    commands.append(self._give_score(worker))
+                elif waiting and (ahead == 0 or waiting > len(self._load)):
+                    task = self._next_task(worker)
+                    self._home[task.client] = worker
+                    self._load[worker].append(task)
+                    self._in_flight[task] = worker
+                    commands.append(Give(worker, task))
+                elif self._to_score and ahead == 0:
+                    commands.append(self._give_score(worker))
+                late = self._to_score and self._to_score[0][0] < self.round - MAX_EVALUATIONS_BEHIND
+        return commands
+
+    def _count(self) -> int:
+        return sum(len(tasks) for tasks in self._waiting.values())
+
+    def _next_task(self, worker: int) -> TaskId:
+        """A client's tasks go where its state is cached; an idle worker takes over from the longest queue."""
+        queues = self._waiting
+        queue = queues.get(worker) or queues.get(ANYWHERE) or max(queues.values(), key=len)
+        return queue.popleft()
+
+    def _by_load(self) -> Sequence[int]:
+        return sorted(self._load, key=lambda w: (len(self._load[w]), w))
+
+    def _give_score(self, worker: int) -> Score:
+        piece = self._to_score.popleft()
+        self._load[worker].append(piece)
+        return Score(worker, *piece)

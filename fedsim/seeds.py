@@ -1,0 +1,50 @@
+"""Named random streams: every draw of a run is a pure function of (seed, purpose, round, client).
+
+No global generator is ever used. A task that is run again anywhere, at any time, draws the same
+numbers, because its stream is named by what the task is, not by who runs it or when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One named stream; `round` 0 and `client` -1 stand for 'none'."""
+
+    seed: int
+    purpose: str
+    round: int = 0
+    client: int = -1
+
+    def key(self, part: str = "") -> int:
+        """A 63-bit key of this stream and the named part of it."""
+        name = f"{self.seed}|{self.purpose}|{self.round}|{self.client}|{part}"
+        return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+
+    def torch(self, part: str) -> torch.Generator:
+        """A CPU generator; draws are made on the CPU so that they do not depend on the device."""
+        return torch.Generator().manual_seed(self.key(part))
+
+    def numpy(self, part: str) -> np.random.Generator:
+        """A counter-based generator for schedules and splits."""
+        return np.random.Generator(np.random.Philox(key=self.key(part)))
+
+
+@contextmanager
+def seeded_torch(key: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed torch's own generators for the block and restore them after it.
+
+    Only for code that offers no generator argument: parameter initialisation and dropout.
+    """
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(key)
+        yield

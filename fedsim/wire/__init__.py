@@ -1,0 +1,1 @@
+"""What crosses the wire and what it costs: schemas, codecs, frames, states, the ledger."""

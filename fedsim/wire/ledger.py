@@ -1,0 +1,116 @@
+"""The ledger: what every byte on the streams was, booked where frames meet the socket.
+
+kind: algorithm (tasks and uploads), simulation (evaluation and the like: traffic that a real
+federation would not have), control (handshakes, set-up, stop), retry. direction is seen from the
+coordinator. layer: values, indices (per field), header, framing (ZMTP; per letter).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fedsim.wire import zmtp
+from fedsim.wire.letter import NONE, Letter
+from fedsim.wire.messages import DTYPES
+
+KINDS = {
+    "task": "algorithm",
+    "upload": "algorithm",
+    "evaluate": "simulation",
+    "score": "simulation",
+}
+"""Kinds of letters by kind of entry; every other letter is control."""
+
+
+class Entry(NamedTuple):
+    """One row of ledger.csv."""
+
+    kind: str
+    round: int
+    exchange: int
+    client: int
+    worker: int
+    direction: str
+    message: str
+    field: str
+    layer: str
+    codec: str
+    dense_bytes: int
+    bytes: int
+
+
+COLUMNS = Entry._fields
+
+
+class Ledger:
+    """Entries not yet written, and totals of all entries ever booked."""
+
+    def __init__(self) -> None:
+        self._open: list[Entry] = []
+        self.totals: Counter[tuple[str, str, str, str]] = Counter()
+        self.rounds: Counter[tuple[int, str]] = Counter()
+
+    def book(self, letter: Letter, worker: int, direction: str) -> None:
+        """Book one letter that crosses the socket, every frame and its framing."""
+        h = letter.header
+        kind = KINDS.get(h.kind, "control")
+        about = (kind, h.round, h.exchange, h.client, worker, direction, h.kind)
+        framing = zmtp.framing(letter.sizes)
+        for field in h.fields:
+            dense = math.prod(field.shape) * (DTYPES[field.dtype].itemsize if field.dtype in DTYPES else 1)
+            for part in field.parts:
+                values = part.layer == "values"
+                self._add(
+                    Entry(*about, field.name, part.layer, field.codec, dense if values else 0, part.nbytes)
+                )
+        self._add(Entry(*about, "", "header", "", 0, len(letter.head)))
+        self._add(Entry(*about, "", "framing", "", 0, framing))
+
+    def book_handshake(self, worker: int) -> None:
+        """Book a connection's ZMTP greeting and READY, both directions."""
+        for direction in ("up", "down"):
+            self._add(
+                Entry(
+                    "control",
+                    NONE,
+                    NONE,
+                    NONE,
+                    worker,
+                    direction,
+                    "handshake",
+                    "",
+                    "framing",
+                    "",
+                    0,
+                    zmtp.HANDSHAKE,
+                )
+            )
+
+    def _add(self, entry: Entry) -> None:
+        self._open.append(entry)
+        self.totals[entry.kind, entry.direction, entry.field, entry.layer] += entry.bytes
+        if entry.kind == "algorithm":
+            self.rounds[entry.round, entry.direction] += entry.bytes
+
+    def close(self, round: int) -> list[Entry]:
+        """Take the entries of all rounds up to `round` (and those of none), in a fixed order."""
+        ready = [e for e in self._open if e.round <= round]
+        self._open = [e for e in self._open if e.round > round]
+        return sorted(ready)
+
+    def bytes_of(self, kind: str, direction: str) -> int:
+        return sum(n for (k, d, _, _), n in self.totals.items() if (k, d) == (kind, direction))
+
+    def nested(self) -> dict[str, dict[str, dict[str, dict[str, int]]]]:
+        """{kind: {direction: {field: {layer: bytes}}}}, as in summary.json."""
+        out: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
+        for (kind, direction, field, layer), n in sorted(self.totals.items()):
+            out.setdefault(kind, {}).setdefault(direction, {}).setdefault(field, {})[layer] = n
+        return out
+
+
+def total(entries: Iterable[Entry]) -> int:
+    return sum(e.bytes for e in entries)

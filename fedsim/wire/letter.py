@@ -1,0 +1,242 @@
+"""A letter is what crosses the wire: one header frame and the raw frames of its fields.
+
+header frame = 8 bytes xxh3_64 of the rest | msgpack array [version, kind, run, epoch, round,
+exchange, client, base, micros, fields], and fields = [[name, codec, dtype, shape, [[layer, bytes,
+xxh3_64], ...]], ...]. Integers are always 9 bytes wide, so that a header's size depends on the
+schema and never on the values (or the ledger would vary from run to run).
+
+Decoding is strict: every frame is covered by a checksum, sizes come from the schema and the layout,
+and anything unexpected is a WireError before any value is looked at.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import torch
+import xxhash
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.errors import WireError
+from fedsim.wire.codecs import codec, raw_bytes, unpack_checked
+from fedsim.wire.messages import DTYPES, Dims, Field, schema
+
+VERSION = 1
+MAX_HEADER = 64 * 1024
+NONE = -1
+"""Stands for 'no client' or 'no round' in a header."""
+
+M = TypeVar("M")
+Buffer = bytes | memoryview
+_Name = Annotated[str, Meta(max_length=64)]
+
+
+class PartHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """One frame of a field: its layer ('values' or 'indices'), size and checksum."""
+
+    layer: _Name
+    nbytes: Annotated[int, Meta(ge=0)]
+    digest: int
+
+
+class FieldHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """One field: how it is encoded and where its frames are."""
+
+    name: _Name
+    codec: _Name
+    dtype: _Name
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=8)]
+    parts: Annotated[tuple[PartHeader, ...], Meta(max_length=8)]
+
+
+class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Who this letter is about; `base` is the version of the client's state the task starts from,
+    `micros` what the sender spent computing it."""
+
+    version: int
+    kind: _Name
+    run: _Name
+    epoch: int = 1
+    round: int = NONE
+    exchange: int = NONE
+    client: int = NONE
+    base: int = NONE
+    micros: int = 0
+    fields: Annotated[tuple[FieldHeader, ...], Meta(max_length=64)] = ()
+
+
+@dataclass(frozen=True)
+class Letter:
+    """header as parsed, head as the bytes of its frame, frames as the buffers of all parts."""
+
+    header: Header
+    head: bytes
+    frames: tuple[Buffer, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(self.head), *(memoryview(f).nbytes for f in self.frames)]
+
+    def total_bytes(self) -> int:
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The encoded fields of a message: encoded once, sent in as many letters as there are clients."""
+
+    fields: tuple[FieldHeader, ...]
+    frames: tuple[Buffer, ...]
+
+
+_decoder = msgspec.msgpack.Decoder(Header, strict=True)
+_encode_str = msgspec.msgpack.Encoder().encode
+
+
+def _fixed_width(value: Any, out: bytearray) -> None:
+    """Append `value` as msgpack, integers always in their 9-byte form."""
+    if isinstance(value, str):
+        out += _encode_str(value)
+    elif isinstance(value, int):
+        out += struct.pack(">Bq", 0xD3, value) if value < 2**63 else struct.pack(">BQ", 0xCF, value)
+    elif isinstance(value, msgspec.Struct):
+        _fixed_width([getattr(value, name) for name in value.__struct_fields__], out)
+    else:
+        out += struct.pack(">BH", 0xDC, len(value))
+        for item in value:
+            _fixed_width(item, out)
+
+
+def digest(data: Buffer) -> int:
+    """The checksum of one frame."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def seal(header: Header, frames: Sequence[Buffer] = ()) -> Letter:
+    """Turn a header and the frames it describes into a letter."""
+    body = bytearray()
+    _fixed_width(header, body)
+    return Letter(header, struct.pack(">Q", digest(memoryview(body))) + body, tuple(frames))
+
+
+def open_letter(frames: Sequence[Buffer], whose: str) -> Letter:
+    """Parse and check everything that does not need a schema: sizes, version, checksums.
+
+    Errors: WireError, beginning with `whose`.
+    """
+    if not frames:
+        raise WireError(f"{whose}: an empty message")
+    size = memoryview(frames[0]).nbytes
+    if size > MAX_HEADER:
+        raise WireError(f"{whose}: a header of {size} bytes; the limit is {MAX_HEADER}")
+    head = bytes(frames[0])
+    if size < 9 or struct.unpack(">Q", head[:8])[0] != digest(head[8:]):
+        raise WireError(f"{whose}: the header's checksum does not match; it was damaged on the way")
+    try:
+        header = _decoder.decode(head[8:])
+    except (msgspec.ValidationError, msgspec.DecodeError) as e:
+        raise WireError(f"{whose}: the header is not of this format: {e}") from None
+    if header.version != VERSION:
+        raise WireError(f"{whose}: wire format {header.version}; this side speaks {VERSION}")
+    parts = [(f.name, p) for f in header.fields for p in f.parts]
+    if len(parts) != len(frames) - 1:
+        raise WireError(f"{whose}: {len(frames) - 1} frames where the header lists {len(parts)}")
+    for (name, part), frame in zip(parts, frames[1:], strict=True):
+        nbytes = memoryview(frame).nbytes
+        if nbytes != part.nbytes:
+            raise WireError(f"{whose}: field {name!r} has {nbytes} bytes where the header says {part.nbytes}")
+        if digest(frame) != part.digest:
+            raise WireError(f"{whose}: field {name!r} fails its checksum; it was damaged on the way")
+    return Letter(header, head, tuple(frames[1:]))
+
+
+def _as_tensor(value: Any, field: Field) -> Tensor:
+    """The field's value in its wire dtype; float64 sums become float32 here and nowhere else."""
+    dtype = DTYPES[field.kind.dtype]
+    if isinstance(value, Tensor):
+        return value.to(dtype)
+    return torch.tensor(value, dtype=torch.float64).to(dtype)
+
+
+def encode(message: object, codecs: Mapping[str, str], dims: Dims) -> Payload:
+    """Encode every field of a message; `codecs` maps field names to codecs (others are dense).
+
+    Errors: WireError if a tensor's shape is not what its schema and `dims` say (a defect of the
+    algorithm that made it).
+    """
+    headers, frames = [], []
+    for f in schema(type(message)):
+        tensor = _as_tensor(getattr(message, f.name), f)
+        if tuple(tensor.shape) != f.shape(dims):
+            raise WireError(
+                f"{type(message).__qualname__}.{f.name} has shape {tuple(tensor.shape)}; "
+                f"its kind {f.kind.name!r} says {f.shape(dims)}"
+            )
+        name = codecs.get(f.name, "dense")
+        parts = codec(name).pack(tensor)
+        frames += [data for _, data in parts]
+        headers.append(
+            FieldHeader(
+                f.name,
+                name,
+                f.kind.dtype,
+                tuple(tensor.shape),
+                tuple(PartHeader(layer, data.nbytes, digest(data)) for layer, data in parts),
+            )
+        )
+    return Payload(tuple(headers), tuple(frames))
+
+
+def decode(message: type[M], letter: Letter, codecs: Mapping[str, str], dims: Dims, whose: str) -> M:
+    """The message of a letter that open_letter has checked, against schema, layout and codecs.
+
+    Tensors are views of the received frames: treat them as read-only.
+    Errors: WireError, beginning with `whose`; no partial message is ever returned.
+    """
+    expected = schema(message)
+    headers = letter.header.fields
+    if [h.name for h in headers] != [f.name for f in expected]:
+        raise WireError(
+            f"{whose}: fields {[h.name for h in headers]} where {message.__qualname__} has "
+            f"{[f.name for f in expected]}"
+        )
+    values: dict[str, Any] = {}
+    at = 0
+    for f, h in zip(expected, headers, strict=True):
+        about = f"{whose}: field {f.name!r}"
+        name = codecs.get(f.name, "dense")
+        if h.codec != name:
+            raise WireError(f"{about} is encoded as {h.codec!r}; this run uses {name!r}")
+        if h.dtype != f.kind.dtype:
+            raise WireError(f"{about} has dtype {h.dtype!r}; its kind {f.kind.name!r} has {f.kind.dtype!r}")
+        shape = f.shape(dims)
+        if h.shape != shape:
+            raise WireError(f"{about} has shape {h.shape}; the model's layout says {shape}")
+        parts = tuple(memoryview(frame) for frame in letter.frames[at : at + len(h.parts)])
+        at += len(h.parts)
+        tensor = unpack_checked(name, parts, shape, f.kind.dtype, about)
+        values[f.name] = tensor if f.python is Tensor else f.python(tensor.item())
+    return message(**values)
+
+
+def blob(name: str, data: bytes) -> tuple[tuple[FieldHeader, ...], tuple[Buffer, ...]]:
+    """One field of plain bytes (JSON of control letters)."""
+    part = PartHeader("values", len(data), digest(data))
+    return (FieldHeader(name, "bytes", "u8", (len(data),), (part,)),), (data,)
+
+
+def tensors(values: Mapping[str, Tensor]) -> tuple[tuple[FieldHeader, ...], tuple[Buffer, ...]]:
+    """Dense fields outside any algorithm's schema (evaluation)."""
+    headers, frames = [], []
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    for name, tensor in values.items():
+        data = raw_bytes(tensor)
+        part = PartHeader("values", data.nbytes, digest(data))
+        headers.append(FieldHeader(name, "dense", names[tensor.dtype], tuple(tensor.shape), (part,)))
+        frames.append(data)
+    return tuple(headers), tuple(frames)

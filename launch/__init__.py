@@ -1,0 +1,1 @@
+"""People: command line, process supervision, run folder, display."""

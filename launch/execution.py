@@ -1,0 +1,19 @@
+"""How a run is carried out: nothing here changes a bit of its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+
+@dataclass(frozen=True)
+class Execution:
+    """workers 0: in process. devices: auto, cpu, or a list of cuda:i. out: the run folder."""
+
+    workers: Annotated[int, Meta(ge=0)] = 10
+    transport: Literal["ipc", "tcp"] = "ipc"
+    devices: str = "auto"
+    data_dir: str | None = None
+    out: str | None = None

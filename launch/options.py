@@ -1,0 +1,41 @@
+"""Command line over file over defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import UsageError, unknown
+from fedsim.experiment import DEFAULTS, Experiment, convert, parse_setting, read_toml
+from launch.execution import Execution
+
+TABLES = ("experiment", "hyperparameters", "codecs", "execution")
+EXECUTION = ("workers", "transport", "devices", "data_dir", "out")
+CLIENTS_IN_PROCESS = DEFAULTS.clients
+
+
+def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
+    """Errors: UsageError naming the option, key or file that is wrong."""
+    given = {key: value for key, value in options.items() if value is not None}
+    config = given.pop("config", None)
+    file = read_toml(Path(config)) if config else {}
+    for table in file:
+        if table not in TABLES:
+            raise unknown(f"table in {config}:", table, TABLES)
+    settings = dict(parse_setting(text) for text in given.pop("settings", ()))
+    codecs = dict(_pair(text) for text in given.pop("codecs", ()))
+    execution = file.get("execution", {}) | {k: given.pop(k) for k in EXECUTION if k in given}
+    resolved = convert(Execution, execution, f"[execution] of {config}" if config else "the options")
+    values = file.get("experiment", {}) | given
+    values["hyperparameters"] = file.get("hyperparameters", {}) | settings
+    values["codecs"] = file.get("codecs", {}) | codecs
+    values.setdefault("clients", resolved.workers or CLIENTS_IN_PROCESS)
+    return convert(Experiment, values, f"[experiment] of {config}" if config else "the options"), resolved
+
+
+def _pair(text: str) -> tuple[str, str]:
+    field, equals, codec = text.partition("=")
+    if not equals:
+        raise UsageError(f"--codec {text!r}: give field=codec, such as --codec up.precision=bf16")
+    return field, codec

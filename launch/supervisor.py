@@ -1,0 +1,223 @@
+"""The worker processes: started through the fork server, watched through pidfds, ended for sure.
+
+Imports nothing heavy, so that the fork server's import of torch runs beside the coordinator's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import Interrupted, TaskError
+from workers.devices import Placement
+from workers.forkserver import die_with_parent
+from workers.wakeup import Wakeup
+
+START_DEADLINE = 120.0
+STOP_DEADLINE = 5.0
+LAST_WORDS = 12
+
+
+@dataclass
+class Process:
+    """One row of processes.json."""
+
+    role: str
+    index: int
+    pid: int
+    device: str
+    log: str
+    started: str
+    ended: str | None = None
+
+
+class Supervisor:
+    """Use as a context manager: no worker outlives it."""
+
+    def __init__(self, interrupted: Wakeup) -> None:
+        self.processes: list[Process] = [_process("coordinator", 0, os.getpid(), "cpu", "")]
+        self.changed: Callable[[list[Process]], None] = lambda _: None
+        self._interrupted = interrupted
+        self._server: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        self._workers: dict[int, Process] = {}
+        self._pidfds: dict[int, int] = {}
+        self._statuses: dict[int, int] = {}
+        self._server_log: Path | None = None
+
+    # ---- starting
+
+    def start_server(self) -> None:
+        """Start importing torch in the fork server. Call from the main thread, early."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = dict(os.environ)
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            environment[name] = "1"
+        environment.update(OMP_DYNAMIC="FALSE", MKL_DYNAMIC="FALSE", CUBLAS_WORKSPACE_CONFIG=":4096:8")
+        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+        parent = os.getpid()
+        # Ctrl-C reaches the whole foreground group; the coordinator alone decides what it means
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "workers.forkserver", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                preexec_fn=lambda: die_with_parent(parent),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old)
+            theirs.close()
+        self._link = ours
+        self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
+
+    def start_workers(self, specs: list[dict[str, Any]], places: tuple[Placement, ...]) -> None:
+        """Start all workers and wait until each has a pid. Errors: TaskError, Interrupted."""
+        deadline = time.monotonic() + START_DEADLINE
+        self._expect("ready", deadline)
+        for spec in specs:
+            self._send({"start": spec})
+        for _ in specs:
+            answer = self._expect("started", deadline)
+            index = answer["started"]
+            log = specs[index]["log"]
+            worker = _process("worker", index, answer["pid"], str(places[index]), log)
+            self.processes.append(worker)
+            self._workers[index] = worker
+            try:
+                self._pidfds[os.pidfd_open(worker.pid)] = index
+            except ProcessLookupError:
+                raise TaskError(f"worker {index} ended at once.\n{self._last_words(index)}") from None
+        self.changed(self.processes)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._link is not None
+        try:
+            self._link.send(json.dumps(message).encode())
+        except OSError:
+            raise self._server_lost() from None
+
+    def _expect(self, key: str, deadline: float) -> dict[str, Any]:
+        """The next message that has `key`; ends of workers are noted on the way."""
+        assert self._link is not None
+        while True:
+            left = deadline - time.monotonic()
+            fds = [self._link.fileno(), self._interrupted.fd]
+            ready, _, _ = select.select(fds, [], [], max(0.0, left))
+            if self._interrupted.fd in ready:
+                raise Interrupted("interrupted")
+            if not ready:
+                raise TaskError(f"the fork server did not answer within {START_DEADLINE:g} s")
+            data = self._link.recv(1 << 16)
+            if not data:
+                raise self._server_lost()
+            message: dict[str, Any] = json.loads(data)
+            if "ended" in message:
+                self._statuses[message["ended"]] = message["status"]
+            if key in message:
+                return message
+
+    def _server_lost(self) -> TaskError:
+        assert self._server is not None and self._server.stdout is not None
+        self._server.kill()
+        said = self._server.stdout.read().decode(errors="replace")
+        tail = "\n".join(said.splitlines()[-LAST_WORDS:])
+        return TaskError(f"the fork server ended (exit code {self._server.wait(5)}).\n{tail}")
+
+    # ---- watching (workers.coordinator.Crew)
+
+    def fds(self) -> list[int]:
+        return [self._interrupted.fd, *self._pidfds]
+
+    def check(self, ready: list[int]) -> Any:
+        """A worker's death among the ready descriptors, if any. Errors: Interrupted."""
+        from workers.coordinator import Death
+
+        if self._interrupted.fd in ready:
+            raise Interrupted("interrupted")
+        for fd in ready:
+            if fd in self._pidfds:
+                index = self._note_end(fd)
+                return Death(index, self._how(index), self._last_words(index))
+        return None
+
+    def _note_end(self, fd: int) -> int:
+        index = self._pidfds.pop(fd)
+        os.close(fd)
+        self._workers[index].ended = _now()
+        self.changed(self.processes)
+        return index
+
+    def _how(self, index: int) -> str:
+        """How a worker ended, as the fork server saw it."""
+        if index not in self._statuses:
+            try:
+                deadline = time.monotonic() + 1.0
+                while index not in self._statuses:
+                    self._expect("ended", deadline)
+            except TaskError:
+                return "ended"
+        status = self._statuses[index]
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with exit code {status}"
+
+    def _last_words(self, index: int) -> str:
+        log = Path(self._workers[index].log)
+        try:
+            lines = log.read_text(errors="replace").splitlines()[-LAST_WORDS:]
+        except OSError:
+            lines = []
+        if not lines:
+            return f"Its log {log} is empty."
+        return f"The last lines of {log}:\n" + "\n".join(f"  {line}" for line in lines)
+
+    # ---- ending
+
+    def stop(self, gently: bool) -> None:
+        """Wait for workers that were told to stop, kill the others; nothing is left afterwards."""
+        deadline = time.monotonic() + (STOP_DEADLINE if gently else 0.0)
+        while self._pidfds and (left := deadline - time.monotonic()) > 0:
+            for fd in select.select(list(self._pidfds), [], [], left)[0]:
+                self._note_end(fd)
+        for fd in self._pidfds:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        deadline = time.monotonic() + STOP_DEADLINE
+        while self._pidfds and (left := deadline - time.monotonic()) > 0:
+            for fd in select.select(list(self._pidfds), [], [], left)[0]:
+                self._note_end(fd)
+        if self._link is not None:
+            self._link.close()
+        if self._server is not None:
+            try:
+                self._server.wait(1.0 if gently else 0.1)
+            except subprocess.TimeoutExpired:
+                self._server.kill()
+                self._server.wait(STOP_DEADLINE)
+            if self._server.stdout is not None:
+                self._server.stdout.close()
+        for process in self.processes:
+            process.ended = process.ended or _now()
+        self.changed(self.processes)
+
+
+def _process(role: str, index: int, pid: int, device: str, log: str) -> Process:
+    return Process(role, index, pid, device, log, _now())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,73 @@
+"""FedAvg - McMahan et al. 2017; the baseline of all five papers (papers-and-code.md 2.1).
+
+    client:  w_k <- E epochs of minibatch steps on lbar_k, started at w_g
+    server:  w_g <- sum_k N_k w_k / sum_k N_k                    over the participants
+
+Wire: P down, P up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_mean
+from fedsim.learning.gaussian import Point
+from fedsim.learning.solvers import LocalTraining, Moments, minimise
+from fedsim.wire.messages import Mean, Scalar
+
+
+@dataclass(frozen=True)
+class Server:
+    mean: Tensor
+    """w_g (P,) float64."""
+
+
+@dataclass(frozen=True)
+class Client:
+    moments: Moments | None = None
+
+
+@dataclass(frozen=True)
+class Down:
+    mean: Mean
+
+
+@dataclass(frozen=True)
+class Up:
+    mean: Mean
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm[Server, Client, Down, Up]):
+    local: LocalTraining = LocalTraining()
+
+    name: ClassVar[str] = "fedavg"
+    paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
+    default_model: ClassVar[str] = "mlp_small"
+    exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(Down, Up),)
+    server_type: ClassVar[type] = Server
+    client_type: ClassVar[type] = Client
+
+    def server_init(self, ctx: Context) -> Server:
+        return Server(ctx.start.double())
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client()
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.mean)
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        fit = minimise(shard, down.mean, how=self.local, rng=task.rng, moments=client.moments)
+        return Client(fit.moments), Up(fit.weights, fit.loss)
+
+    def server_update(self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context) -> Server:
+        return Server(weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes))
+
+    def model(self, server: Server, ctx: Context) -> Point:
+        return Point(server.mean)

@@ -1,0 +1,114 @@
+"""FedLap - Swaroop, Khan, Doshi-Velez 2025, Eq. 9 (papers-and-code.md 5.2).
+
+    client:  w_k <- argmin l_k(w) + delta v_k . w + (delta/2) ||w - w_g||^2      (SUM loss)
+             v_k <- v_k + rho (w_k - w_g)
+    server:  w_g <- sum_k v_k                                                   over ALL clients
+    init:    v_k = 0, w_g = 0
+
+In natural parameters: q = N(w_g, I/delta), site t_k = Gaussian(delta v_k, 0), cavity q / t_k.
+
+Wire: P down, P up. The server derives rho (w_k - w_g) from the upload and its own broadcast.
+
+Differs: local training starts from ctx.start until something has been folded (released code), while
+the prox centre is w_g = 0, as printed. Option prox_norm = unsquared: the released code's norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
+from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point
+from fedsim.learning.solvers import LocalTraining, Moments, minimise
+from fedsim.wire.messages import Flag, Mean, Scalar
+
+
+@dataclass(frozen=True)
+class Server:
+    dual: Tensor
+    """sum_k v_k = w_g, (P,) float64."""
+    started: bool
+    """Something has been folded."""
+
+
+@dataclass(frozen=True)
+class Client:
+    dual: Tensor
+    """v_k (P,) float64."""
+    moments: Moments | None = None
+
+
+@dataclass(frozen=True)
+class Down:
+    mean: Mean
+    started: Flag
+
+
+@dataclass(frozen=True)
+class Up:
+    mean: Mean
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class FedLap(Algorithm[Server, Client, Down, Up]):
+    delta: Annotated[float, Meta(gt=0)] = 0.1
+    rho: Step = "1/K"
+    prox_norm: Literal["squared", "unsquared"] = "squared"
+    local: LocalTraining = LocalTraining()
+
+    name: ClassVar[str] = "fedlap"
+    paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 9"
+    default_model: ClassVar[str] = "mlp_small"
+    exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(Down, Up),)
+    server_type: ClassVar[type] = Server
+    client_type: ClassVar[type] = Client
+
+    def server_init(self, ctx: Context) -> Server:
+        return Server(torch.zeros_like(ctx.start, dtype=torch.float64), started=False)
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client(torch.zeros_like(ctx.start, dtype=torch.float64))
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.dual, server.started)
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        site = Gaussian(self.delta * client.dual, 0.0)
+        penalties: tuple[Penalty, ...]
+        if self.prox_norm == "squared":
+            penalties = (Gaussian.at(down.mean, self.delta) / site,)
+        else:
+            penalties = (site**-1, Distance(down.mean, self.delta))
+        fit = minimise(
+            shard,
+            down.mean if down.started else task.start,
+            how=self.local,
+            rng=task.rng,
+            weight=shard.size,
+            penalties=penalties,
+            moments=client.moments,
+        )
+        return Client(client.dual, fit.moments), Up(fit.weights, fit.loss)
+
+    def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
+        return Client(client.dual + self.dual_step(down, up, task.client, task.sizes), client.moments)
+
+    def dual_step(self, down: Down, up: Up, k: int, sizes: tuple[int, ...]) -> Tensor:
+        """rho (w_k - w_g), (P,) float64."""
+        return step_size(self.rho, k, sizes) * (up.mean.double() - down.mean.double())
+
+    def server_update(self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context) -> Server:
+        dual = server.dual.clone()
+        for k, up in ups:
+            dual += self.dual_step(down, up, k, ctx.sizes)
+        return Server(dual, started=True)
+
+    def model(self, server: Server, ctx: Context) -> Point:
+        return Point(server.dual if server.started else ctx.start)

@@ -1,0 +1,62 @@
+"""FedProx - Li et al. 2020, as in the FedLap paper, Eq. 2 with v_k = 0 (papers-and-code.md 2.2).
+
+    client:  w_k <- argmin lbar_k(w) + (delta/2) ||w - w_g||^2          (mean-loss scale)
+    server:  w_g <- sum_k N_k w_k / sum_k N_k                           over the participants
+
+Wire: P down, P up.
+
+Differs: the printed server of Eq. 2 with v_k = 0 is the unweighted mean; the released code and the
+original paper weight by N_k, and so do we. The released code has no prox in round 1; here the prox
+centre is the broadcast in every round, which in round 1 is the start, where training begins.
+Option prox_norm = unsquared: (delta/2) ||w - w_g||, as in the released code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_mean
+from fedsim.learning.gaussian import Distance, Gaussian, Point
+from fedsim.learning.solvers import LocalTraining, minimise
+from protocols.fedavg import Client, Down, Server, Up
+
+
+@dataclass(frozen=True)
+class FedProx(Algorithm[Server, Client, Down, Up]):
+    delta: Annotated[float, Meta(ge=0)] = 0.01
+    prox_norm: Literal["squared", "unsquared"] = "squared"
+    local: LocalTraining = LocalTraining()
+
+    name: ClassVar[str] = "fedprox"
+    paper: ClassVar[str] = "Li et al. 2020; FedLap paper, Eq. 2 with v_k = 0"
+    default_model: ClassVar[str] = "mlp_small"
+    exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(Down, Up),)
+    server_type: ClassVar[type] = Server
+    client_type: ClassVar[type] = Client
+
+    def server_init(self, ctx: Context) -> Server:
+        return Server(ctx.start.double())
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client()
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.mean)
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        squared = self.prox_norm == "squared"
+        prox = Gaussian.at(down.mean, self.delta) if squared else Distance(down.mean, self.delta)
+        fit = minimise(
+            shard, down.mean, how=self.local, rng=task.rng, penalties=(prox,), moments=client.moments
+        )
+        return Client(fit.moments), Up(fit.weights, fit.loss)
+
+    def server_update(self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context) -> Server:
+        return Server(weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes))
+
+    def model(self, server: Server, ctx: Context) -> Point:
+        return Point(server.mean)

@@ -1,0 +1,76 @@
+"""The cache: all or nothing, first come first served, and never the reason for a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsim.data.arrays import REQUIRED, Arrays
+from fedsim.data.cache import cache_root, cached
+
+
+def _arrays(value: int) -> Arrays:
+    return {key: np.full(3, value) for key in REQUIRED}
+
+
+def _never() -> Arrays:
+    raise AssertionError("built again")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(b"x")
+    return path
+
+
+def test_arrays_are_built_once_and_read_only(source: Path) -> None:
+    with_centres = {**_arrays(4), "centres": np.arange(3)}
+    for build in (lambda: with_centres, _never):
+        arrays = cached("name", [source], build)
+        assert sorted(arrays) == sorted(with_centres)
+        for key, array in arrays.items():
+            np.testing.assert_array_equal(array, with_centres[key])
+            assert type(array) is np.ndarray and not array.flags.writeable
+    source.write_bytes(b"xy")
+    assert cached("name", [source], lambda: _arrays(5))["test_inputs"][0] == 5
+
+
+def test_a_damaged_folder_is_made_again(source: Path) -> None:
+    cached("name", [source], lambda: _arrays(1))
+    (folder,) = cache_root().iterdir()
+    file = folder / "train_inputs.npy"
+    for value, damage in enumerate((b"", file.read_bytes()[:-1], None), start=2):
+        file.unlink()
+        if damage is not None:
+            file.write_bytes(damage)
+        assert cached("name", [source], lambda v=value: _arrays(v))["train_inputs"][0] == value  # type: ignore[misc]
+        assert cached("name", [source], _never)["train_inputs"][0] == value
+
+
+def test_of_racing_processes_the_first_wins(source: Path) -> None:
+    def slow() -> Arrays:
+        # While this process decodes, another one finishes.
+        assert cached("race", [source], lambda: _arrays(1))["train_inputs"][0] == 1
+        return _arrays(2)
+
+    assert cached("race", [source], slow)["train_inputs"][0] == 1
+    assert [p.name.startswith("race-v") for p in cache_root().iterdir()] == [True]
+
+
+def test_a_failing_reader_leaves_nothing(source: Path) -> None:
+    with pytest.raises(AssertionError):
+        cached("name", [source], _never)
+    assert not cache_root().exists() or not list(cache_root().iterdir())
+
+
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cache_root() == tmp_path / "cache"
+    monkeypatch.delenv("FEDSIM_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache_root() == Path("/x/fedsim")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cache_root() == Path("/home/someone/.cache/fedsim")

@@ -1,0 +1,404 @@
+"""The coordinator: carries out what the round machine decides.
+
+Waiting happens in one place, Endpoint.wait, on sockets and process handles, with a deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+from torch import Tensor
+
+from fedsim.errors import FedsimError, Interrupted, TaskError
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.problem import Problem
+from fedsim.rounds import (
+    Arrived,
+    Close,
+    Command,
+    Commit,
+    Drop,
+    Event,
+    Finish,
+    Folded,
+    Give,
+    Joined,
+    Open,
+    ProtocolError,
+    Release,
+    RoundMachine,
+    Score,
+    Scored,
+)
+from fedsim.schedules import Schedule
+from fedsim.wire.ledger import Entry
+from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, blob, encode, seal, tensors
+from fedsim.wire.letter import decode as decode_message
+from workers.endpoint import Endpoint, Incoming
+from workers.folding import Folder
+from workers.spool import Spool
+from workers.store import Checkpoints
+from workers.wakeup import Wakeup
+from workers.worker import task_of
+
+SILENCE_DEADLINE = 1800.0
+"""Seconds without a letter from any worker, while work is out, before the run stops with an error."""
+JOIN_DEADLINE = 120.0
+
+
+@dataclass(frozen=True)
+class Death:
+    """A worker process has ended."""
+
+    worker: int
+    how: str
+    last_words: str
+
+
+class Crew(Protocol):
+    """The worker processes, as the coordinator sees them."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when a worker ends or a signal asks to stop."""
+
+    def check(self, ready: list[int]) -> Death | None:
+        """What happened, if it was a death. Errors: Interrupted if a signal asked to stop."""
+
+
+class Observer(Protocol):
+    """Who writes and shows what happens."""
+
+    def committed(self, round: int, entries: list[Entry]) -> None: ...
+
+    def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
+
+    def progress(self, round: int, uploads: int, participants: int) -> None: ...
+
+
+@dataclass
+class _Round:
+    """What metrics.jsonl says about one round; correct, nll and examples by chunk."""
+
+    number: int
+    participants: tuple[int, ...] = ()
+    seconds: float = 0.0
+    seconds_clients: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    reported: dict[str, float] = field(default_factory=dict)
+    model: Tensor | None = None
+    scores: dict[int, tuple[int, float, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run that was not an error."""
+
+    server: Any
+    model: Point | Gaussian
+    versions: tuple[int, ...]
+    seconds_to_first_round: float
+    seconds_rounds: tuple[float, ...]
+    seconds_clients: float
+
+
+class Coordinator:
+    """One run from its first broadcast to its last score."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        endpoint: Endpoint,
+        crew: Crew,
+        checkpoints: Checkpoints,
+        schedule: Schedule,
+        observer: Observer,
+        *,
+        run: str,
+        workers: int,
+        orders: Mapping[str, Any],
+        started: float,
+    ) -> None:
+        self.problem, self.endpoint, self.crew = problem, endpoint, crew
+        self.checkpoints, self.observer = checkpoints, observer
+        self.run_name, self.workers, self.orders, self.started = run, workers, orders, started
+        experiment = problem.experiment
+        self.machine = RoundMachine(
+            rounds=experiment.rounds,
+            exchanges=len(problem.algorithm.exchanges),
+            schedule=schedule,
+            versions=[0] * len(problem.clients),
+            cost=lambda k: problem.sizes[k],
+            chunks=problem.chunks,
+            eval_every=experiment.eval_every,
+        )
+        self.server: Any = problem.algorithm.server_init(problem.context(0, 0))
+        self._wakeup = Wakeup()
+        self.folder = Folder(problem, self._wakeup.set)
+        self.spool = Spool(checkpoints.folder.parent / "spool")
+        self._payload = Payload((), ())
+        self._rounds: dict[int, _Round] = {0: _Round(0, model=self._mean())}
+        self._models_sent: dict[int, int] = {}
+        self._joined = 0
+        self._uploads = 0
+        self._round_began = time.monotonic()
+        self._commits: list[float] = []
+        self._first_round = 0.0
+        self._seconds_clients = 0.0
+        self._finished = False
+
+    # ---- the loop
+
+    def run(self) -> Outcome:
+        """Errors: TaskError naming worker, client and round; Interrupted; DiskError."""
+        try:
+            self._join()
+            self._round_began = time.monotonic()
+            self._carry_out(self.machine.start())
+            for worker in range(max(1, self.workers)):
+                self._handle(Joined(worker))
+            while not self._finished:
+                self._step(SILENCE_DEADLINE)
+        finally:
+            self.folder.stop()
+        self._stop_workers()
+        algorithm, problem = self.problem.algorithm, self.problem
+        return Outcome(
+            self.server,
+            algorithm.model(self.server, problem.context(self.machine.round, 0)),
+            tuple(self.machine.versions),
+            self._first_round,
+            tuple(self._commits),
+            self._seconds_clients,
+        )
+
+    def _join(self) -> None:
+        """Wait until every worker is ready. In process there is nobody to wait for."""
+        deadline = time.monotonic() + JOIN_DEADLINE
+        while self._joined < self.workers:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TaskError(
+                    f"only {self._joined} of {self.workers} workers were ready after {JOIN_DEADLINE:g} s"
+                )
+            self._step(left)
+
+    def _step(self, timeout: float) -> None:
+        """Wait once and handle whatever came."""
+        incoming, ready = self.endpoint.wait([self._wakeup.fd, *self.crew.fds()], timeout)
+        for letter in incoming:
+            self._receive(letter)
+        if self._wakeup.fd in ready and self._wakeup.clear():
+            self._take_fold()
+        death = self.crew.check(ready)
+        if death is not None:
+            raise self._death(death)
+        if not incoming and not ready and self.machine.busy() and self.workers:
+            raise TaskError(
+                f"no worker has answered for {timeout:g} s; held by workers: {self._holdings()}"
+            )
+
+    def _handle(self, event: Event) -> None:
+        self._carry_out(self.machine.handle(event))
+
+    # ---- what comes in
+
+    def _receive(self, incoming: Incoming) -> None:
+        worker, letter = incoming.worker, incoming.letter
+        h = letter.header
+        if h.kind == "hello":
+            fields, frames = blob("welcome", msgspec.json.encode(dict(self.orders)))
+            self._send(worker, Header(VERSION, "welcome", self.run_name, fields=fields), frames)
+        elif h.run != self.run_name:
+            raise TaskError(f"worker {worker} answers for run {h.run!r}; this is {self.run_name!r}")
+        elif h.kind == "ready":
+            self._joined += 1
+        elif h.kind == "failed":
+            raise self._failure(worker, letter)
+        elif h.kind == "upload":
+            self._upload(worker, letter)
+        elif h.kind == "score":
+            self._scored(worker, letter)
+        else:
+            raise TaskError(f"worker {worker} sent a letter of kind {h.kind!r}")
+
+    def _upload(self, worker: int, letter: Letter) -> None:
+        task = task_of(letter)
+        if self.machine.holder(task) != worker:
+            raise TaskError(f"worker {worker} uploaded {task}, which it does not hold")
+        self.spool.put(task.client, letter)
+        self._uploads += 1
+        seconds = letter.header.micros / 1e6
+        self._rounds[task.round].seconds_clients += seconds
+        self._seconds_clients += seconds
+        self.observer.progress(task.round, self._uploads, len(self._rounds[task.round].participants))
+        self._handle(Arrived(worker, task))
+
+    def _take_fold(self) -> None:
+        try:
+            fold = self.folder.result()
+        except FedsimError as e:
+            raise TaskError(f"round {self.machine.round} cannot be folded: {e}") from e
+        self.server = fold.server
+        self._rounds[self.machine.round].reported.update(fold.scalars)
+        self._handle(Folded())
+
+    def _scored(self, worker: int, letter: Letter) -> None:
+        h = letter.header
+        correct, nll, count = msgspec.json.decode(bytes(letter.frames[0]), type=tuple[int, float, int])
+        about = self._rounds[h.round]
+        about.scores[h.exchange] = (correct, nll, count)
+        if len(about.scores) == self.problem.chunks:
+            self._evaluated(about)
+        try:
+            self._handle(Scored(worker, h.round, h.exchange))
+        except ProtocolError as e:
+            raise TaskError(str(e)) from None
+
+    # ---- what goes out
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Open():
+                    self._open(command)
+                case Give(worker, task):
+                    header = Header(
+                        VERSION, "task", self.run_name, 1, task.round, task.exchange, task.client, task.base
+                    )
+                    self._send(worker, header, self._payload.frames, self._payload.fields)
+                case Score(worker, round, chunk):
+                    self._give_score(worker, round, chunk)
+                case Release(client):
+                    self.folder.release(client, self.spool.take(client))
+                case Drop(client):
+                    self.spool.take(client)
+                case Close():
+                    self.folder.close()
+                case Commit():
+                    self._commit(command)
+                case Finish():
+                    self._finished = True
+
+    def _open(self, command: Open) -> None:
+        """Encode the broadcast once; the fold computes from the decoded broadcast, as clients do."""
+        problem, algorithm = self.problem, self.problem.algorithm
+        if command.exchange == 1:
+            self._rounds[command.round] = _Round(command.round, command.participants)
+        self._uploads = 0
+        down = algorithm.broadcast(self.server, problem.context(command.round, command.exchange))
+        codecs = problem.codecs["down"]
+        self._payload = encode(down, codecs, problem.dims)
+        if not command.folds:
+            return
+        header = Header(VERSION, "task", self.run_name, fields=self._payload.fields)
+        sent = decode_message(
+            type(down), seal(header, self._payload.frames), codecs, problem.dims, "own broadcast"
+        )
+        self.folder.start(self.server, sent, command.round, command.exchange)
+
+    def _give_score(self, worker: int, round: int, chunk: int) -> None:
+        fields, frames = (), ()
+        if self._models_sent.get(worker) != round:
+            model = self._rounds[round].model
+            assert model is not None
+            fields, frames = tensors({"mean": model})
+            self._models_sent[worker] = round
+        header = Header(VERSION, "evaluate", self.run_name, 1, round, chunk)
+        self._send(worker, header, frames, fields)
+
+    def _send(self, worker: int, header: Header, frames: Any = (), fields: Any = None) -> None:
+        if fields is not None:
+            header = msgspec.structs.replace(header, fields=fields)
+        self.endpoint.send(worker, seal(header, frames))
+
+    def _commit(self, command: Commit) -> None:
+        """The round is folded: checkpoint, ledger, and the next round may begin."""
+        r = command.round
+        about = self._rounds.setdefault(r, _Round(r, command.participants))
+        self.checkpoints.commit(r, self.server, command.versions, command.folded)
+        ledger = self.endpoint.ledger
+        about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
+        about.reported.update(self.problem.algorithm.report(self.server))
+        self.observer.committed(r, ledger.close(r))
+        now = time.monotonic()
+        about.seconds, self._round_began = now - self._round_began, now
+        self._commits.append(about.seconds)
+        if r == 1:
+            self._first_round = time.time() - self.started
+        if r % self.problem.experiment.eval_every == 0 or r == self.problem.experiment.rounds:
+            about.model = self._mean()
+        else:
+            del self._rounds[r]
+
+    def _mean(self) -> Tensor:
+        model = self.problem.algorithm.model(self.server, self.problem.context(0, 0))
+        return model.mean.float()
+
+    def _evaluated(self, about: _Round) -> None:
+        scores = [about.scores[chunk] for chunk in range(self.problem.chunks)]
+        count = sum(n for _, _, n in scores)
+        self.observer.evaluated(
+            {
+                "round": about.number,
+                "participants": list(about.participants),
+                "test_accuracy": sum(c for c, _, _ in scores) / count,
+                "test_nll": sum(nll for _, nll, _ in scores) / count,
+                "bytes_down": about.bytes_down,
+                "bytes_up": about.bytes_up,
+                **about.reported,
+                "seconds": round(about.seconds, 6),
+                "seconds_clients": round(about.seconds_clients, 6),
+            }
+        )
+        del self._rounds[about.number]
+
+    def _stop_workers(self) -> None:
+        for worker in range(self.workers):
+            self._send(worker, Header(VERSION, "stop", self.run_name, round=NONE))
+
+    # ---- what goes wrong
+
+    def _holdings(self) -> str:
+        held = {w: self.machine.held_by(w) for w in range(max(1, self.workers))}
+        return "; ".join(
+            f"worker {w}: " + ", ".join(f"client {t.client} of round {t.round}" for t in tasks)
+            for w, tasks in held.items()
+            if tasks
+        )
+
+    def _death(self, death: Death) -> TaskError:
+        held = self.machine.held_by(death.worker)
+        doing = (
+            f"in round {held[0].round}, at client {held[0].client}"
+            + (f" (next: {', '.join(str(t.client) for t in held[1:])})" if held[1:] else "")
+            if held
+            else f"in round {self.machine.round}, between tasks"
+        )
+        return TaskError(f"worker {death.worker} {death.how} {doing}.\n{death.last_words}")
+
+    def _failure(self, worker: int, letter: Letter) -> TaskError:
+        h = letter.header
+        what = bytes(letter.frames[0]).decode(errors="replace").rstrip()
+        if h.client == NONE:
+            return TaskError(f"worker {worker} could not set itself up:\n{what}")
+        return TaskError(f"worker {worker} failed on client {h.client} in round {h.round}:\n{what}")
+
+
+class NoCrew:
+    """The crew of `--workers 0`: nobody, but a signal may still ask to stop."""
+
+    def __init__(self, interrupted: Wakeup | None = None) -> None:
+        self._interrupted = interrupted
+
+    def fds(self) -> list[int]:
+        return [self._interrupted.fd] if self._interrupted else []
+
+    def check(self, ready: list[int]) -> Death | None:
+        if self._interrupted and self._interrupted.fd in ready:
+            raise Interrupted("interrupted")
+        return None

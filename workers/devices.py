@@ -1,0 +1,62 @@
+"""Where each worker computes: a GPU where there is one, else CPU cores."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One worker's place. gpu: the device's number as CUDA_VISIBLE_DEVICES wants it, or None."""
+
+    gpu: str | None
+    cores: tuple[int, ...]
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.gpu is not None else "cpu"
+
+    def __str__(self) -> str:
+        if self.gpu is not None:
+            return f"cuda:{self.gpu}"
+        return "cpu " + ",".join(str(c) for c in self.cores)
+
+
+def visible_gpus() -> list[str]:
+    """GPUs of this machine without starting CUDA: a forked worker could not use it then."""
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is not None:
+        return [gpu for gpu in asked.split(",") if gpu and gpu != "-1"]
+    found = Path("/dev").glob("nvidia[0-9]*")
+    return sorted((p.name.removeprefix("nvidia") for p in found), key=int)
+
+
+def place(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:
+    """Worker i on GPU i mod n, or on `threads` cores of its own while there are enough.
+
+    Errors: UsageError for a device that is not there.
+    """
+    gpus = visible_gpus()
+    if devices == "auto":
+        chosen = gpus
+    elif devices == "cpu":
+        chosen = []
+    else:
+        chosen = []
+        for name in devices.split(","):
+            number = name.strip().removeprefix("cuda:")
+            if not name.strip().startswith("cuda:") or not number.isdigit():
+                raise UsageError(f"--devices {devices!r}: give auto, cpu, or a list such as cuda:0,cuda:1")
+            if int(number) >= len(gpus):
+                raise UsageError(f"--devices {name.strip()}: this machine shows {len(gpus)} GPU(s)")
+            chosen.append(gpus[int(number)])
+    cores = sorted(os.sched_getaffinity(0))
+    places = []
+    for i in range(workers):
+        mine = tuple(sorted({cores[(i * threads + t) % len(cores)] for t in range(threads)}))
+        places.append(Placement(chosen[i % len(chosen)] if chosen else None, mine))
+    return tuple(places)

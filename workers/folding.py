@@ -1,0 +1,103 @@
+"""server_update in a thread of its own, fed with uploads in ascending client id.
+
+The iterable it consumes blocks until the next upload is released, so folding overlaps computing and
+one upload at a time is decoded: O(P) memory whatever K.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.problem import Problem
+from fedsim.wire.letter import Letter, decode
+from fedsim.wire.messages import check_values, schema
+
+
+class _Stop(Exception):
+    """Raised inside the fold thread to leave it."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A finished fold: the next server state and the N_k-weighted means of the uploads' scalars."""
+
+    server: Any
+    scalars: dict[str, float]
+
+
+class Folder:
+    """One fold at a time: start, release ..., close; then `on_done` is signalled and `result` waits."""
+
+    def __init__(self, problem: Problem, on_done: Callable[[], None]) -> None:
+        self.problem, self._on_done = problem, on_done
+        self._uploads: queue.SimpleQueue[tuple[int, Letter] | None | _Stop] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Any, Any, int, int] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="fold", daemon=True)
+        self._thread.start()
+
+    def start(self, server: Any, down: Any, round: int, exchange: int) -> None:
+        self._jobs.put((server, down, round, exchange))
+
+    def release(self, client: int, letter: Letter) -> None:
+        self._uploads.put((client, letter))
+
+    def close(self) -> None:
+        """No further upload in this exchange."""
+        self._uploads.put(None)
+
+    def result(self) -> Fold:
+        """Call once after on_done. Errors: whatever server_update or an upload's checks raised."""
+        result = self._done.get(timeout=1.0)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def stop(self, deadline: float = 5.0) -> None:
+        self._uploads.put(_Stop())
+        self._jobs.put(None)
+        self._thread.join(deadline)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._done.put(self._fold(*job))
+            except _Stop:
+                return
+            except BaseException as e:  # handed to the main thread, which knows what to do
+                self._done.put(e)
+            self._on_done()
+
+    def _fold(self, server: Any, down: Any, round: int, exchange: int) -> Fold:
+        algorithm = self.problem.algorithm
+        up_type = self.problem.exchange(exchange).up
+        sums: dict[str, float] = {}
+        weight = 0
+        names = [f.name for f in schema(up_type) if f.python is float]
+
+        def ups() -> Iterator[tuple[int, Any]]:
+            nonlocal weight
+            while (item := self._uploads.get()) is not None:
+                if isinstance(item, _Stop):
+                    raise item
+                k, letter = item
+                whose = f"upload of client {k} in round {round}"
+                up = decode(up_type, letter, self.problem.codecs["up"], self.problem.dims, whose)
+                check_values(up, whose)
+                size = self.problem.sizes[k]
+                weight += size
+                for name in names:
+                    sums[name] = sums.get(name, 0.0) + size * getattr(up, name)
+                yield k, up
+
+        stream = ups()
+        ctx = self.problem.context(round, exchange)
+        next_server = algorithm.server_update(server, down, stream, ctx)
+        for _ in stream:  # an algorithm that does not look at every upload still consumes them
+            pass
+        return Fold(next_server, {name: total / weight for name, total in sums.items()})
+

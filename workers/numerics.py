@@ -1,0 +1,21 @@
+"""Settings that float results depend on, fixed in every process that computes.
+
+Denormals are flushed to zero: saturated units give gradients near 1e-20 whose squares would be
+denormal, and slow. The flag is inherited by threads started afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def fix_numerics(threads: int, device: str) -> None:
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    if device.startswith("cuda"):
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False

@@ -1,0 +1,97 @@
+"""A worker process from its first connection to its last letter."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from fedsim.experiment import Experiment, build_algorithm, convert
+from fedsim.errors import FedsimError
+from fedsim.problem import Problem
+from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
+from protocols import find
+from workers.endpoint import Connection
+from workers.numerics import fix_numerics
+from workers.worker import WorkerRuntime
+
+IDLE_DEADLINE = 3600.0
+"""A worker that hears nothing for this long gives up; a local one dies with its coordinator before."""
+JOIN_DEADLINE = 120.0
+
+
+def run(spec: dict[str, Any]) -> int:
+    """Connect, set up, serve until 'stop'. Returns the exit code; errors go to the log."""
+    connection = Connection(spec["address"], spec["token"], spec["index"], spec["max_frame"])
+    try:
+        welcome = connection.receive(JOIN_DEADLINE)
+        if welcome is None or welcome.header.kind != "welcome":
+            print(f"no welcome from the coordinator within {JOIN_DEADLINE:g} s", file=sys.stderr)
+            return 4
+        try:
+            runtime = _set_up(welcome, spec)
+        except Exception as e:
+            what = str(e) if isinstance(e, FedsimError) else traceback.format_exc()
+            connection.send(_control("failed", welcome, what.encode()))
+            connection.close(linger=5.0)
+            print(what, file=sys.stderr)
+            return 1
+        connection.send(_control("ready", welcome, b""))
+        _serve(connection, runtime)
+        return 0
+    finally:
+        connection.close(linger=1.0)
+
+
+def _set_up(welcome: Letter, spec: dict[str, Any]) -> WorkerRuntime:
+    orders = msgspec.json.decode(bytes(welcome.frames[0]))
+    experiment = convert(Experiment, orders["experiment"], "the coordinator's experiment")
+    fix_numerics(experiment.threads, spec["device"])
+    algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
+    data_dir = Path(orders["data_dir"]) if orders["data_dir"] else None
+    problem = Problem.build(experiment, algorithm, data_dir, spec["device"])
+    warm_up(problem)
+    return WorkerRuntime(problem, Path(orders["run_dir"]), welcome.header.run, spec["index"])
+
+
+def warm_up(problem: Problem) -> None:
+    """One forward and backward on zeros and one optimiser kernel: first calls cost milliseconds."""
+    net, shape = problem.net, problem.dataset.train_inputs.shape[1:]
+    net.module.eval()
+    inputs = torch.zeros((2, *shape), device=net.device)
+    net.loss_gradient(inputs, torch.zeros(2, dtype=torch.long, device=net.device), 1.0)
+    scratch = [torch.zeros(8, device=net.device) for _ in range(4)]
+    options = {"lr": 0.0, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1.0}
+    step = torch.ones((), device=net.device)
+    torch._fused_adam_(
+        *([s] for s in scratch), [], [step], amsgrad=False, maximize=False, **options
+    )
+
+
+def _serve(connection: Connection, runtime: WorkerRuntime) -> None:
+    last = time.monotonic()
+    while time.monotonic() - last < IDLE_DEADLINE:
+        letter = connection.receive(60.0)
+        if letter is None:
+            continue
+        if letter.header.kind == "stop":
+            return
+        connection.send(runtime.handle(letter))
+        last = time.monotonic()
+    print(f"nothing to do for {IDLE_DEADLINE:g} s: giving up", file=sys.stderr)
+
+
+def _control(kind: str, to: Letter, data: bytes) -> Letter:
+    fields, frames = blob("error" if kind == "failed" else kind, data)
+    return seal(Header(VERSION, kind, to.header.run, fields=fields), frames)
+
+
+if __name__ == "__main__":
+    with open(int(sys.argv[1]), "rb") as handed:
+        sys.exit(run(json.load(handed)))

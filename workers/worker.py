@@ -1,0 +1,101 @@
+"""The worker: receives tasks, computes them, writes the client's next state, replies.
+
+WorkerRuntime is the role without any socket; `--workers 0` drives the same object in process.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from fedsim.errors import FedsimError, WireError
+from fedsim.problem import Problem
+from fedsim.rounds import TaskId
+from fedsim.wire.codecs import from_bytes
+from fedsim.wire.letter import VERSION, Header, Letter, Payload, blob, decode, encode, seal
+from fedsim.wire.messages import check_values, map_tensors
+from workers.store import ClientStates
+
+
+class WorkerRuntime:
+    """Turns one letter into its reply. Holds the problem, a cache of states, and one model to score."""
+
+    def __init__(self, problem: Problem, run_dir: Path, run: str, index: int) -> None:
+        self.problem, self.run, self.index = problem, run, index
+        self.states = ClientStates(run_dir / "state", problem.algorithm.client_type)
+        self._to_score: tuple[int, Tensor] | None = None
+
+    def handle(self, letter: Letter) -> Letter:
+        """The reply: upload, score, or 'failed' with what went wrong and whose task it was."""
+        h = letter.header
+        try:
+            if h.kind == "task":
+                return self._train(letter)
+            if h.kind == "evaluate":
+                return self._score(letter)
+            raise WireError(f"worker {self.index} got a letter of kind {h.kind!r}")
+        except Exception as e:
+            what = str(e) if isinstance(e, FedsimError) else "".join(traceback.format_exception(e))
+            return self._reply("failed", letter, *blob("error", what.encode()))
+
+    def _reply(self, kind: str, to: Letter, fields: Any = (), frames: Any = (), micros: int = 0) -> Letter:
+        h = to.header
+        head = Header(
+            VERSION, kind, self.run, h.epoch, h.round, h.exchange, h.client, h.base, micros, fields
+        )
+        return seal(head, frames)
+
+    def _train(self, letter: Letter) -> Letter:
+        began = time.monotonic_ns()
+        h, problem, algorithm = letter.header, self.problem, self.problem.algorithm
+        whose = f"broadcast of round {h.round} to client {h.client}"
+        types = problem.exchange(h.exchange)
+        received = decode(types.down, letter, problem.codecs["down"], problem.dims, whose)
+        check_values(received, whose)
+        device = problem.net.device
+        down = map_tensors(received, lambda t: t.to(device))
+        if h.base:
+            state = self.states.load(h.client, h.base)
+        else:
+            state = algorithm.client_init(problem.context(0, 0), h.client)
+        state = map_tensors(state, lambda t: t.to(device))
+        task = problem.task(h.round, h.exchange, h.client)
+        draft, up = algorithm.client_update(state, down, problem.shard(h.client), task)
+        payload = encode(map_tensors(up, lambda t: t.cpu()), problem.codecs["up"], problem.dims)
+        reply = self._reply("upload", letter, *_parts(payload))
+        seen = decode(types.up, reply, problem.codecs["up"], problem.dims, "own upload")
+        committed = algorithm.client_commit(
+            map_tensors(draft, lambda t: t.cpu()), received, seen, problem.task(h.round, h.exchange, h.client)
+        )
+        version = (h.round - 1) * len(algorithm.exchanges) + h.exchange
+        self.states.save(h.client, version, committed)
+        self.states.forget(h.client, h.base)
+        micros = (time.monotonic_ns() - began) // 1000
+        return self._reply("upload", letter, *_parts(payload), micros=micros)
+
+    def _score(self, letter: Letter) -> Letter:
+        h = letter.header
+        if letter.frames:
+            (frame,) = letter.frames
+            mean = from_bytes(memoryview(frame), (self.problem.net.layout.size,), torch.float32)
+            self._to_score = (h.round, mean)
+        if self._to_score is None or self._to_score[0] != h.round:
+            raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
+        correct, nll, count = self.problem.score(self._to_score[1], h.exchange)
+        return self._reply("score", letter, *blob("score", msgspec.json.encode([correct, nll, count])))
+
+
+def _parts(payload: Payload) -> tuple[Any, Any]:
+    return payload.fields, payload.frames
+
+
+def task_of(letter: Letter) -> TaskId:
+    """The task that a 'task' or 'upload' letter names."""
+    h = letter.header
+    return TaskId(h.round, h.exchange, h.client, h.base)
