@@ -123,7 +123,9 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return client
 
     @abstractmethod
-    def server_update(self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context) -> Server:
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
         """Fold the uploads: (client, Up) in ascending client id, consumed once, one in memory.
 
         Never called with no upload at all: an empty round changes nothing but its number.

@@ -68,9 +68,7 @@ class Problem:
         net = Net(module, torch.device(device))
         inputs = experiment.inputs or DATASETS[experiment.dataset].default_inputs
         scale = dataset.scale if inputs == "scaled" else 1.0
-        problem = Problem(
-            experiment, algorithm, dataset, clients, net, net.snapshot().cpu(), scale
-        )
+        problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot().cpu(), scale)
         problem.codecs  # noqa: B018  (checks the names now, not in round 1)
         return problem
 

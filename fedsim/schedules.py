@@ -57,5 +57,6 @@ def _count(spec: str, clients: int) -> int:
     except ValueError:
         pass
     raise UsageError(
-        f"--participation {spec!r}: give 'full', a share such as 0.3, or a number of clients from 1 to {clients}"
+        f"--participation {spec!r}: give 'full', a share such as 0.3, "
+        f"or a number of clients from 1 to {clients}"
     )

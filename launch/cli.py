@@ -33,25 +33,50 @@ def main() -> None:
 
 @main.command(short_help="Run an experiment with real worker processes.")
 @click.option("--algo", metavar="NAME", help="Algorithm, or path/to/file.py:ClassName.  [fedlap_cov]")
-@click.option("--workers", type=click.IntRange(min=0), metavar="K", help="Worker processes; 0: in process.  [10]")
-@click.option("--clients", type=click.IntRange(min=1), metavar="N", help="Clients.  [as many as workers, 10 with --workers 0]")
-@click.option("--rounds", type=click.IntRange(min=0), metavar="R", help="Rounds.  [20]")
+@click.option("--workers", type=int, metavar="K", help="Worker processes; 0: in process.  [10]")
+@click.option(
+    "--clients",
+    type=int,
+    metavar="N",
+    help="Clients.  [as many as workers, 10 with --workers 0]",
+)
+@click.option("--rounds", type=int, metavar="R", help="Rounds.  [20]")
 @click.option("--dataset", metavar="NAME", help="Data set (fedsim list datasets).  [digits]")
 @click.option("--fraction", type=float, metavar="F", help="Share of the training data in use.  [1.0]")
-@click.option("--inputs", type=click.Choice(["raw", "scaled"]), help="Features as stored, or scaled.  [per data set]")
+@click.option(
+    "--inputs", type=click.Choice(["raw", "scaled"]), help="Features as stored, or scaled.  [per data set]"
+)
 @click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
-@click.option("--partition", metavar="SPEC", help="Split over clients (fedsim list partitions).  [two_dirichlet]")
+@click.option(
+    "--partition", metavar="SPEC", help="Split over clients (fedsim list partitions).  [two_dirichlet]"
+)
 @click.option("--model", metavar="NAME", help="Model (fedsim list models).  [the algorithm's default]")
 @click.option("--participation", metavar="S", help="full, a share (0.3) or a count (3) per round.  [full]")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A hyperparameter (fedsim describe ALGO); repeatable.")
-@click.option("--codec", "codecs", multiple=True, metavar="FIELD=CODEC", help="Encoding of a message field, or up.FIELD / down.FIELD; repeatable.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A hyperparameter (fedsim describe ALGO); repeatable.",
+)
+@click.option(
+    "--codec",
+    "codecs",
+    multiple=True,
+    metavar="FIELD=CODEC",
+    help="Encoding of a message field, or up.FIELD / down.FIELD; repeatable.",
+)
 @click.option("--seed", type=int, metavar="S", help="Seed of all random streams.  [0]")
-@click.option("--eval-every", type=click.IntRange(min=1), metavar="N", help="Evaluate every N rounds.  [1]")
-@click.option("--threads", type=click.IntRange(min=1), metavar="T", help="Threads per task; may change bits.  [1]")
-@click.option("--devices", metavar="LIST", help="auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).  [auto]")
+@click.option("--eval-every", type=int, metavar="N", help="Evaluate every N rounds.  [1]")
+@click.option("--threads", type=int, metavar="T", help="Threads per task; may change bits.  [1]")
+@click.option(
+    "--devices", metavar="LIST", help="auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).  [auto]"
+)
 @click.option("--transport", type=click.Choice(["ipc", "tcp"]), help="How frames travel.  [ipc]")
 @click.option("--out", metavar="DIR", help="Run folder.  [runs/<time>-<algo>-<seed>]")
-@click.option("--config", metavar="FILE", help="TOML file with [experiment], [hyperparameters], [codecs], [execution].")
+@click.option(
+    "--config", metavar="FILE", help="TOML file with [experiment], [hyperparameters], [codecs], [execution]."
+)
 def launch(**options: Any) -> None:
     """Run an experiment and leave a run folder.
 
@@ -71,7 +96,9 @@ def launch(**options: Any) -> None:
 
 
 @main.command("list", short_help="Show what there is to choose from.")
-@click.argument("what", type=click.Choice(["algorithms", "datasets", "models", "partitions", "codecs", "schedules"]))
+@click.argument(
+    "what", type=click.Choice(["algorithms", "datasets", "models", "partitions", "codecs", "schedules"])
+)
 def list_(what: str) -> None:
     """List algorithms, datasets, models, partitions, codecs or schedules."""
     from launch.catalogue import show

@@ -87,9 +87,7 @@ class Display:
                 cells += [grouped(n), f"{n / totals[direction]:.1%}" if n and totals[direction] else ""]
             table.add_row(*cells)
         table.add_section()
-        table.add_row(
-            "total bytes", grouped(totals["down"]), "", grouped(totals["up"]), "", style="bold"
-        )
+        table.add_row("total bytes", grouped(totals["down"]), "", grouped(totals["up"]), "", style="bold")
         table.add_row(
             "per client and round",
             f"{summary['units_of_p_down']:.3f} P",
@@ -108,8 +106,12 @@ class Display:
         if summary["test_accuracy"] is not None:
             self.console.print(
                 f"[bold]{summary['status']}[/] after {summary['rounds']} rounds: test accuracy "
-                f"[bold]{summary['test_accuracy']:.4f}[/], NLL {summary['test_nll']:.4f}; first round after "
-                f"{summary['seconds_to_first_round']:.1f} s, then {summary['seconds_round_median']:.3f} s a round"
+                f"[bold]{summary['test_accuracy']:.4f}[/], NLL {summary['test_nll']:.4f}"
+            )
+        if summary["seconds_round_median"] is not None:
+            self.console.print(
+                f"first round {summary['seconds_to_first_round']:.1f} s after the start, "
+                f"then {summary['seconds_round_median']:.3f} s a round"
             )
         self.console.print(f"run folder: {out}", soft_wrap=True)
 

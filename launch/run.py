@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.errors import FedsimError, Interrupted
 from launch.supervisor import Supervisor
@@ -102,7 +102,7 @@ def _run(
     from protocols import find
     from workers.numerics import fix_numerics
 
-    device = places[0].device
+    device: Literal["cpu", "cuda"] = "cuda" if places[0].gpu is not None else "cpu"
     experiment = replace(experiment, device=device)
     fix_numerics(experiment.threads, device)
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
@@ -213,7 +213,7 @@ class _Session:
         if not self.execution.workers:
             return Loopback(self.ledger, WorkerRuntime(self.problem, path, self.run, 0))
         max_frame = 8 * self.problem.net.layout.size + FRAME_SLACK
-        endpoint = ZmqEndpoint(self.ledger, self.execution.transport, max_frame)  # type: ignore[arg-type]
+        endpoint = ZmqEndpoint(self.ledger, self.execution.transport, max_frame)
         try:
             specs = [
                 {
@@ -286,7 +286,9 @@ class _Session:
             precision = torch.as_tensor(outcome.model.precision).float().cpu().expand_as(mean).contiguous()
             named = self.problem.net.layout.unflatten(precision)
             tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
-        save_file(tensors, self.rundir.path / "model.safetensors", {"algorithm": self.problem.experiment.algo})
+        save_file(
+            tensors, self.rundir.path / "model.safetensors", {"algorithm": self.problem.experiment.algo}
+        )
 
     def finish(self, status: str, outcome: Outcome | None, error: str | None = None) -> None:
         """Write summary.json and show the bill."""

@@ -104,7 +104,9 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
         """rho (w_k - w_g), (P,) float64."""
         return step_size(self.rho, k, sizes) * (up.mean.double() - down.mean.double())
 
-    def server_update(self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context) -> Server:
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
         dual = server.dual.clone()
         for k, up in ups:
             dual += self.dual_step(down, up, k, ctx.sizes)

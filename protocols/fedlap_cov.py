@@ -88,7 +88,7 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
 
     def broadcast(self, server: Server, ctx: Context) -> Down:
         q = self.posterior(server)
-        return Down(q.mean, q.precision, server.started)
+        return Down(q.mean, torch.as_tensor(q.precision), server.started)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         cavity = Gaussian.at(down.mean, down.precision) / client.site
@@ -112,7 +112,9 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
         local, broadcast = Gaussian.at(up.mean, up.precision), Gaussian.at(down.mean, down.precision)
         return (local / broadcast) ** step_size(self.rho, k, sizes)
 
-    def server_update(self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context) -> Server:
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
         sites = server.sites
         for k, up in ups:
             sites = sites * self.site_change(down, up, k, ctx.sizes)

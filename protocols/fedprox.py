@@ -55,7 +55,9 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
         )
         return Client(fit.moments), Up(fit.weights, fit.loss)
 
-    def server_update(self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context) -> Server:
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
         return Server(weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes))
 
     def model(self, server: Server, ctx: Context) -> Point:

@@ -198,9 +198,7 @@ class Coordinator:
         if death is not None:
             raise self._death(death)
         if not incoming and not ready and self.machine.busy() and self.workers:
-            raise TaskError(
-                f"no worker has answered for {timeout:g} s; held by workers: {self._holdings()}"
-            )
+            raise TaskError(f"no worker has answered for {timeout:g} s; held by workers: {self._holdings()}")
 
     def _handle(self, event: Event) -> None:
         self._carry_out(self.machine.handle(event))
@@ -302,7 +300,8 @@ class Coordinator:
         self.folder.start(self.server, sent, command.round, command.exchange)
 
     def _give_score(self, worker: int, round: int, chunk: int) -> None:
-        fields, frames = (), ()
+        fields: Any = ()
+        frames: Any = ()
         if self._models_sent.get(worker) != round:
             model = self._rounds[round].model
             assert model is not None

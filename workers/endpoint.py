@@ -9,10 +9,8 @@ import os
 import secrets
 import shutil
 import tempfile
-import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -77,7 +75,7 @@ class Loopback(Endpoint):
         poller = zmq.Poller()
         for fd in fds:
             poller.register(fd, zmq.POLLIN)
-        ready = [int(fd) for fd, _ in poller.poll(0 if self._queue else timeout * 1000)]
+        ready = [int(fd) for fd, _ in poller.poll(0 if self._queue else int(timeout * 1000))]
         if ready or not self._queue:
             return [], ready
         reply = self.runtime.handle(self._queue.popleft())
@@ -132,14 +130,14 @@ class ZmqEndpoint(Endpoint):
         for fd in fds:
             poller.register(fd, zmq.POLLIN)
         poller.register(self._socket, zmq.POLLIN)
-        ready = [fd for fd, _ in poller.poll(0 if letters else timeout * 1000)]
+        ready = [fd for fd, _ in poller.poll(0 if letters else int(timeout * 1000))]
         letters += self._receive_all()
         return letters, [fd for fd in ready if isinstance(fd, int)]
 
     def _receive_all(self) -> list[Incoming]:
         letters = []
-        while self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
-            route, *frames = self._socket.recv_multipart(flags=zmq.NOBLOCK, copy=False)
+        while self._socket.poll(0):
+            route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             incoming = self._accept(bytes(route.buffer), [f.buffer for f in frames])
             if incoming is not None:
                 letters.append(incoming)
@@ -219,13 +217,3 @@ class Connection:
     def close(self, linger: float = 0.0) -> None:
         self._socket.close(int(linger * 1000))
         self._context.term()
-
-
-def until(deadline: float, condition: Callable[[], bool], step: Callable[[float], None]) -> bool:
-    """Repeat step(remaining seconds) until condition() or the monotonic deadline."""
-    while not condition():
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            return False
-        step(remaining)
-    return True

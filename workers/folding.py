@@ -34,7 +34,7 @@ class Folder:
 
     def __init__(self, problem: Problem, on_done: Callable[[], None]) -> None:
         self.problem, self._on_done = problem, on_done
-        self._uploads: queue.SimpleQueue[tuple[int, Letter] | None | _Stop] = queue.SimpleQueue()
+        self._uploads: queue.SimpleQueue[tuple[int, Letter] | _Stop | None] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[tuple[Any, Any, int, int] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fold", daemon=True)
@@ -86,7 +86,7 @@ class Folder:
                     raise item
                 k, letter = item
                 whose = f"upload of client {k} in round {round}"
-                up = decode(up_type, letter, self.problem.codecs["up"], self.problem.dims, whose)
+                up: Any = decode(up_type, letter, self.problem.codecs["up"], self.problem.dims, whose)
                 check_values(up, whose)
                 size = self.problem.sizes[k]
                 weight += size
@@ -100,4 +100,3 @@ class Folder:
         for _ in stream:  # an algorithm that does not look at every upload still consumes them
             pass
         return Fold(next_server, {name: total / weight for name, total in sums.items()})
-

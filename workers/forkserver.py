@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -47,17 +48,15 @@ def main(fd: int) -> None:
     link.send(b'{"ready": true}')
     children: dict[int, int] = {}
     while True:
-        select.select([link, woken], [], [])
+        select.select([link.fileno(), woken], [], [])
         while children:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
                 break
             code = os.waitstatus_to_exitcode(status)
             _tell(link, {"ended": children.pop(pid), "status": code})
-        try:
+        with suppress(BlockingIOError):
             os.read(woken, 4096)
-        except BlockingIOError:
-            pass
         try:
             request = link.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import torch
 
-from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.errors import FedsimError
+from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.problem import Problem
 from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
 from protocols import find
@@ -66,11 +66,21 @@ def warm_up(problem: Problem) -> None:
     net.module.eval()
     inputs = torch.zeros((2, *shape), device=net.device)
     net.loss_gradient(inputs, torch.zeros(2, dtype=torch.long, device=net.device), 1.0)
-    scratch = [torch.zeros(8, device=net.device) for _ in range(4)]
-    options = {"lr": 0.0, "beta1": 0.9, "beta2": 0.9, "weight_decay": 0.0, "eps": 1.0}
-    step = torch.ones((), device=net.device)
+    weights, grads, first, second = (torch.zeros(8, device=net.device) for _ in range(4))
     torch._fused_adam_(
-        *([s] for s in scratch), [], [step], amsgrad=False, maximize=False, **options
+        [weights],
+        [grads],
+        [first],
+        [second],
+        [],
+        [torch.ones((), device=net.device)],
+        lr=0.0,
+        beta1=0.9,
+        beta2=0.9,
+        weight_decay=0.0,
+        eps=1.0,
+        amsgrad=False,
+        maximize=False,
     )
 
 

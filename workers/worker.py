@@ -46,9 +46,7 @@ class WorkerRuntime:
 
     def _reply(self, kind: str, to: Letter, fields: Any = (), frames: Any = (), micros: int = 0) -> Letter:
         h = to.header
-        head = Header(
-            VERSION, kind, self.run, h.epoch, h.round, h.exchange, h.client, h.base, micros, fields
-        )
+        head = Header(VERSION, kind, self.run, h.epoch, h.round, h.exchange, h.client, h.base, micros, fields)
         return seal(head, frames)
 
     def _train(self, letter: Letter) -> Letter:
@@ -56,7 +54,7 @@ class WorkerRuntime:
         h, problem, algorithm = letter.header, self.problem, self.problem.algorithm
         whose = f"broadcast of round {h.round} to client {h.client}"
         types = problem.exchange(h.exchange)
-        received = decode(types.down, letter, problem.codecs["down"], problem.dims, whose)
+        received: Any = decode(types.down, letter, problem.codecs["down"], problem.dims, whose)
         check_values(received, whose)
         device = problem.net.device
         down = map_tensors(received, lambda t: t.to(device))
@@ -69,7 +67,7 @@ class WorkerRuntime:
         draft, up = algorithm.client_update(state, down, problem.shard(h.client), task)
         payload = encode(map_tensors(up, lambda t: t.cpu()), problem.codecs["up"], problem.dims)
         reply = self._reply("upload", letter, *_parts(payload))
-        seen = decode(types.up, reply, problem.codecs["up"], problem.dims, "own upload")
+        seen: Any = decode(types.up, reply, problem.codecs["up"], problem.dims, "own upload")
         committed = algorithm.client_commit(
             map_tensors(draft, lambda t: t.cpu()), received, seen, problem.task(h.round, h.exchange, h.client)
         )

@@ -26,8 +26,7 @@ def read_rows(path: Path, label_bytes: int) -> tuple[Array, Array]:
     content = np.fromfile(path, np.uint8)
     if len(content) == 0 or len(content) % row:
         raise DataError(
-            f"{path} holds {len(content)} bytes, not a whole number of rows of {row}; "
-            "unpack it again"
+            f"{path} holds {len(content)} bytes, not a whole number of rows of {row}; unpack it again"
         )
     rows = content.reshape(-1, row)
     return rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1]

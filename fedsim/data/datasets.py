@@ -115,8 +115,7 @@ def _present(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = ("",)) -
         if path is None:
             missing = " or ".join(str(v) for v in variants)
             raise DataError(
-                f"data set {info.name!r}: {missing} is missing. To get it: {info.source} "
-                f"(DIR is {root})"
+                f"data set {info.name!r}: {missing} is missing. To get it: {info.source} (DIR is {root})"
             )
         found.append(path)
     return tuple(found)

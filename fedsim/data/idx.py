@@ -35,8 +35,7 @@ def read_idx(path: Path, dimensions: int) -> Array:
     size = header + math.prod(shape)
     if len(content) != size:
         raise DataError(
-            f"{path} should hold {size} bytes for its shape {shape} but holds {len(content)}; "
-            "fetch it again"
+            f"{path} should hold {size} bytes for its shape {shape} but holds {len(content)}; fetch it again"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 

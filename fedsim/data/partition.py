@@ -130,9 +130,7 @@ def _parse(spec: str) -> tuple[PartitionInfo, tuple[float, ...]]:
         except ValueError:
             value = math.nan
         if not (math.isfinite(value) and value > 0):
-            raise UsageError(
-                f"partition {spec!r}: {argument} must be a positive number, not {text!r}"
-            )
+            raise UsageError(f"partition {spec!r}: {argument} must be a positive number, not {text!r}")
         values.append(value)
     missing = len(info.arguments) - len(values)
     return info, (*values, *info.defaults[len(info.defaults) - missing :])
@@ -167,8 +165,7 @@ def _check(
             )
         if clients != _CREDIT_CLIENTS[info.name]:
             raise UsageError(
-                f"partition {info.name!r} is for {_CREDIT_CLIENTS[info.name]} clients, "
-                f"not {clients}"
+                f"partition {info.name!r} is for {_CREDIT_CLIENTS[info.name]} clients, not {clients}"
             )
 
 
@@ -191,7 +188,5 @@ def _centres(
     if centres.min() < 0 or int(centres.max()) + 1 != count:
         raise UsageError(f"centres must be numbered 0 .. {count - 1} without gaps")
     if clients != count:
-        raise UsageError(
-            f"partition 'natural' has one client per centre: {count} clients, not {clients}"
-        )
+        raise UsageError(f"partition 'natural' has one client per centre: {count} clients, not {clients}")
     return np.asarray(centres, dtype=np.int64)

@@ -86,9 +86,7 @@ def two_dirichlet(
     return _none_empty(_joined(parts))
 
 
-def two_classes(
-    rng: RandomState, targets: Indices, classes: int, clients: int, points: int
-) -> Split:
+def two_classes(rng: RandomState, targets: Indices, classes: int, clients: int, points: int) -> Split:
     """`points` rows of each of two classes per client (scenario S6, reference Sec. 1.3).
 
     First class: the one used least so far. Second: random, another one, used fewer than 20 times

@@ -160,9 +160,7 @@ _RULES: Mapping[type[nn.Module], _Rule] = {
     nn.Conv2d: _Rule(_unfold, _conv_squares),
     nn.GroupNorm: _Rule(lambda m, x: F.group_norm(x, m.num_groups, eps=m.eps), _channel_squares),
     nn.BatchNorm2d: _Rule(_batch_norm_input, _channel_squares),
-    nn.LayerNorm: _Rule(
-        lambda m, x: F.layer_norm(x, m.normalized_shape, eps=m.eps), _layer_norm_squares
-    ),
+    nn.LayerNorm: _Rule(lambda m, x: F.layer_norm(x, m.normalized_shape, eps=m.eps), _layer_norm_squares),
 }
 
 

@@ -208,9 +208,7 @@ def _resnet20(shape: Shape, classes: int) -> nn.Module:
 _ALL = (
     ModelInfo("logistic", "logistic regression, no bias, zero init (v1/v2, FedLap)", _logistic),
     ModelInfo("mlp", "d-200-100-C, sigmoid (v1/v2, FedLap)", _mlp((200, 100), nn.Sigmoid)),
-    ModelInfo(
-        "mlp_small", "d-100-C, ReLU (this project's main job on digits)", _mlp((100,), nn.ReLU)
-    ),
+    ModelInfo("mlp_small", "d-100-C, ReLU (this project's main job on digits)", _mlp((100,), nn.ReLU)),
     ModelInfo("mlp_500_300", "d-500-300-C, ReLU (Gaussian product)", _mlp((500, 300), nn.ReLU)),
     ModelInfo("cnn_zenke", "4 conv3x3, dropout, FC 512 (v1/v2, FedLap: CifarNet)", _cnn_zenke),
     ModelInfo("cnn_acar", "2 conv5x5 of 64, FC 384-192 (FedDyn; v1/v2)", _cnn_acar),

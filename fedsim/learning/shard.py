@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsim.errors import UsageError
 from fedsim.learning.curvature import best_chunk, diagonal_ggn
 from fedsim.learning.gaussian import Distance, Penalty
 from fedsim.learning.params import Net
-from fedsim.errors import UsageError
 from fedsim.seeds import Stream
 
 
@@ -40,13 +40,13 @@ class Shard:
     def batches(self, size: int, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch in random order; the short last batch is kept (as in the released code)."""
         rows = torch.randperm(self.size, generator=order).to(self.targets.device)
-        for chosen in rows.split(size):
+        for chosen in torch.split(rows, size):
             yield self._floats(self.inputs[chosen]), self.targets[chosen]
 
     def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
         """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative."""
         self.net.load(weights)
-        chunks = self.inputs.split(best_chunk(self.net.module))
+        chunks = torch.split(self.inputs, best_chunk(self.net.module))
         return diagonal_ggn(
             self.net.module,
             (self._floats(chunk) for chunk in chunks),
@@ -78,7 +78,8 @@ class QuadraticShard:
                 raise UsageError("prox_norm 'unsquared' has no closed form; use 'squared'")
             precision = torch.as_tensor(penalty.precision).to(vector).expand_as(vector)
             matrix, vector = matrix + torch.diag(precision), vector + penalty.shift.to(vector)
-        return torch.linalg.solve(matrix, vector)
+        minimum: Tensor = torch.linalg.solve(matrix, vector)
+        return minimum
 
     def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
         """The diagonal of the Hessian."""

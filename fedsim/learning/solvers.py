@@ -11,9 +11,9 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Penalty
 from fedsim.learning.shard import QuadraticShard, Shard
-from fedsim.errors import UsageError
 from fedsim.seeds import Stream, seeded_torch
 
 

@@ -37,7 +37,10 @@ class Codec:
 
 def raw_bytes(x: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy."""
-    return memoryview(x.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+    array: np.ndarray[tuple[int], np.dtype[np.uint8]] = (
+        x.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    )
+    return array.data
 
 
 def from_bytes(data: memoryview, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

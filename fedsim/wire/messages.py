@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
@@ -68,12 +67,20 @@ class Field:
         return math.prod(self.shape(dims)) * DTYPES[self.kind.dtype].itemsize
 
 
-@cache
-def schema(message: type) -> tuple[Field, ...]:
+def schema(message: type[Any]) -> tuple[Field, ...]:
     """The fields of a message class, in order.
 
     Errors: UsageError for a class that is no frozen dataclass of annotated fields.
     """
+    if message not in _schemas:
+        _schemas[message] = _read_schema(message)
+    return _schemas[message]
+
+
+_schemas: dict[type, tuple[Field, ...]] = {}
+
+
+def _read_schema(message: type[Any]) -> tuple[Field, ...]:
     params = getattr(message, "__dataclass_params__", None)
     if not is_dataclass(message) or params is None or not params.frozen:
         raise UsageError(f"message {message.__name__} must be a frozen dataclass")

@@ -114,9 +114,7 @@ def test_digits_import_neither_scikit_learn_nor_torch() -> None:
         "import sys; from fedsim.data import load_dataset; load_dataset('digits');"
         "print([m for m in ('sklearn', 'torch', 'pandas', 'PIL') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -145,9 +143,7 @@ def test_idx_files_packed_or_not(tmp_path: Path, packed: bool) -> None:
         (lambda b: _idx(np.zeros((11, 28, 28), np.uint8)), "do not belong together"),
     ],
 )
-def test_a_malformed_idx_file_is_refused(
-    tmp_path: Path, spoil: Callable[[bytes], bytes], words: str
-) -> None:
+def test_a_malformed_idx_file_is_refused(tmp_path: Path, spoil: Callable[[bytes], bytes], words: str) -> None:
     _write_mnist(tmp_path / "MNIST", packed=False)
     path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
     path.write_bytes(spoil(path.read_bytes()))
@@ -166,9 +162,7 @@ def test_a_cut_gz_file_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
     _write_mnist(tmp_path / "MNIST", packed=False)
-    (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte").write_bytes(
-        _idx(np.array([0, 1, 2, 10], np.uint8))
-    )
+    (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte").write_bytes(_idx(np.array([0, 1, 2, 10], np.uint8)))
     with pytest.raises(DataError, match="0 to 9"):
         load_dataset("mnist", tmp_path)
 

@@ -78,9 +78,7 @@ def test_two_dirichlet_gives_an_empty_client_two_rows() -> None:
 def test_two_dirichlet_row_by_row() -> None:
     """An independent computation from the formula of Sec. 1.3, on unbalanced classes."""
     targets = np.random.RandomState(5).randint(0, 3, 200).astype(np.int64)
-    split = partition(
-        "two_dirichlet:2,0.7", targets=targets, classes=3, clients=4, seed=11, fraction=0.5
-    )
+    split = partition("two_dirichlet:2,0.7", targets=targets, classes=3, clients=4, seed=11, fraction=0.5)
     rng = np.random.RandomState(11)
     p = rng.dirichlet([2.0] * 4)
     q = rng.dirichlet([0.7] * 3, 4)
@@ -137,9 +135,7 @@ def test_two_classes_repeats_a_class_that_runs_out() -> None:
 def test_two_classes_always_ends(classes: int, clients: int) -> None:
     targets = _balanced(classes, 300)
     for seed in range(20):
-        split = partition(
-            "two_classes:2", targets=targets, classes=classes, clients=clients, seed=seed
-        )
+        split = partition("two_classes:2", targets=targets, classes=classes, clients=clients, seed=seed)
         assert all(len(np.unique(targets[rows])) == 2 for rows in split)
 
 
@@ -213,9 +209,7 @@ def test_splits_are_disjoint_in_range_and_repeatable(
     targets = np.array(labels, dtype=np.int64)
 
     def draw() -> tuple[np.ndarray, ...]:
-        return partition(
-            spec, targets=targets, classes=5, clients=clients, seed=seed, fraction=fraction
-        )
+        return partition(spec, targets=targets, classes=5, clients=clients, seed=seed, fraction=fraction)
 
     before = np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
     split = draw()

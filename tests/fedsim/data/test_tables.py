@@ -19,9 +19,7 @@ def test_credit_quirks_on_a_small_file(tmp_path: Path) -> None:
     lines = [row.format(a="z", age=1, u="l", money=0, label="+")]
     for i in range(20):
         lines.append(
-            row.format(
-                a="ab"[i % 2], age=f"{20 + i}.5", u="uyz"[i % 3], money=i, label="+-"[i // 5 % 2]
-            )
+            row.format(a="ab"[i % 2], age=f"{20 + i}.5", u="uyz"[i % 3], money=i, label="+-"[i // 5 % 2])
         )
     lines.insert(5, row.format(a="?", age=99, u="q", money=0, label="+"))
     path = tmp_path / "UCICredit/crx.data"

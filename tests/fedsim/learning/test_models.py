@@ -89,9 +89,7 @@ def test_errors_name_what_is_wrong() -> None:
 def test_mlp_starts_like_the_released_code() -> None:
     """Default nn.Linear init in order, from the global generator and nothing else."""
     torch.manual_seed(42)
-    expected = [
-        p for width in ((784, 200), (200, 100), (100, 10)) for p in nn.Linear(*width).parameters()
-    ]
+    expected = [p for width in ((784, 200), (200, 100), (100, 10)) for p in nn.Linear(*width).parameters()]
     torch.manual_seed(42)
     found = build_model("mlp", MNIST, 10).parameters()
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -1,0 +1,142 @@
+"""fedsim list and fedsim describe: read off the code, nothing written down twice."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from rich.console import Console
+from rich.table import Table
+
+from fedsim.data.catalogue import DATASETS
+from fedsim.data.partition import PARTITIONS
+from fedsim.experiment import resolved_hyperparameters
+from fedsim.learning.models import MODELS
+from fedsim.schedules import SPECS
+from fedsim.wire.codecs import CODECS
+from fedsim.wire.messages import Field, schema
+from protocols import REGISTRY, find
+
+
+def show(what: str) -> None:
+    """Print one of the catalogues."""
+    rows: list[tuple[str, str]]
+    if what == "algorithms":
+        rows = [(a.name, f"{wire_cost(a):<22} {a.paper}") for a in REGISTRY]
+    elif what == "datasets":
+        rows = [(d.name, f"{d.about}{_needs(d.files)}") for d in DATASETS.values()]
+    elif what == "models":
+        rows = [(m.name, m.about) for m in MODELS.values()]
+    elif what == "partitions":
+        rows = [(p.usage, p.about) for p in PARTITIONS.values()]
+    elif what == "codecs":
+        rows = [(c.name, c.about) for c in CODECS.values()]
+    else:
+        rows = list(SPECS.items())
+    _print(rows)
+
+
+def _needs(files: tuple[str, ...]) -> str:
+    folders = dict.fromkeys(file.rpartition("/")[0] for file in files)
+    return f" (in DIR/{', '.join(folders)})" if folders else ""
+
+
+def _print(rows: list[tuple[str, str]]) -> None:
+    console = Console(highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, about in rows:
+        table.add_row(name, about)
+    console.print(table)
+
+
+def cost_in_p(message: type) -> str:
+    """What one message costs, as people write it: '2P', 'P + C', '0' (scalars are left out)."""
+    terms: dict[str, int] = {}
+    for field in schema(message):
+        if field.kind.dims:
+            product = "*".join(field.kind.dims)
+            terms[product] = terms.get(product, 0) + 1
+    return " + ".join((f"{n}" if n > 1 else "") + dims for dims, n in terms.items()) or "0"
+
+
+def wire_cost(algorithm: Any) -> str:
+    """Both directions, all exchanges of a round."""
+    down = " + ".join(cost_in_p(e.down) for e in algorithm.exchanges)
+    up = " + ".join(cost_in_p(e.up) for e in algorithm.exchanges)
+    return f"{down} down, {up} up"
+
+
+def describe(name: str) -> None:
+    """Print an algorithm's docstring, messages and hyperparameters."""
+    algorithm = find(name)
+    console = Console(highlight=False)
+    module = inspect.getmodule(algorithm)
+    console.print((module.__doc__ or "").strip(), markup=False, soft_wrap=True)
+    console.print()
+    messages = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("message", "field", "kind", "shape", "type"):
+        messages.add_column(column)
+    for n, exchange in enumerate(algorithm.exchanges, 1):
+        of = f" {n}" if len(algorithm.exchanges) > 1 else ""
+        for side in ("down", "up"):
+            for field in schema(getattr(exchange, side)):
+                messages.add_row(f"{side}{of}", field.name, field.kind.name, _shape(field), field.kind.dtype)
+    console.print(messages)
+    console.print(
+        f"\ncost per client and round: [bold]{wire_cost(algorithm)}[/]; model: {algorithm.default_model}\n"
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("hyperparameter", "default", "values"):
+        table.add_column(column)
+    kinds = _kinds(algorithm)
+    for key, value in resolved_hyperparameters(algorithm()).items():
+        table.add_row(key.rpartition(".")[2], _toml(value), kinds[key])
+    console.print(table)
+
+
+def _shape(field: Field) -> str:
+    return f"({', '.join(field.kind.dims)})" if field.kind.dims else "scalar"
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def _kinds(kind: Any, prefix: str = "") -> dict[str, str]:
+    """What each hyperparameter accepts, by dotted name, from its annotation."""
+    hints = get_type_hints(kind, include_extras=True)
+    out: dict[str, str] = {}
+    for f in fields(kind):
+        hint = hints[f.name]
+        if is_dataclass(hint) and isinstance(hint, type):
+            out |= _kinds(hint, f"{prefix}{f.name}.")
+        else:
+            out[prefix + f.name] = _words(hint)
+    return out
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) is Annotated:
+        base, *metas = get_args(hint)
+        limits = [
+            f"{sign} {limit:g}"
+            for meta in metas
+            for sign, limit in (
+                (">", meta.gt),
+                (">=", meta.ge),
+                ("<", meta.lt),
+                ("<=", meta.le),
+            )
+            if limit is not None
+        ]
+        return " ".join([_words(base), *limits])
+    if get_origin(hint) is Literal:
+        return " | ".join(str(v) for v in get_args(hint))
+    if get_args(hint):
+        return " | ".join(_words(a) for a in get_args(hint))
+    return {float: "number", int: "whole number", bool: "true | false"}.get(
+        hint, getattr(hint, "__name__", str(hint))
+    )
