@@ -8,10 +8,10 @@ the launcher.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -59,12 +59,24 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     try:
         return msgspec.convert(dict(values), type=kind)
     except msgspec.ValidationError as e:
-        reason, _, path = str(e).partition(" - at `$.")
-        key = path.rstrip("`")
-        shown: Any = values
-        for part in key.split("."):
-            shown = shown.get(part) if isinstance(shown, Mapping) else shown
-        raise UsageError(f"{where}: {key} = {shown!r}: {reason[0].lower() + reason[1:]}") from None
+        raise UsageError(f"{where}: {_what_is_wrong(kind, values, str(e))}") from None
+
+
+def _what_is_wrong(kind: type, values: Mapping[str, Any], said: str) -> str:
+    """msgspec's "Reason - at `$.a.b`" as "a.b = <value>: reason", with the names that would have done."""
+    reason, _, path = said.partition(" - at ")
+    key = path.rpartition("$")[2].strip("`.").removesuffix("[...]")
+    reason = reason[:1].lower() + reason[1:]
+    if not key:
+        return reason
+    shown: Any = values
+    hint: Any = kind
+    for part in key.split("."):
+        shown = shown.get(part) if isinstance(shown, Mapping) else None
+        hint = get_type_hints(hint).get(part) if is_dataclass(hint) else None
+    names = [n for h in (hint, *get_args(hint)) if get_origin(h) is Literal for n in get_args(h) if n]
+    known = f" (known: {', '.join(names)})" if names else ""
+    return f"{key} = {shown!r}: {reason}{known}"
 
 
 def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:
@@ -77,21 +89,23 @@ def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:
 def parse_setting(text: str) -> tuple[str, Any]:
     """key=value of --set; the value is a TOML scalar, anything else is a string (1/K)."""
     key, equals, value = text.partition("=")
+    key = key.strip()
     if not equals or not key:
         raise UsageError(f"--set {text!r}: give key=value, such as --set delta=0.1")
     try:
-        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+        parsed = tomllib.loads(f"v = {value}")
     except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        return key, value.strip()
+    return key, parsed["v"] if isinstance(parsed["v"], bool | int | float | str) else value.strip()
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The contents of a configuration file. Errors: UsageError with the path."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise UsageError(f"--config {path}: {e.strerror}") from None
-    except tomllib.TOMLDecodeError as e:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise UsageError(f"--config {path}: {e}") from None
 
 
@@ -117,14 +131,15 @@ def hyperparameter_names(algorithm: type) -> dict[str, str]:
 
 
 def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T:
-    """The algorithm with its defaults overridden by (short or dotted) names.
+    """The algorithm with its defaults overridden by (short or dotted) names; in TOML a dotted name is
+    a table, so tables are taken as such.
 
     Errors: UsageError naming the key, and the nearest known one if it is unknown.
     """
     where = f"hyperparameters of {getattr(algorithm, 'name', algorithm.__name__)}"
     names = hyperparameter_names(algorithm)
     nested: dict[str, Any] = {}
-    for key, value in hyperparameters.items():
+    for key, value in _dotted(hyperparameters):
         if key not in names:
             raise unknown(f"key in {where}:", key, names)
         *path, last = names[key].split(".")
@@ -133,6 +148,15 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
             into = into.setdefault(part, {})
         into[last] = value
     return convert(algorithm, nested, where)
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """{'local': {'lr': 1}} as ('local.lr', 1)."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def resolved_hyperparameters(algorithm: Any) -> dict[str, Any]:

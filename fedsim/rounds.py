@@ -192,6 +192,10 @@ class RoundMachine:
         """The training tasks that a worker holds."""
         return [t for t in self._load.get(worker, []) if isinstance(t, TaskId)]
 
+    def evaluates(self, round: int) -> bool:
+        """Whether this round's model is evaluated: round 0, every eval_every-th and the last."""
+        return bool(self.chunks) and (round % self.eval_every == 0 or round == self.rounds)
+
     def busy(self) -> bool:
         """True while workers hold work, so that silence of all of them means trouble."""
         return any(self._load.values())
@@ -255,7 +259,7 @@ class RoundMachine:
     def _commit(self) -> list[Command]:
         for k, version in self._drafts.items():
             self.versions[k] = version
-        if self.round % self.eval_every == 0 or self.round == self.rounds:
+        if self.evaluates(self.round):
             self._evaluate(self.round)
         people = self._turnout.participants
         return [Commit(self.round, people, tuple(sorted(self._drafts)), tuple(self.versions))]
@@ -304,7 +308,7 @@ class RoundMachine:
                     self._load[worker].append(task)
                     self._in_flight[task] = worker
                     commands.append(Give(worker, task))
-                elif self._to_score and ahead == 0:
+                elif self._to_score and not waiting:
                     commands.append(self._give_score(worker))
                 late = self._to_score and self._to_score[0][0] < self.round - MAX_EVALUATIONS_BEHIND
         return commands

@@ -260,6 +260,8 @@ class Coordinator:
     # ---- what goes out
 
     def _carry_out(self, commands: list[Command]) -> None:
+        """In order, except that the files of a commit are written after the next round is on its way."""
+        committed: list[Commit] = []
         for command in commands:
             match command:
                 case Open():
@@ -279,8 +281,11 @@ class Coordinator:
                     self.folder.close()
                 case Commit():
                     self._commit(command)
+                    committed.append(command)
                 case Finish():
                     self._finished = True
+        for commit in committed:
+            self._record(commit)
 
     def _open(self, command: Open) -> None:
         """Encode the broadcast once; the fold computes from the decoded broadcast, as clients do."""
@@ -316,22 +321,24 @@ class Coordinator:
         self.endpoint.send(worker, seal(header, frames))
 
     def _commit(self, command: Commit) -> None:
-        """The round is folded: checkpoint, ledger, and the next round may begin."""
-        r = command.round
+        """The round is folded: hand the checkpoint over, remember the model, take the time."""
+        r, now = command.round, time.monotonic()
         about = self._rounds.setdefault(r, _Round(r, command.participants))
         self.checkpoints.commit(r, self.server, command.versions, command.folded)
-        ledger = self.endpoint.ledger
-        about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
-        about.reported.update(self.problem.algorithm.report(self.server))
-        self.observer.committed(r, ledger.close(r))
-        now = time.monotonic()
         about.seconds, self._round_began = now - self._round_began, now
         self._commits.append(about.seconds)
         if r == 1:
             self._first_round = time.time() - self.started
-        if r % self.problem.experiment.eval_every == 0 or r == self.problem.experiment.rounds:
-            about.model = self._mean()
-        else:
+        about.reported.update(self.problem.algorithm.report(self.server))
+        about.model = self._mean()
+
+    def _record(self, commit: Commit) -> None:
+        """Ledger rows of a committed round, and its traffic for metrics.jsonl."""
+        r, ledger = commit.round, self.endpoint.ledger
+        self.observer.committed(r, ledger.close(r))
+        about = self._rounds[r]
+        about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
+        if not self.machine.evaluates(r):
             del self._rounds[r]
 
     def _mean(self) -> Tensor:

@@ -22,7 +22,7 @@ class Spool:
         size = letter.total_bytes()
         if size > self.room:
             self.folder.mkdir(exist_ok=True)
-            write_atomically(self._path(client), b"".join(letter.frames))
+            write_atomically(self._path(client), letter.frames)
             self._spilled.add(client)
             letter = Letter(letter.header, letter.head, ())
         else:

@@ -12,6 +12,8 @@ import os
 import queue
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +25,8 @@ from torch import Tensor
 from fedsim.errors import DiskError
 from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
-from fedsim.wire.state import decode_state, encode_state
+from fedsim.wire.letter import Buffer
+from fedsim.wire.state import decode_state, encode_state, state_chunks
 
 S = TypeVar("S")
 KEEP = 3
@@ -39,15 +42,18 @@ class Checkpoint:
     server: Tensor
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write under a temporary name and rename. Errors: DiskError with path and size."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def write_atomically(path: Path, chunks: Iterable[Buffer]) -> int:
+    """Write under a temporary name and rename; returns the bytes. Errors: DiskError with the path."""
+    temporary = f"{path.parent}/.{path.name}.{os.getpid()}"
     try:
-        temporary.write_bytes(data)
-        temporary.rename(path)
+        with open(temporary, "wb") as file:
+            size = sum(file.write(chunk) for chunk in chunks)
+        os.rename(temporary, path)
     except OSError as e:
-        temporary.unlink(missing_ok=True)
-        raise DiskError(f"cannot write {path} ({len(data)} bytes): {e.strerror}") from None
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise DiskError(f"cannot write {path}: {e.strerror}") from None
+    return size
 
 
 class ClientStates:
@@ -57,6 +63,7 @@ class ClientStates:
         self.folder, self.kind = folder, kind
         self._cache: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
         self._cached_bytes = 0
+        self._folders: set[int] = set()
 
     def path(self, client: int, version: int) -> Path:
         return self.folder / f"{client:06d}" / f"{version:06d}.state"
@@ -74,12 +81,13 @@ class ClientStates:
         return decode_state(self.kind, data, f"the state of client {client}, {path}")
 
     def save(self, client: int, version: int, state: Any) -> None:
-        data = encode_state(state)
         path = self.path(client, version)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data)
-        self._cache[client, version] = (state, len(data))
-        self._cached_bytes += len(data)
+        if client not in self._folders:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._folders.add(client)
+        size = write_atomically(path, state_chunks(state))
+        self._cache[client, version] = (state, size)
+        self._cached_bytes += size
         while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
             self._cached_bytes -= self._cache.popitem(last=False)[1][1]
 
@@ -88,56 +96,112 @@ class ClientStates:
         for key in [k for k in self._cache if k[0] == client and k[1] < below]:
             self._cached_bytes -= self._cache.pop(key)[1]
 
+    def remove(self, client: int, below: int) -> None:
+        """Delete the files of all versions older than `below`, also of drafts that no round committed."""
+        folder = self.path(client, 0).parent
+        for name in os.listdir(folder):
+            if name.endswith(".state") and int(name.removesuffix(".state")) < below:
+                with suppress(FileNotFoundError):
+                    os.unlink(folder / name)
+
     def digest(self, client: int, version: int, initial: bytes) -> bytes:
         """sha256 of the encoded state; `initial` is the encoded version 0."""
         return sha256(self.path(client, version).read_bytes() if version else initial).digest()
 
 
 class Checkpoints:
-    """The coordinator's side: commits, what they keep alive, and the fsyncs behind them."""
+    """The coordinator's side: commits, what they keep alive, and the fsyncs behind them.
+
+    One thread writes and renames, in order; another makes durable what has been written. commit()
+    returns at once unless the previous checkpoint is still being written, so that a kill -9 costs at
+    most one round and no round waits for the disk.
+    """
 
     def __init__(self, folder: Path, states: ClientStates) -> None:
         self.folder, self.states = folder, states
         self._kept: deque[tuple[Path, tuple[int, ...]]] = deque()
-        self._alive: dict[int, int] = {}
-        self._queue: queue.SimpleQueue[tuple[Path, list[Path]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._sync, name="fsync", daemon=True)
-        self._thread.start()
+        self._to_write: queue.Queue[_Commit | None] = queue.Queue(maxsize=1)
+        self._to_sync: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in (("checkpoints", self._write), ("fsync", self._sync))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def commit(self, round: int, server: Any, versions: tuple[int, ...], folded: tuple[int, ...]) -> None:
-        """Write the checkpoint of a round, keep the last three, and drop states none of them names."""
-        encoded = torch.frombuffer(bytearray(encode_state(server)), dtype=torch.uint8)
+        """Write the checkpoint of a round, keep the last three, and drop states none of them names.
+
+        Errors: DiskError of an earlier write.
+        """
+        self._raise()
         path = self.folder / f"{round:06d}.checkpoint"
-        write_atomically(path, encode_state(Checkpoint(round, torch.tensor(versions), encoded)))
-        self._kept.append((path, versions))
-        self._queue.put((path, [self.states.path(k, versions[k]) for k in folded]))
+        self._to_write.put(_Commit(path, round, server, versions, folded))
+
+    def close(self, deadline: float = 30.0) -> None:
+        """Wait until everything committed is durable, at most `deadline` seconds each.
+
+        Errors: DiskError.
+        """
+        self._to_write.put(None)
+        for thread in self._threads:
+            thread.join(deadline)
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _write(self) -> None:
+        while (commit := self._to_write.get()) is not None:
+            if self._error is not None:
+                continue
+            try:
+                server = b"".join(state_chunks(commit.server))
+                encoded = torch.frombuffer(bytearray(server), dtype=torch.uint8)
+                checkpoint = Checkpoint(commit.round, torch.tensor(commit.versions), encoded)
+                write_atomically(commit.path, state_chunks(checkpoint))
+                self._keep(commit)
+            except BaseException as e:  # raised in the main thread by the next commit, or by close
+                self._error = e
+            self._to_sync.put(commit)
+        self._to_sync.put(None)
+
+    def _keep(self, commit: _Commit) -> None:
+        self._kept.append((commit.path, commit.versions))
         if len(self._kept) > KEEP:
             old_path, old = self._kept.popleft()
             old_path.unlink(missing_ok=True)
             oldest = self._kept[0][1]
             for k, version in enumerate(old):
-                if version and version != oldest[k]:
-                    self.states.path(k, version).unlink(missing_ok=True)
-
-    def close(self, deadline: float = 30.0) -> None:
-        """Wait until everything committed is durable, at most `deadline` seconds."""
-        self._queue.put(None)
-        self._thread.join(deadline)
+                if version != oldest[k]:
+                    self.states.remove(k, below=oldest[k])
 
     def _sync(self) -> None:
         stop = False
         while not stop:
-            work = [self._queue.get()]
-            while not self._queue.empty():
-                work.append(self._queue.get())
+            work = [self._to_sync.get()]
+            while not self._to_sync.empty():
+                work.append(self._to_sync.get())
             stop = work[-1] is None
-            done = [item for item in work if item is not None]
-            # a later checkpoint supersedes the earlier ones; their files may be gone already
-            for path in dict.fromkeys(p for item in done for p in item[1]):
-                _fsync(path)
+            done = [commit for commit in work if commit is not None]
+            # a later checkpoint supersedes the earlier ones, and their files may be gone already
+            newest = {k: commit.versions[k] for commit in done for k in commit.folded}
+            for k, version in newest.items():
+                _fsync(self.states.path(k, version))
             if done:
-                _fsync(done[-1][0])
+                _fsync(done[-1].path)
                 _fsync(self.folder)
+
+
+@dataclass(frozen=True)
+class _Commit:
+    path: Path
+    round: int
+    server: Any
+    versions: tuple[int, ...]
+    folded: tuple[int, ...]
 
 
 def _fsync(path: Path) -> None:

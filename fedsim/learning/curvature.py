@@ -308,7 +308,7 @@ def _add_chunk(
             dense[m] = prepared[m].new_zeros(len(prepared[m]), m.out_features)
     for i, column in enumerate(columns):
         # A layer that does not reach the logits has no gradient and no curvature: None.
-        gradients = torch.autograd.grad(
+        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
             logits, edges, column, retain_graph=i < len(columns) - 1, allow_unused=True
         )
         for m, d in zip(records, gradients, strict=True):

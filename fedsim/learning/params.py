@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedsim.errors import UsageError
 
@@ -64,6 +65,9 @@ class Net:
 
     def __init__(self, module: nn.Module, device: torch.device | None = None) -> None:
         device = device or torch.device("cpu")
+        names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+        if len(names) != len(list(module.parameters())):
+            raise UsageError("the model shares a parameter between modules; views would untie it silently")
         module = module.to(device)
         self.module = module
         self.device = device
@@ -83,7 +87,8 @@ class Net:
                 "the model has floating-point buffers (running statistics), which would be state "
                 "outside the parameter vector; use GroupNorm or LayerNorm instead of BatchNorm"
             )
-        self.stochastic = any(isinstance(m, nn.Dropout | nn.Dropout2d) for m in module.modules())
+        self.stochastic = any(_may_draw(m) for m in module.modules())
+        """A forward pass in training mode may draw from torch's own generators."""
 
     def load(self, weights: Tensor) -> None:
         self.weights.copy_(weights)
@@ -106,3 +111,9 @@ class Net:
         with torch.no_grad():
             outputs: Tensor = self.module(inputs)
         return outputs
+
+
+def _may_draw(module: nn.Module) -> bool:
+    """True for dropout of any kind, and for modules of a user's own, whose forward may do anything."""
+    own = not type(module).__module__.startswith("torch.nn.modules.")
+    return own or isinstance(module, _DropoutNd | nn.RReLU)

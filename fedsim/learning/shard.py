@@ -76,7 +76,8 @@ class QuadraticShard:
         for penalty in penalties:
             if isinstance(penalty, Distance):
                 raise UsageError("prox_norm 'unsquared' has no closed form; use 'squared'")
-            precision = torch.as_tensor(penalty.precision).to(vector).expand_as(vector)
+            # times ones, because a float made a tensor by itself would be rounded to float32
+            precision = torch.ones_like(vector) * penalty.precision
             matrix, vector = matrix + torch.diag(precision), vector + penalty.shift.to(vector)
         minimum: Tensor = torch.linalg.solve(matrix, vector)
         return minimum

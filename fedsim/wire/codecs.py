@@ -46,6 +46,8 @@ def raw_bytes(x: Tensor) -> memoryview:
 def from_bytes(data: memoryview, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A tensor over `data` without a copy where the buffer is writable (treat it as read-only)."""
     array = np.frombuffer(data, dtype=np.uint8)
+    if not array.size:  # torch cannot view an empty array as another dtype
+        return torch.empty(shape, dtype=dtype)
     if not array.flags.writeable:  # torch has no read-only tensors
         array = array.copy()
     return torch.from_numpy(array).view(dtype).reshape(shape)
@@ -96,9 +98,9 @@ def codec(name: str) -> Codec:
 
 
 def unpack_checked(
-    name: str, parts: tuple[memoryview, ...], shape: tuple[int, ...], dtype: str, whose: str
+    name: str, parts: tuple[Part, ...], shape: tuple[int, ...], dtype: str, whose: str
 ) -> Tensor:
-    """Unpack after checking every part's size against what the shape demands.
+    """Unpack after checking every part's layer and size against what the codec and the shape demand.
 
     Errors: WireError naming the field.
     """
@@ -109,7 +111,9 @@ def unpack_checked(
     expected = chosen.sizes(count, DTYPES[dtype].itemsize)
     if len(parts) != len(expected):
         raise WireError(f"{whose}: {len(parts)} frames where codec {name!r} sends {len(expected)}")
-    for part, (layer, size) in zip(parts, expected, strict=True):
+    for (given, part), (layer, size) in zip(parts, expected, strict=True):
+        if given != layer:
+            raise WireError(f"{whose}: a part of {given!r} where codec {name!r} sends {layer!r}")
         if part.nbytes != size:
             raise WireError(f"{whose}: {part.nbytes} bytes of {layer} where the layout demands {size}")
-    return chosen.unpack(parts, shape, DTYPES[dtype])
+    return chosen.unpack(tuple(part for _, part in parts), shape, DTYPES[dtype])

@@ -139,7 +139,7 @@ def open_letter(frames: Sequence[Buffer], whose: str) -> Letter:
         raise WireError(f"{whose}: the header's checksum does not match; it was damaged on the way")
     try:
         header = _decoder.decode(head[8:])
-    except (msgspec.ValidationError, msgspec.DecodeError) as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise WireError(f"{whose}: the header is not of this format: {e}") from None
     if header.version != VERSION:
         raise WireError(f"{whose}: wire format {header.version}; this side speaks {VERSION}")
@@ -217,11 +217,20 @@ def decode(message: type[M], letter: Letter, codecs: Mapping[str, str], dims: Di
         shape = f.shape(dims)
         if h.shape != shape:
             raise WireError(f"{about} has shape {h.shape}; the model's layout says {shape}")
-        parts = tuple(memoryview(frame) for frame in letter.frames[at : at + len(h.parts)])
+        frames = letter.frames[at : at + len(h.parts)]
         at += len(h.parts)
+        parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
         tensor = unpack_checked(name, parts, shape, f.kind.dtype, about)
-        values[f.name] = tensor if f.python is Tensor else f.python(tensor.item())
+        values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, about)
     return message(**values)
+
+
+def _scalar(tensor: Tensor, field: Field, about: str) -> Any:
+    """A float or bool; a flag is one byte and has only two values, or it would not encode to itself."""
+    value = tensor.item()
+    if field.python is bool and value not in (0, 1):
+        raise WireError(f"{about} is a flag and has the value {value}")
+    return field.python(value)
 
 
 def blob(name: str, data: bytes) -> tuple[tuple[FieldHeader, ...], tuple[Buffer, ...]]:

@@ -107,6 +107,8 @@ def check_values(message: object, whose: str) -> None:
         value = getattr(message, f.name)
         if isinstance(value, float) and not math.isfinite(value):
             raise WireError(f"{whose}: field {f.name!r} is {value}")
+        if isinstance(value, float) and f.kind.positive and value <= 0:
+            raise WireError(f"{whose}: {f.kind.name} {f.name!r} is not positive: {value:g}")
         if not isinstance(value, Tensor) or not value.is_floating_point():
             continue
         if not math.isfinite(float(value.sum())):

@@ -12,6 +12,8 @@ from __future__ import annotations
 import struct
 import types
 from dataclasses import fields, is_dataclass
+from functools import cache
+from math import prod
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -31,35 +33,77 @@ _DTYPES = {
     "bool": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+MAX_DIMS = 8
 S = TypeVar("S")
 
 
-def _plain(value: Any, tensors: list[Tensor]) -> Any:
-    """`value` with every tensor replaced by its description."""
+def _plain(value: Any, hint: Any, tensors: list[Tensor]) -> Any:
+    """`value` with every tensor replaced by its description.
+
+    An int where only a float may stand is written as a float: 0 is a good float to Python, but equal
+    states must have equal bytes and the decoder is strict.
+    """
+    accepted = _alternatives(hint)
     if isinstance(value, Tensor):
-        if value.dtype not in _NAMES:
-            raise UsageError(f"a state cannot hold a tensor of {value.dtype}")
+        if value.dtype not in _NAMES or value.dim() > MAX_DIMS:
+            raise UsageError(f"a state cannot hold a tensor of {value.dtype} with {value.dim()} dimensions")
         tensors.append(value)
         return [_NAMES[value.dtype], list(value.shape)]
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name), tensors) for f in fields(value)}
+        hints = _hints(type(value))
+        return {f.name: _plain(getattr(value, f.name), hints[f.name], tensors) for f in fields(value)}
     if isinstance(value, tuple):
-        return [_plain(v, tensors) for v in value]
-    if value is None or isinstance(value, bool | int | float | str):
+        inner = next((_inner(h, len(value)) for h in accepted if get_origin(h) is tuple), (Any,) * len(value))
+        return [_plain(v, h, tensors) for v, h in zip(value, inner, strict=True)]
+    if type(value) is int and float in accepted and int not in accepted:
+        return float(value)
+    if value is None or type(value) in (bool, int, float, str):
         return value
     raise UsageError(f"a state cannot hold a {type(value).__name__}")
 
 
-def encode_state(state: object) -> bytes:
-    """The bytes of a state; equal states have equal bytes."""
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types that an annotation admits, Annotated and unions taken apart."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _alternatives(get_args(hint)[0])
+    if origin in (Union, types.UnionType):
+        return tuple(a for inner in get_args(hint) for a in _alternatives(inner))
+    return (hint,)
+
+
+def _inner(hint: Any, count: int) -> tuple[Any, ...]:
+    """The annotations of the items of a tuple: tuple[X, ...] of any length, tuple[X, Y] of two.
+
+    Errors: UsageError if the annotation has another number of items.
+    """
+    inner = get_args(hint)
+    if inner[-1:] == (Ellipsis,):
+        return inner[:1] * count
+    if len(inner) != count:
+        raise UsageError(f"{count} items where {hint} is annotated")
+    return inner
+
+
+def state_chunks(state: object) -> list[bytes | memoryview]:
+    """The bytes of a state in pieces, tensors without a copy: what encode_state joins."""
     tensors: list[Tensor] = []
-    header = msgspec.msgpack.encode(_plain(state, tensors))
+    header = msgspec.msgpack.encode(_plain(state, type(state), tensors))
+    chunks = [struct.pack(">I", len(header)), header, *(raw_bytes(t.cpu()) for t in tensors)]
     hashed = xxhash.xxh3_64()
-    chunks: list[bytes | memoryview] = [struct.pack(">I", len(header)), header]
-    chunks += [raw_bytes(t.cpu()) for t in tensors]
     for chunk in chunks:
         hashed.update(chunk)
-    return b"".join([MAGIC, struct.pack(">Q", hashed.intdigest()), *chunks])
+    return [MAGIC + struct.pack(">Q", hashed.intdigest()), *chunks]
+
+
+def encode_state(state: object) -> bytes:
+    """The bytes of a state; equal states have equal bytes."""
+    return b"".join(state_chunks(state))
 
 
 def decode_state(kind: type[S], data: bytes, whose: str) -> S:
@@ -72,7 +116,7 @@ def decode_state(kind: type[S], data: bytes, whose: str) -> S:
     (length,) = struct.unpack(">I", body[:4])
     try:
         header = msgspec.msgpack.decode(body[4 : 4 + length])
-    except msgspec.DecodeError as e:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise WireError(f"{whose}: unreadable header: {e}") from None
     reader = _Reader(body[4 + length :], whose)
     state: S = reader.value(kind, header, kind.__qualname__)
@@ -91,7 +135,7 @@ class _Reader:
             raise WireError(f"{self.whose}: {self.data.nbytes - self.at} bytes too many")
 
     def _fail(self, where: str, hint: Any) -> WireError:
-        return WireError(f"{self.whose}: {where} is not a {hint}")
+        return WireError(f"{self.whose}: {where} is not a {getattr(hint, '__name__', hint)}")
 
     def value(self, hint: Any, plain: Any, where: str) -> Any:
         origin = get_origin(hint)
@@ -110,12 +154,16 @@ class _Reader:
         if hint is Tensor:
             return self._tensor(plain, where)
         if origin is tuple:
-            inner = get_args(hint)[0]
             if not isinstance(plain, list):
                 raise self._fail(where, hint)
-            return tuple(self.value(inner, v, f"{where}[{i}]") for i, v in enumerate(plain))
+            try:
+                inner = _inner(hint, len(plain))
+            except UsageError:
+                raise self._fail(where, hint) from None
+            pairs = zip(inner, plain, strict=True)
+            return tuple(self.value(h, v, f"{where}[{i}]") for i, (h, v) in enumerate(pairs))
         if is_dataclass(hint) and isinstance(hint, type):
-            hints = get_type_hints(hint, include_extras=True)
+            hints = _hints(hint)
             if not isinstance(plain, dict) or list(plain) != [f.name for f in fields(hint)]:
                 raise self._fail(where, hint.__qualname__)
             return hint(**{n: self.value(hints[n], v, f"{where}.{n}") for n, v in plain.items()})
@@ -124,19 +172,17 @@ class _Reader:
         raise self._fail(where, hint)
 
     def _tensor(self, plain: Any, where: str) -> Tensor:
-        if not isinstance(plain, list) or len(plain) != 2 or plain[0] not in _DTYPES:
-            raise self._fail(where, "tensor")
-        dtype, shape = _DTYPES[plain[0]], tuple(plain[1])
-        if not all(isinstance(n, int) and n >= 0 for n in shape):
+        match plain:
+            case [str(name), list(sizes)] if name in _DTYPES and len(sizes) <= MAX_DIMS:
+                dtype, shape = _DTYPES[name], tuple(sizes)
+            case _:
+                raise self._fail(where, "tensor")
+        if not all(type(n) is int and n >= 0 for n in shape) or prod(n for n in shape if n) >= 2**62:
             raise self._fail(where, "shape")
-        count = 1
-        for n in shape:
-            count *= n
+        count = prod(shape)
         end = self.at + count * dtype.itemsize
         if end > self.data.nbytes:
             raise WireError(f"{self.whose}: {where} is cut off")
         part = self.data[self.at : end]
         self.at = end
-        if not count:
-            return torch.empty(shape, dtype=dtype)
         return from_bytes(part, shape, dtype)

@@ -1,0 +1,112 @@
+"""Wall time of a warm round against the compute floor.
+
+    python -m tests.benchmarks.steady_state [--repeats 5] [--rounds 60]
+
+Data of FashionMNIST's shape, MLP 784-200-100-10, 10 clients of 600 examples, batch 32, 1 epoch, Adam
+reset each round, 2 workers on 2 cores, evaluation on 10,000 examples every round, all files written.
+The floor is the same local training and evaluation split over two processes, without messages and
+files. Both are measured alternately, so that the machine's mood meets both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.learning.solvers import minimise
+from fedsim.problem import Problem
+from protocols import find
+from tests.benchmarks.common import fashion_shaped, launch, round_seconds, spread
+from workers.numerics import fix_numerics
+
+SETTINGS = {"epochs": 1, "carry": False}
+
+
+def experiment(algo: str, rounds: int) -> Experiment:
+    return Experiment(
+        algo=algo,
+        dataset="fashion_mnist",
+        fraction=0.1,
+        partition="iid",
+        model="mlp",
+        clients=10,
+        rounds=rounds,
+        hyperparameters=SETTINGS,
+    )
+
+
+def half_of_the_work(algo: str, data: Path, index: int, rounds: int, barrier: Barrier) -> None:
+    """Every second client's training and every second piece of the evaluation, `rounds` times."""
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[index % os.cpu_count()]})  # type: ignore[operator]
+    fix_numerics(1, "cpu")
+    algorithm = build_algorithm(find(algo), SETTINGS)
+    problem = Problem.build(experiment(algo, rounds), algorithm, data)
+    barrier.wait(120)
+    for r in range(rounds):
+        for k in range(index, 10, 2):
+            task = problem.task(r, 1, k)
+            shard = problem.shard(k)
+            fit = minimise(shard, problem.start, how=algorithm.local, rng=task.rng)  # type: ignore[attr-defined]
+            if algo == "fedlap_cov":
+                shard.curvature(fit.weights, "exact", task.rng)
+        for chunk in range(index, 5, 2) if r % 2 else range(1 - index, 5, 2):
+            problem.score(problem.start, chunk)
+    barrier.wait(600)
+
+
+def floor(algo: str, data: Path, rounds: int) -> float:
+    """Seconds per round of two processes that only compute; set-up is not counted."""
+    context = get_context("spawn")
+    barrier = context.Barrier(3)
+    children = [
+        context.Process(target=half_of_the_work, args=(algo, data, i, rounds, barrier)) for i in range(2)
+    ]
+    for child in children:
+        child.start()
+    barrier.wait(120)
+    began = time.monotonic()
+    barrier.wait(600)
+    seconds = (time.monotonic() - began) / rounds
+    for child in children:
+        child.join(30)
+    return seconds
+
+
+def measured(algo: str, data: Path, rounds: int, out: Path) -> float:
+    """Mean seconds of fedsim's warm rounds."""
+    run = launch(
+        out,
+        *f"--algo {algo} --workers 2 --clients 10 --dataset fashion_mnist --fraction 0.1".split(),
+        *f"--partition iid --model mlp --rounds {rounds} --set epochs=1 --set carry=false".split(),
+        *f"--data-dir {data}".split(),
+    )
+    seconds = round_seconds(run, warm=5)
+    return sum(seconds) / len(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=60)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["FEDSIM_CACHE"] = f"{scratch}/cache"
+        data = fashion_shaped(Path(scratch) / "data")
+        for algo in ("fedavg", "fedlap_cov"):
+            floors, ours, ratios = [], [], []
+            for i in range(options.repeats):
+                floors.append(floor(algo, data, options.rounds))
+                ours.append(measured(algo, data, options.rounds, Path(scratch) / f"{algo}-{i}"))
+                ratios.append(ours[-1] / floors[-1])
+            print(f"{algo}: floor {spread(floors, ' s')}, fedsim {spread(ours, ' s')}")
+            print(f"{algo}: ratio {spread(ratios)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""The ledger against arithmetic, against the reference's test vector, and against bytes on a stream."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import pytest
+import torch
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.wire import zmtp
+from fedsim.wire.codecs import codec
+from fedsim.wire.ledger import COLUMNS, KINDS, Entry, Ledger, total
+from fedsim.wire.letter import NONE, VERSION, FieldHeader, Header, Letter, PartHeader, blob, digest, seal
+
+fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+PATIENCE = 20.0
+"""Seconds after which a wait for the loopback gives up; nothing here takes a hundredth of it."""
+VECTOR = ([40, 0], [255], [256], [222], [223], [64, 712_440], [1, 1, 1], [70, 4_000_000, 4_000_000])
+"""The eight messages of reference/wire.md 2.2."""
+PAYLOAD, STREAM = 8_713_573, 8_713_736
+
+
+def f(n: int) -> int:
+    """Bytes on the stream of one frame of n bytes (ZMTP 3.1, NULL), as wire.md 2.1 writes it."""
+    return n + 2 if n <= 255 else n + 9
+
+
+def random_letter(rng: random.Random) -> Letter:
+    """A letter of any kind with dense, rounded and two-part fields."""
+    kind = rng.choice(["task", "upload", "evaluate", "score", "hello", "welcome", "ready", "failed", "stop"])
+    headers, frames = [], []
+    for i in range(rng.randrange(4)):
+        count = rng.choice([0, 1, 30, 63, 64, 500])
+        name = rng.choice(["dense", "bf16", "pairs"])
+        layers = ("values", "indices") if name == "pairs" else ("values",)
+        parts = []
+        for layer in layers:
+            size = 3 * count if name == "pairs" else codec(name).sizes(count, 4)[0][1]
+            frames.append(rng.randbytes(size))
+            parts.append(PartHeader(layer, size, digest(frames[-1])))
+        headers.append(FieldHeader(f"field{i}", name, "f32", (count,), tuple(parts)))
+    number = NONE if kind in ("hello", "welcome", "ready", "stop") else rng.randrange(4)
+    client = rng.randrange(3) if kind in ("task", "upload") else NONE
+    return seal(Header(VERSION, kind, "run", 1, number, 1, client, fields=tuple(headers)), frames)
+
+
+def booked(seed: int, letters: int = 12) -> tuple[Ledger, list[tuple[Letter, int, str]]]:
+    rng = random.Random(seed)
+    sent = [(random_letter(rng), rng.randrange(3), rng.choice(["up", "down"])) for _ in range(letters)]
+    ledger = Ledger()
+    for letter, worker, direction in sent:
+        ledger.book(letter, worker, direction)
+    return ledger, sent
+
+
+# ---- arithmetic
+
+
+@pytest.mark.parametrize(("n", "overhead"), [(0, 2), (1, 2), (255, 2), (256, 9), (712_440, 9), (2**33, 9)])
+def test_framing_of_one_frame(n: int, overhead: int) -> None:
+    assert zmtp.framing([n]) == overhead == f(n) - n
+
+
+@fixed
+@given(st.lists(st.integers(0, 2**20)))
+def test_framing_adds_over_frames(sizes: list[int]) -> None:
+    assert sum(sizes) + zmtp.framing(sizes) == sum(map(f, sizes))
+
+
+def test_the_references_vector() -> None:
+    assert sum(map(sum, VECTOR)) == PAYLOAD
+    assert zmtp.HANDSHAKE + sum(sum(m) + zmtp.framing(m) for m in VECTOR) == STREAM
+
+
+def test_the_handshake_from_its_parts() -> None:
+    """Greeting 64; READY: command name (6) and the properties Socket-Type and an empty Identity."""
+    for socket_type in ("DEALER", "ROUTER"):
+        metadata = (1 + 11 + 4 + len(socket_type)) + (1 + 8 + 4)
+        assert zmtp.HANDSHAKE == 64 + f(6 + metadata)
+
+
+@fixed
+@given(st.integers(0, 10_000))
+def test_the_ledgers_sum_is_every_frame_and_its_framing(seed: int) -> None:
+    ledger, sent = booked(seed)
+    on_stream = {
+        d: sum(sum(map(f, letter.sizes)) for letter, _, way in sent if way == d) for d in ("up", "down")
+    }
+    by_direction = {
+        d: sum(n for (_, way, _, _), n in ledger.totals.items() if way == d) for d in ("up", "down")
+    }
+    assert by_direction == on_stream
+    assert total(ledger.close(100)) == sum(on_stream.values())
+
+
+@fixed
+@given(st.integers(0, 10_000))
+def test_summary_totals_and_rows_agree(seed: int) -> None:
+    ledger, sent = booked(seed)
+    nested = ledger.nested()
+    rows = ledger.close(100)
+    assert sum(
+        n for d in nested.values() for f in d.values() for ls in f.values() for n in ls.values()
+    ) == total(rows)
+    for kind in {"algorithm", "simulation", "control"}:
+        for direction in ("up", "down"):
+            expected = total(e for e in rows if (e.kind, e.direction) == (kind, direction))
+            assert ledger.bytes_of(kind, direction) == expected
+            tree = nested.get(kind, {}).get(direction, {})
+            assert sum(n for layers in tree.values() for n in layers.values()) == expected
+            for field, layers in tree.items():
+                for layer, n in layers.items():
+                    same = (kind, direction, field, layer)
+                    assert n == total(e for e in rows if (e.kind, e.direction, e.field, e.layer) == same)
+    for (number, direction), n in ledger.rounds.items():
+        about = ("algorithm", number, direction)
+        assert n == total(e for e in rows if (e.kind, e.round, e.direction) == about)
+    assert {e.kind for e in rows} == {KINDS.get(letter.header.kind, "control") for letter, _, _ in sent}
+
+
+def test_rows_of_one_letter() -> None:
+    fields = (
+        FieldHeader("mean", "dense", "f32", (100,), (PartHeader("values", 400, 0),)),
+        FieldHeader(
+            "precision", "pairs", "f32", (100,), (PartHeader("values", 40, 0), PartHeader("indices", 20, 0))
+        ),
+        FieldHeader("loss", "dense", "f64", (), (PartHeader("values", 8, 0),)),
+    )
+    header = Header(VERSION, "upload", "run", 1, 4, 2, 7, 3, 5, fields)
+    letter = seal(header, [bytes(400), bytes(40), bytes(20), bytes(8)])
+    ledger = Ledger()
+    ledger.book(letter, 1, "up")
+    about = ("algorithm", 4, 2, 7, 1, "up", "upload")
+    assert set(ledger.close(4)) == {
+        Entry(*about, "mean", "values", "dense", 400, 400),
+        Entry(*about, "precision", "values", "pairs", 400, 40),
+        Entry(*about, "precision", "indices", "pairs", 0, 20),
+        Entry(*about, "loss", "values", "dense", 8, 8),
+        Entry(*about, "", "header", "", 0, len(letter.head)),
+        Entry(*about, "", "framing", "", 0, 9 + 9 + 2 + 2 + 2),
+    }
+
+
+def test_columns_are_the_contract_of_ledger_csv() -> None:
+    assert ",".join(COLUMNS) == (
+        "kind,round,exchange,client,worker,direction,message,field,layer,codec,dense_bytes,bytes"
+    )
+
+
+def test_blobs_are_booked_as_control() -> None:
+    fields, frames = blob("hello", b"x" * 300)
+    ledger = Ledger()
+    ledger.book(seal(Header(VERSION, "hello", "", fields=fields), frames), 2, "up")
+    rows = ledger.close(0)
+    assert {(e.kind, e.round, e.exchange, e.client, e.worker) for e in rows} == {
+        ("control", NONE, NONE, NONE, 2)
+    }
+    assert next(e for e in rows if e.field == "hello").bytes == 300
+
+
+def test_a_handshake_is_booked_both_ways() -> None:
+    ledger = Ledger()
+    ledger.book_handshake(5)
+    rows = ledger.close(0)
+    assert [(e.direction, e.bytes, e.worker, e.kind, e.layer) for e in rows] == [
+        ("down", 107, 5, "control", "framing"),
+        ("up", 107, 5, "control", "framing"),
+    ]
+
+
+@fixed
+@given(st.integers(0, 10_000))
+def test_close_takes_each_row_once_with_its_round(seed: int) -> None:
+    everything = booked(seed)[0].close(100)
+    ledger, _ = booked(seed)
+    parts = [ledger.close(r) for r in range(5)]
+    assert {e.round for e in parts[0]} <= {NONE, 0}
+    assert all({e.round for e in part} <= {r} for r, part in enumerate(parts) if r)
+    assert sorted(e for part in parts for e in part) == everything
+    assert all(part == sorted(part) for part in parts)
+    assert ledger.close(100) == []
+
+
+def test_totals_outlive_close() -> None:
+    ledger, _ = booked(3)
+    before = ledger.nested()
+    ledger.close(100)
+    assert ledger.nested() == before
+
+
+def test_rows_do_not_depend_on_the_order_of_letters_or_on_the_worker() -> None:
+    _, sent = booked(11)
+    one, other = Ledger(), Ledger()
+    for letter, _, direction in sent:
+        one.book(letter, 0, direction)
+    for letter, worker, direction in reversed(sent):
+        other.book(letter, worker, direction)
+    assert one.close(100) == sorted(e._replace(worker=0) for e in other.close(100))
+
+
+# ---- the stream
+
+
+class Relay:
+    """Passes the bytes of one TCP connection on and counts them, one thread per direction.
+
+    Bytes are counted before they are passed on, so whatever a peer has received has been counted.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(PATIENCE)
+        self.port: int = self._listener.getsockname()[1]
+        self.counted = {"up": 0, "down": 0}
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    def join_the_ends(self) -> None:
+        near, _ = self._listener.accept()
+        far = socket.create_connection(("127.0.0.1", self._target), PATIENCE)
+        self._sockets = [near, far]
+        for direction, source, sink in (("up", near, far), ("down", far, near)):
+            source.settimeout(PATIENCE)
+            self._threads.append(threading.Thread(target=self._pump, args=(direction, source, sink)))
+        for thread in self._threads:
+            thread.start()
+
+    def _pump(self, direction: str, source: socket.socket, sink: socket.socket) -> None:
+        buffer = memoryview(bytearray(1 << 18))
+        try:
+            while n := source.recv_into(buffer):
+                self.counted[direction] += n
+                sink.sendall(buffer[:n])
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # the other end is gone: nothing more to count
+
+    def close(self) -> None:
+        for end in self._sockets:
+            with ExitStack() as ignored:
+                ignored.push(lambda kind, *_: kind is not None and issubclass(kind, OSError))
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        for end in (*self._sockets, self._listener):
+            end.close()
+
+
+@contextmanager
+def connected() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes], Relay]]:
+    """A ROUTER, a DEALER connected to it through a relay, and the relay."""
+    with ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+        for end in (router, dealer):
+            stack.callback(end.close, 0)
+            end.setsockopt(zmq.SNDTIMEO, int(PATIENCE * 1000))
+            end.setsockopt(zmq.RCVTIMEO, int(PATIENCE * 1000))
+        relay = stack.enter_context(closing(Relay(router.bind_to_random_port("tcp://127.0.0.1"))))
+        dealer.connect(f"tcp://127.0.0.1:{relay.port}")
+        relay.join_the_ends()
+        yield router, dealer, relay
+
+
+def exchange(router: zmq.Socket[bytes], dealer: zmq.Socket[bytes], frames: list[bytes]) -> None:
+    """Send a message up and an equal one down, and wait for both."""
+    dealer.send_multipart(frames, copy=False)
+    route, *received = router.recv_multipart()
+    assert received == frames
+    router.send_multipart([route, *frames], copy=False)
+    assert dealer.recv_multipart() == frames
+
+
+def test_the_references_vector_on_a_counted_stream() -> None:
+    with connected() as (router, dealer, relay):
+        for sizes in VECTOR:
+            exchange(router, dealer, [bytes(n) for n in sizes])
+        assert relay.counted == {"up": STREAM, "down": STREAM}
+
+
+def test_the_ledger_is_the_bytes_on_the_stream() -> None:
+    """Letters as the endpoints send them, one of them with a frame of 1 MB, and the handshake."""
+    large = torch.arange(250_000, dtype=torch.float32)
+    parts = codec("dense").pack(large)
+    described = tuple(PartHeader(layer, data.nbytes, digest(data)) for layer, data in parts)
+    field = FieldHeader("mean", "dense", "f32", (250_000,), described)
+    rng = random.Random(5)
+    letters = [random_letter(rng) for _ in range(10)]
+    letters.append(seal(Header(VERSION, "upload", "run", 1, 1, 1, 0, fields=(field,)), [parts[0][1]]))
+    ledger = Ledger()
+    with connected() as (router, dealer, relay):
+        ledger.book_handshake(0)
+        for letter in letters:
+            for direction in ("up", "down"):
+                ledger.book(letter, 0, direction)
+            exchange(router, dealer, [letter.head, *(bytes(memoryview(x)) for x in letter.frames)])
+        booked_bytes = {
+            d: sum(n for (_, w, _, _), n in ledger.totals.items() if w == d) for d in ("up", "down")
+        }
+        assert relay.counted == booked_bytes
+    assert struct.unpack("<f", bytes(parts[0][1][-4:])) == (249_999.0,)

@@ -1,0 +1,139 @@
+"""A federation in memory: the algorithms' own methods, no process, no socket, float64 messages.
+
+Clients are quadratic, l_k(w) = 1/2 w' A_k w - b_k' w, from random regressions. Messages are float64
+here; only the wire's encoding makes them float32 (`codecs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, Context, Task
+from fedsim.learning.params import Layout
+from fedsim.learning.shard import QuadraticShard
+from fedsim.seeds import Stream
+from fedsim.wire.letter import VERSION, Header, decode, encode, open_letter, seal
+
+
+def regressions(
+    clients: int = 5,
+    dims: int = 20,
+    *,
+    rows: int = 40,
+    spread: float = 0.5,
+    diagonal: bool = False,
+    sizes: tuple[int, ...] | None = None,
+    seed: int = 0,
+) -> tuple[QuadraticShard, ...]:
+    """Quadratic clients A = X'X, b = X'y, columns of X scaled by exp(spread * N(0, 1)).
+
+    diagonal: only the diagonal of A is kept, so that FedLap-Cov's diagonal Hessians are exact.
+    """
+    draws = torch.Generator().manual_seed(seed)
+    shards = []
+    for k in range(clients):
+        x = torch.randn(rows, dims, generator=draws, dtype=torch.float64)
+        x *= torch.exp(spread * torch.randn(dims, generator=draws, dtype=torch.float64))
+        hessian, linear = x.T @ x, x.T @ torch.randn(rows, generator=draws, dtype=torch.float64)
+        hessian = torch.diag(hessian.diagonal()) if diagonal else hessian
+        shards.append(QuadraticShard(hessian, linear, sizes[k] if sizes else 1))
+    return tuple(shards)
+
+
+def minimiser(shards: tuple[QuadraticShard, ...], delta: float) -> Tensor:
+    """argmin sum_k l_k(w) + delta/2 |w|^2."""
+    matrix = torch.stack([s.hessian for s in shards]).sum(0)
+    matrix = matrix + delta * torch.eye(len(matrix), dtype=torch.float64)
+    return torch.linalg.solve(matrix, torch.stack([s.linear for s in shards]).sum(0))
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    """|found - exact| / |exact|."""
+    return float((found - exact).norm() / exact.norm())
+
+
+@dataclass
+class Federation:
+    """Plays rounds. codecs by direction, or None: messages are handed over as they are."""
+
+    algorithm: Algorithm[Any, Any, Any, Any]
+    shards: tuple[QuadraticShard, ...]
+    codecs: Mapping[str, Mapping[str, str]] | None = None
+    commit_on_send: bool = False
+    """The mistake of design section 6: a client commits although its upload is lost."""
+    server: Any = None
+    clients: list[Any] = field(default_factory=list)
+    round: int = 0
+
+    def __post_init__(self) -> None:
+        self.sizes = tuple(s.size for s in self.shards)
+        self.start = torch.zeros(len(self.shards[0].linear), dtype=torch.float64)
+        ctx = self.context()
+        self.server = self.algorithm.server_init(ctx)
+        self.clients = [self.algorithm.client_init(ctx, k) for k in range(len(self.shards))]
+
+    def context(self) -> Context:
+        layout = Layout.vector(len(self.start))
+        return Context(self.start, layout, self.sizes, self.round, 1, Stream(0, "server", self.round))
+
+    def play(self, participants: Collection[int] | None = None, lost: Collection[int] = ()) -> None:
+        """One round; `lost` uploads never reach the server."""
+        self.round += 1
+        ctx = self.context()
+        down = self.carry(self.algorithm.broadcast(self.server, ctx), "down")
+        ups = []
+        for k in sorted(range(len(self.shards)) if participants is None else participants):
+            rng = Stream(0, "client.1", self.round, k)
+            task = Task(self.start, self.sizes, self.round, 1, k, rng)
+            draft, up = self.algorithm.client_update(self.clients[k], down, self.shards[k], task)
+            up = self.carry(up, "up")
+            if k not in lost:
+                ups.append((k, up))
+            if k not in lost or self.commit_on_send:
+                self.clients[k] = self.algorithm.client_commit(draft, down, up, task)
+        if ups:
+            self.server = self.algorithm.server_update(self.server, down, iter(ups), ctx)
+
+    def carry(self, message: Any, direction: str) -> Any:
+        """The message as the other side gets it."""
+        if self.codecs is None:
+            return message
+        chosen, dims = self.codecs[direction], {"P": len(self.start), "K": len(self.shards)}
+        payload = encode(message, chosen, dims)
+        sent = seal(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
+        letter = open_letter([bytes(f) for f in (sent.head, *sent.frames)], "here")
+        return decode(type(message), letter, chosen, dims, "here")
+
+    @property
+    def mean(self) -> Tensor:
+        return self.algorithm.model(self.server, self.context()).mean
+
+
+@pytest.fixture
+def quadratics() -> SimpleNamespace:
+    """regressions, minimiser, error and Federation of this file."""
+    return SimpleNamespace(regressions=regressions, minimiser=minimiser, error=error, Federation=Federation)
+
+
+@pytest.fixture
+def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Runs an experiment in this process through the real launcher and wire; returns its folder."""
+    from fedsim.experiment import Experiment
+    from launch.execution import Execution
+    from launch.run import launch
+
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+
+    def run(name: str, **experiment: Any) -> Path:
+        execution = Execution(workers=0, devices="cpu", out=str(tmp_path / name))
+        return launch(Experiment(**experiment), execution, quiet=True)
+
+    return run

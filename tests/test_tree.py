@@ -1,0 +1,128 @@
+"""Facts about the source tree that no type checker knows."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedsim
+import launch
+import protocols
+import workers
+from fedsim.algorithm import Algorithm
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = (fedsim, protocols, workers, launch)
+MODULES = sorted(f for p in PACKAGES for f in (ROOT / p.__name__).rglob("*.py"))
+PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+PICKLING_CALLS = {
+    ("torch", "load"),
+    ("torch", "save"),
+    ("torch", "package"),
+    ("jit", "load"),
+    ("jit", "save"),
+}
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """Every module that a file imports, also inside functions and by importlib.import_module("...")."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            name = ast.unparse(node.func)
+            if name.endswith(("import_module", "__import__")):
+                yield str(node.args[0].value)
+
+
+def _offences(source: str) -> list[str]:
+    tree = ast.parse(source)
+    found = [f"imports {name}" for name in _imported(tree) if PICKLES & set(name.split("."))]
+    found += [f"imports {n}" for n in _imported(tree) if tuple(n.split(".")[-2:]) in PICKLING_CALLS]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value).split(".")[-1]
+            if (owner, node.attr) in PICKLING_CALLS:
+                found.append(f"uses {owner}.{node.attr}")
+        elif (
+            isinstance(node, ast.keyword)
+            and node.arg == "allow_pickle"
+            and ast.unparse(node.value) != "False"
+        ):
+            found.append("allow_pickle")
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "import os, dill as d",
+        "def f():\n    from marshal import loads",
+        "from torch import load",
+        "import importlib\nimportlib.import_module('shelve')",
+        "__import__('cloudpickle')",
+        "import torch\nx = torch.load('x')",
+        "import torch\nx = torch.jit.load('x')",
+        "import torch\nwrite = torch.save",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "import numpy as np\nnp.load('x', allow_pickle=yes)",
+    ],
+)
+def test_the_search_for_pickles_finds_them(source: str) -> None:
+    assert _offences(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["import torch\ntorch.frombuffer(b'1')", "np.load('x')", "np.load('x', allow_pickle=False)"]
+)
+def test_the_search_for_pickles_finds_nothing_else(source: str) -> None:
+    assert not _offences(source)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_module_pickles(path: Path) -> None:
+    assert _offences(path.read_text(encoding="utf-8")) == []
+
+
+def test_the_four_packages_share_one_parent_folder() -> None:
+    """Their names are generic: an installed package of the same name would shadow one of them."""
+    folders = {Path(str(package.__file__)).resolve().parents[1] for package in PACKAGES}
+    assert folders == {ROOT}
+
+
+def test_no_module_is_called_utils() -> None:
+    names = {part for f in MODULES for part in f.relative_to(ROOT).with_suffix("").parts}
+    assert not names & {"utils", "util", "helpers", "helper", "misc", "common"}
+
+
+def _algorithms_of_files() -> set[type]:
+    found: set[type] = set()
+    for file in (ROOT / "protocols").glob("*.py"):
+        name = "protocols" if file.stem == "__init__" else f"protocols.{file.stem}"
+        module = importlib.import_module(name)
+        found |= {
+            value
+            for value in vars(module).values()
+            if inspect.isclass(value) and issubclass(value, Algorithm) and value.__module__ == name
+        }
+    return {kind for kind in found if not inspect.isabstract(kind)}
+
+
+def test_the_registry_is_complete() -> None:
+    assert _algorithms_of_files() == set(protocols.REGISTRY)
+    assert len(set(protocols.REGISTRY)) == len(protocols.REGISTRY)
+
+
+def test_algorithm_names_are_unique_and_found() -> None:
+    names = [algorithm.name for algorithm in protocols.REGISTRY]
+    assert len(set(names)) == len(names)
+    assert [protocols.find(name) for name in names] == list(protocols.REGISTRY)
