@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -139,13 +139,16 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
     where = f"hyperparameters of {getattr(algorithm, 'name', algorithm.__name__)}"
     names = hyperparameter_names(algorithm)
     nested: dict[str, Any] = {}
+    into: dict[str, Any]
+    default: Any
     for key, value in _dotted(hyperparameters):
         if key not in names:
             raise unknown(f"key in {where}:", key, names)
         *path, last = names[key].split(".")
-        into = nested
-        for part in path:
-            into = into.setdefault(part, {})
+        into, default = nested, algorithm
+        for part in path:  # a group keeps the algorithm's own defaults where they are not overridden
+            default = getattr(default, part)
+            into = into.setdefault(part, asdict(default))
         into[last] = value
     return convert(algorithm, nested, where)
 

@@ -225,7 +225,7 @@ class _Session:
                     "device": placed.device,
                     "cores": placed.cores,
                     "env": {"CUDA_VISIBLE_DEVICES": placed.gpu or ""},
-                    "fresh": placed.gpu is not None,
+                    "fresh": placed.fresh,
                 }
                 for i, placed in enumerate(places)
             ]
@@ -250,8 +250,8 @@ class _Session:
         where = f"{workers} workers over {self.execution.transport}" if workers else "in process"
         devices = ", ".join(dict.fromkeys(str(place) for place in places))
         return [
-            f"[bold]{e.algo}[/] on {e.dataset} ({len(p.dataset.train_targets)} train, "
-            f"{len(p.dataset.test_targets)} test), model {model}, P = {p.net.layout.size:,}",
+            f"[bold]{e.algo}[/] on {e.dataset} ({sum(p.sizes):,} of {len(p.dataset.train_targets):,} training "
+            f"examples, {len(p.dataset.test_targets):,} test), model {model}, P = {p.net.layout.size:,}",
             f"{len(p.clients)} clients ({e.partition}, {min(p.sizes)} to {max(p.sizes)} examples), "
             f"participation {e.participation}, {e.rounds} rounds, seed {e.seed}; {where} ({devices})",
         ]

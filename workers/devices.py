@@ -20,6 +20,11 @@ class Placement:
     def device(self) -> str:
         return "cuda" if self.gpu is not None else "cpu"
 
+    @property
+    def fresh(self) -> bool:
+        """Start the worker as a new interpreter: CUDA after a fork is not shown to be safe yet."""
+        return self.gpu is not None
+
     def __str__(self) -> str:
         if self.gpu is not None:
             return f"cuda:{self.gpu}"

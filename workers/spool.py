@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedsim.wire.letter import Letter
+from fedsim.wire.letter import Buffer, Letter, open_letter
 from workers.store import write_atomically
 
 MEMORY_BYTES = 256 * 2**20
@@ -30,18 +30,21 @@ class Spool:
         self._letters[client] = letter
 
     def take(self, client: int) -> Letter:
+        """Errors: WireError if the file was damaged on disk."""
         letter = self._letters.pop(client)
         if client not in self._spilled:
             self.room += letter.total_bytes()
             return letter
         self._spilled.discard(client)
-        data = memoryview(self._path(client).read_bytes())
-        self._path(client).unlink()
-        frames, at = [], 0
+        path = self._path(client)
+        data = memoryview(path.read_bytes())
+        path.unlink()
+        frames: list[Buffer] = []
+        at = 0
         for part in (p for f in letter.header.fields for p in f.parts):
             frames.append(data[at : at + part.nbytes])
             at += part.nbytes
-        return Letter(letter.header, letter.head, tuple(frames))
+        return open_letter([letter.head, *frames], f"spooled upload of client {client}, {path}")
 
     def _path(self, client: int) -> Path:
         return self.folder / f"{client:06d}.upload"

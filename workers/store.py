@@ -86,8 +86,9 @@ class ClientStates:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._folders.add(client)
         size = write_atomically(path, state_chunks(state))
+        _, replaced = self._cache.pop((client, version), (None, 0))  # a task may be computed again
         self._cache[client, version] = (state, size)
-        self._cached_bytes += size
+        self._cached_bytes += size - replaced
         while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
             self._cached_bytes -= self._cache.popitem(last=False)[1][1]
 

@@ -91,10 +91,17 @@ def _inner(hint: Any, count: int) -> tuple[Any, ...]:
 
 
 def state_chunks(state: object) -> list[bytes | memoryview]:
-    """The bytes of a state in pieces, tensors without a copy: what encode_state joins."""
+    """The bytes of a state in pieces, tensors without a copy: what encode_state joins.
+
+    Errors: UsageError for a value that a state cannot hold.
+    """
     tensors: list[Tensor] = []
-    header = msgspec.msgpack.encode(_plain(state, type(state), tensors))
-    chunks = [struct.pack(">I", len(header)), header, *(raw_bytes(t.cpu()) for t in tensors)]
+    try:
+        header = msgspec.msgpack.encode(_plain(state, type(state), tensors))
+    except OverflowError:
+        raise UsageError("a state cannot hold an integer of more than 64 bits") from None
+    chunks: list[bytes | memoryview] = [struct.pack(">I", len(header)), header]
+    chunks += [raw_bytes(t.cpu()) for t in tensors]
     hashed = xxhash.xxh3_64()
     for chunk in chunks:
         hashed.update(chunk)

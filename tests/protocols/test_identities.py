@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from fedsim.algorithm import AnyShard, Task
 from fedsim.experiment import Experiment, build_algorithm
-from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.solvers import LocalTraining
 from fedsim.problem import Problem
 from fedsim.seeds import Stream

@@ -348,8 +348,9 @@ def test_exact_is_the_dense_solve() -> None:
         fit = minimise(
             client, start, how=EXACT, rng=Stream(0, "c"), weight=weight, penalties=penalties, moments=None
         )
-        matrix = weight / 40 * client.hessian + 0.3 * torch.eye(D) - torch.diag(site.precision)  # type: ignore[arg-type]
-        right = weight / 40 * client.linear + 0.3 * torch.ones(D) - site.shift
+        diagonal = 0.3 - torch.linspace(0.0, 1.0, D).double()
+        matrix = weight / 40 * client.hessian + torch.diag(diagonal)
+        right = weight / 40 * client.linear + 0.3 - site.shift
         exact = torch.linalg.inv(matrix) @ right
         assert float((fit.weights - exact).norm() / exact.norm()) < 1e-13
         assert math.isnan(fit.loss)

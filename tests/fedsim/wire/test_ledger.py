@@ -84,7 +84,7 @@ def test_the_handshake_from_its_parts() -> None:
     """Greeting 64; READY: command name (6) and the properties Socket-Type and an empty Identity."""
     for socket_type in ("DEALER", "ROUTER"):
         metadata = (1 + 11 + 4 + len(socket_type)) + (1 + 8 + 4)
-        assert zmtp.HANDSHAKE == 64 + f(6 + metadata)
+        assert 64 + f(6 + metadata) == zmtp.HANDSHAKE
 
 
 @fixed

@@ -1,0 +1,260 @@
+"""Real processes: what a user's shell sees, also when something dies."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from fedsim.wire.ledger import COLUMNS
+
+DEADLINE = 60.0
+CONTRACT = (
+    "manifest.json",
+    "metrics.jsonl",
+    "ledger.csv",
+    "summary.json",
+    "processes.json",
+    "model.safetensors",
+)
+
+
+def command(out: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "launch", "launch", "--out", str(out), *arguments]
+
+
+def run(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(out, *arguments), capture_output=True, text=True, timeout=DEADLINE)
+
+
+def load(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait for a condition on another process, with a deadline."""
+    deadline = time.monotonic() + DEADLINE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+def rounds_done(out: Path) -> int:
+    metrics = out / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+def alive(pid: int) -> bool:
+    """True for a process that runs (a zombie has ended)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def pids(out: Path, role: str | None = None) -> list[int]:
+    return [p["pid"] for p in load(out / "processes.json") if role in (None, p["role"])]
+
+
+def algorithm_rows(out: Path) -> list[tuple[str, ...]]:
+    with (out / "ledger.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return sorted(
+        tuple(v for k, v in row.items() if k != "worker") for row in rows if row["kind"] == "algorithm"
+    )
+
+
+def reproducible(metrics: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("in-process") / "run"
+    done = run(out, "--workers", "0", "--rounds", "3", "--participation", "7")
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.mark.parametrize(("workers", "transport"), [(1, "ipc"), (3, "ipc"), (10, "ipc"), (3, "tcp")], ids=str)
+def test_same_bits_whatever_the_processes(
+    workers: int, transport: str, in_process: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    done = run(
+        out,
+        *("--workers", str(workers), "--clients", "10", "--rounds", "3"),
+        *("--participation", "7", "--transport", transport),
+    )
+    assert done.returncode == 0, done.stderr
+    ours, theirs = load(out / "summary.json"), load(in_process / "summary.json")
+    for key in ("model_sha256", "clients_sha256", "test_accuracy", "test_nll", "bytes_down", "bytes_up"):
+        assert ours[key] == theirs[key], key
+    assert algorithm_rows(out) == algorithm_rows(in_process)
+    assert reproducible(out / "metrics.jsonl") == reproducible(in_process / "metrics.jsonl")
+    until(lambda: not any(alive(pid) for pid in pids(out)))
+
+
+def test_a_run_leaves_the_files_of_the_contract(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = run(out, "--workers", "2", "--rounds", "5", "--eval-every", "2", "--participation", "1")
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    assert "per client and round" in done.stdout
+    for name in CONTRACT:
+        assert (out / name).is_file(), name
+    summary = load(out / "summary.json")
+    assert (summary["format"], summary["status"], summary["rounds"]) == (1, "done", 5)
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [m["round"] for m in metrics] == [0, 2, 4, 5]
+    assert all(len(m["participants"]) == 1 for m in metrics[1:])
+    assert summary["test_accuracy"] == metrics[-1]["test_accuracy"]
+    with (out / "ledger.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == COLUMNS
+    for direction in ("down", "up"):
+        total = sum(int(r["bytes"]) for r in rows if (r["kind"], r["direction"]) == ("algorithm", direction))
+        assert total == summary[f"bytes_{direction}"]
+    everything = sum(
+        n
+        for sides in summary["bytes"].values()
+        for fields in sides.values()
+        for layers in fields.values()
+        for n in layers.values()
+    )
+    assert everything == sum(int(r["bytes"]) for r in rows)
+    model = load_file(out / "model.safetensors")
+    assert sum(v.size for k, v in model.items() if not k.startswith("precision.")) == summary["params"]
+    assert (model["precision.fc1.weight"] > 0).all()
+    processes = load(out / "processes.json")
+    assert [p["role"] for p in processes] == ["coordinator", "forkserver", "worker", "worker"]
+    assert all(p["ended"] for p in processes)
+    manifest = load(out / "manifest.json")
+    assert manifest["experiment"]["hyperparameters"]["rho"] == "1/K"
+    assert manifest["execution"]["workers"] == 2
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
+        f"{r:06d}.checkpoint" for r in (3, 4, 5)
+    ]
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Any:
+    """A run that would go on for hours, past its third round; killed afterwards if need be."""
+    out = tmp_path / "run"
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        command(out, "--workers", "3", "--rounds", "100000"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        start_new_session=True,
+    )
+    until(lambda: rounds_done(out) > 3)
+    yield process, out, temporary
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_a_signal_stops_everything(endless: Any, number: signal.Signals) -> None:
+    process, out, temporary = endless
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted after round" in stderr
+    assert "Traceback" not in stderr
+    assert load(out / "summary.json")["status"] == "interrupted"
+    assert not any(alive(pid) for pid in pids(out))
+    assert not list(temporary.iterdir())  # no socket folder
+
+
+def test_a_dead_worker_ends_the_run_with_its_name(endless: Any) -> None:
+    process, out, temporary = endless
+    victim = pids(out, "worker")[1]
+    os.kill(victim, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "worker 1 was killed by SIGKILL in round" in stderr
+    assert "worker-001.log" in stderr
+    assert "Traceback" not in stderr
+    assert load(out / "summary.json")["status"] == "failed"
+    assert not any(alive(pid) for pid in pids(out))
+    assert not list(temporary.iterdir())
+
+
+def test_nobody_outlives_a_killed_coordinator(endless: Any) -> None:
+    process, out, _ = endless
+    stopped = pids(out, "worker")[0]
+    os.kill(stopped, signal.SIGSTOP)
+    process.kill()
+    process.communicate()
+    until(lambda: not any(alive(pid) for pid in pids(out)))
+
+
+FAULTY = '''
+from dataclasses import dataclass
+from typing import ClassVar
+from protocols.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Faulty(FedAvg):
+    """FedAvg that cannot train client 2 in round 2."""
+    name: ClassVar[str] = "faulty"
+
+    def client_update(self, client, down, shard, task):
+        if (task.round, task.client) == (2, 2):
+            print("about to divide")
+            1 / 0
+        return super().client_update(client, down, shard, task)
+'''
+
+
+def test_an_exception_in_client_code_names_worker_client_and_round(tmp_path: Path) -> None:
+    file = tmp_path / "faulty.py"
+    file.write_text(FAULTY)
+    done = run(tmp_path / "run", "--workers", "3", "--algo", f"{file}:Faulty")
+    assert done.returncode == 1
+    assert "failed on client 2 in round 2" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    assert 'faulty.py", line' in done.stderr
+    assert load(tmp_path / "run" / "summary.json")["status"] == "failed"
+
+
+def test_a_users_own_algorithm_needs_no_change_here(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(FAULTY.replace("(2, 2)", "(9, 9)"))
+    done = run(tmp_path / "run", "--workers", "2", "--rounds", "1", "--algo", f"{file}:Faulty")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_config_file_is_between_defaults_and_options(tmp_path: Path) -> None:
+    config = tmp_path / "job.toml"
+    config.write_text(
+        'experiment = {algo = "fedlap", rounds = 2, seed = 5}\n'
+        "hyperparameters = {delta = 0.5, epochs = 1}\n"
+        'codecs = {"up.mean" = "bf16"}\n'
+        "execution = {workers = 0}\n"
+    )
+    done = run(tmp_path / "run", "--config", str(config), "--rounds", "1", "--set", "delta=0.25")
+    assert done.returncode == 0, done.stderr
+    experiment = load(tmp_path / "run" / "manifest.json")["experiment"]
+    assert (experiment["algo"], experiment["rounds"], experiment["seed"]) == ("fedlap", 1, 5)
+    assert experiment["hyperparameters"]["delta"] == 0.25
+    assert experiment["hyperparameters"]["local.epochs"] == 1
+    summary = load(tmp_path / "run" / "summary.json")
+    assert summary["bytes"]["algorithm"]["up"]["mean"]["values"] == 10 * 2 * summary["params"]
+    assert summary["bytes"]["algorithm"]["down"]["mean"]["values"] == 10 * 4 * summary["params"]

@@ -1,0 +1,258 @@
+"""Files a run resumes from: written whole or not at all, kept as long as a checkpoint names them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim.errors import DiskError, WireError
+from fedsim.wire.state import decode_state, encode_state
+from workers import store
+from workers.store import KEEP, Checkpoint, Checkpoints, ClientStates, model_digest, write_atomically
+
+
+@dataclass(frozen=True)
+class Client:
+    dual: Tensor
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Server:
+    mean: Tensor
+
+
+def client(value: float, size: int = 8) -> Client:
+    return Client(torch.full((size,), value, dtype=torch.float64), int(value))
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> ClientStates:
+    return ClientStates(tmp_path / "state", Client)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, states: ClientStates) -> Iterator[Checkpoints]:
+    (tmp_path / "checkpoints").mkdir()
+    made = Checkpoints(tmp_path / "checkpoints", states)
+    yield made
+    if any(thread.is_alive() for thread in made._threads):
+        made.close()
+
+
+def tree(folder: Path) -> set[str]:
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+
+
+def saved(states: ClientStates, client: int) -> list[int]:
+    folder = states.path(client, 0).parent
+    return sorted(int(p.stem) for p in folder.iterdir()) if folder.exists() else []
+
+
+# ---- files
+
+
+def test_a_file_is_replaced_whole_and_no_temporary_stays(tmp_path: Path) -> None:
+    path = tmp_path / "x.state"
+    for content in (b"one", b"another"):
+        assert write_atomically(path, [content[:1], b"", content[1:]]) == len(content)
+        assert path.read_bytes() == content
+    assert tree(tmp_path) == {"x.state"}
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.state"
+    write_atomically(path, [b"old"])
+
+    def chunks() -> Iterator[bytes]:
+        yield b"new"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(DiskError, match=r"cannot write .*x\.state.*No space left on device"):
+        write_atomically(path, chunks())
+    assert path.read_bytes() == b"old"
+    assert tree(tmp_path) == {"x.state"}
+
+
+def test_a_missing_folder_is_a_disk_error_with_exit_code_5(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match="cannot write") as caught:
+        write_atomically(tmp_path / "none" / "x.state", [b""])
+    assert caught.value.exit_code == 5
+
+
+# ---- client states
+
+
+def test_a_state_is_read_back_by_another_process_and_from_the_cache(states: ClientStates) -> None:
+    state = client(3)
+    states.save(2, 5, state)
+    assert states.load(2, 5) is state
+    other = ClientStates(states.folder, Client).load(2, 5)
+    assert torch.equal(other.dual, state.dual)
+    assert other.dual.dtype == torch.float64
+    assert other.steps == 3
+    assert tree(states.folder) == {"000002/000005.state"}
+    assert states.path(2, 5).read_bytes() == encode_state(state)
+
+
+def test_saving_again_replaces_the_version(states: ClientStates) -> None:
+    states.save(0, 1, client(1))
+    states.save(0, 1, client(2))
+    assert states.load(0, 1).steps == 2
+    assert ClientStates(states.folder, Client).load(0, 1).steps == 2
+    assert tree(states.folder) == {"000000/000001.state"}
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "emptied", "foreign"])
+def test_a_damaged_file_names_client_and_path(states: ClientStates, damage: str) -> None:
+    states.save(11, 4, client(1))
+    path = states.path(11, 4)
+    data = bytearray(path.read_bytes())
+    if damage == "flipped":
+        data[len(data) // 2] ^= 4
+    path.write_bytes(
+        {"truncated": data[:-1], "emptied": b"", "foreign": encode_state(Server(torch.ones(1)))}.get(
+            damage, data
+        )
+    )
+    with pytest.raises(WireError, match=r"the state of client 11, .*000011/000004\.state"):
+        ClientStates(states.folder, Client).load(11, 4)
+
+
+def test_a_missing_file_names_the_client(states: ClientStates) -> None:
+    with pytest.raises(DiskError, match="the state of client 9, .*: No such file"):
+        states.load(9, 1)
+
+
+def test_the_cache_is_bounded_and_its_account_is_right(
+    states: ClientStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(encode_state(client(0)))
+    monkeypatch.setattr(store, "CACHE_BYTES", 3 * size)
+    for version in range(1, 11):
+        states.save(0, version, client(0))
+        states.save(0, version, client(0))  # a task that was computed again
+        assert states._cached_bytes == sum(n for _, n in states._cache.values()) <= 3 * size
+    assert [version for _, version in states._cache] == [8, 9, 10]
+    assert states.load(0, 1).steps == 0  # from disk
+    states.save(0, 11, client(0, size=10_000))  # larger than the bound: it is the only one
+    assert [version for _, version in states._cache] == [11]
+
+
+def test_forgetting_empties_the_cache_and_not_the_disk(states: ClientStates) -> None:
+    for k in (0, 1):
+        for version in (1, 2, 3):
+            states.save(k, version, client(version))
+    states.forget(0, below=3)
+    assert set(states._cache) == {(0, 3), (1, 1), (1, 2), (1, 3)}
+    assert states._cached_bytes == sum(n for _, n in states._cache.values())
+    assert states.load(0, 1).steps == 1
+
+
+def test_removing_deletes_what_is_older(states: ClientStates) -> None:
+    for version in (1, 2, 5):
+        states.save(0, version, client(version))
+    states.remove(0, below=5)
+    assert saved(states, 0) == [5]
+
+
+def test_digests_are_of_the_encoded_states(states: ClientStates) -> None:
+    states.save(0, 2, client(2))
+    initial = encode_state(client(0))
+    assert states.digest(0, 2, initial) == sha256(encode_state(client(2))).digest()
+    assert states.digest(1, 0, initial) == sha256(initial).digest()
+
+
+# ---- checkpoints
+
+
+def test_a_checkpoint_names_the_round_the_server_and_all_versions(
+    tmp_path: Path, checkpoints: Checkpoints
+) -> None:
+    server = Server(torch.tensor([1 / 3, -0.0], dtype=torch.float64))
+    checkpoints.commit(4, server, (4, 0, 2), (0,))
+    checkpoints.close()
+    assert tree(tmp_path / "checkpoints") == {"000004.checkpoint"}
+    data = (tmp_path / "checkpoints" / "000004.checkpoint").read_bytes()
+    back = decode_state(Checkpoint, data, "checkpoint")
+    assert back.round == 4
+    assert back.versions.tolist() == [4, 0, 2]
+    assert bytes(back.server.numpy()) == encode_state(server)
+    assert torch.equal(decode_state(Server, bytes(back.server.numpy()), "server").mean, server.mean)
+
+
+def test_three_checkpoints_and_exactly_the_states_that_they_name(
+    tmp_path: Path, states: ClientStates, checkpoints: Checkpoints
+) -> None:
+    """Two exchanges a round; client 2 takes part in odd rounds only, and client 1 is lost in round 4."""
+    versions = [0, 0, 0, 0]
+    history = []
+    for r in range(1, 9):
+        people = [k for k in (0, 1, 2) if k != 2 or r % 2]
+        for k in people:
+            states.save(k, 2 * r - 1, client(2 * r - 1))
+            states.save(k, 2 * r, client(2 * r))
+        folded = tuple(k for k in people if (k, r) != (1, 4))
+        for k in folded:
+            versions[k] = 2 * r
+        history.append(tuple(versions))
+        checkpoints.commit(r, Server(torch.ones(1)), history[-1], folded)
+    checkpoints.close()
+    assert KEEP == 3
+    assert tree(tmp_path / "checkpoints") == {f"{r:06d}.checkpoint" for r in (6, 7, 8)}
+    for kept in history[-3:]:
+        for k, version in enumerate(kept):
+            assert version == 0 or states.load(k, version).steps == version
+    for k in range(4):
+        named = {kept[k] for kept in history[-3:]} - {0}
+        assert named <= set(saved(states, k))
+        # drafts of the kept rounds may remain until their round is dropped; nothing older does
+        assert all(v in named or v > min(named) for v in saved(states, k))
+    assert saved(states, 3) == []
+
+
+def test_no_temporary_is_left_and_every_file_is_whole(
+    tmp_path: Path, states: ClientStates, checkpoints: Checkpoints
+) -> None:
+    for r in range(1, 6):
+        states.save(0, r, client(r))
+        checkpoints.commit(r, Server(torch.ones(1)), (r,), (0,))
+    checkpoints.close()
+    files = tree(tmp_path)
+    assert not [f for f in files if os.path.basename(f).startswith(".")]
+    for name in files:
+        kind = Client if name.endswith(".state") else Checkpoint
+        decode_state(kind, (tmp_path / name).read_bytes(), name)
+
+
+def test_rounds_that_fold_nothing_keep_the_states_of_those_before(
+    states: ClientStates, checkpoints: Checkpoints
+) -> None:
+    states.save(0, 1, client(1))
+    checkpoints.commit(1, Server(torch.ones(1)), (1,), (0,))
+    for r in range(2, 8):
+        checkpoints.commit(r, Server(torch.ones(1)), (1,), ())
+    checkpoints.close()
+    assert saved(states, 0) == [1]
+
+
+def test_a_disk_that_refuses_is_reported_by_the_next_call(tmp_path: Path, states: ClientStates) -> None:
+    checkpoints = Checkpoints(tmp_path / "nowhere", states)
+    checkpoints.commit(1, Server(torch.ones(1)), (0,), ())
+    with pytest.raises(DiskError, match=r"cannot write .*000001\.checkpoint"):
+        checkpoints.close()
+
+
+def test_the_model_digest_is_of_little_endian_float32() -> None:
+    mean = torch.tensor([1.0, -0.0, 1 / 3], dtype=torch.float64)
+    precision = torch.tensor([2.0, 3.0, 4.0])
+    raw = mean.float().numpy().astype("<f4").tobytes()
+    assert model_digest(mean, None) == sha256(raw).hexdigest()
+    assert model_digest(mean, precision) == sha256(raw + precision.numpy().tobytes()).hexdigest()
