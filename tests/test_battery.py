@@ -446,6 +446,14 @@ def test_server_methods_change_no_state(algorithm: Class) -> None:
     assert frozen(*servers) == before
 
 
+def test_the_coordinator_plays_the_box(algorithm: Class, tmp_path: Path) -> None:
+    """The whole machinery gives the bits of the methods called by hand, folded in ascending id."""
+    made, servers, _ = steps(problem_of(algorithm))
+    run = play(problem_of(algorithm), tmp_path / "run")
+    assert frozen(run.outcome.server) == frozen(servers[-1])
+    assert frozen(*run.states) == frozen(*(step.committed for step in made[-CLIENTS:]))
+
+
 # ---- arrival order
 
 

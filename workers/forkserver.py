@@ -84,8 +84,19 @@ def _tell(link: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _preload() -> None:
-    """Import what every worker needs, before the first fork."""
+    """Import what every worker needs, before the first fork, also what torch imports late.
+
+    The first autograd.grad with explicit columns, that is the first curvature, imports symbolic_shapes
+    and with it sympy: 0.4 CPU-seconds in every worker. One matrix product sets the BLAS up. No
+    backward: autograd's engine must not be started before a fork.
+    """
+    import torch
+    import torch.fx.experimental.symbolic_shapes
+
     import workers.process  # noqa: F401
+
+    torch.set_num_threads(1)
+    torch.nn.functional.linear(torch.zeros(32, 8), torch.zeros(8, 8))
 
 
 def _become_worker(spec: dict[str, Any]) -> None:

@@ -217,10 +217,10 @@ def test_hyperparameters_round_trip_through_toml(algorithm: type, change: bool) 
     values = resolved_hyperparameters(algorithm())
     if change:
         values = {key: other_value(value) for key, value in values.items()}
-    built = build_algorithm(algorithm, values)
+    built: Any = build_algorithm(algorithm, values)
     assert resolved_hyperparameters(built) == values
     for written in (as_toml(values), as_toml({json.dumps(key): value for key, value in values.items()})):
-        again = build_algorithm(algorithm, tomllib.loads(written))
+        again: Any = build_algorithm(algorithm, tomllib.loads(written))
         assert again == built
         assert resolved_hyperparameters(again) == values
     assert (built == algorithm()) is not change

@@ -117,17 +117,14 @@ def test_a_damaged_file_names_client_and_path(states: ClientStates, damage: str)
     data = bytearray(path.read_bytes())
     if damage == "flipped":
         data[len(data) // 2] ^= 4
-    path.write_bytes(
-        {"truncated": data[:-1], "emptied": b"", "foreign": encode_state(Server(torch.ones(1)))}.get(
-            damage, data
-        )
-    )
+    wrong = {"truncated": data[:-1], "emptied": b"", "foreign": encode_state(Server(torch.ones(1)))}
+    path.write_bytes(bytes(wrong.get(damage, data)))
     with pytest.raises(WireError, match=r"the state of client 11, .*000011/000004\.state"):
         ClientStates(states.folder, Client).load(11, 4)
 
 
 def test_a_missing_file_names_the_client(states: ClientStates) -> None:
-    with pytest.raises(DiskError, match="the state of client 9, .*: No such file"):
+    with pytest.raises(DiskError, match=r"the state of client 9, .*: No such file"):
         states.load(9, 1)
 
 

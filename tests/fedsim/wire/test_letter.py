@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import msgspec
 import numpy as np
 import pytest
@@ -276,7 +276,9 @@ def test_encoding_copies_nothing() -> None:
 )
 def test_a_header_has_one_size_whatever_ids_and_values(numbers: list[int], values: list[float]) -> None:
     payload = encode(replace(up(), mean=torch.tensor(values)), {}, DIMS)
-    letter = seal(Header(VERSION, "upload", "run", *numbers, fields=payload.fields), payload.frames)
+    epoch, number, exchange, client, base, micros = numbers
+    header = Header(VERSION, "upload", "run", epoch, number, exchange, client, base, micros, payload.fields)
+    letter = seal(header, payload.frames)
     assert letter.sizes == letter_of(up()).sizes
     assert open_letter(frames_of(letter), "here").header == letter.header
 
@@ -539,7 +541,7 @@ def test_values_that_are_not_finite_are_counted_and_named(field: str, bad: float
     values = torch.ones(5)
     values[1] = values[3] = bad
     with pytest.raises(WireError, match=f"^here: field '{field}' has 2 of 5 values NaN or Inf"):
-        received(frames_of(letter_of(replace(up(), **{field: values}))))
+        received(frames_of(letter_of(replace(up(), **{field: values}))))  # type: ignore[arg-type]
 
 
 def test_opposite_infinities_do_not_cancel_and_large_finite_sums_pass() -> None:
