@@ -323,7 +323,9 @@ class RoundMachine:
         return queue.popleft()
 
     def _by_load(self) -> Sequence[int]:
-        return sorted(self._load, key=lambda w: (len(self._load[w]), w))
+        """Idle workers first, and among them those whose own clients wait: or else a worker without
+        any would take a client from one that is just as idle and holds its state."""
+        return sorted(self._load, key=lambda w: (len(self._load[w]), not self._waiting.get(w), w))
 
     def _give_score(self, worker: int) -> Score:
         piece = self._to_score.popleft()

@@ -210,7 +210,7 @@ def decode(message: type[M], letter: Letter, codecs: Mapping[str, str], dims: Di
     for f, h in zip(expected, headers, strict=True):
         about = f"{whose}: field {f.name!r}"
         name = codecs.get(f.name, "dense")
-        if False:
+        if h.codec != name:
             raise WireError(f"{about} is encoded as {h.codec!r}; this run uses {name!r}")
         if h.dtype != f.kind.dtype:
             raise WireError(f"{about} has dtype {h.dtype!r}; its kind {f.kind.name!r} has {f.kind.dtype!r}")

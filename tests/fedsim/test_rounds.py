@@ -331,7 +331,8 @@ def test_the_largest_client_goes_first_and_ties_by_id() -> None:
 
 def test_a_client_returns_to_the_worker_that_holds_its_state() -> None:
     """With as many workers as clients nobody has to move once every worker has one."""
-    world = World(3, 4, 1, (Turnout((0, 1, 2)),) * 4, 0, 1)
+    people = [(0, 1, 2), (0, 1, 2), (1, 2), (0, 2), (0, 1), (1,), (2,), (0, 1, 2)]
+    world = World(3, len(people), 1, tuple(map(Turnout, people)), 0, 1)
     machine, rng = world.machine(), random.Random(3)
     end = Simulator(world, machine, 3, rng)
     end.carry_out(machine.start())

@@ -84,6 +84,12 @@ class Rates:
     exact: int | float = 0
 
 
+@dataclass(frozen=True)
+class Either:
+    item: tuple[Tensor, int] | tuple[Tensor, str]
+    after: Tensor
+
+
 @st.composite
 def any_tensor(draw: Any) -> Tensor:
     dtype = draw(st.sampled_from(DTYPES))
@@ -175,6 +181,11 @@ def test_an_int_in_a_floats_place_has_the_bytes_of_the_float() -> None:
         assert encode_state(ints) == encode_state(floats)
         assert same(decode_state(type(floats), encode_state(ints), "here"), floats)
     assert decode_state(Rates, encode_state(Rates(exact=7)), "here").exact == 7
+
+
+def test_a_union_tries_its_alternatives_from_the_same_tensor() -> None:
+    state = Either((torch.ones(3), "x"), torch.zeros(2))
+    assert same(decode_state(Either, encode_state(state), "here"), state)
 
 
 def test_special_values_keep_their_bits() -> None:
