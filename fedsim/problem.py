@@ -86,18 +86,20 @@ class Problem:
         """Codecs by direction and field, from `--codec field=codec` or `up.field=codec`."""
         sides: dict[str, dict[str, str]] = {"down": {}, "up": {}}
         known = {
-            side: {f.name for e in self.algorithm.exchanges for f in schema(getattr(e, side))}
+            side: {f.name: f.kind.dtype for e in self.algorithm.exchanges for f in schema(getattr(e, side))}
             for side in sides
         }
         for name, chosen in self.experiment.codecs.items():
-            codec(chosen)
+            lossy = codec(chosen).lossy
             direction, _, field = name.rpartition(".")
             if direction not in ("", "down", "up"):
                 raise UsageError(f"--codec {name}: the direction is 'down' or 'up', not {direction!r}")
             hit = [s for s in sides if direction in ("", s) and field in known[s]]
             if not hit:
-                raise unknown("message field", field, known["down"] | known["up"])
+                raise unknown("message field", field, {*known["down"], *known["up"]})
             for side in hit:
+                if lossy and not known[side][field].startswith("f"):
+                    raise UsageError(f"--codec {name}={chosen}: {field!r} holds no floats")
                 sides[side][field] = chosen
         return sides
 

@@ -177,6 +177,7 @@ class _Session:
         states = ClientStates(rundir.path / "state", problem.algorithm.client_type)
         checkpoints = Checkpoints(rundir.path / "checkpoints", states)
         endpoint = self._endpoint(supervisor, places, checkpoints.states)
+        linger = 0.0
         try:
             self.display.header(self._header(places))
             orders = {
@@ -197,11 +198,12 @@ class _Session:
                 started=process_start(),
             )
             outcome = coordinator.run()
+            linger = 1.0  # for the stop letters
             self._write_model(outcome)
             return outcome
         finally:
             rundir.append_ledger(self.ledger.close(problem.experiment.rounds))
-            endpoint.close()
+            endpoint.close(linger)
             checkpoints.close()
 
     def _endpoint(self, supervisor: Supervisor, places: tuple[Placement, ...], states: Any) -> Endpoint:
@@ -250,8 +252,9 @@ class _Session:
         where = f"{workers} workers over {self.execution.transport}" if workers else "in process"
         devices = ", ".join(dict.fromkeys(str(place) for place in places))
         return [
-            f"[bold]{e.algo}[/] on {e.dataset} ({sum(p.sizes):,} of {len(p.dataset.train_targets):,} training "
-            f"examples, {len(p.dataset.test_targets):,} test), model {model}, P = {p.net.layout.size:,}",
+            f"[bold]{e.algo}[/] on {e.dataset} ({sum(p.sizes):,} of {len(p.dataset.train_targets):,} "
+            f"training examples, {len(p.dataset.test_targets):,} test), model {model}, "
+            f"P = {p.net.layout.size:,}",
             f"{len(p.clients)} clients ({e.partition}, {min(p.sizes)} to {max(p.sizes)} examples), "
             f"participation {e.participation}, {e.rounds} rounds, seed {e.seed}; {where} ({devices})",
         ]

@@ -539,7 +539,6 @@ class LateScores(Shuffled):
         return worker
 
 
-@pytest.mark.xfail(strict=True, reason="Coordinator._evaluated reports a round as soon as it is scored")
 def test_metrics_are_written_in_the_order_of_rounds(tmp_path: Path) -> None:
     """metrics.jsonl is bits, and the summary's last line is the last round's (design sections 8, 9)."""
 

@@ -91,6 +91,7 @@ class _Round:
     bytes_up: int = 0
     reported: dict[str, float] = field(default_factory=dict)
     model: Tensor | None = None
+    recorded: bool = False
     scores: dict[int, tuple[int, float, int]] = field(default_factory=dict)
 
 
@@ -141,7 +142,7 @@ class Coordinator:
         self.folder = Folder(problem, self._wakeup.set)
         self.spool = Spool(checkpoints.folder.parent / "spool")
         self._payload = Payload((), ())
-        self._rounds: dict[int, _Round] = {0: _Round(0, model=self._mean())}
+        self._rounds: dict[int, _Round] = {0: _Round(0, model=self._mean(), recorded=True)}
         self._models_sent: dict[int, int] = {}
         self._joined = 0
         self._uploads = 0
@@ -247,11 +248,12 @@ class Coordinator:
 
     def _scored(self, worker: int, letter: Letter) -> None:
         h = letter.header
+        if h.round not in self._rounds:
+            raise TaskError(f"worker {worker} scored round {h.round}, which nobody asked for")
         correct, nll, count = msgspec.json.decode(bytes(letter.frames[0]), type=tuple[int, float, int])
         about = self._rounds[h.round]
         about.scores[h.exchange] = (correct, nll, count)
-        if len(about.scores) == self.problem.chunks:
-            self._evaluated(about)
+        self._report_scores()
         try:
             self._handle(Scored(worker, h.round, h.exchange))
         except ProtocolError as e:
@@ -286,6 +288,8 @@ class Coordinator:
                     self._finished = True
         for commit in committed:
             self._record(commit)
+        if committed:
+            self._report_scores()
 
     def _open(self, command: Open) -> None:
         """Encode the broadcast once; the fold computes from the decoded broadcast, as clients do."""
@@ -338,6 +342,7 @@ class Coordinator:
         self.observer.committed(r, ledger.close(r))
         about = self._rounds[r]
         about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
+        about.recorded = True
         if not self.machine.evaluates(r):
             del self._rounds[r]
 
@@ -345,7 +350,16 @@ class Coordinator:
         model = self.problem.algorithm.model(self.server, self.problem.context(0, 0))
         return model.mean.float()
 
+    def _report_scores(self) -> None:
+        """Report evaluated rounds in order: a round scored early waits for its predecessors."""
+        while self._rounds:
+            first = self._rounds[min(self._rounds)]
+            if not first.recorded or len(first.scores) < self.problem.chunks:
+                return
+            self._evaluated(first)
+
     def _evaluated(self, about: _Round) -> None:
+        """One line of metrics; sums are combined in chunk order."""
         scores = [about.scores[chunk] for chunk in range(self.problem.chunks)]
         count = sum(n for _, _, n in scores)
         self.observer.evaluated(

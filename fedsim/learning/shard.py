@@ -82,6 +82,11 @@ class QuadraticShard:
         minimum: Tensor = torch.linalg.solve(matrix, vector)
         return minimum
 
+    def loss(self, weights: Tensor) -> float:
+        """l_k(w) / N_k."""
+        w = weights.to(self.linear)
+        return float(w @ (self.hessian @ w) / 2 - self.linear @ w) / self.size
+
     def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
         """The diagonal of the Hessian."""
         return self.hessian.diagonal().clone()

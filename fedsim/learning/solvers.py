@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -75,7 +74,8 @@ def minimise(
     """
     if isinstance(shard, QuadraticShard):
         if how.optimiser == "exact":
-            return Fit(shard.minimiser(weight, penalties), None, math.nan)
+            minimum = shard.minimiser(weight, penalties)
+            return Fit(minimum, None, shard.loss(minimum))
         raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
     if how.optimiser == "exact":
         raise UsageError("optimiser 'exact' needs a quadratic loss; use adam or sgd for a network")
