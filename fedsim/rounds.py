@@ -166,7 +166,8 @@ class RoundMachine:
 
     def start(self) -> list[Command]:
         """Open the first round. Call once, before any event."""
-        self._evaluate(self.round)
+        if not self.round:
+            self._evaluate(0)
         return self._next_round()
 
     def handle(self, event: Event) -> list[Command]:

@@ -23,6 +23,8 @@ def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
     for table in file:
         if table not in TABLES:
             raise unknown(f"table in {config}:", table, TABLES)
+        if not isinstance(file[table], dict):
+            raise UsageError(f"--config {config}: {table} = {file[table]!r} is no table; write [{table}]")
     settings = dict(parse_setting(text) for text in given.pop("settings", ()))
     codecs = dict(_pair(text) for text in given.pop("codecs", ()))
     execution = file.get("execution", {}) | {k: given.pop(k) for k in EXECUTION if k in given}

@@ -36,8 +36,7 @@ from fedsim.rounds import (
 )
 from fedsim.schedules import Schedule
 from fedsim.wire.ledger import Entry
-from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, blob, encode, seal, tensors
-from fedsim.wire.letter import decode as decode_message
+from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, blob, decode_own, encode, seal, tensors
 from workers.endpoint import Endpoint, Incoming
 from workers.folding import Folder
 from workers.spool import Spool
@@ -250,9 +249,12 @@ class Coordinator:
         h = letter.header
         if h.round not in self._rounds:
             raise TaskError(f"worker {worker} scored round {h.round}, which nobody asked for")
-        correct, nll, count = msgspec.json.decode(bytes(letter.frames[0]), type=tuple[int, float, int])
+        try:
+            score = msgspec.json.decode(letter.frames[0], type=tuple[int, float, int])
+        except (msgspec.DecodeError, IndexError) as e:
+            raise TaskError(f"worker {worker} sent an unreadable score of round {h.round}: {e}") from None
         about = self._rounds[h.round]
-        about.scores[h.exchange] = (correct, nll, count)
+        about.scores[h.exchange] = score
         self._report_scores()
         try:
             self._handle(Scored(worker, h.round, h.exchange))
@@ -302,10 +304,7 @@ class Coordinator:
         self._payload = encode(down, codecs, problem.dims)
         if not command.folds:
             return
-        header = Header(VERSION, "task", self.run_name, fields=self._payload.fields)
-        sent = decode_message(
-            type(down), seal(header, self._payload.frames), codecs, problem.dims, "own broadcast"
-        )
+        sent = decode_own(type(down), self._payload, codecs, problem.dims)
         self.folder.start(self.server, sent, command.round, command.exchange)
 
     def _give_score(self, worker: int, round: int, chunk: int) -> None:

@@ -151,7 +151,7 @@ class ZmqEndpoint(Endpoint):
             try:
                 letter = open_letter(frames, "from a stranger")
                 worker = self._admit(route, letter)
-            except (WireError, msgspec.DecodeError, KeyError):
+            except WireError:
                 self.strangers += 1
                 return None
             self.ledger.book_handshake(worker)
@@ -160,10 +160,14 @@ class ZmqEndpoint(Endpoint):
 
     def _admit(self, route: bytes, letter: Letter) -> int:
         """Bind a connection to a worker index by its hello."""
-        if letter.header.kind != "hello":
+        if letter.header.kind != "hello" or len(letter.frames) != 1:
             raise WireError("no hello")
-        hello = msgspec.json.decode(bytes(letter.frames[0]), type=Hello)
-        if not secrets.compare_digest(hello.token, self.token) or hello.index in self._routes:
+        try:
+            hello = msgspec.json.decode(letter.frames[0], type=Hello)
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            raise WireError(f"an unreadable hello: {e}") from None
+        right = secrets.compare_digest(hello.token.encode(), self.token.encode())
+        if not right or hello.index in self._routes:
             raise WireError("not of this run")
         self._workers[route] = hello.index
         self._routes[hello.index] = route

@@ -14,10 +14,10 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,18 +28,29 @@ from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.letter import Buffer
 from fedsim.wire.state import decode_state, encode_state, state_chunks
 
-S = TypeVar("S")
+Server = TypeVar("Server")
 KEEP = 3
 CACHE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """One committed round: versions (K,) int64 of all clients' states; server is its encoded state."""
+class Checkpoint(Generic[Server]):
+    """One committed round: versions (K,) int64 of all clients' states, and the server's state."""
 
     round: int
     versions: Tensor
-    server: Tensor
+    server: Server
+
+
+def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]:
+    """Errors: WireError if the file is damaged or of another algorithm, DiskError if it is not there."""
+    fields = [("round", int), ("versions", Tensor), ("server", server_type)]
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise DiskError(f"checkpoint {path}: {e.strerror}") from None
+    read: Any = decode_state(make_dataclass("Checkpoint", fields, frozen=True), data, f"checkpoint {path}")
+    return Checkpoint(read.round, read.versions, read.server)
 
 
 def write_atomically(path: Path, chunks: Iterable[Buffer]) -> int:
@@ -107,7 +118,11 @@ class ClientStates:
 
     def digest(self, client: int, version: int, initial: bytes) -> bytes:
         """sha256 of the encoded state; `initial` is the encoded version 0."""
-        return sha256(self.path(client, version).read_bytes() if version else initial).digest()
+        path = self.path(client, version)
+        try:
+            return sha256(path.read_bytes() if version else initial).digest()
+        except OSError as e:
+            raise DiskError(f"the state of client {client}, {path}: {e.strerror}") from None
 
 
 class Checkpoints:
@@ -159,9 +174,7 @@ class Checkpoints:
             if self._error is not None:
                 continue
             try:
-                server = b"".join(state_chunks(commit.server))
-                encoded = torch.frombuffer(bytearray(server), dtype=torch.uint8)
-                checkpoint = Checkpoint(commit.round, torch.tensor(commit.versions), encoded)
+                checkpoint = Checkpoint(commit.round, torch.tensor(commit.versions), commit.server)
                 write_atomically(commit.path, state_chunks(checkpoint))
                 self._keep(commit)
             except BaseException as e:  # raised in the main thread by the next commit, or by close
@@ -190,7 +203,9 @@ class Checkpoints:
             # a later checkpoint supersedes the earlier ones, and their files may be gone already
             newest = {k: commit.versions[k] for commit in done for k in commit.folded}
             for k, version in newest.items():
-                _fsync(self.states.path(k, version))
+                path = self.states.path(k, version)
+                _fsync(path)
+                _fsync(path.parent)
             if done:
                 _fsync(done[-1].path)
                 _fsync(self.folder)

@@ -18,7 +18,7 @@ from fedsim.errors import FedsimError, WireError
 from fedsim.problem import Problem
 from fedsim.rounds import TaskId
 from fedsim.wire.codecs import from_bytes
-from fedsim.wire.letter import VERSION, Header, Letter, Payload, blob, decode, encode, seal
+from fedsim.wire.letter import VERSION, Header, Letter, blob, decode, decode_own, encode, seal
 from fedsim.wire.messages import check_values, map_tensors
 from workers.store import ClientStates
 
@@ -66,8 +66,7 @@ class WorkerRuntime:
         task = problem.task(h.round, h.exchange, h.client)
         draft, up = algorithm.client_update(state, down, problem.shard(h.client), task)
         payload = encode(map_tensors(up, lambda t: t.cpu()), problem.codecs["up"], problem.dims)
-        reply = self._reply("upload", letter, *_parts(payload))
-        seen: Any = decode(types.up, reply, problem.codecs["up"], problem.dims, "own upload")
+        seen: Any = decode_own(types.up, payload, problem.codecs["up"], problem.dims)
         committed = algorithm.client_commit(
             map_tensors(draft, lambda t: t.cpu()), received, seen, problem.task(h.round, h.exchange, h.client)
         )
@@ -75,22 +74,19 @@ class WorkerRuntime:
         self.states.save(h.client, version, committed)
         self.states.forget(h.client, h.base)
         micros = (time.monotonic_ns() - began) // 1000
-        return self._reply("upload", letter, *_parts(payload), micros=micros)
+        return self._reply("upload", letter, payload.fields, payload.frames, micros)
 
     def _score(self, letter: Letter) -> Letter:
         h = letter.header
         if letter.frames:
-            (frame,) = letter.frames
-            mean = from_bytes(memoryview(frame), (self.problem.net.layout.size,), torch.float32)
+            mean = from_bytes(memoryview(letter.frames[0]), h.fields[0].shape, torch.float32)
+            if mean.shape != self.problem.start.shape:
+                raise WireError(f"a model of {mean.numel()} parameters to evaluate")
             self._to_score = (h.round, mean)
         if self._to_score is None or self._to_score[0] != h.round:
             raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
         correct, nll, count = self.problem.score(self._to_score[1], h.exchange)
         return self._reply("score", letter, *blob("score", msgspec.json.encode([correct, nll, count])))
-
-
-def _parts(payload: Payload) -> tuple[Any, Any]:
-    return payload.fields, payload.frames
 
 
 def task_of(letter: Letter) -> TaskId:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -104,12 +105,20 @@ def _fixed_width(value: Any, out: bytearray) -> None:
         out += _encode_str(value)
     elif isinstance(value, int):
         out += struct.pack(">Bq", 0xD3, value) if value < 2**63 else struct.pack(">BQ", 0xCF, value)
-    elif isinstance(value, msgspec.Struct):
-        _fixed_width([getattr(value, name) for name in value.__struct_fields__], out)
-    else:
+    elif isinstance(value, tuple):
         out += struct.pack(">BH", 0xDC, len(value))
         for item in value:
             _fixed_width(item, out)
+    else:
+        _fixed_width(msgspec.structs.astuple(value), out)
+
+
+@lru_cache(maxsize=8)
+def _encoded_fields(fields: tuple[FieldHeader, ...]) -> bytes:
+    """A broadcast's fields are encoded once, however many letters carry them."""
+    out = bytearray()
+    _fixed_width(fields, out)
+    return bytes(out)
 
 
 def digest(data: Buffer) -> int:
@@ -119,8 +128,11 @@ def digest(data: Buffer) -> int:
 
 def seal(header: Header, frames: Sequence[Buffer] = ()) -> Letter:
     """Turn a header and the frames it describes into a letter."""
-    body = bytearray()
-    _fixed_width(header, body)
+    *about, fields = msgspec.structs.astuple(header)
+    body = bytearray(struct.pack(">BH", 0xDC, len(about) + 1))
+    for value in about:
+        _fixed_width(value, body)
+    body += _encoded_fields(fields)
     return Letter(header, struct.pack(">Q", digest(memoryview(body))) + body, tuple(frames))
 
 
@@ -231,6 +243,12 @@ def _scalar(tensor: Tensor, field: Field, about: str) -> Any:
     if field.python is bool and value not in (0, 1):
         raise WireError(f"{about} is a flag and has the value {value}")
     return field.python(value)
+
+
+def decode_own(message: type[M], payload: Payload, codecs: Mapping[str, str], dims: Dims) -> M:
+    """What the other side will decode from a payload of ours: both sides compute from that."""
+    letter = Letter(Header(VERSION, "own", "", fields=payload.fields), b"", payload.frames)
+    return decode(message, letter, codecs, dims, "own message")
 
 
 def blob(name: str, data: bytes) -> tuple[tuple[FieldHeader, ...], tuple[Buffer, ...]]:
