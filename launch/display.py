@@ -56,7 +56,9 @@ class Display:
         )
         if not self._live:
             width = len(str(self._rounds))
-            self.console.print(f"round {metrics['round']:>{width}}/{self._rounds}  {self._status}")
+            line = f"round {metrics['round']:>{width}}/{self._rounds}  {self._status}"
+            if not self.console.quiet:
+                print(line, flush=True)  # rich would take a fair part of a millisecond
 
     def _show(self, what: str, completed: int) -> None:
         if self._live:

@@ -112,6 +112,7 @@ class ZmqEndpoint(Endpoint):
             self.address = f"tcp://127.0.0.1:{port}"
         self._workers: dict[bytes, int] = {}
         self._routes: dict[int, bytes] = {}
+        self._poller, self._polled = zmq.Poller(), [-1]
         self.strangers = 0
 
     def send(self, worker: int, letter: Letter) -> None:
@@ -125,19 +126,21 @@ class ZmqEndpoint(Endpoint):
             raise TaskError(f"cannot send to worker {worker}: {e.strerror}") from None
 
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
-        letters = self._receive_all()
-        poller = zmq.Poller()
-        for fd in fds:
-            poller.register(fd, zmq.POLLIN)
-        poller.register(self._socket, zmq.POLLIN)
-        ready = [fd for fd, _ in poller.poll(0 if letters else int(timeout * 1000))]
-        letters += self._receive_all()
-        return letters, [fd for fd in ready if isinstance(fd, int)]
+        if fds != self._polled:
+            self._poller, self._polled = zmq.Poller(), fds
+            for item in (*fds, self._socket):
+                self._poller.register(item, zmq.POLLIN)
+        ready = [item for item, _ in self._poller.poll(int(timeout * 1000))]
+        letters = self._receive_all() if self._socket in ready else []
+        return letters, [item for item in ready if isinstance(item, int)]
 
     def _receive_all(self) -> list[Incoming]:
         letters = []
-        while self._socket.poll(0):
-            route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        while True:
+            try:
+                route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
             incoming = self._accept(bytes(route.buffer), [f.buffer for f in frames])
             if incoming is not None:
                 letters.append(incoming)

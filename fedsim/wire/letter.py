@@ -81,7 +81,8 @@ class Letter:
 
     @property
     def sizes(self) -> list[int]:
-        return [len(self.head), *(memoryview(f).nbytes for f in self.frames)]
+        """Bytes of every frame: the header's, then the parts' (which the header announces)."""
+        return [len(self.head), *(p.nbytes for f in self.header.fields for p in f.parts)]
 
     def total_bytes(self) -> int:
         return sum(self.sizes)
