@@ -1,7 +1,7 @@
 """One run from configuration to summary.
 
-The order matters for the time to the first round: the fork server is started before this process
-imports torch, so that the two imports run side by side.
+The order matters: the fork server is forked off right after torch is imported, before this process
+has a thread, a socket or anything else that a fork must not copy.
 """
 
 from __future__ import annotations

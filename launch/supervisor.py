@@ -1,6 +1,6 @@
 """The worker processes: started through the fork server, watched through pidfds, ended for sure.
 
-Imports nothing heavy, so that the fork server's import of torch runs beside the coordinator's own.
+Imports nothing heavy itself: the fork server is made from a process that has only imported.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ import json
 import os
 import select
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,18 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import Interrupted, TaskError
+from launch.server import ForkServer
 from workers.devices import Placement
-from workers.forkserver import die_with_parent
 from workers.wakeup import Wakeup
 
 START_DEADLINE = 120.0
 STOP_DEADLINE = 5.0
 LAST_WORDS = 12
-MALLOC = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**30),
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-    "MALLOC_TOP_PAD_": str(2**24),
-}
 
 
 @dataclass
@@ -54,44 +46,16 @@ class Supervisor:
         self.processes: list[Process] = [_process("coordinator", 0, os.getpid(), "cpu", "")]
         self.changed: Callable[[list[Process]], None] = lambda _: None
         self._interrupted = interrupted
-        self._server: subprocess.Popen[bytes] | None = None
-        self._link: socket.socket | None = None
+        self._server: ForkServer | None = None
         self._workers: dict[int, Process] = {}
         self._pidfds: dict[int, int] = {}
         self._statuses: dict[int, int] = {}
-        self._server_log: Path | None = None
 
     # ---- starting
 
     def start_server(self) -> None:
-        """Start importing torch in the fork server. Call from the main thread, early."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = dict(os.environ)
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            environment[name] = "1"
-        environment.update(OMP_DYNAMIC="FALSE", MKL_DYNAMIC="FALSE", CUBLAS_WORKSPACE_CONFIG=":4096:8")
-        # large buffers come and go with every message and batch: without this glibc maps and unmaps
-        # them each time, and page faults cost a worker 5 % of its time
-        for name, value in MALLOC.items():
-            environment.setdefault(name, value)
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-        parent = os.getpid()
-        # Ctrl-C reaches the whole foreground group; the coordinator alone decides what it means
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._server = subprocess.Popen(
-                [sys.executable, "-m", "workers.forkserver", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                preexec_fn=lambda: die_with_parent(parent),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=environment,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old)
-            theirs.close()
-        self._link = ours
+        """Start the fork server. Call from the main thread, before anything has imported torch."""
+        self._server = ForkServer()
         self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
 
     def start_workers(self, specs: list[dict[str, Any]], places: tuple[Placement, ...]) -> None:
@@ -114,38 +78,35 @@ class Supervisor:
         self.changed(self.processes)
 
     def _send(self, message: dict[str, Any]) -> None:
-        assert self._link is not None
+        assert self._server is not None
         try:
-            self._link.send(json.dumps(message).encode())
+            self._server.link.send(json.dumps(message).encode())
         except OSError:
-            raise self._server_lost() from None
+            raise self._server_lost(self._server) from None
 
     def _expect(self, key: str, deadline: float) -> dict[str, Any]:
         """The next message that has `key`; ends of workers are noted on the way."""
-        assert self._link is not None
+        assert self._server is not None
         while True:
             left = deadline - time.monotonic()
-            fds = [self._link.fileno(), self._interrupted.fd]
+            fds = [self._server.link.fileno(), self._interrupted.fd]
             ready, _, _ = select.select(fds, [], [], max(0.0, left))
             if self._interrupted.fd in ready:
                 raise Interrupted("interrupted")
             if not ready:
                 raise TaskError(f"the fork server did not answer within {START_DEADLINE:g} s")
-            data = self._link.recv(1 << 16)
+            data = self._server.link.recv(1 << 16)
             if not data:
-                raise self._server_lost()
+                raise self._server_lost(self._server)
             message: dict[str, Any] = json.loads(data)
             if "ended" in message:
                 self._statuses[message["ended"]] = message["status"]
             if key in message:
                 return message
 
-    def _server_lost(self) -> TaskError:
-        assert self._server is not None and self._server.stdout is not None
-        self._server.kill()
-        said = self._server.stdout.read().decode(errors="replace")
-        tail = "\n".join(said.splitlines()[-LAST_WORDS:])
-        return TaskError(f"the fork server ended (exit code {self._server.wait(5)}).\n{tail}")
+    def _server_lost(self, server: ForkServer) -> TaskError:
+        code = server.end(patience=1.0)
+        return TaskError(f"the fork server ended (exit code {code}).\n{server.last_words(LAST_WORDS)}")
 
     # ---- watching (workers.coordinator.Crew)
 
@@ -209,16 +170,8 @@ class Supervisor:
         while self._pidfds and (left := deadline - time.monotonic()) > 0:
             for fd in select.select(list(self._pidfds), [], [], left)[0]:
                 self._note_end(fd)
-        if self._link is not None:
-            self._link.close()
         if self._server is not None:
-            try:
-                self._server.wait(1.0 if gently else 0.1)
-            except subprocess.TimeoutExpired:
-                self._server.kill()
-                self._server.wait(STOP_DEADLINE)
-            if self._server.stdout is not None:
-                self._server.stdout.close()
+            self._server.end(patience=1.0)
         for process in self.processes:
             process.ended = process.ended or _now()
         self.changed(self.processes)
