@@ -120,7 +120,6 @@ def _run(
     session = _Session(problem, execution, rundir, display, run)
     try:
         outcome = session.carry_out(supervisor, places, turnouts, wakeup)
-        supervisor.stop(gently=True)
         session.finish("done", outcome)
     except Interrupted:
         supervisor.stop(gently=False)
@@ -177,7 +176,6 @@ class _Session:
         states = ClientStates(rundir.path / "state", problem.algorithm.client_type)
         checkpoints = Checkpoints(rundir.path / "checkpoints", states)
         endpoint = self._endpoint(supervisor, places, checkpoints.states)
-        linger = 0.0
         try:
             self.display.header(self._header(places))
             orders = {
@@ -198,12 +196,12 @@ class _Session:
                 started=process_start(),
             )
             outcome = coordinator.run()
-            linger = 1.0  # for the stop letters
             self._write_model(outcome)
+            supervisor.stop(gently=True)  # while the socket is open: closing it may drop stop letters
             return outcome
         finally:
             rundir.append_ledger(self.ledger.close(problem.experiment.rounds))
-            endpoint.close(linger)
+            endpoint.close()
             checkpoints.close()
 
     def _endpoint(self, supervisor: Supervisor, places: tuple[Placement, ...], states: Any) -> Endpoint:

@@ -51,8 +51,8 @@ class Endpoint(ABC):
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
         """Letters that have arrived and descriptors that are readable; both empty after `timeout`."""
 
-    def close(self, linger: float = 0.0) -> None:
-        """Release sockets and files; letters already sent have `linger` seconds to leave."""
+    def close(self) -> None:
+        """Release sockets and files; letters that are still on their way may be lost."""
 
     def _book(self, letter: Letter, worker: int, direction: str) -> None:
         self.total_bytes[direction] += letter.total_bytes()
@@ -176,8 +176,8 @@ class ZmqEndpoint(Endpoint):
         self._routes[hello.index] = route
         return hello.index
 
-    def close(self, linger: float = 0.0) -> None:
-        self._socket.close(int(linger * 1000))
+    def close(self) -> None:
+        self._socket.close(0)
         self._context.term()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
