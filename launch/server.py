@@ -53,6 +53,8 @@ class ForkServer:
             theirs.close()
         self._pidfd = os.pidfd_open(self.pid)
         self._status: int | None = None
+        self.said = ""
+        """What it printed, once it has ended."""
 
     def _fork(self, theirs: socket.socket) -> int:
         parent = os.getpid()
@@ -95,12 +97,10 @@ class ForkServer:
             _, status = os.waitpid(self.pid, 0)
             os.close(self._pidfd)
             self._status = os.waitstatus_to_exitcode(status)
+            self._said.seek(0)
+            self.said = self._said.read().decode(errors="replace")
+            self._said.close()
         return self._status
-
-    def last_words(self, lines: int) -> str:
-        """The end of what it printed."""
-        self._said.seek(0)
-        return "\n".join(self._said.read().decode(errors="replace").splitlines()[-lines:])
 
 
 def _threads() -> int:

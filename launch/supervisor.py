@@ -106,7 +106,8 @@ class Supervisor:
 
     def _server_lost(self, server: ForkServer) -> TaskError:
         code = server.end(patience=1.0)
-        return TaskError(f"the fork server ended (exit code {code}).\n{server.last_words(LAST_WORDS)}")
+        said = "\n".join(server.said.splitlines()[-LAST_WORDS:])
+        return TaskError(f"the fork server ended (exit code {code}).\n{said}")
 
     # ---- watching (workers.coordinator.Crew)
 
