@@ -7,6 +7,7 @@ somebody else (pytest, a notebook), starts a new interpreter instead.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import select
@@ -47,6 +48,8 @@ class ForkServer:
             if pristine:
                 os.environ.update(ENVIRONMENT)
                 importlib.import_module("workers.process")
+                gc.collect()
+                gc.freeze()  # a collection would touch, and so unshare, every object's page
             self.pid = self._fork(theirs) if pristine and _threads() == 1 else self._spawn(theirs)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -39,6 +39,7 @@ from fedsim.wire.ledger import Entry
 from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, blob, decode_own, encode, seal, tensors
 from workers.endpoint import Endpoint, Incoming
 from workers.folding import Folder
+from workers.scoreboard import Scoreboard
 from workers.spool import Spool
 from workers.store import Checkpoints
 from workers.wakeup import Wakeup
@@ -76,22 +77,6 @@ class Observer(Protocol):
     def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
 
     def progress(self, round: int, uploads: int, participants: int) -> None: ...
-
-
-@dataclass
-class _Round:
-    """What metrics.jsonl says about one round; correct, nll and examples by chunk."""
-
-    number: int
-    participants: tuple[int, ...] = ()
-    seconds: float = 0.0
-    seconds_clients: float = 0.0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    reported: dict[str, float] = field(default_factory=dict)
-    model: Tensor | None = None
-    recorded: bool = False
-    scores: dict[int, tuple[int, float, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,7 +126,9 @@ class Coordinator:
         self.folder = Folder(problem, self._wakeup.set)
         self.spool = Spool(checkpoints.folder.parent / "spool")
         self._payload = Payload((), ())
-        self._rounds: dict[int, _Round] = {0: _Round(0, model=self._mean(), recorded=True)}
+        self.board = Scoreboard(problem.chunks, observer.evaluated)
+        start = self.board.open(0, ())
+        start.model, start.committed = self._mean(), True
         self._models_sent: dict[int, int] = {}
         self._joined = 0
         self._uploads = 0
@@ -231,9 +218,9 @@ class Coordinator:
         self.spool.put(task.client, letter)
         self._uploads += 1
         seconds = letter.header.micros / 1e6
-        self._rounds[task.round].seconds_clients += seconds
+        self.board[task.round].seconds_clients += seconds
         self._seconds_clients += seconds
-        self.observer.progress(task.round, self._uploads, len(self._rounds[task.round].participants))
+        self.observer.progress(task.round, self._uploads, len(self.board[task.round].participants))
         self._handle(Arrived(worker, task))
 
     def _take_fold(self) -> None:
@@ -242,20 +229,20 @@ class Coordinator:
         except FedsimError as e:
             raise TaskError(f"round {self.machine.round} cannot be folded: {e}") from e
         self.server = fold.server
-        self._rounds[self.machine.round].reported.update(fold.scalars)
+        self.board[self.machine.round].reported.update(fold.scalars)
         self._handle(Folded())
 
     def _scored(self, worker: int, letter: Letter) -> None:
         h = letter.header
-        if h.round not in self._rounds:
+        if h.round not in self.board:
             raise TaskError(f"worker {worker} scored round {h.round}, which nobody asked for")
         try:
             score = msgspec.json.decode(letter.frames[0], type=tuple[int, float, int])
         except (msgspec.DecodeError, IndexError) as e:
             raise TaskError(f"worker {worker} sent an unreadable score of round {h.round}: {e}") from None
-        about = self._rounds[h.round]
+        about = self.board[h.round]
         about.scores[h.exchange] = score
-        self._report_scores()
+        self.board.flush()
         try:
             self._handle(Scored(worker, h.round, h.exchange))
         except ProtocolError as e:
@@ -291,13 +278,13 @@ class Coordinator:
         for commit in committed:
             self._record(commit)
         if committed:
-            self._report_scores()
+            self.board.flush()
 
     def _open(self, command: Open) -> None:
         """Encode the broadcast once; the fold computes from the decoded broadcast, as clients do."""
         problem, algorithm = self.problem, self.problem.algorithm
         if command.exchange == 1:
-            self._rounds[command.round] = _Round(command.round, command.participants)
+            self.board.open(command.round, command.participants)
         self._uploads = 0
         down = algorithm.broadcast(self.server, problem.context(command.round, command.exchange))
         codecs = problem.codecs["down"]
@@ -311,7 +298,7 @@ class Coordinator:
         fields: Any = ()
         frames: Any = ()
         if self._models_sent.get(worker) != round:
-            model = self._rounds[round].model
+            model = self.board[round].model
             assert model is not None
             fields, frames = tensors({"mean": model})
             self._models_sent[worker] = round
@@ -326,7 +313,7 @@ class Coordinator:
     def _commit(self, command: Commit) -> None:
         """The round is folded: hand the checkpoint over, remember the model, take the time."""
         r, now = command.round, time.monotonic()
-        about = self._rounds.setdefault(r, _Round(r, command.participants))
+        about = self.board.open(r, command.participants)
         self.checkpoints.commit(r, self.server, command.versions, command.folded)
         about.seconds, self._round_began = now - self._round_began, now
         self._commits.append(about.seconds)
@@ -339,42 +326,15 @@ class Coordinator:
         """Ledger rows of a committed round, and its traffic for metrics.jsonl."""
         r, ledger = commit.round, self.endpoint.ledger
         self.observer.committed(r, ledger.close(r))
-        about = self._rounds[r]
+        about = self.board[r]
         about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
-        about.recorded = True
+        about.committed = True
         if not self.machine.evaluates(r):
-            del self._rounds[r]
+            self.board.drop(r)
 
     def _mean(self) -> Tensor:
         model = self.problem.algorithm.model(self.server, self.problem.context(0, 0))
         return model.mean.float()
-
-    def _report_scores(self) -> None:
-        """Report evaluated rounds in order: a round scored early waits for its predecessors."""
-        while self._rounds:
-            first = self._rounds[min(self._rounds)]
-            if not first.recorded or len(first.scores) < self.problem.chunks:
-                return
-            self._evaluated(first)
-
-    def _evaluated(self, about: _Round) -> None:
-        """One line of metrics; sums are combined in chunk order."""
-        scores = [about.scores[chunk] for chunk in range(self.problem.chunks)]
-        count = sum(n for _, _, n in scores)
-        self.observer.evaluated(
-            {
-                "round": about.number,
-                "participants": list(about.participants),
-                "test_accuracy": sum(c for c, _, _ in scores) / count,
-                "test_nll": sum(nll for _, nll, _ in scores) / count,
-                "bytes_down": about.bytes_down,
-                "bytes_up": about.bytes_up,
-                **about.reported,
-                "seconds": round(about.seconds, 6),
-                "seconds_clients": round(about.seconds_clients, 6),
-            }
-        )
-        del self._rounds[about.number]
 
     def _stop_workers(self) -> None:
         for worker in range(self.workers):

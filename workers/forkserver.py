@@ -26,7 +26,6 @@ from contextlib import suppress
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -35,14 +34,6 @@ def die_with_parent(parent: int) -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def keep_memory() -> None:
-    """Let malloc keep large buffers: they come and go with every message and batch, and mapping them
-    anew each time costs a worker 5 % of its time in page faults."""
-    _libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-    _libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
-    _libc.mallopt(M_TOP_PAD, 1 << 24)
 
 
 def main(fd: int) -> None:
@@ -97,6 +88,7 @@ def _preload() -> None:
 
     No backward: autograd's engine must not be started before a fork.
     """
+    import numpy.ma  # noqa: F401 (np.unique imports it late: 12 MB in every worker)
     import torch
 
     import workers.process  # noqa: F401
@@ -121,7 +113,6 @@ def _become_worker(spec: dict[str, Any]) -> None:
             os.execv(sys.executable, [sys.executable, "-m", "workers.process", str(handed)])
         from workers.process import run
 
-        keep_memory()
         code = run(spec)
     except BaseException:
         traceback.print_exc()

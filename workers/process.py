@@ -18,6 +18,7 @@ from fedsim.problem import Problem
 from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
 from protocols import find
 from workers.endpoint import Connection
+from workers.memory import settle
 from workers.numerics import fix_numerics
 from workers.worker import WorkerRuntime
 
@@ -42,6 +43,7 @@ def run(spec: dict[str, Any]) -> int:
             connection.close(linger=5.0)
             print(what, file=sys.stderr)
             return 1
+        settle()
         connection.send(_control("ready", welcome, b""))
         _serve(connection, runtime)
         return 0

@@ -33,6 +33,7 @@ Server = TypeVar("Server")
 KEEP = 3
 CACHE_BYTES = 256 * 2**20
 SMALL_BYTES = 4096
+DISK_DEADLINE = 120.0
 SYNC_SECONDS = 1.0
 """Checkpoints are made durable at most this often; what a power cut costs is rounds not yet synced."""
 
@@ -170,11 +171,14 @@ class Checkpoints:
     def commit(self, round: int, server: Any, versions: tuple[int, ...], folded: tuple[int, ...]) -> None:
         """Write the checkpoint of a round, keep the last three, and drop states none of them names.
 
-        Errors: DiskError of an earlier write.
+        Errors: DiskError of an earlier write, or if the disk does not take one.
         """
         self._raise()
         path = self.folder / f"{round:06d}.checkpoint"
-        self._to_write.put(_Commit(path, round, server, versions, folded))
+        try:
+            self._to_write.put(_Commit(path, round, server, versions, folded), timeout=DISK_DEADLINE)
+        except queue.Full:
+            raise DiskError(f"{self.folder}: nothing could be written for {DISK_DEADLINE:g} s") from None
 
     def close(self, deadline: float = 30.0) -> None:
         """Wait until everything committed is durable, at most `deadline` seconds each.

@@ -1,0 +1,211 @@
+"""One run in its folder: sets everything up, carries it out, writes what there is to know about it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fedsim.errors import FedsimError, Interrupted
+from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
+from fedsim.problem import Problem
+from fedsim.schedules import Turnout, schedule
+from fedsim.wire.ledger import Entry, Ledger
+from launch.display import Display
+from launch.execution import Execution
+from launch.rundir import RunDir
+from launch.summary import process_start, summarise, write_model
+from launch.supervisor import Supervisor
+from protocols import find
+from workers.coordinator import Coordinator, NoCrew, Outcome
+from workers.devices import Placement
+from workers.endpoint import Endpoint, Loopback, ZmqEndpoint
+from workers.numerics import fix_numerics
+from workers.store import Checkpoints, ClientStates
+from workers.wakeup import Wakeup
+from workers.worker import WorkerRuntime
+
+FRAME_SLACK = 1 << 16
+
+
+@dataclass
+class Session:
+    """A run from its manifest to its summary; also the coordinator's Observer."""
+
+    problem: Problem
+    execution: Execution
+    places: tuple[Placement, ...]
+    rundir: RunDir
+    display: Display
+    run_name: str = field(default_factory=lambda: secrets.token_hex(8))
+    ledger: Ledger = field(default_factory=Ledger)
+    last_round: int = 0
+    last_metrics: Mapping[str, Any] | None = None
+    participations: int = 0
+
+    @staticmethod
+    def prepare(
+        experiment: Experiment, execution: Execution, places: tuple[Placement, ...], quiet: bool
+    ) -> Session:
+        """Check everything that can be wrong, then make the run folder with its manifest."""
+        device: Literal["cpu", "cuda"] = "cuda" if places[0].gpu is not None else "cpu"
+        experiment = replace(experiment, device=device)
+        fix_numerics(experiment.threads, device)
+        algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
+        schedule(experiment.participation, clients=experiment.clients, seed=experiment.seed)
+        data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
+        problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
+        default = RunDir.default_path(experiment.algo, experiment.seed)
+        rundir = RunDir(Path(execution.out) if execution.out else default)
+        session = Session(problem, execution, places, rundir, Display(experiment.rounds, quiet))
+        rundir.write_manifest(session.described(), execution, session.run_name)
+        return session
+
+    def described(self) -> dict[str, Any]:
+        """The experiment with every default resolved, as the manifest records it."""
+        experiment, problem = self.problem.experiment, self.problem
+        return asdict(experiment) | {
+            "model": experiment.model or problem.algorithm.default_model,
+            "inputs": "raw" if problem.scale == 1.0 else "scaled",
+            "hyperparameters": resolved_hyperparameters(problem.algorithm),
+            "params": problem.net.layout.size,
+            "client_sizes": list(problem.sizes),
+        }
+
+    def run(self, supervisor: Supervisor, wakeup: Wakeup) -> None:
+        """Errors: any FedsimError, after summary.json has been written with the status."""
+        supervisor.changed = self.rundir.write_processes
+        try:
+            outcome = self._carry_out(supervisor, wakeup)
+            summary = self._summary("done", outcome)
+            self.display.bill(summary, str(self.rundir.path))
+        except Interrupted:
+            supervisor.stop(gently=False)
+            self._summary("interrupted")
+            where = f"interrupted after round {self.last_round}; run folder: {self.rundir.path}"
+            raise Interrupted(where) from None
+        except BaseException as e:
+            supervisor.stop(gently=False)
+            self._summary("failed", error=str(e) if isinstance(e, FedsimError) else repr(e))
+            raise
+        finally:
+            self.display.stop()
+            self.rundir.close()
+
+    def _summary(
+        self, status: str, outcome: Outcome | None = None, error: str | None = None
+    ) -> dict[str, Any]:
+        summary = summarise(
+            self.problem,
+            self.ledger,
+            status=status,
+            error=error,
+            rounds=self.last_round,
+            metrics=self.last_metrics,
+            participations=self.participations,
+            outcome=outcome,
+            states=self._states(),
+        )
+        self.rundir.write_json("summary.json", summary)
+        return summary
+
+    def _states(self) -> ClientStates:
+        return ClientStates(self.rundir.path / "state", self.problem.algorithm.client_type)
+
+    def _carry_out(self, supervisor: Supervisor, wakeup: Wakeup) -> Outcome:
+        problem, rundir, workers = self.problem, self.rundir, self.execution.workers
+        checkpoints = Checkpoints(rundir.path / "checkpoints", self._states())
+        endpoint = self._endpoint(supervisor)
+        try:
+            self.display.header(self._header())
+            data_dir = self.execution.data_dir
+            coordinator = Coordinator(
+                problem,
+                endpoint,
+                supervisor if workers else NoCrew(wakeup),
+                checkpoints,
+                self._turnout,
+                self,
+                run=self.run_name,
+                workers=workers,
+                orders={
+                    "experiment": asdict(problem.experiment),
+                    "data_dir": str(Path(data_dir).resolve()) if data_dir else None,
+                    "run_dir": str(rundir.path.resolve()),
+                },
+                started=process_start(),
+            )
+            outcome = coordinator.run()
+            write_model(rundir.path / "model.safetensors", problem, outcome.model)
+            supervisor.stop(gently=True)  # while the socket is open: closing it may drop stop letters
+            return outcome
+        finally:
+            rundir.append_ledger(self.ledger.close(problem.experiment.rounds))
+            endpoint.close()
+            checkpoints.close()
+
+    def _endpoint(self, supervisor: Supervisor) -> Endpoint:
+        path = self.rundir.path
+        if not self.execution.workers:
+            return Loopback(self.ledger, WorkerRuntime(self.problem, path, self.run_name, 0))
+        max_frame = 8 * self.problem.net.layout.size + FRAME_SLACK
+        endpoint = ZmqEndpoint(self.ledger, self.execution.transport, max_frame)
+        try:
+            specs = [
+                {
+                    "index": i,
+                    "address": endpoint.address,
+                    "token": endpoint.token,
+                    "max_frame": max_frame,
+                    "log": str((path / "logs" / f"worker-{i:03d}.log").resolve()),
+                    "device": placed.device,
+                    "cores": placed.cores,
+                    "env": {"CUDA_VISIBLE_DEVICES": placed.gpu or ""},
+                    "fresh": placed.fresh,
+                }
+                for i, placed in enumerate(self.places)
+            ]
+            supervisor.start_workers(specs, self.places)
+        except BaseException:
+            endpoint.close()
+            raise
+        return endpoint
+
+    def _turnout(self, round: int) -> Turnout:
+        """The schedule, counting how often clients take part."""
+        experiment = self.problem.experiment
+        turnouts = schedule(experiment.participation, clients=experiment.clients, seed=experiment.seed)
+        turnout = turnouts(round)
+        self.participations += len(turnout.participants)
+        return turnout
+
+    def _header(self) -> list[str]:
+        e, p = self.problem.experiment, self.problem
+        model = e.model or p.algorithm.default_model
+        workers = self.execution.workers
+        where = f"{workers} workers over {self.execution.transport}" if workers else "in process"
+        devices = ", ".join(dict.fromkeys(str(place) for place in self.places))
+        return [
+            f"[bold]{e.algo}[/] on {e.dataset} ({sum(p.sizes):,} of {len(p.dataset.train_targets):,} "
+            f"training examples, {len(p.dataset.test_targets):,} test), model {model}, "
+            f"P = {p.net.layout.size:,}",
+            f"{len(p.clients)} clients ({e.partition}, {min(p.sizes)} to {max(p.sizes)} examples), "
+            f"participation {e.participation}, {e.rounds} rounds, seed {e.seed}; {where} ({devices})",
+        ]
+
+    # ---- Observer
+
+    def committed(self, round: int, entries: list[Entry]) -> None:
+        self.rundir.append_ledger(entries)
+        self.last_round = round
+        self.display.committed(round)
+
+    def evaluated(self, metrics: Mapping[str, Any]) -> None:
+        self.rundir.append_metrics(metrics)
+        self.last_metrics = metrics
+        self.display.evaluated(metrics)
+
+    def progress(self, round: int, uploads: int, participants: int) -> None:
+        self.display.uploads(uploads, participants)

@@ -1,0 +1,93 @@
+"""What is written when a run ends: summary.json and model.safetensors."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.problem import Problem
+from fedsim.wire.ledger import Ledger
+from workers.coordinator import Outcome
+from workers.store import ClientStates, clients_digest, model_digest
+
+
+def process_start() -> float:
+    """When this process was started, in seconds since the epoch, from /proc."""
+    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def precision_of(model: Point | Gaussian) -> Tensor | None:
+    """The model's precision as a vector (P,), if it has one."""
+    if isinstance(model, Point):
+        return None
+    return torch.as_tensor(model.precision).expand_as(model.mean).contiguous()
+
+
+def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
+    """The mean by parameter name, and the precision under `precision.<name>`, float32."""
+    layout = problem.net.layout
+    tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
+    precision = precision_of(model)
+    if precision is not None:
+        named = layout.unflatten(precision.float().cpu())
+        tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
+    save_file(tensors, path, {"algorithm": problem.experiment.algo})
+
+
+def summarise(
+    problem: Problem,
+    ledger: Ledger,
+    *,
+    status: str,
+    error: str | None,
+    rounds: int,
+    metrics: Mapping[str, Any] | None,
+    participations: int,
+    outcome: Outcome | None,
+    states: ClientStates,
+) -> dict[str, Any]:
+    """summary.json. units_of_p: per client and exchange, all layers (docs/decisions/005)."""
+    params = problem.net.layout.size
+    down, up = ledger.bytes_of("algorithm", "down"), ledger.bytes_of("algorithm", "up")
+    messages = participations * len(problem.algorithm.exchanges)
+    summary: dict[str, Any] = {
+        "format": 1,
+        "status": status,
+        "error": error,
+        "rounds": rounds,
+        "params": params,
+        "test_accuracy": metrics["test_accuracy"] if metrics else None,
+        "test_nll": metrics["test_nll"] if metrics else None,
+        "bytes": ledger.nested(),
+        "bytes_down": down,
+        "bytes_up": up,
+        "participations": participations,
+        "units_of_p_down": down / (4 * params * messages) if messages else 0.0,
+        "units_of_p_up": up / (4 * params * messages) if messages else 0.0,
+        "seconds_to_first_round": None,
+        "seconds_round_median": None,
+        "seconds_clients": None,
+        "model_sha256": None,
+        "clients_sha256": None,
+    }
+    if outcome is not None:
+        later = outcome.seconds_rounds[1:] or outcome.seconds_rounds
+        summary |= {
+            "seconds_to_first_round": round(outcome.seconds_to_first_round, 3),
+            "seconds_round_median": round(statistics.median(later), 6) if later else None,
+            "seconds_clients": round(outcome.seconds_clients, 3),
+            "model_sha256": model_digest(outcome.model.mean, precision_of(outcome.model)),
+            "clients_sha256": clients_digest(problem, states, outcome.versions),
+        }
+    return summary

@@ -1,0 +1,78 @@
+"""What metrics.jsonl says about every round: gathered as it becomes known, reported in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+Score = tuple[int, float, int]
+"""Correct predictions, sum of NLL in nats, examples: of one chunk of the test set."""
+
+
+@dataclass
+class RoundRecord:
+    """One round. model: the mean (P,) float32 to evaluate; reported: what the algorithm says.
+
+    committed: traffic and time are known; the line is complete once all chunks are scored too.
+    """
+
+    number: int
+    participants: tuple[int, ...] = ()
+    seconds: float = 0.0
+    seconds_clients: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    reported: dict[str, float] = field(default_factory=dict)
+    model: Tensor | None = None
+    committed: bool = False
+    scores: dict[int, Score] = field(default_factory=dict)
+
+    def line(self, chunks: int) -> dict[str, Any]:
+        """One line of metrics.jsonl; sums are combined in chunk order."""
+        scores = [self.scores[chunk] for chunk in range(chunks)]
+        count = sum(n for _, _, n in scores)
+        return {
+            "round": self.number,
+            "participants": list(self.participants),
+            "test_accuracy": sum(correct for correct, _, _ in scores) / count,
+            "test_nll": sum(nll for _, nll, _ in scores) / count,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            **self.reported,
+            "seconds": round(self.seconds, 6),
+            "seconds_clients": round(self.seconds_clients, 6),
+        }
+
+
+class Scoreboard:
+    """Records by round, from its first broadcast until its line is reported."""
+
+    def __init__(self, chunks: int, report: Callable[[Mapping[str, Any]], None]) -> None:
+        self.chunks, self._report = chunks, report
+        self._records: dict[int, RoundRecord] = {}
+
+    def open(self, round: int, participants: tuple[int, ...]) -> RoundRecord:
+        """The record of a round, made if this is the first that is heard of it."""
+        return self._records.setdefault(round, RoundRecord(round, participants))
+
+    def __getitem__(self, round: int) -> RoundRecord:
+        return self._records[round]
+
+    def __contains__(self, round: int) -> bool:
+        return round in self._records
+
+    def drop(self, round: int) -> None:
+        """This round is not evaluated."""
+        del self._records[round]
+
+    def flush(self) -> None:
+        """Report complete rounds in order: one that is scored early waits for its predecessors."""
+        while self._records:
+            first = self._records[min(self._records)]
+            if not first.committed or len(first.scores) < self.chunks:
+                return
+            self._report(first.line(self.chunks))
+            del self._records[first.number]
