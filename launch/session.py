@@ -22,6 +22,7 @@ from protocols import find
 from workers.coordinator import Coordinator, NoCrew, Outcome
 from workers.devices import Placement
 from workers.endpoint import Endpoint, Loopback, ZmqEndpoint
+from workers.journal import Journal
 from workers.numerics import fix_numerics
 from workers.store import Checkpoints, ClientStates
 from workers.wakeup import Wakeup
@@ -118,6 +119,7 @@ class Session:
         problem, rundir, workers = self.problem, self.rundir, self.execution.workers
         checkpoints = Checkpoints(rundir.path / "checkpoints", self._states())
         endpoint = self._endpoint(supervisor)
+        journal = Journal(rundir.path / "journal")
         try:
             self.display.header(self._header())
             data_dir = self.execution.data_dir
@@ -128,6 +130,7 @@ class Session:
                 checkpoints,
                 self._turnout,
                 self,
+                journal,
                 run=self.run_name,
                 workers=workers,
                 orders={
@@ -143,6 +146,7 @@ class Session:
             return outcome
         finally:
             rundir.append_ledger(self.ledger.close(problem.experiment.rounds))
+            journal.close()
             endpoint.close()
             checkpoints.close()
 

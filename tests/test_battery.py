@@ -41,6 +41,7 @@ from fedsim.wire.state import decode_state, encode_state
 from protocols import REGISTRY
 from workers.coordinator import Coordinator, Death, NoCrew, Outcome
 from workers.endpoint import Endpoint, Incoming, Loopback, ZmqEndpoint
+from workers.journal import Journal
 from workers.numerics import fix_numerics
 from workers.store import (
     Checkpoint,
@@ -175,6 +176,7 @@ def play(
     checkpoints = Checkpoints(folder / "checkpoints", states)
     endpoint = connect(problem, folder, ledger)
     orders = {"experiment": asdict(experiment), "data_dir": None, "run_dir": str(folder)}
+    journal = Journal(folder / "journal")
     try:
         coordinator = Coordinator(
             problem,
@@ -183,6 +185,7 @@ def play(
             checkpoints,
             turnouts,
             recorder,
+            journal,
             run="run",
             workers=workers,
             orders=orders,
@@ -190,6 +193,7 @@ def play(
         )
         outcome = coordinator.run()
     finally:
+        journal.close()
         endpoint.close()
         checkpoints.close()
     entries = recorder.entries + ledger.close(experiment.rounds)

@@ -39,6 +39,7 @@ from fedsim.wire.ledger import Entry
 from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, blob, decode_own, encode, seal, tensors
 from workers.endpoint import Endpoint, Incoming
 from workers.folding import Folder
+from workers.journal import Journal
 from workers.scoreboard import Scoreboard
 from workers.spool import Spool
 from workers.store import Checkpoints
@@ -102,6 +103,7 @@ class Coordinator:
         checkpoints: Checkpoints,
         schedule: Schedule,
         observer: Observer,
+        journal: Journal,
         *,
         run: str,
         workers: int,
@@ -109,7 +111,7 @@ class Coordinator:
         started: float,
     ) -> None:
         self.problem, self.endpoint, self.crew = problem, endpoint, crew
-        self.checkpoints, self.observer = checkpoints, observer
+        self.checkpoints, self.observer, self.journal = checkpoints, observer, journal
         self.run_name, self.workers, self.orders, self.started = run, workers, orders, started
         experiment = problem.experiment
         self.machine = RoundMachine(
@@ -215,6 +217,15 @@ class Coordinator:
         task = task_of(letter)
         if self.machine.holder(task) != worker:
             raise TaskError(f"worker {worker} uploaded {task}, which it does not hold")
+        digests = [p.digest for f in letter.header.fields for p in f.parts]
+        self.journal.append(
+            "upload",
+            round=task.round,
+            exchange=task.exchange,
+            client=task.client,
+            worker=worker,
+            xxh3=digests,
+        )
         self.spool.put(task.client, letter)
         self._uploads += 1
         seconds = letter.header.micros / 1e6
@@ -267,6 +278,7 @@ class Coordinator:
                 case Release(client):
                     self.folder.release(client, self.spool.take(client))
                 case Drop(client):
+                    self.journal.append("lost", round=self.machine.round, client=client)
                     self.spool.take(client)
                 case Close():
                     self.folder.close()
@@ -286,6 +298,9 @@ class Coordinator:
         if command.exchange == 1:
             self.board.open(command.round, command.participants)
         self._uploads = 0
+        self.journal.append(
+            "open", round=command.round, exchange=command.exchange, participants=list(command.participants)
+        )
         down = algorithm.broadcast(self.server, problem.context(command.round, command.exchange))
         codecs = problem.codecs["down"]
         self._payload = encode(down, codecs, problem.dims)
@@ -314,6 +329,7 @@ class Coordinator:
         """The round is folded: hand the checkpoint over, remember the model, take the time."""
         r, now = command.round, time.monotonic()
         about = self.board.open(r, command.participants)
+        self.journal.append("commit", round=r, folded=list(command.folded))
         self.checkpoints.commit(r, self.server, command.versions, command.folded)
         about.seconds, self._round_began = now - self._round_began, now
         self._commits.append(about.seconds)

@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsim.wire.ledger import COLUMNS
+from workers.journal import read_journal
 
 DEADLINE = 60.0
 CONTRACT = (
@@ -141,6 +142,9 @@ def test_a_run_leaves_the_files_of_the_contract(tmp_path: Path) -> None:
     processes = load(out / "processes.json")
     assert [p["role"] for p in processes] == ["coordinator", "forkserver", "worker", "worker"]
     assert all(p["ended"] for p in processes)
+    journal = read_journal(out / "journal")
+    assert [r["round"] for r in journal if r["what"] == "commit"] == [1, 2, 3, 4, 5]
+    assert len([r for r in journal if r["what"] == "upload"]) == 5
     manifest = load(out / "manifest.json")
     assert manifest["experiment"]["hyperparameters"]["rho"] == "1/K"
     assert manifest["execution"]["workers"] == 2

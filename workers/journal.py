@@ -1,0 +1,68 @@
+"""The journal: what the coordinator decided and accepted, in order, for resume and for looking.
+
+One record is length (u32) | xxh3_64 of the payload | payload, a msgpack map. Records are appended with
+one write each and no fsync: they survive kill -9. A torn tail is cut when the journal is opened.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from fedsim.errors import DiskError
+
+_PREFIX = struct.Struct(">IQ")
+
+
+def _records(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+    """Whole records and where each ends; stops at the first that is torn or damaged."""
+    at = 0
+    while at + _PREFIX.size <= len(data):
+        length, digest = _PREFIX.unpack_from(data, at)
+        payload = data[at + _PREFIX.size : at + _PREFIX.size + length]
+        if len(payload) < length or xxhash.xxh3_64_intdigest(payload) != digest:
+            return
+        at += _PREFIX.size + length
+        yield msgspec.msgpack.decode(payload, type=dict[str, Any]), at
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """All whole records, oldest first. Errors: DiskError if the file cannot be read."""
+    try:
+        return [record for record, _ in _records(path.read_bytes())]
+    except OSError as e:
+        raise DiskError(f"journal {path}: {e.strerror}") from None
+
+
+class Journal:
+    """Append-only; every record has `what`."""
+
+    def __init__(self, path: Path) -> None:
+        """Open for appending, cutting a torn tail. Errors: DiskError."""
+        self.path = path
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            ends = [end for _, end in _records(path.read_bytes())]
+            os.ftruncate(self._file, ends[-1] if ends else 0)
+        except OSError as e:
+            raise DiskError(f"cannot open the journal {path}: {e.strerror}") from None
+
+    def append(self, what: str, **about: Any) -> None:
+        """Errors: DiskError."""
+        payload = msgspec.msgpack.encode({"what": what, **about})
+        record = _PREFIX.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
+        try:
+            written = os.write(self._file, record)
+        except OSError as e:
+            raise DiskError(f"cannot write the journal {self.path}: {e.strerror}") from None
+        if written < len(record):
+            raise DiskError(f"cannot write the journal {self.path}: the disk is full")
+
+    def close(self) -> None:
+        os.close(self._file)
