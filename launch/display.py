@@ -104,7 +104,9 @@ class Display:
             for kind, directions in summary["bytes"].items()
             if kind != "algorithm"
         )
-        self.console.print(f"P = {grouped(summary['params'])} parameters; other traffic, in bytes: {other}")
+        self.console.print(
+            f"P = {grouped(summary['params'])} parameters; other traffic, in bytes: {other}", soft_wrap=True
+        )
         if summary["test_accuracy"] is not None:
             self.console.print(
                 f"[bold]{summary['status']}[/] after {summary['rounds']} rounds: test accuracy "

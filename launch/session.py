@@ -23,6 +23,7 @@ from workers.coordinator import Coordinator, NoCrew, Outcome
 from workers.devices import Placement
 from workers.endpoint import Endpoint, Loopback, ZmqEndpoint
 from workers.journal import Journal
+from workers.memory import settle
 from workers.numerics import fix_numerics
 from workers.store import Checkpoints, ClientStates
 from workers.wakeup import Wakeup
@@ -78,6 +79,7 @@ class Session:
     def run(self, supervisor: Supervisor, wakeup: Wakeup) -> None:
         """Errors: any FedsimError, after summary.json has been written with the status."""
         supervisor.changed = self.rundir.write_processes
+        settle()
         try:
             outcome = self._carry_out(supervisor, wakeup)
             summary = self._summary("done", outcome)

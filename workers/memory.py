@@ -1,4 +1,4 @@
-"""What malloc does with a worker's large buffers."""
+"""What malloc does with large buffers."""
 
 from __future__ import annotations
 
