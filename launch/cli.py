@@ -75,6 +75,9 @@ def main() -> None:
 @click.option("--transport", type=click.Choice(["ipc", "tcp"]), help="How frames travel.  [ipc]")
 @click.option("--out", metavar="DIR", help="Run folder.  [runs/<time>-<algo>-<seed>]")
 @click.option(
+    "--patience", type=float, metavar="SECONDS", help="Stop if nothing happens for so long.  [3600]"
+)
+@click.option(
     "--config", metavar="FILE", help="TOML file with [experiment], [hyperparameters], [codecs], [execution]."
 )
 def launch(**options: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 LAYERS = ("values", "indices", "header", "framing")
@@ -19,18 +19,16 @@ class Display:
         self.console = Console(quiet=quiet, highlight=False)
         self._rounds = rounds
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            TextColumn("round"),
             MofNCompleteColumn(),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
             console=self.console,
             transient=True,
             auto_refresh=False,
         )
-        self._task = self._progress.add_task("starting", total=rounds, status="")
+        self._task = self._progress.add_task("", total=rounds, status="starting")
         self._live = self.console.is_terminal and not quiet
-        self._status = ""
 
     def header(self, lines: list[str]) -> None:
         for line in lines:
@@ -39,32 +37,23 @@ class Display:
             self._progress.start()
             self._progress.refresh()
 
-    def started(self) -> None:
-        self._show("training", 0)
-
-    def uploads(self, done: int, participants: int) -> None:
-        """Only where a round is long enough for people to wonder."""
-
     def committed(self, round: int) -> None:
-        self._show("training", round)
+        if self._live:
+            self._progress.update(self._task, completed=round, refresh=True)
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
-        self._status = (
+        """Fits 80 columns beside the bar."""
+        status = (
             f"accuracy {metrics['test_accuracy']:.4f}  NLL {metrics['test_nll']:.4f}  "
-            f"down {megabytes(metrics['bytes_down'])}  up {megabytes(metrics['bytes_up'])}  "
-            f"{metrics['seconds']:.2f} s/round"
+            f"MB {metrics['bytes_down'] / 1e6:.2f} down {metrics['bytes_up'] / 1e6:.2f} up  "
+            f"{metrics['seconds']:.2f} s"
         )
-        if not self._live:
-            width = len(str(self._rounds))
-            line = f"round {metrics['round']:>{width}}/{self._rounds}  {self._status}"
-            if not self.console.quiet:
-                print(line, flush=True)  # rich would take a fair part of a millisecond
-
-    def _show(self, what: str, completed: int) -> None:
         if self._live:
-            self._progress.update(
-                self._task, description=what, completed=completed, status=self._status, refresh=True
-            )
+            self._progress.update(self._task, status=status, refresh=True)
+        elif not self.console.quiet:
+            width = len(str(self._rounds))
+            # rich would take a fair part of a millisecond
+            print(f"round {metrics['round']:>{width}}/{self._rounds}  {status}", flush=True)
 
     def stop(self) -> None:
         if self._live:
@@ -110,7 +99,7 @@ class Display:
         if summary["test_accuracy"] is not None:
             self.console.print(
                 f"[bold]{summary['status']}[/] after {summary['rounds']} rounds: test accuracy "
-                f"[bold]{summary['test_accuracy']:.4f}[/], NLL {summary['test_nll']:.4f}"
+                f"[bold]{summary['test_accuracy']:.4f}[/], NLL {_number(summary['test_nll'])}"
             )
         if summary["seconds_round_median"] is not None:
             self.console.print(
@@ -141,5 +130,6 @@ def grouped(n: int) -> str:
     return f"{n:,}"
 
 
-def megabytes(n: int) -> str:
-    return f"{n / 1e6:.2f} MB" if n >= 1e5 else f"{n / 1e3:.1f} kB"
+def _number(x: float | None) -> str:
+    """null in JSON is NaN to people."""
+    return "nan" if x is None else f"{x:.4f}"

@@ -10,10 +10,15 @@ from msgspec import Meta
 
 @dataclass(frozen=True)
 class Execution:
-    """workers 0: in process. devices: auto, cpu, or a list of cuda:i. out: the run folder."""
+    """workers 0: in process. devices: auto, cpu, or a list of cuda:i. out: the run folder.
+
+    patience: seconds after which a run in which nothing happens stops with an error; longer than the
+    longest task.
+    """
 
     workers: Annotated[int, Meta(ge=0)] = 10
     transport: Literal["ipc", "tcp"] = "ipc"
     devices: str = "auto"
     data_dir: str | None = None
     out: str | None = None
+    patience: Annotated[float, Meta(gt=0)] = 3600.0

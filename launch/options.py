@@ -11,7 +11,7 @@ from fedsim.experiment import DEFAULTS, Experiment, convert, parse_setting, read
 from launch.execution import Execution
 
 TABLES = ("experiment", "hyperparameters", "codecs", "execution")
-EXECUTION = ("workers", "transport", "devices", "data_dir", "out")
+EXECUTION = ("workers", "transport", "devices", "data_dir", "out", "patience")
 CLIENTS_IN_PROCESS = DEFAULTS.clients
 
 

@@ -14,16 +14,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedsim.errors import Interrupted
 from fedsim.experiment import Experiment
 from launch.execution import Execution
+from launch.server import ENVIRONMENT
 from launch.supervisor import Supervisor
 from workers.devices import place
 from workers.wakeup import Wakeup
 
 
 @contextmanager
-def stop_signals(wakeup: Wakeup) -> Iterator[None]:
+def stop_signals(wakeup: Wakeup, in_process: bool) -> Iterator[None]:
     """SIGINT and SIGTERM wake the main loop, once; a second one ends the process at once.
+
+    Where tasks run in this process the main loop may be inside one, so the first signal raises.
 
     At once is safe: the kernel ends the fork server and the workers with this process.
     """
@@ -35,6 +39,8 @@ def stop_signals(wakeup: Wakeup) -> Iterator[None]:
         if seen > 1:
             os._exit(130)
         wakeup.set()
+        if in_process:
+            raise Interrupted("interrupted")
 
     old = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -52,10 +58,14 @@ def launch(experiment: Experiment, execution: Execution, *, quiet: bool = False)
     wakeup = Wakeup()
     supervisor = Supervisor(wakeup)
     places = place(execution.devices, max(1, execution.workers), experiment.threads)
-    with stop_signals(wakeup):
+    with stop_signals(wakeup, in_process=not execution.workers):
         try:
             if execution.workers:
                 supervisor.start_server()
+            else:
+                os.environ.update(ENVIRONMENT)
+                if places[0].gpu is not None:
+                    os.environ["CUDA_VISIBLE_DEVICES"] = places[0].gpu
             from launch.session import Session  # imports torch
 
             session = Session.prepare(experiment, execution, places, quiet)

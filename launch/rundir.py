@@ -7,6 +7,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
@@ -16,6 +17,7 @@ from typing import Any, TextIO
 from fedsim.errors import DiskError, UsageError
 from fedsim.wire.ledger import COLUMNS, Entry
 from launch.execution import Execution
+from workers.devices import gpu_models
 
 LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn")
 
@@ -25,6 +27,8 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"--out {path}: this is a file; name a folder")
         if path.exists() and any(path.iterdir()):
             raise UsageError(f"--out {path}: the folder is not empty; choose another or remove it")
         try:
@@ -67,6 +71,7 @@ class RunDir:
                     "system": platform.platform(),
                     "machine": platform.machine(),
                     "processor": _processor(),
+                    "gpus": gpu_models(),
                 },
                 "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},
                 "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -91,8 +96,9 @@ class RunDir:
             raise DiskError(f"cannot write {file.name}: {e.strerror}") from None
 
     def close(self) -> None:
-        self._metrics.close()
-        self._ledger.close()
+        for file in (self._metrics, self._ledger):
+            with suppress(OSError):  # every line was flushed, or its failure reported, when it was written
+                file.close()
 
 
 def versions() -> dict[str, str]:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import IO
 
@@ -72,6 +73,9 @@ class ForkServer:
             os.dup2(self._said.fileno(), 1)
             os.dup2(self._said.fileno(), 2)
             forkserver.main(theirs.detach())
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
         finally:
             os._exit(1)
 

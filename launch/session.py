@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from typing import Any, Literal
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.problem import Problem
-from fedsim.schedules import Turnout, schedule
+from fedsim.schedules import Schedule, schedule
 from fedsim.wire.ledger import Entry, Ledger
 from launch.display import Display
 from launch.execution import Execution
@@ -39,6 +40,7 @@ class Session:
     problem: Problem
     execution: Execution
     places: tuple[Placement, ...]
+    schedule: Schedule
     rundir: RunDir
     display: Display
     run_name: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -54,14 +56,15 @@ class Session:
         """Check everything that can be wrong, then make the run folder with its manifest."""
         device: Literal["cpu", "cuda"] = "cuda" if places[0].gpu is not None else "cpu"
         experiment = replace(experiment, device=device)
-        fix_numerics(experiment.threads, device)
+        fix_numerics(experiment.threads, "cpu" if execution.workers else device)
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
-        schedule(experiment.participation, clients=experiment.clients, seed=experiment.seed)
+        turnouts = schedule(experiment.participation, clients=experiment.clients, seed=experiment.seed)
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
         default = RunDir.default_path(experiment.algo, experiment.seed)
         rundir = RunDir(Path(execution.out) if execution.out else default)
-        session = Session(problem, execution, places, rundir, Display(experiment.rounds, quiet))
+        display = Display(experiment.rounds, quiet)
+        session = Session(problem, execution, places, turnouts, rundir, display)
         rundir.write_manifest(session.described(), execution, session.run_name)
         return session
 
@@ -119,10 +122,14 @@ class Session:
 
     def _carry_out(self, supervisor: Supervisor, wakeup: Wakeup) -> Outcome:
         problem, rundir, workers = self.problem, self.rundir, self.execution.workers
-        checkpoints = Checkpoints(rundir.path / "checkpoints", self._states())
-        endpoint = self._endpoint(supervisor)
-        journal = Journal(rundir.path / "journal")
-        try:
+        with ExitStack() as closing:  # all of it, also if one of them fails
+            checkpoints = Checkpoints(rundir.path / "checkpoints", self._states())
+            closing.callback(checkpoints.close)
+            journal = Journal(rundir.path / "journal")
+            closing.callback(journal.close)
+            endpoint = self._endpoint(supervisor)
+            closing.callback(endpoint.close)
+            closing.callback(lambda: rundir.append_ledger(self.ledger.close(problem.experiment.rounds)))
             self.display.header(self._header())
             data_dir = self.execution.data_dir
             coordinator = Coordinator(
@@ -130,7 +137,7 @@ class Session:
                 endpoint,
                 supervisor if workers else NoCrew(wakeup),
                 checkpoints,
-                self._turnout,
+                self.schedule,
                 self,
                 journal,
                 run=self.run_name,
@@ -141,16 +148,12 @@ class Session:
                     "run_dir": str(rundir.path.resolve()),
                 },
                 started=process_start(),
+                patience=self.execution.patience,
             )
             outcome = coordinator.run()
             write_model(rundir.path / "model.safetensors", problem, outcome.model)
             supervisor.stop(gently=True)  # while the socket is open: closing it may drop stop letters
             return outcome
-        finally:
-            rundir.append_ledger(self.ledger.close(problem.experiment.rounds))
-            journal.close()
-            endpoint.close()
-            checkpoints.close()
 
     def _endpoint(self, supervisor: Supervisor) -> Endpoint:
         path = self.rundir.path
@@ -179,14 +182,6 @@ class Session:
             raise
         return endpoint
 
-    def _turnout(self, round: int) -> Turnout:
-        """The schedule, counting how often clients take part."""
-        experiment = self.problem.experiment
-        turnouts = schedule(experiment.participation, clients=experiment.clients, seed=experiment.seed)
-        turnout = turnouts(round)
-        self.participations += len(turnout.participants)
-        return turnout
-
     def _header(self) -> list[str]:
         e, p = self.problem.experiment, self.problem
         model = e.model or p.algorithm.default_model
@@ -203,15 +198,14 @@ class Session:
 
     # ---- Observer
 
-    def committed(self, round: int, entries: list[Entry]) -> None:
+    def committed(self, round: int, participants: int, entries: list[Entry]) -> None:
         self.rundir.append_ledger(entries)
         self.last_round = round
+        self.participations += participants
         self.display.committed(round)
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
-        self.rundir.append_metrics(metrics)
-        self.last_metrics = metrics
+        # JSON has no NaN: a diverged model has null
+        self.last_metrics = {k: None if v != v else v for k, v in metrics.items()}
+        self.rundir.append_metrics(self.last_metrics)
         self.display.evaluated(metrics)
-
-    def progress(self, round: int, uploads: int, participants: int) -> None:
-        self.display.uploads(uploads, participants)

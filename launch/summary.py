@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsim.errors import DiskError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
@@ -35,14 +37,20 @@ def precision_of(model: Point | Gaussian) -> Tensor | None:
 
 
 def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
-    """The mean by parameter name, and the precision under `precision.<name>`, float32."""
+    """The mean by parameter name, and the precision under `precision.<name>`, float32.
+
+    Errors: DiskError.
+    """
     layout = problem.net.layout
     tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
     precision = precision_of(model)
     if precision is not None:
         named = layout.unflatten(precision.float().cpu())
         tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
-    save_file(tensors, path, {"algorithm": problem.experiment.algo})
+    try:
+        save_file(tensors, path, {"algorithm": problem.experiment.algo})
+    except (OSError, SafetensorError) as e:
+        raise DiskError(f"cannot write {path}: {e}") from None
 
 
 def summarise(

@@ -11,6 +11,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -166,7 +167,8 @@ class Supervisor:
             for fd in select.select(list(self._pidfds), [], [], left)[0]:
                 self._note_end(fd)
         for fd in self._pidfds:
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
         deadline = time.monotonic() + STOP_DEADLINE
         while self._pidfds and (left := deadline - time.monotonic()) > 0:
             for fd in select.select(list(self._pidfds), [], [], left)[0]:

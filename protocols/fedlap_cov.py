@@ -15,7 +15,8 @@ semi-definite, so S_k and S_g stay positive.
 Wire: 2P down, 2P up. The server derives both dual steps from (w_k, S_k) and its own broadcast.
 
 Differs: local training starts from ctx.start until something has been folded. The released code has
-received precision 0 in round 1; the paper's delta is used here.
+received precision 0 in round 1; the paper's delta is used here. S_g and S_g - V_k are at least delta
+in exact arithmetic; they are floored there, because the broadcast is rounded and V_k is not.
 """
 
 from __future__ import annotations
@@ -84,14 +85,18 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
 
     def posterior(self, server: Server) -> Gaussian:
         """q = prior * prod_k t_k."""
-        return Gaussian(server.sites.shift, self.delta + server.sites.precision)
+        return self.floored(Gaussian(server.sites.shift, self.delta + server.sites.precision))
+
+    def floored(self, q: Gaussian) -> Gaussian:
+        """q with a precision of at least delta: H_k >= 0 says so, rounding may not."""
+        return Gaussian(q.shift, torch.as_tensor(q.precision).clamp(min=self.delta))
 
     def broadcast(self, server: Server, ctx: Context) -> Down:
         q = self.posterior(server)
         return Down(q.mean, torch.as_tensor(q.precision), server.started)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        cavity = Gaussian.at(down.mean, down.precision) / client.site
+        cavity = self.floored(Gaussian.at(down.mean, down.precision) / client.site)
         fit = minimise(
             shard,
             down.mean if down.started else task.start,

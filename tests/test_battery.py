@@ -103,14 +103,11 @@ class Recorder:
     entries: list[Entry] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
-    def committed(self, round: int, entries: list[Entry]) -> None:
+    def committed(self, round: int, participants: int, entries: list[Entry]) -> None:
         self.entries += entries
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         self.metrics.append(dict(metrics))
-
-    def progress(self, round: int, uploads: int, participants: int) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -190,6 +187,7 @@ def play(
             workers=workers,
             orders=orders,
             started=0.0,
+            patience=60.0,
         )
         outcome = coordinator.run()
     finally:

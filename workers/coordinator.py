@@ -1,19 +1,23 @@
 """The coordinator: carries out what the round machine decides.
 
-Waiting happens in one place, Endpoint.wait, on sockets and process handles, with a deadline.
+It waits in Endpoint.wait, on sockets and process handles, with a deadline; the disk and the fold have
+deadlines of their own.
 """
 
 from __future__ import annotations
 
+import select
+import struct
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 from torch import Tensor
 
-from fedsim.errors import FedsimError, Interrupted, TaskError
+from fedsim.errors import DiskError, FedsimError, Interrupted, TaskError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
 from fedsim.rounds import (
@@ -44,11 +48,10 @@ from workers.scoreboard import Scoreboard
 from workers.spool import Spool
 from workers.store import Checkpoints
 from workers.wakeup import Wakeup
-from workers.worker import task_of
+from workers.worker import SCORE, task_of
 
-SILENCE_DEADLINE = 1800.0
-"""Seconds without a letter from any worker, while work is out, before the run stops with an error."""
 JOIN_DEADLINE = 120.0
+DEATH_DEADLINE = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,9 @@ class Crew(Protocol):
 class Observer(Protocol):
     """Who writes and shows what happens."""
 
-    def committed(self, round: int, entries: list[Entry]) -> None: ...
+    def committed(self, round: int, participants: int, entries: list[Entry]) -> None: ...
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
-
-    def progress(self, round: int, uploads: int, participants: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,13 @@ class Coordinator:
         workers: int,
         orders: Mapping[str, Any],
         started: float,
+        patience: float,
     ) -> None:
         self.problem, self.endpoint, self.crew = problem, endpoint, crew
         self.checkpoints, self.observer, self.journal = checkpoints, observer, journal
         self.run_name, self.workers, self.orders, self.started = run, workers, orders, started
+        self.patience = patience
+        """Seconds in which something has to happen: the longest task, generously."""
         experiment = problem.experiment
         self.machine = RoundMachine(
             rounds=experiment.rounds,
@@ -125,15 +129,14 @@ class Coordinator:
         )
         self.server: Any = problem.algorithm.server_init(problem.context(0, 0))
         self._wakeup = Wakeup()
-        self.folder = Folder(problem, self._wakeup.set)
         self.spool = Spool(checkpoints.folder.parent / "spool")
+        self.folder = Folder(problem, self.spool.take, self._wakeup.set)
         self._payload = Payload((), ())
         self.board = Scoreboard(problem.chunks, observer.evaluated)
         start = self.board.open(0, ())
         start.model, start.committed = self._mean(), True
         self._models_sent: dict[int, int] = {}
         self._joined = 0
-        self._uploads = 0
         self._round_began = time.monotonic()
         self._commits: list[float] = []
         self._first_round = 0.0
@@ -151,9 +154,10 @@ class Coordinator:
             for worker in range(max(1, self.workers)):
                 self._handle(Joined(worker))
             while not self._finished:
-                self._step(SILENCE_DEADLINE)
+                self._step(self.patience)
         finally:
             self.folder.stop()
+            self._wakeup.close()
         self._stop_workers()
         algorithm, problem = self.problem.algorithm, self.problem
         return Outcome(
@@ -175,6 +179,7 @@ class Coordinator:
                     f"only {self._joined} of {self.workers} workers were ready after {JOIN_DEADLINE:g} s"
                 )
             self._step(left)
+        self.endpoint.close_door()
 
     def _step(self, timeout: float) -> None:
         """Wait once and handle whatever came."""
@@ -227,11 +232,9 @@ class Coordinator:
             xxh3=digests,
         )
         self.spool.put(task.client, letter)
-        self._uploads += 1
         seconds = letter.header.micros / 1e6
         self.board[task.round].seconds_clients += seconds
         self._seconds_clients += seconds
-        self.observer.progress(task.round, self._uploads, len(self.board[task.round].participants))
         self._handle(Arrived(worker, task))
 
     def _take_fold(self) -> None:
@@ -240,7 +243,7 @@ class Coordinator:
         except FedsimError as e:
             raise TaskError(f"round {self.machine.round} cannot be folded: {e}") from e
         self.server = fold.server
-        self.board[self.machine.round].reported.update(fold.scalars)
+        self.board[self.machine.round].report(fold.scalars)
         self._handle(Folded())
 
     def _scored(self, worker: int, letter: Letter) -> None:
@@ -248,8 +251,8 @@ class Coordinator:
         if h.round not in self.board:
             raise TaskError(f"worker {worker} scored round {h.round}, which nobody asked for")
         try:
-            score = msgspec.json.decode(letter.frames[0], type=tuple[int, float, int])
-        except (msgspec.DecodeError, IndexError) as e:
+            score = SCORE.unpack(letter.frames[0])
+        except (struct.error, IndexError) as e:
             raise TaskError(f"worker {worker} sent an unreadable score of round {h.round}: {e}") from None
         about = self.board[h.round]
         about.scores[h.exchange] = score
@@ -276,7 +279,7 @@ class Coordinator:
                 case Score(worker, round, chunk):
                     self._give_score(worker, round, chunk)
                 case Release(client):
-                    self.folder.release(client, self.spool.take(client))
+                    self.folder.release(client)
                 case Drop(client):
                     self.journal.append("lost", round=self.machine.round, client=client)
                     self.spool.take(client)
@@ -297,7 +300,6 @@ class Coordinator:
         problem, algorithm = self.problem, self.problem.algorithm
         if command.exchange == 1:
             self.board.open(command.round, command.participants)
-        self._uploads = 0
         self.journal.append(
             "open", round=command.round, exchange=command.exchange, participants=list(command.participants)
         )
@@ -323,7 +325,14 @@ class Coordinator:
     def _send(self, worker: int, header: Header, frames: Any = (), fields: Any = None) -> None:
         if fields is not None:
             header = msgspec.structs.replace(header, fields=fields)
-        self.endpoint.send(worker, seal(header, frames))
+        try:
+            self.endpoint.send(worker, seal(header, frames))
+        except TaskError:
+            # the worker is gone and its death is about to be known: that says more
+            death = self.crew.check(select.select(self.crew.fds(), [], [], DEATH_DEADLINE)[0])
+            if death is None:
+                raise
+            raise self._death(death) from None
 
     def _commit(self, command: Commit) -> None:
         """The round is folded: hand the checkpoint over, remember the model, take the time."""
@@ -335,13 +344,13 @@ class Coordinator:
         self._commits.append(about.seconds)
         if r == 1:
             self._first_round = time.time() - self.started
-        about.reported.update(self.problem.algorithm.report(self.server))
+        about.report(self.problem.algorithm.report(self.server))
         about.model = self._mean()
 
     def _record(self, commit: Commit) -> None:
         """Ledger rows of a committed round, and its traffic for metrics.jsonl."""
         r, ledger = commit.round, self.endpoint.ledger
-        self.observer.committed(r, ledger.close(r))
+        self.observer.committed(r, len(commit.participants), ledger.close(r))
         about = self.board[r]
         about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
         about.committed = True
@@ -354,7 +363,8 @@ class Coordinator:
 
     def _stop_workers(self) -> None:
         for worker in range(self.workers):
-            self._send(worker, Header(VERSION, "stop", self.run_name, round=NONE))
+            with suppress(TaskError):  # a worker that is gone already has no more to do
+                self.endpoint.send(worker, seal(Header(VERSION, "stop", self.run_name)))
 
     # ---- what goes wrong
 
@@ -376,12 +386,13 @@ class Coordinator:
         )
         return TaskError(f"worker {death.worker} {death.how} {doing}.\n{death.last_words}")
 
-    def _failure(self, worker: int, letter: Letter) -> TaskError:
+    def _failure(self, worker: int, letter: Letter) -> FedsimError:
         h = letter.header
-        what = bytes(letter.frames[0]).decode(errors="replace").rstrip()
+        code, what = msgspec.json.decode(letter.frames[0], type=tuple[int, str])
+        kind = DiskError if code == DiskError.exit_code else TaskError
         if h.client == NONE:
-            return TaskError(f"worker {worker} could not set itself up:\n{what}")
-        return TaskError(f"worker {worker} failed on client {h.client} in round {h.round}:\n{what}")
+            return kind(f"worker {worker} could not set itself up:\n{what.rstrip()}")
+        return kind(f"worker {worker} failed on client {h.client} in round {h.round}:\n{what.rstrip()}")
 
 
 class NoCrew:

@@ -40,6 +40,13 @@ def visible_gpus() -> list[str]:
     return sorted((p.name.removeprefix("nvidia") for p in found), key=int)
 
 
+def gpu_models() -> list[str]:
+    """What the NVIDIA driver calls this machine's GPUs."""
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    return [line.removeprefix("Model:").strip() for line in lines if line.startswith("Model:")]
+
+
 def place(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:
     """Worker i on GPU i mod n, or on `threads` cores of its own while there are enough.
 

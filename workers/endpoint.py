@@ -51,11 +51,14 @@ class Endpoint(ABC):
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
         """Letters that have arrived and descriptors that are readable; both empty after `timeout`."""
 
+    def close_door(self) -> None:
+        """Everybody has joined: nothing need be there for others to connect to."""
+
     def close(self) -> None:
         """Release sockets and files; letters that are still on their way may be lost."""
 
     def _book(self, letter: Letter, worker: int, direction: str) -> None:
-        self.total_bytes[direction] += letter.total_bytes()
+        self.total_bytes[direction] += len(letter.head) + sum(memoryview(f).nbytes for f in letter.frames)
         self.ledger.book(letter, worker, direction)
 
 
@@ -104,7 +107,8 @@ class ZmqEndpoint(Endpoint):
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
         self._folder: Path | None = None
         if transport == "ipc":
-            self._folder = Path(tempfile.mkdtemp(prefix="fedsim-"))  # mode 0700
+            short = len(tempfile.gettempdir()) < 60  # a socket's path has at most 107 bytes
+            self._folder = Path(tempfile.mkdtemp(prefix="fedsim-", dir=None if short else "/tmp"))  # 0700
             self.address = f"ipc://{self._folder}/coordinator"
             self._socket.bind(self.address)
         else:
@@ -176,11 +180,15 @@ class ZmqEndpoint(Endpoint):
         self._routes[hello.index] = route
         return hello.index
 
+    def close_door(self) -> None:
+        """Remove the socket's folder; open connections stay, and no crash can leave it behind."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
     def close(self) -> None:
         self._socket.close(0)
         self._context.term()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self.close_door()
 
 
 class Hello(msgspec.Struct, forbid_unknown_fields=True):

@@ -32,9 +32,9 @@ class Fold:
 class Folder:
     """One fold at a time: start, release ..., close; then `on_done` is signalled and `result` waits."""
 
-    def __init__(self, problem: Problem, on_done: Callable[[], None]) -> None:
-        self.problem, self._on_done = problem, on_done
-        self._uploads: queue.SimpleQueue[tuple[int, Letter] | _Stop | None] = queue.SimpleQueue()
+    def __init__(self, problem: Problem, take: Callable[[int], Letter], on_done: Callable[[], None]) -> None:
+        self.problem, self._take, self._on_done = problem, take, on_done
+        self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[tuple[Any, Any, int, int] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fold", daemon=True)
@@ -43,8 +43,9 @@ class Folder:
     def start(self, server: Any, down: Any, round: int, exchange: int) -> None:
         self._jobs.put((server, down, round, exchange))
 
-    def release(self, client: int, letter: Letter) -> None:
-        self._uploads.put((client, letter))
+    def release(self, client: int) -> None:
+        """This client is next; its upload is taken from the spool when its turn comes."""
+        self._uploads.put(client)
 
     def close(self) -> None:
         """No further upload in this exchange."""
@@ -81,10 +82,10 @@ class Folder:
 
         def ups() -> Iterator[tuple[int, Any]]:
             nonlocal weight
-            while (item := self._uploads.get()) is not None:
-                if isinstance(item, _Stop):
-                    raise item
-                k, letter = item
+            while (k := self._uploads.get()) is not None:
+                if isinstance(k, _Stop):
+                    raise k
+                letter = self._take(k)
                 whose = f"upload of client {k} in round {round}"
                 up: Any = decode(up_type, letter, self.problem.codecs["up"], self.problem.dims, whose)
                 check_values(up, whose)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import torch
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+from fedsim.errors import UsageError
 
 
 def fix_numerics(threads: int, device: str) -> None:
+    """Errors: UsageError if `device` is cuda and torch has none."""
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise UsageError("this installation of torch cannot use the GPU here; give --devices cpu")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = False

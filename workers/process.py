@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import msgspec
 import torch
 
-from fedsim.errors import FedsimError
 from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.problem import Problem
 from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
@@ -20,10 +18,8 @@ from protocols import find
 from workers.endpoint import Connection
 from workers.memory import settle
 from workers.numerics import fix_numerics
-from workers.worker import WorkerRuntime
+from workers.worker import WorkerRuntime, failure
 
-IDLE_DEADLINE = 3600.0
-"""A worker that hears nothing for this long gives up; a local one dies with its coordinator before."""
 JOIN_DEADLINE = 120.0
 
 
@@ -38,13 +34,14 @@ def run(spec: dict[str, Any]) -> int:
         try:
             runtime = _set_up(welcome, spec)
         except Exception as e:
-            what = str(e) if isinstance(e, FedsimError) else traceback.format_exc()
-            connection.send(_control("failed", welcome, what.encode()))
+            traceback.print_exc()
+            fields, frames = failure(e)
+            connection.send(seal(Header(VERSION, "failed", welcome.header.run, fields=fields), frames))
             connection.close(linger=5.0)
-            print(what, file=sys.stderr)
             return 1
         settle()
-        connection.send(_control("ready", welcome, b""))
+        fields, frames = blob("ready", b"")
+        connection.send(seal(Header(VERSION, "ready", welcome.header.run, fields=fields), frames))
         _serve(connection, runtime)
         return 0
     finally:
@@ -87,21 +84,14 @@ def warm_up(problem: Problem) -> None:
 
 
 def _serve(connection: Connection, runtime: WorkerRuntime) -> None:
-    last = time.monotonic()
-    while time.monotonic() - last < IDLE_DEADLINE:
+    """Until 'stop'. A worker that hears nothing waits on: the kernel ends it with its coordinator."""
+    while True:
         letter = connection.receive(60.0)
         if letter is None:
             continue
         if letter.header.kind == "stop":
             return
         connection.send(runtime.handle(letter))
-        last = time.monotonic()
-    print(f"nothing to do for {IDLE_DEADLINE:g} s: giving up", file=sys.stderr)
-
-
-def _control(kind: str, to: Letter, data: bytes) -> Letter:
-    fields, frames = blob("error" if kind == "failed" else kind, data)
-    return seal(Header(VERSION, kind, to.header.run, fields=fields), frames)
 
 
 if __name__ == "__main__":

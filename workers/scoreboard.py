@@ -8,6 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fedsim.errors import UsageError
+
+RESERVED = {"round", "participants", "test_accuracy", "test_nll", "bytes_down", "bytes_up"}
 Score = tuple[int, float, int]
 """Correct predictions, sum of NLL in nats, examples: of one chunk of the test set."""
 
@@ -29,6 +32,13 @@ class RoundRecord:
     model: Tensor | None = None
     committed: bool = False
     scores: dict[int, Score] = field(default_factory=dict)
+
+    def report(self, numbers: Mapping[str, float]) -> None:
+        """Add what the algorithm says. Errors: UsageError for a name that a line has already."""
+        for name in numbers:
+            if name in RESERVED or name.startswith("seconds"):
+                raise UsageError(f"an algorithm cannot report {name!r}: metrics.jsonl has its own")
+        self.reported.update(numbers)
 
     def line(self, chunks: int) -> dict[str, Any]:
         """One line of metrics.jsonl; sums are combined in chunk order."""

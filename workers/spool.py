@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from fedsim.wire.letter import Buffer, Letter, open_letter
-from workers.store import write_atomically
+from workers.store import disk_errors, write_atomically
 
 MEMORY_BYTES = 256 * 2**20
 
@@ -15,13 +16,21 @@ class Spool:
 
     def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES) -> None:
         self.folder, self.room = folder, memory_bytes
+        self._lock = threading.Lock()
+        """put in the main thread, take in the fold's"""
         self._letters: dict[int, Letter] = {}
         self._spilled: set[int] = set()
 
     def put(self, client: int, letter: Letter) -> None:
+        """Errors: DiskError."""
+        with self._lock:
+            self._put(client, letter)
+
+    def _put(self, client: int, letter: Letter) -> None:
         size = letter.total_bytes()
         if size > self.room:
-            self.folder.mkdir(exist_ok=True)
+            with disk_errors(self.folder):
+                self.folder.mkdir(exist_ok=True)
             write_atomically(self._path(client), letter.frames)
             self._spilled.add(client)
             letter = Letter(letter.header, letter.head, ())
@@ -30,15 +39,20 @@ class Spool:
         self._letters[client] = letter
 
     def take(self, client: int) -> Letter:
-        """Errors: WireError if the file was damaged on disk."""
+        """Errors: WireError if the file was damaged on disk, DiskError if it cannot be read."""
+        with self._lock:
+            return self._pop(client)
+
+    def _pop(self, client: int) -> Letter:
         letter = self._letters.pop(client)
         if client not in self._spilled:
             self.room += letter.total_bytes()
             return letter
         self._spilled.discard(client)
         path = self._path(client)
-        data = memoryview(path.read_bytes())
-        path.unlink()
+        with disk_errors(path):
+            data = memoryview(path.read_bytes())
+            path.unlink()
         frames: list[Buffer] = []
         at = 0
         for part in (p for f in letter.header.fields for p in f.parts):

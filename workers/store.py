@@ -13,8 +13,8 @@ import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, make_dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -56,6 +56,15 @@ def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]
         raise DiskError(f"checkpoint {path}: {e.strerror}") from None
     read: Any = decode_state(make_dataclass("Checkpoint", fields, frozen=True), data, f"checkpoint {path}")
     return Checkpoint(read.round, read.versions, read.server)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """OSErrors of the block as DiskErrors that name the path."""
+    try:
+        yield
+    except OSError as e:
+        raise DiskError(f"{path}: {e.strerror}") from None
 
 
 def write_atomically(path: Path, chunks: Iterable[Buffer]) -> int:
@@ -100,7 +109,8 @@ class ClientStates:
     def save(self, client: int, version: int, state: Any) -> None:
         path = self.path(client, version)
         if client not in self._folders:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            with disk_errors(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
             self._folders.add(client)
         chunks = state_chunks(state)
         size = sum(memoryview(chunk).nbytes for chunk in chunks)
@@ -151,14 +161,15 @@ class Checkpoints:
     """The coordinator's side: commits, what they keep alive, and the fsyncs behind them.
 
     One thread writes and renames, in order; another makes durable what has been written. commit()
-    returns at once unless the previous checkpoint is still being written, so that a kill -9 costs at
-    most one round and no round waits for the disk.
+    returns at once unless the previous checkpoint is still being written: a kill -9 costs at most the
+    round just committed and what was under way, and no round waits for fsync.
     """
 
     def __init__(self, folder: Path, states: ClientStates) -> None:
         self.folder, self.states = folder, states
         self._kept: deque[tuple[Path, tuple[int, ...]]] = deque()
-        self._to_write: queue.Queue[_Commit | None] = queue.Queue(maxsize=1)
+        self._to_write: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
+        self._writing = threading.Semaphore(1)
         self._to_sync: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._threads = [
@@ -175,10 +186,10 @@ class Checkpoints:
         """
         self._raise()
         path = self.folder / f"{round:06d}.checkpoint"
-        try:
-            self._to_write.put(_Commit(path, round, server, versions, folded), timeout=DISK_DEADLINE)
-        except queue.Full:
-            raise DiskError(f"{self.folder}: nothing could be written for {DISK_DEADLINE:g} s") from None
+        if not self._writing.acquire(timeout=DISK_DEADLINE):
+            raise DiskError(f"{self.folder}: nothing could be written for {DISK_DEADLINE:g} s")
+        self._raise()
+        self._to_write.put(_Commit(path, round, server, versions, folded))
 
     def close(self, deadline: float = 30.0) -> None:
         """Wait until everything committed is durable, at most `deadline` seconds each.
@@ -188,6 +199,8 @@ class Checkpoints:
         self._to_write.put(None)
         for thread in self._threads:
             thread.join(deadline)
+            if thread.is_alive():
+                raise DiskError(f"{self.folder}: {thread.name} has not finished after {deadline:g} s")
         self._raise()
 
     def _raise(self) -> None:
@@ -196,14 +209,13 @@ class Checkpoints:
 
     def _write(self) -> None:
         while (commit := self._to_write.get()) is not None:
-            if self._error is not None:
-                continue
             try:
                 checkpoint = Checkpoint(commit.round, torch.tensor(commit.versions), commit.server)
                 write_atomically(commit.path, state_chunks(checkpoint))
                 self._keep(commit)
             except BaseException as e:  # raised in the main thread by the next commit, or by close
                 self._error = e
+            self._writing.release()
             self._to_sync.put(commit)
         self._to_sync.put(None)
 
@@ -218,6 +230,12 @@ class Checkpoints:
                     self.states.remove(k, below=oldest[k])
 
     def _sync(self) -> None:
+        try:
+            self._sync_until_closed()
+        except OSError as e:
+            self._error = DiskError(f"cannot make {self.folder} durable: {e.strerror}")
+
+    def _sync_until_closed(self) -> None:
         stop, last = False, 0.0
         while not stop:
             work = [self._to_sync.get()]

@@ -5,8 +5,10 @@ WorkerRuntime is the role without any socket; `--workers 0` drives the same obje
 
 from __future__ import annotations
 
+import struct
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,16 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fedsim.errors import FedsimError, WireError
+from fedsim.errors import FedsimError, Interrupted, WireError
 from fedsim.problem import Problem
 from fedsim.rounds import TaskId
 from fedsim.wire.codecs import from_bytes
 from fedsim.wire.letter import VERSION, Header, Letter, blob, decode, decode_own, encode, seal
 from fedsim.wire.messages import check_values, map_tensors
 from workers.store import ClientStates
+
+SCORE = struct.Struct("<qdq")
+"""Correct predictions, sum of NLL, examples: a NaN must survive, so no JSON."""
 
 
 class WorkerRuntime:
@@ -35,14 +40,17 @@ class WorkerRuntime:
         """The reply: upload, score, or 'failed' with what went wrong and whose task it was."""
         h = letter.header
         try:
+            if h.run != self.run:
+                raise WireError(f"a letter of run {h.run!r}; worker {self.index} serves {self.run!r}")
             if h.kind == "task":
                 return self._train(letter)
             if h.kind == "evaluate":
                 return self._score(letter)
             raise WireError(f"worker {self.index} got a letter of kind {h.kind!r}")
+        except Interrupted:
+            raise
         except Exception as e:
-            what = str(e) if isinstance(e, FedsimError) else "".join(traceback.format_exception(e))
-            return self._reply("failed", letter, *blob("error", what.encode()))
+            return self._reply("failed", letter, *failure(e))
 
     def _reply(self, kind: str, to: Letter, fields: Any = (), frames: Any = (), micros: int = 0) -> Letter:
         h = to.header
@@ -68,7 +76,7 @@ class WorkerRuntime:
         payload = encode(map_tensors(up, lambda t: t.cpu()), problem.codecs["up"], problem.dims)
         seen: Any = decode_own(types.up, payload, problem.codecs["up"], problem.dims)
         committed = algorithm.client_commit(
-            map_tensors(draft, lambda t: t.cpu()), received, seen, problem.task(h.round, h.exchange, h.client)
+            map_tensors(draft, lambda t: t.cpu()), received, seen, replace(task, start=problem.start)
         )
         version = (h.round - 1) * len(algorithm.exchanges) + h.exchange
         self.states.save(h.client, version, committed)
@@ -79,14 +87,22 @@ class WorkerRuntime:
     def _score(self, letter: Letter) -> Letter:
         h = letter.header
         if letter.frames:
-            mean = from_bytes(memoryview(letter.frames[0]), h.fields[0].shape, torch.float32)
-            if mean.shape != self.problem.start.shape:
-                raise WireError(f"a model of {mean.numel()} parameters to evaluate")
-            self._to_score = (h.round, mean)
+            shape = tuple(self.problem.start.shape)
+            if [(f.name, f.dtype, f.shape) for f in h.fields] != [("mean", "f32", shape)]:
+                raise WireError("the model to evaluate is not of this layout")
+            self._to_score = (h.round, from_bytes(memoryview(letter.frames[0]), shape, torch.float32))
         if self._to_score is None or self._to_score[0] != h.round:
             raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
         correct, nll, count = self.problem.score(self._to_score[1], h.exchange)
-        return self._reply("score", letter, *blob("score", msgspec.json.encode([correct, nll, count])))
+        return self._reply("score", letter, *blob("score", SCORE.pack(correct, nll, count)))
+
+
+def failure(error: Exception) -> tuple[Any, Any]:
+    """The field of a 'failed' letter: exit code and what went wrong."""
+    known = isinstance(error, FedsimError)
+    what = str(error) if known else "".join(traceback.format_exception(error))
+    code = error.exit_code if isinstance(error, FedsimError) else FedsimError.exit_code
+    return blob("error", msgspec.json.encode([code, what]))
 
 
 def task_of(letter: Letter) -> TaskId:

@@ -67,8 +67,8 @@ def minimise(
     """Minimise weight * (mean loss) + sum of penalties from `start` (P,).
 
     weight 1 is the mean-loss scale, weight N_k the sum-loss scale l_k(w) of the papers. Adam sees the
-    objective as it is; SGD sees it divided by `weight`, so that its step size means the same on both
-    scales (as in the released code). `moments` is used only if `how.carry`.
+    objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
+    the same on both scales (as in the released code). `moments` is used only if `how.carry`.
 
     Errors: UsageError if `how.optimiser` is 'exact' and the client's loss is not quadratic.
     """
@@ -84,7 +84,7 @@ def minimise(
     net.module.train()
     pulls = tuple(p.to(net.weights) for p in penalties)
     carried = moments if how.carry else None
-    step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how, weight)
+    step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how)
     order = rng.torch("batches")
     noise = seeded_torch(rng.key("dropout"), net.device) if net.stochastic else nullcontext()
     total = torch.zeros((), device=net.device)
@@ -94,6 +94,8 @@ def minimise(
                 loss = net.loss_gradient(inputs, targets, weight)
                 for pull in pulls:
                     pull.add_gradient(net.weights, net.grads)
+                if how.optimiser == "sgd" and weight != 1.0:
+                    net.grads.div_(weight)
                 if how.clip:
                     norm = torch.linalg.vector_norm(net.grads)
                     net.grads.mul_((how.clip / (norm + 1e-6)).clamp(max=1.0))
@@ -139,8 +141,8 @@ class _adam:
 class _sgd:
     """SGD with optional heavy-ball momentum, which is reset at every task."""
 
-    def __init__(self, weights: Tensor, how: LocalTraining, weight: float) -> None:
-        self.weights, self.lr, self.momentum = weights, how.lr / weight, how.momentum
+    def __init__(self, weights: Tensor, how: LocalTraining) -> None:
+        self.weights, self.lr, self.momentum = weights, how.lr, how.momentum
         self.velocity = torch.zeros_like(weights) if how.momentum else None
 
     def __call__(self, grads: Tensor) -> None:

@@ -25,6 +25,7 @@ from protocols import find
 from tests.benchmarks.common import fashion_shaped, launch, round_seconds, spread
 from workers.numerics import fix_numerics
 
+WARM = 5
 SETTINGS = {"epochs": 1, "carry": False}
 
 
@@ -42,15 +43,17 @@ def experiment(algo: str, rounds: int) -> Experiment:
 
 
 def half_of_the_work(algo: str, data: Path, index: int, rounds: int, barrier: Barrier) -> None:
-    """Every second client's training and every second piece of the evaluation, `rounds` times."""
+    """Every second client's training and every second piece of the evaluation, `rounds` times, after
+    WARM rounds that are not counted."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[index % os.cpu_count()]})  # type: ignore[operator]
     fix_numerics(1, "cpu")
     algorithm = build_algorithm(find(algo), SETTINGS)
     problem = Problem.build(experiment(algo, rounds), algorithm, data)
-    barrier.wait(120)
-    for r in range(rounds):
+    for r in range(-WARM, rounds):
+        if not r:
+            barrier.wait(120)
         for k in range(index, 10, 2):
-            task = problem.task(r, 1, k)
+            task = problem.task(WARM + r, 1, k)
             shard = problem.shard(k)
             fit = minimise(shard, problem.start, how=algorithm.local, rng=task.rng)  # type: ignore[attr-defined]
             if algo == "fedlap_cov":
@@ -86,7 +89,7 @@ def measured(algo: str, data: Path, rounds: int, out: Path) -> float:
         *f"--partition iid --model mlp --rounds {rounds} --set epochs=1 --set carry=false".split(),
         *f"--data-dir {data}".split(),
     )
-    seconds = round_seconds(run, warm=5)
+    seconds = round_seconds(run, warm=WARM)
     return sum(seconds) / len(seconds)
 
 
