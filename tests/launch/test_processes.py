@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -262,3 +263,37 @@ def test_a_config_file_is_between_defaults_and_options(tmp_path: Path) -> None:
     summary = load(tmp_path / "run" / "summary.json")
     assert summary["bytes"]["algorithm"]["up"]["mean"]["values"] == 10 * 2 * summary["params"]
     assert summary["bytes"]["algorithm"]["down"]["mean"]["values"] == 10 * 4 * summary["params"]
+
+
+def test_a_full_disk_is_said_so_and_loses_nothing(tmp_path: Path) -> None:
+    """Files of at most 60 kB: first a ledger that grows too long, then a state that is too large."""
+    limit = (60_000, 60_000)
+    for job, file in (("fedavg --model logistic", "ledger.csv"), ("fedlap_cov", ".state")):
+        out = tmp_path / job.split()[0]
+        done = subprocess.run(
+            command(out, "--workers", "2", "--rounds", "2000", "--algo", *job.split()),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit),
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+        )
+        assert done.returncode == 5
+        assert file in done.stderr
+        assert "File too large" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert load(out / "summary.json")["status"] == "failed"
+        assert not list(tmp_path.glob("fedsim-*"))
+
+
+def test_a_diverged_model_is_reported_and_not_hidden(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = run(
+        out,
+        *("--workers", "1", "--clients", "2", "--algo", "fedavg", "--rounds", "3", "--model", "mlp"),
+        *("--set", "optimiser=sgd", "--set", "lr=1e4", "--inputs", "raw"),
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0 or "NaN or Inf" in done.stderr
+    for line in (out / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from fedsim.algorithm import AnyShard, Task
@@ -338,3 +339,22 @@ def test_fedavg_with_one_client_is_centralised_training_bit_for_bit(launched: Ca
                 whole.grad = torch.cat([g.reshape(-1) for g in gradients])
                 optimiser.step()
     assert run["model_sha256"] == model_digest(whole.detach(), None)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"hyperparameters": {"rho": 1.0, "delta": 1e-4}, "inputs": "raw"},
+        {"hyperparameters": {}, "codecs": {"precision": "bf16"}},
+    ],
+    ids=["small delta", "bf16"],
+)
+def test_fedlap_cov_precisions_stay_positive_under_rounding(
+    launched: Callable[..., Path], settings: dict[str, Any]
+) -> None:
+    """S_g - V_k cancels where one client holds nearly all curvature; without the floor both of these
+    runs are refused (rounds 4 and 5)."""
+    out = launched("floor", algo="fedlap_cov", partition="two_classes:50", clients=10, rounds=6, **settings)
+    assert summary(out)["status"] == "done"
+    precision = [v for k, v in load_file(out / "model.safetensors").items() if k.startswith("precision.")]
+    assert all((v > 0).all() for v in precision)

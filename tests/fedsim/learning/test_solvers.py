@@ -362,3 +362,17 @@ def test_exact_and_quadratic_need_each_other(shard: Shard) -> None:
         minimise(shard, shard.net.snapshot(), how=EXACT, rng=Stream(0, "c"))
     with pytest.raises(UsageError, match="exact"):
         minimise(quadratic(1), torch.zeros(D), how=LocalTraining(), rng=Stream(0, "c"))
+
+
+def test_sgd_clips_the_same_on_both_scales(shard: Shard) -> None:
+    """The released code divides the summed loss by N_k and then clips (papers-and-code.md 5.2)."""
+    how = LocalTraining(epochs=1, batch_size=4, lr=0.1, optimiser="sgd", clip=1e-3)
+    start = torch.randn(shard.net.layout.size, generator=torch.Generator().manual_seed(3))
+    ends = [
+        minimise(shard, start, how=how, rng=Stream(0, "clip"), weight=weight).weights
+        for weight in (1.0, 64.0)
+    ]
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-7)
+    steps = -(-shard.size // 4)
+    assert float((ends[0] - start).norm()) <= steps * 0.1 * 1e-3 * 1.001
+    assert float((ends[0] - start).norm()) > 0
