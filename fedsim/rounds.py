@@ -41,7 +41,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A worker's upload has arrived whole and passed its checks."""
+    """A worker's upload has arrived whole; its values are checked when it is folded."""
 
     worker: int
     task: TaskId

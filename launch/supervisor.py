@@ -41,7 +41,7 @@ class Process:
 
 
 class Supervisor:
-    """Use as a context manager: no worker outlives it."""
+    """Starts and ends the processes of one run; after stop() none is left."""
 
     def __init__(self, interrupted: Wakeup) -> None:
         self.processes: list[Process] = [_process("coordinator", 0, os.getpid(), "cpu", "")]

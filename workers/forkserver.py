@@ -2,7 +2,7 @@
 
 Ten workers cost about one CPU-second instead of thirteen, and share the library's memory. The server
 has only imported: no ZeroMQ context, no CUDA call, thread variables 1. It dies with the coordinator
-(PR_SET_PDEATHSIG is set before exec by its starter) and every worker dies with it. A worker on a GPU
+(PR_SET_PDEATHSIG is the first thing it sets) and every worker dies with it. A worker on a GPU
 is a fresh interpreter instead (fork, then exec), until forking is shown to be safe there.
 
 The coordinator talks to it over a socket pair with JSON datagrams:

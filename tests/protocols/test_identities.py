@@ -345,7 +345,7 @@ def test_fedavg_with_one_client_is_centralised_training_bit_for_bit(launched: Ca
     "settings",
     [
         {"hyperparameters": {"rho": 1.0, "delta": 1e-4}, "inputs": "raw"},
-        {"hyperparameters": {}, "codecs": {"precision": "bf16"}},
+        {"hyperparameters": {"rho": 1.0, "delta": 1e-4}, "codecs": {"precision": "bf16"}},
     ],
     ids=["small delta", "bf16"],
 )
@@ -353,7 +353,7 @@ def test_fedlap_cov_precisions_stay_positive_under_rounding(
     launched: Callable[..., Path], settings: dict[str, Any]
 ) -> None:
     """S_g - V_k cancels where one client holds nearly all curvature; without the floor both of these
-    runs are refused (rounds 4 and 5)."""
+    runs are refused in round 4."""
     out = launched("floor", algo="fedlap_cov", partition="two_classes:50", clients=10, rounds=6, **settings)
     assert summary(out)["status"] == "done"
     precision = [v for k, v in load_file(out / "model.safetensors").items() if k.startswith("precision.")]
