@@ -94,7 +94,7 @@ class Display:
             if kind != "algorithm"
         )
         self.console.print(
-            f"P = {grouped(summary['params'])} parameters; other traffic, in bytes: {other}", soft_wrap=True
+            f"P = {grouped(summary['params'])} parameters; other bytes: {other}", soft_wrap=True
         )
         if summary["test_accuracy"] is not None:
             self.console.print(

@@ -189,11 +189,11 @@ class Session:
         where = f"{workers} workers over {self.execution.transport}" if workers else "in process"
         devices = ", ".join(dict.fromkeys(str(place) for place in self.places))
         return [
-            f"[bold]{e.algo}[/] on {e.dataset} ({sum(p.sizes):,} of {len(p.dataset.train_targets):,} "
-            f"training examples, {len(p.dataset.test_targets):,} test), model {model}, "
-            f"P = {p.net.layout.size:,}",
-            f"{len(p.clients)} clients ({e.partition}, {min(p.sizes)} to {max(p.sizes)} examples), "
-            f"participation {e.participation}, {e.rounds} rounds, seed {e.seed}; {where} ({devices})",
+            f"[bold]{e.algo}[/] on {e.dataset}: {sum(p.sizes):,} of {len(p.dataset.train_targets):,} "
+            f"training examples, {len(p.dataset.test_targets):,} test",
+            f"model {model}, P = {p.net.layout.size:,}; {len(p.clients)} clients ({e.partition}, "
+            f"{min(p.sizes)} to {max(p.sizes)} examples)",
+            f"{e.rounds} rounds, participation {e.participation}, seed {e.seed}; {where} ({devices})",
         ]
 
     # ---- Observer
