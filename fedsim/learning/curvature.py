@@ -308,7 +308,7 @@ def _add_chunk(
             dense[m] = prepared[m].new_zeros(len(prepared[m]), m.out_features)
     for i, column in enumerate(columns):
         # The column enters as a factor and not as grad_outputs: the values are the same, and torch's
-        # first call with grad_outputs imports sympy (0.4 CPU-seconds and 50 MB in every process).
+        # first call with grad_outputs imports sympy (0.4 CPU-seconds and 8 MB in every worker).
         # A layer that does not reach the logits has no gradient and no curvature: None.
         with torch.enable_grad():
             seeded = (logits * column).sum()
