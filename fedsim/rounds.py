@@ -295,13 +295,12 @@ class RoundMachine:
         """Training first, evaluation where a worker would idle; a second task in advance while there
         is plenty, so that no worker waits for a message, but not at the end of a round."""
         commands: list[Command] = []
-        late = self._to_score and self._to_score[0][0] < self.round - MAX_EVALUATIONS_BEHIND
         for ahead in (0, 1):
             for worker in self._by_load():
                 if len(self._load[worker]) > ahead:
                     continue
                 waiting = self._count()
-                if late and ahead == 0:
+                if ahead == 0 and self._evaluation_is_late():
                     commands.append(self._give_score(worker))
                 elif waiting and (ahead == 0 or waiting > len(self._load)):
                     task = self._next_task(worker)
@@ -311,8 +310,10 @@ class RoundMachine:
                     commands.append(Give(worker, task))
                 elif self._to_score and not waiting:
                     commands.append(self._give_score(worker))
-                late = self._to_score and self._to_score[0][0] < self.round - MAX_EVALUATIONS_BEHIND
         return commands
+
+    def _evaluation_is_late(self) -> bool:
+        return bool(self._to_score) and self._to_score[0][0] < self.round - MAX_EVALUATIONS_BEHIND
 
     def _count(self) -> int:
         return sum(len(tasks) for tasks in self._waiting.values())

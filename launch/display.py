@@ -9,8 +9,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-LAYERS = ("values", "indices", "header", "framing")
-
 
 class Display:
     """Progress on a terminal, one plain line per evaluated round elsewhere."""

@@ -20,7 +20,8 @@ from launch.rundir import RunDir
 from launch.summary import process_start, summarise, write_model
 from launch.supervisor import Supervisor
 from protocols import find
-from workers.coordinator import Coordinator, NoCrew, Outcome
+from workers.coordinator import Coordinator, Outcome
+from workers.crew import NoCrew
 from workers.devices import Placement
 from workers.endpoint import Endpoint, Loopback, ZmqEndpoint
 from workers.journal import Journal

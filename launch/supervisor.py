@@ -19,6 +19,7 @@ from typing import Any
 
 from fedsim.errors import Interrupted, TaskError
 from launch.server import ForkServer
+from workers.crew import Death
 from workers.devices import Placement
 from workers.wakeup import Wakeup
 
@@ -110,15 +111,13 @@ class Supervisor:
         said = "\n".join(server.said.splitlines()[-LAST_WORDS:])
         return TaskError(f"the fork server ended (exit code {code}).\n{said}")
 
-    # ---- watching (workers.coordinator.Crew)
+    # ---- watching (workers.crew.Crew)
 
     def fds(self) -> list[int]:
         return [self._interrupted.fd, *self._pidfds]
 
-    def check(self, ready: list[int]) -> Any:
+    def check(self, ready: list[int]) -> Death | None:
         """A worker's death among the ready descriptors, if any. Errors: Interrupted."""
-        from workers.coordinator import Death
-
         if self._interrupted.fd in ready:
             raise Interrupted("interrupted")
         for fd in ready:
@@ -162,22 +161,22 @@ class Supervisor:
 
     def stop(self, gently: bool) -> None:
         """Wait for workers that were told to stop, kill the others; nothing is left afterwards."""
-        deadline = time.monotonic() + (STOP_DEADLINE if gently else 0.0)
-        while self._pidfds and (left := deadline - time.monotonic()) > 0:
-            for fd in select.select(list(self._pidfds), [], [], left)[0]:
-                self._note_end(fd)
+        self._await_ends(STOP_DEADLINE if gently else 0.0)
         for fd in self._pidfds:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
-        deadline = time.monotonic() + STOP_DEADLINE
-        while self._pidfds and (left := deadline - time.monotonic()) > 0:
-            for fd in select.select(list(self._pidfds), [], [], left)[0]:
-                self._note_end(fd)
+        self._await_ends(STOP_DEADLINE)
         if self._server is not None:
             self._server.end(patience=1.0)
         for process in self.processes:
             process.ended = process.ended or _now()
         self.changed(self.processes)
+
+    def _await_ends(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._pidfds and (left := deadline - time.monotonic()) > 0:
+            for fd in select.select(list(self._pidfds), [], [], left)[0]:
+                self._note_end(fd)
 
 
 def _process(role: str, index: int, pid: int, device: str, log: str) -> Process:

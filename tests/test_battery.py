@@ -39,7 +39,8 @@ from fedsim.wire.letter import VERSION, Header, Letter, decode, encode, open_let
 from fedsim.wire.messages import Kind, check_values, schema
 from fedsim.wire.state import decode_state, encode_state
 from protocols import REGISTRY
-from workers.coordinator import Coordinator, Death, NoCrew, Outcome
+from workers.coordinator import Coordinator, Outcome
+from workers.crew import Death, NoCrew
 from workers.endpoint import Endpoint, Incoming, Loopback, ZmqEndpoint
 from workers.journal import Journal
 from workers.numerics import fix_numerics

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 from torch import Tensor
 
-from fedsim.errors import DiskError, FedsimError, Interrupted, TaskError
+from fedsim.errors import DiskError, FedsimError, TaskError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
 from fedsim.rounds import (
@@ -40,7 +40,8 @@ from fedsim.rounds import (
 )
 from fedsim.schedules import Schedule
 from fedsim.wire.ledger import Entry
-from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, blob, decode_own, encode, seal, tensors
+from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, blob, decode_own, encode, seal
+from workers.crew import Crew, Death
 from workers.endpoint import Endpoint, Incoming
 from workers.folding import Folder
 from workers.journal import Journal
@@ -48,29 +49,10 @@ from workers.scoreboard import Scoreboard
 from workers.spool import Spool
 from workers.store import Checkpoints
 from workers.wakeup import Wakeup
-from workers.worker import SCORE, task_of
+from workers.worker import SCORE, Evaluate, task_of
 
 JOIN_DEADLINE = 120.0
 DEATH_DEADLINE = 1.0
-
-
-@dataclass(frozen=True)
-class Death:
-    """A worker process has ended."""
-
-    worker: int
-    how: str
-    last_words: str
-
-
-class Crew(Protocol):
-    """The worker processes, as the coordinator sees them."""
-
-    def fds(self) -> list[int]:
-        """Descriptors that become readable when a worker ends or a signal asks to stop."""
-
-    def check(self, ready: list[int]) -> Death | None:
-        """What happened, if it was a death. Errors: Interrupted if a signal asked to stop."""
 
 
 class Observer(Protocol):
@@ -154,7 +136,8 @@ class Coordinator:
             for worker in range(max(1, self.workers)):
                 self._handle(Joined(worker))
             while not self._finished:
-                self._step(self.patience)
+                if not self._step(self.patience):
+                    raise self._silence()
         finally:
             self.folder.stop()
             self._wakeup.close()
@@ -181,8 +164,8 @@ class Coordinator:
             self._step(left)
         self.endpoint.close_door()
 
-    def _step(self, timeout: float) -> None:
-        """Wait once and handle whatever came."""
+    def _step(self, timeout: float) -> bool:
+        """Wait once and handle whatever came; False if nothing did."""
         incoming, ready = self.endpoint.wait([self._wakeup.fd, *self.crew.fds()], timeout)
         for letter in incoming:
             self._receive(letter)
@@ -191,8 +174,7 @@ class Coordinator:
         death = self.crew.check(ready)
         if death is not None:
             raise self._death(death)
-        if not incoming and not ready and self.machine.busy() and self.workers:
-            raise TaskError(f"no worker has answered for {timeout:g} s; held by workers: {self._holdings()}")
+        return bool(incoming or ready)
 
     def _handle(self, event: Event) -> None:
         self._carry_out(self.machine.handle(event))
@@ -312,15 +294,14 @@ class Coordinator:
         self.folder.start(self.server, sent, command.round, command.exchange)
 
     def _give_score(self, worker: int, round: int, chunk: int) -> None:
-        fields: Any = ()
-        frames: Any = ()
+        payload = Payload((), ())
         if self._models_sent.get(worker) != round:
             model = self.board[round].model
-            assert model is not None
-            fields, frames = tensors({"mean": model})
+            assert model is not None  # taken at the round's commit, before any Score command
+            payload = encode(Evaluate(model), {}, self.problem.dims)
             self._models_sent[worker] = round
         header = Header(VERSION, "evaluate", self.run_name, 1, round, chunk)
-        self._send(worker, header, frames, fields)
+        self._send(worker, header, payload.frames, payload.fields)
 
     def _send(self, worker: int, header: Header, frames: Any = (), fields: Any = None) -> None:
         if fields is not None:
@@ -368,12 +349,16 @@ class Coordinator:
 
     # ---- what goes wrong
 
-    def _holdings(self) -> str:
+    def _silence(self) -> TaskError:
         held = {w: self.machine.held_by(w) for w in range(max(1, self.workers))}
-        return "; ".join(
-            f"worker {w}: " + ", ".join(f"client {t.client} of round {t.round}" for t in tasks)
+        who = "; ".join(
+            f"worker {w} holds " + ", ".join(f"client {t.client}" for t in tasks)
             for w, tasks in held.items()
             if tasks
+        )
+        return TaskError(
+            f"nothing has happened for {self.patience:g} s in round {self.machine.round}: "
+            f"{who or 'no worker holds a task, so the fold hangs'} (raise the limit with --patience)"
         )
 
     def _death(self, death: Death) -> TaskError:
@@ -393,18 +378,3 @@ class Coordinator:
         if h.client == NONE:
             return kind(f"worker {worker} could not set itself up:\n{what.rstrip()}")
         return kind(f"worker {worker} failed on client {h.client} in round {h.round}:\n{what.rstrip()}")
-
-
-class NoCrew:
-    """The crew of `--workers 0`: nobody, but a signal may still ask to stop."""
-
-    def __init__(self, interrupted: Wakeup | None = None) -> None:
-        self._interrupted = interrupted
-
-    def fds(self) -> list[int]:
-        return [self._interrupted.fd] if self._interrupted else []
-
-    def check(self, ready: list[int]) -> Death | None:
-        if self._interrupted and self._interrupted.fd in ready:
-            raise Interrupted("interrupted")
-        return None

@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from fedsim.errors import DiskError
+from workers.store import disk_errors
 
 _PREFIX = struct.Struct(">IQ")
 
@@ -34,10 +35,9 @@ def _records(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """All whole records, oldest first. Errors: DiskError if the file cannot be read."""
-    try:
-        return [record for record, _ in _records(path.read_bytes())]
-    except OSError as e:
-        raise DiskError(f"journal {path}: {e.strerror}") from None
+    with disk_errors(f"journal {path}"):
+        data = path.read_bytes()
+    return [record for record, _ in _records(data)]
 
 
 class Journal:
@@ -46,21 +46,17 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Open for appending, cutting a torn tail. Errors: DiskError."""
         self.path = path
-        try:
+        with disk_errors(f"cannot open the journal {path}"):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             ends = [end for _, end in _records(path.read_bytes())]
             os.ftruncate(self._file, ends[-1] if ends else 0)
-        except OSError as e:
-            raise DiskError(f"cannot open the journal {path}: {e.strerror}") from None
 
     def append(self, what: str, **about: Any) -> None:
         """Errors: DiskError."""
         payload = msgspec.msgpack.encode({"what": what, **about})
         record = _PREFIX.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
-        try:
+        with disk_errors(f"cannot write the journal {self.path}"):
             written = os.write(self._file, record)
-        except OSError as e:
-            raise DiskError(f"cannot write the journal {self.path}: {e.strerror}") from None
         if written < len(record):
             raise DiskError(f"cannot write the journal {self.path}: the disk is full")
 

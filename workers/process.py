@@ -12,7 +12,10 @@ import msgspec
 import torch
 
 from fedsim.experiment import Experiment, build_algorithm, convert
+from fedsim.learning.shard import Shard
+from fedsim.learning.solvers import LocalTraining, minimise
 from fedsim.problem import Problem
+from fedsim.seeds import Stream
 from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
 from protocols import find
 from workers.endpoint import Connection
@@ -60,27 +63,11 @@ def _set_up(welcome: Letter, spec: dict[str, Any]) -> WorkerRuntime:
 
 
 def warm_up(problem: Problem) -> None:
-    """One forward and backward on zeros and one optimiser kernel: first calls cost milliseconds."""
+    """Train on two blank examples: first calls of forward, backward and optimiser cost milliseconds."""
     net, shape = problem.net, problem.dataset.train_inputs.shape[1:]
-    net.module.eval()
-    inputs = torch.zeros((2, *shape), device=net.device)
-    net.loss_gradient(inputs, torch.zeros(2, dtype=torch.long, device=net.device), 1.0)
-    weights, grads, first, second = (torch.zeros(8, device=net.device) for _ in range(4))
-    torch._fused_adam_(
-        [weights],
-        [grads],
-        [first],
-        [second],
-        [],
-        [torch.ones((), device=net.device)],
-        lr=0.0,
-        beta1=0.9,
-        beta2=0.9,
-        weight_decay=0.0,
-        eps=1.0,
-        amsgrad=False,
-        maximize=False,
-    )
+    targets = torch.zeros(2, dtype=torch.long, device=net.device)
+    blank = Shard(net, torch.zeros((2, *shape), device=net.device), targets, 1.0)
+    minimise(blank, problem.start, how=LocalTraining(epochs=1), rng=Stream(0, "warm up"))
 
 
 def _serve(connection: Connection, runtime: WorkerRuntime) -> None:

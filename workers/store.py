@@ -47,24 +47,22 @@ class Checkpoint(Generic[Server]):
     server: Server
 
 
-def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]:
-    """Errors: WireError if the file is damaged or of another algorithm, DiskError if it is not there."""
-    fields = [("round", int), ("versions", Tensor), ("server", server_type)]
-    try:
-        data = path.read_bytes()
-    except OSError as e:
-        raise DiskError(f"checkpoint {path}: {e.strerror}") from None
-    read: Any = decode_state(make_dataclass("Checkpoint", fields, frozen=True), data, f"checkpoint {path}")
-    return Checkpoint(read.round, read.versions, read.server)
-
-
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """OSErrors of the block as DiskErrors that name the path."""
+def disk_errors(what: str | Path) -> Iterator[None]:
+    """OSErrors of the block as DiskErrors that begin with `what`."""
     try:
         yield
     except OSError as e:
-        raise DiskError(f"{path}: {e.strerror}") from None
+        raise DiskError(f"{what}: {e.strerror}") from None
+
+
+def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]:
+    """Errors: WireError if the file is damaged or of another algorithm, DiskError if it is not there."""
+    fields = [("round", int), ("versions", Tensor), ("server", server_type)]
+    with disk_errors(f"checkpoint {path}"):
+        data = path.read_bytes()
+    read: Any = decode_state(make_dataclass("Checkpoint", fields, frozen=True), data, f"checkpoint {path}")
+    return Checkpoint(read.round, read.versions, read.server)
 
 
 def write_atomically(path: Path, chunks: Iterable[Buffer]) -> int:
@@ -100,11 +98,10 @@ class ClientStates:
         if hit is not None:
             return hit[0]
         path = self.path(client, version)
-        try:
+        whose = f"the state of client {client}, {path}"
+        with disk_errors(whose):
             data = path.read_bytes()
-        except OSError as e:
-            raise DiskError(f"the state of client {client}, {path}: {e.strerror}") from None
-        return decode_state(self.kind, data, f"the state of client {client}, {path}")
+        return decode_state(self.kind, data, whose)
 
     def save(self, client: int, version: int, state: Any) -> None:
         path = self.path(client, version)
@@ -151,10 +148,8 @@ class ClientStates:
     def digest(self, client: int, version: int, initial: bytes) -> bytes:
         """sha256 of the encoded state; `initial` is the encoded version 0."""
         path = self.path(client, version)
-        try:
+        with disk_errors(f"the state of client {client}, {path}"):
             return sha256(path.read_bytes() if version else initial).digest()
-        except OSError as e:
-            raise DiskError(f"the state of client {client}, {path}: {e.strerror}") from None
 
 
 class Checkpoints:

@@ -8,24 +8,29 @@ from __future__ import annotations
 import struct
 import time
 import traceback
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor
 
 from fedsim.errors import FedsimError, Interrupted, WireError
 from fedsim.problem import Problem
 from fedsim.rounds import TaskId
-from fedsim.wire.codecs import from_bytes
 from fedsim.wire.letter import VERSION, Header, Letter, blob, decode, decode_own, encode, seal
-from fedsim.wire.messages import check_values, map_tensors
+from fedsim.wire.messages import Mean, check_values, map_tensors
 from workers.store import ClientStates
 
 SCORE = struct.Struct("<qdq")
 """Correct predictions, sum of NLL, examples: a NaN must survive, so no JSON."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """The model to score, sent once per worker and evaluated round."""
+
+    mean: Mean
 
 
 class WorkerRuntime:
@@ -87,10 +92,8 @@ class WorkerRuntime:
     def _score(self, letter: Letter) -> Letter:
         h = letter.header
         if letter.frames:
-            shape = tuple(self.problem.start.shape)
-            if [(f.name, f.dtype, f.shape) for f in h.fields] != [("mean", "f32", shape)]:
-                raise WireError("the model to evaluate is not of this layout")
-            self._to_score = (h.round, from_bytes(memoryview(letter.frames[0]), shape, torch.float32))
+            whose = f"model of round {h.round} to evaluate"
+            self._to_score = (h.round, decode(Evaluate, letter, {}, self.problem.dims, whose).mean)
         if self._to_score is None or self._to_score[0] != h.round:
             raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
         correct, nll, count = self.problem.score(self._to_score[1], h.exchange)
@@ -99,10 +102,11 @@ class WorkerRuntime:
 
 def failure(error: Exception) -> tuple[Any, Any]:
     """The field of a 'failed' letter: exit code and what went wrong."""
-    known = isinstance(error, FedsimError)
-    what = str(error) if known else "".join(traceback.format_exception(error))
-    code = error.exit_code if isinstance(error, FedsimError) else FedsimError.exit_code
-    return blob("error", msgspec.json.encode([code, what]))
+    if isinstance(error, FedsimError):
+        told = (error.exit_code, str(error))
+    else:
+        told = (FedsimError.exit_code, "".join(traceback.format_exception(error)))
+    return blob("error", msgspec.json.encode(told))
 
 
 def task_of(letter: Letter) -> TaskId:

@@ -24,7 +24,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.errors import WireError
-from fedsim.wire.codecs import codec, raw_bytes, unpack_checked
+from fedsim.wire.codecs import codec, unpack_checked
 from fedsim.wire.messages import DTYPES, Dims, Field, schema
 
 VERSION = 1
@@ -256,15 +256,3 @@ def blob(name: str, data: bytes) -> tuple[tuple[FieldHeader, ...], tuple[Buffer,
     """One field of plain bytes (JSON of control letters)."""
     part = PartHeader("values", len(data), digest(data))
     return (FieldHeader(name, "bytes", "u8", (len(data),), (part,)),), (data,)
-
-
-def tensors(values: Mapping[str, Tensor]) -> tuple[tuple[FieldHeader, ...], tuple[Buffer, ...]]:
-    """Dense fields outside any algorithm's schema (evaluation)."""
-    headers, frames = [], []
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    for name, tensor in values.items():
-        data = raw_bytes(tensor)
-        part = PartHeader("values", data.nbytes, digest(data))
-        headers.append(FieldHeader(name, "dense", names[tensor.dtype], tuple(tensor.shape), (part,)))
-        frames.append(data)
-    return tuple(headers), tuple(frames)

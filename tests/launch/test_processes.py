@@ -239,6 +239,17 @@ def test_an_exception_in_client_code_names_worker_client_and_round(tmp_path: Pat
     assert load(tmp_path / "run" / "summary.json")["status"] == "failed"
 
 
+def test_a_hung_fold_ends_the_run_after_its_patience(tmp_path: Path) -> None:
+    file = tmp_path / "hangs.py"
+    sleeps = "    def server_update(self, *arguments):\n        import time\n\n        time.sleep(4)\n"
+    file.write_text(FAULTY[: FAULTY.index("    def client_update")] + sleeps)
+    done = run(tmp_path / "run", "--workers", "1", "--algo", f"{file}:Faulty", "--patience", "2")
+    assert done.returncode == 1
+    assert "nothing has happened for 2 s in round 1" in done.stderr
+    assert "the fold hangs" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_users_own_algorithm_needs_no_change_here(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(FAULTY.replace("(2, 2)", "(9, 9)"))

@@ -34,7 +34,6 @@ from fedsim.wire.letter import (
     encode,
     open_letter,
     seal,
-    tensors,
 )
 from fedsim.wire.messages import (
     Curvature,
@@ -236,13 +235,20 @@ def test_a_model_without_parameters_has_empty_frames() -> None:
     assert decode(Up, letter, {}, {"P": 0}, "here").mean.shape == (0,)
 
 
-def test_blobs_and_free_tensors_open() -> None:
+@dataclass(frozen=True)
+class Labelled:
+    mean: Annotated[Tensor, Kind("mean", ("N",))]
+    labels: Annotated[Tensor, Kind("labels", ("M", "M"), dtype="u8")]
+
+
+def test_blobs_and_tensors_of_other_shapes_open() -> None:
     names, data = blob("hello", b"{}")
     assert open_letter(frames_of(seal(Header(VERSION, "hello", "", fields=names), data)), "x").frames == (
         b"{}",
     )
-    described, raw = tensors({"mean": torch.ones(3), "labels": torch.zeros((2, 2), dtype=torch.uint8)})
-    letter = open_letter(frames_of(seal(Header(VERSION, "evaluate", "", fields=described), raw)), "x")
+    payload = encode(Labelled(torch.ones(3), torch.zeros((2, 2), dtype=torch.uint8)), {}, {"N": 3, "M": 2})
+    head = Header(VERSION, "evaluate", "", fields=payload.fields)
+    letter = open_letter(frames_of(seal(head, payload.frames)), "x")
     assert [(f.name, f.dtype, f.shape) for f in letter.header.fields] == [
         ("mean", "f32", (3,)),
         ("labels", "u8", (2, 2)),
