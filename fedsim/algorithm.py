@@ -13,15 +13,16 @@ and Up are the only things that do. State in, state out: no method changes its a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.params import Layout
+from fedsim.learning.params import Layout, Net
 from fedsim.learning.shard import QuadraticShard, Shard
 from fedsim.seeds import Stream
 
@@ -37,7 +38,11 @@ Step = float | Literal["1/K", "N_k/N"]
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange of a round: the class that goes down and the class that comes up."""
+    """One exchange of a round: the class that goes down and the class that comes up.
+
+    Either may have an optional part (fedsim.wire.messages); a broadcast's part is filled per client by
+    `broadcast_to`.
+    """
 
     down: type
     up: type
@@ -48,7 +53,8 @@ class Context:
     """What server methods know.
 
     start: the shared random initialisation (P,) float32; sizes: N_k of all K clients; round counts
-    the rounds of the schedule from 1, also empty ones; exchange counts from 1 within a round.
+    the rounds of the schedule from 1, also empty ones, and is 0 in the set-up; exchange counts from 1
+    within a round.
     """
 
     start: Tensor
@@ -57,15 +63,23 @@ class Context:
     round: int
     exchange: int
     rng: Stream
+    network: Callable[[], Net] | None = field(default=None, compare=False)
 
     @property
     def K(self) -> int:
         return len(self.sizes)
 
+    @property
+    def net(self) -> Net:
+        """A network for the server's own computations: no other thread uses its buffers."""
+        if self.network is None:
+            raise UsageError("this problem has no network that a server could use")
+        return self.network()
+
 
 @dataclass(frozen=True)
 class Task:
-    """What client methods know: as Context, and which client this is."""
+    """What client methods know: as Context, and which client this is. Round 0 is the set-up."""
 
     start: Tensor
     sizes: tuple[int, ...]
@@ -96,10 +110,30 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     paper: ClassVar[str]
     """Short citation with equation or algorithm number."""
     default_model: ClassVar[str]
-    exchanges: ClassVar[tuple[Exchange, ...]]
-    """Almost always one; the schedule's participants serve all of them."""
     server_type: ClassVar[type]
     client_type: ClassVar[type]
+    default_rounds: ClassVar[int] = 20
+    eval_samples: ClassVar[int] = 0
+    """Posterior samples that an evaluation averages over, beside the mean; for members whose model is a
+    distribution."""
+
+    @property
+    @abstractmethod
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """Those of a round: almost always one; the schedule's participants serve all of them. May
+        depend on the hyperparameters."""
+
+    @property
+    def setup(self) -> tuple[Exchange, ...]:
+        """Exchanges with ALL clients before round 1 (round 0 in tasks, messages and the ledger)."""
+        return ()
+
+    def sizes_on_wire(self, clients: int, classes: int) -> Mapping[str, int]:
+        """Bounds of sizes that are this algorithm's own, by the names its messages use ('M')."""
+        return {}
+
+    def check(self, params: int) -> None:
+        """Errors: UsageError if the algorithm cannot work on a model of P = `params` parameters."""
 
     @abstractmethod
     def server_init(self, ctx: Context) -> Server: ...
@@ -109,7 +143,14 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
     @abstractmethod
     def broadcast(self, server: Server, ctx: Context) -> Down:
-        """What every participant of this exchange receives."""
+        """What every participant of this exchange receives; encoded once."""
+
+    def broadcast_to(self, server: Server, k: int, ctx: Context) -> object | None:
+        """The optional part of Down for client k: what it has not been sent yet. None: nothing.
+
+        Only what a folded upload proves to have arrived counts as sent.
+        """
+        return None
 
     @abstractmethod
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
@@ -135,8 +176,8 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:
         """The model to evaluate; before the first fold, the point ctx.start."""
 
-    def report(self, server: Server) -> Mapping[str, float]:
-        """Numbers for metrics.jsonl beyond the standard ones."""
+    def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
+        """Numbers for metrics.jsonl beyond the standard ones and the scalars of Up."""
         return {}
 
 

@@ -26,7 +26,8 @@ class Experiment:
     """Everything that the bits of a run depend on, besides library versions.
 
     hyperparameters: those that differ from the algorithm's defaults, by dotted name (local.lr).
-    model '' is the algorithm's default; inputs '' the dataset's. rounds may grow on resume.
+    model '', rounds -1 and eval_samples -1 are the algorithm's defaults, inputs '' is the dataset's.
+    rounds may grow on resume. eval_samples: posterior samples to average over, 0 for none.
     """
 
     algo: str = "fedlap_cov"
@@ -36,10 +37,11 @@ class Experiment:
     partition: str = "two_dirichlet"
     model: str = ""
     clients: Annotated[int, Meta(ge=1)] = 10
-    rounds: Annotated[int, Meta(ge=0)] = 20
+    rounds: Annotated[int, Meta(ge=-1)] = -1
     participation: str = "full"
     seed: int = 0
     eval_every: Annotated[int, Meta(ge=1)] = 1
+    eval_samples: Annotated[int, Meta(ge=-1)] = -1
     threads: Annotated[int, Meta(ge=1)] = 1
     device: Literal["cpu", "cuda"] = "cpu"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)

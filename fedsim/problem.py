@@ -6,11 +6,12 @@ the data files, so nothing of it needs to be sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +22,13 @@ from fedsim.data.datasets import DATASETS, Dataset, load_dataset
 from fedsim.data.partition import partition
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment
+from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.models import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shard import Shard
 from fedsim.seeds import Stream, seeded_torch
 from fedsim.wire.codecs import codec
-from fedsim.wire.messages import Dims, schema
+from fedsim.wire.messages import TRIANGLE, Dims, all_fields
 
 CHUNK = 2000
 """Examples per evaluation chunk: fixed, so that float sums do not depend on who computes them."""
@@ -52,6 +54,7 @@ class Problem:
         device: str = "cpu",
     ) -> Problem:
         """Errors: UsageError or DataError, naming what does not exist or does not fit."""
+        experiment = _resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)
         clients = partition(
             experiment.partition,
@@ -62,12 +65,9 @@ class Problem:
             fraction=experiment.fraction,
             centres=dataset.centres,
         )
-        shape = tuple(dataset.train_inputs.shape[1:])
-        with seeded_torch(experiment.seed):
-            module = build_model(experiment.model or algorithm.default_model, shape, dataset.classes)
-        net = Net(module, torch.device(device))
-        inputs = experiment.inputs or DATASETS[experiment.dataset].default_inputs
-        scale = dataset.scale if inputs == "scaled" else 1.0
+        net = _network(experiment, dataset, torch.device(device))
+        algorithm.check(net.layout.size)
+        scale = dataset.scale if experiment.inputs == "scaled" else 1.0
         problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot().cpu(), scale)
         problem.codecs  # noqa: B018  (checks the names now, not in round 1)
         return problem
@@ -79,14 +79,30 @@ class Problem:
 
     @cached_property
     def dims(self) -> Dims:
-        return {"P": self.net.layout.size, "C": self.dataset.classes, "K": len(self.clients)}
+        size, clients, classes = self.net.layout.size, len(self.clients), self.dataset.classes
+        return {
+            "P": size,
+            TRIANGLE: size * (size + 1) // 2,
+            "C": classes,
+            "K": clients,
+            "I": int(np.prod(self.dataset.train_inputs.shape[1:])),
+            **self.algorithm.sizes_on_wire(clients, classes),
+        }
+
+    @cached_property
+    def largest_field(self) -> int:
+        """Bytes of the largest field that a letter of this run may carry, of the widest dtype."""
+        kinds = [t for e in (*self.algorithm.setup, *self.algorithm.exchanges) for t in (e.down, e.up)]
+        sizes = [f.dense_bytes(self.dims) for t in kinds for f in all_fields(t)]
+        return max(sizes, default=0)
 
     @cached_property
     def codecs(self) -> Mapping[str, Mapping[str, str]]:
         """Codecs by direction and field, from `--codec field=codec` or `up.field=codec`."""
         sides: dict[str, dict[str, str]] = {"down": {}, "up": {}}
+        every = (*self.algorithm.setup, *self.algorithm.exchanges)
         known = {
-            side: {f.name: f.kind.dtype for e in self.algorithm.exchanges for f in schema(getattr(e, side))}
+            side: {f.name: f.kind.dtype for e in every for f in all_fields(getattr(e, side))}
             for side in sides
         }
         for name, chosen in self.experiment.codecs.items():
@@ -103,12 +119,19 @@ class Problem:
                 sides[side][field] = chosen
         return sides
 
-    def exchange(self, number: int) -> Exchange:
-        return self.algorithm.exchanges[number - 1]
+    def exchange(self, round: int, number: int) -> Exchange:
+        """Round 0 is the set-up."""
+        return (self.algorithm.exchanges if round else self.algorithm.setup)[number - 1]
 
     def context(self, round: int, exchange: int) -> Context:
         rng = Stream(self.experiment.seed, "server", round)
-        return Context(self.start, self.net.layout, self.sizes, round, exchange, rng)
+        return Context(self.start, self.net.layout, self.sizes, round, exchange, rng, lambda: self.server_net)
+
+    @cached_property
+    def server_net(self) -> Net:
+        """A second network, because the server computes in a thread beside evaluation and, in process,
+        beside clients, and a network's buffers are scratch space."""
+        return _network(self.experiment, self.dataset, self.net.device)
 
     def task(self, round: int, exchange: int, client: int) -> Task:
         rng = Stream(self.experiment.seed, f"client.{exchange}", round, client)
@@ -128,15 +151,60 @@ class Problem:
         """Number of evaluation chunks of the test set."""
         return -(-len(self.dataset.test_targets) // CHUNK)
 
-    def score(self, weights: Tensor, chunk: int) -> tuple[int, float, int]:
-        """Correct predictions, sum of NLL (nats, float64) and examples of one test chunk."""
+    def score(self, model: Point | Gaussian, chunk: int, round: int) -> Score:
+        """One test chunk, at the mean of `model` and, if it is a Gaussian and posterior samples are
+        asked for, with the softmax averaged over samples of it (the same ones for every chunk)."""
         rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
         inputs = torch.from_numpy(np.array(self.dataset.test_inputs[rows])).to(self.net.device)
         targets = torch.from_numpy(np.array(self.dataset.test_targets[rows])).to(self.net.device)
         floats = inputs.to(torch.float32)
         if self.scale != 1.0:
             floats = floats / self.scale
-        logits = self.net.logits(weights.to(self.net.device), floats).double()
-        nll = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
-        correct = (logits.argmax(dim=1) == targets).sum()
-        return int(correct), float(nll), len(targets)
+
+        def logits(weights: Tensor) -> Tensor:
+            return self.net.logits(weights.to(self.net.device), floats).double()
+
+        correct, nll = _scored(logits(model.mean).log_softmax(dim=1), targets)
+        count = self.experiment.eval_samples
+        if not count or isinstance(model, Point):
+            return Score(correct, nll, len(targets), 0, math.nan)
+        rng = Stream(self.experiment.seed, "posterior", round)
+        total = torch.zeros(len(targets), self.dataset.classes, dtype=torch.float64, device=floats.device)
+        for weights in model.samples(count, rng.torch("samples")):
+            total += logits(weights).softmax(dim=1)
+        return Score(correct, nll, len(targets), *_scored((total / count).log(), targets))
+
+
+class Score(NamedTuple):
+    """Of one test chunk: correct predictions, sum of NLL (nats, float64) and examples; then the same of
+    the average over posterior samples (NaN: there was none)."""
+
+    correct: int
+    nll: float
+    examples: int
+    ensemble_correct: int
+    ensemble_nll: float
+
+
+def _scored(log_probabilities: Tensor, targets: Tensor) -> tuple[int, float]:
+    nll = torch.nn.functional.nll_loss(log_probabilities, targets, reduction="sum")
+    return int((log_probabilities.argmax(dim=1) == targets).sum()), float(nll)
+
+
+def _resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -> Experiment:
+    """The experiment with what it leaves to the algorithm and the data set filled in."""
+    info = DATASETS.get(experiment.dataset)
+    samples = algorithm.eval_samples if experiment.eval_samples < 0 else experiment.eval_samples
+    return replace(
+        experiment,
+        model=experiment.model or algorithm.default_model,
+        inputs=experiment.inputs or (info.default_inputs if info else "scaled"),
+        rounds=algorithm.default_rounds if experiment.rounds < 0 else experiment.rounds,
+        eval_samples=samples,
+    )
+
+
+def _network(experiment: Experiment, dataset: Dataset, device: torch.device) -> Net:
+    shape = tuple(dataset.train_inputs.shape[1:])
+    with seeded_torch(experiment.seed):
+        return Net(build_model(experiment.model, shape, dataset.classes), device)

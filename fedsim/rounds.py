@@ -6,7 +6,8 @@ can change bits depends on ids and versions only. Which worker computes a task, 
 on the order of events, and changes nothing: a task's result depends on its TaskId alone.
 
 Commit on fold: a client's new version is named by the round's commit, and only if its upload was
-folded. Versions count exchanges: exchange e of round r makes version (r-1)*E + e; 0 is client_init.
+folded. Versions count exchanges from 1 (`version`); 0 is client_init. An algorithm with a set-up has a
+round 0 before round 1, in which all clients take part.
 """
 
 from __future__ import annotations
@@ -130,6 +131,12 @@ MAX_EVALUATIONS_BEHIND = 2
 ANYWHERE = -1
 
 
+def version(round: int, exchange: int, exchanges: int, setup: int = 0) -> int:
+    """The version of a client's state that this exchange makes: exchange e of round r makes
+    S + (r-1)*E + e, and e in the set-up, whose exchanges are S."""
+    return setup + (round - 1) * exchanges + exchange if round else exchange
+
+
 class ProtocolError(Exception):
     """An event that cannot happen: a defect of the caller, or a stale or forged message."""
 
@@ -139,7 +146,7 @@ class RoundMachine:
     """Feed it events with `handle`; carry out what it returns, in order, before the next event.
 
     cost(client) orders the tasks of a round, largest first, which balances workers; ties go by id.
-    chunks: how many pieces the test set has; 0 switches evaluation off.
+    chunks: how many pieces the test set has; 0 switches evaluation off. setup: exchanges of round 0.
     """
 
     rounds: int
@@ -149,6 +156,7 @@ class RoundMachine:
     cost: Callable[[int], float]
     chunks: int
     eval_every: int = 1
+    setup: int = 0
     round: int = 0
     _exchange: int = 0
     _turnout: Turnout = field(default_factory=lambda: Turnout(()))
@@ -168,6 +176,8 @@ class RoundMachine:
         """Open the first round. Call once, before any event."""
         if not self.round:
             self._evaluate(0)
+            if self.setup:
+                return self._begin(Turnout(tuple(range(len(self.versions)))))
         return self._next_round()
 
     def handle(self, event: Event) -> list[Command]:
@@ -207,13 +217,16 @@ class RoundMachine:
         commands: list[Command] = []
         while self.round < self.rounds:
             self.round += 1
-            self._exchange = 0
-            self._turnout = self.schedule(self.round)
-            self._drafts = {}
-            if self._turnout.participants:
-                return commands + self._next_exchange()
+            turnout = self.schedule(self.round)
+            commands += self._begin(turnout)
+            if turnout.participants:
+                return commands
             commands += self._commit()
         return commands + self._maybe_finish()
+
+    def _begin(self, turnout: Turnout) -> list[Command]:
+        self._exchange, self._turnout, self._drafts = 0, turnout, {}
+        return self._next_exchange() if turnout.participants else []
 
     def _next_exchange(self) -> list[Command]:
         self._exchange += 1
@@ -240,7 +253,7 @@ class RoundMachine:
             if k in self._turnout.lost:
                 commands.append(Drop(k))
             else:
-                self._drafts[k] = (self.round - 1) * self.exchanges + self._exchange
+                self._drafts[k] = version(self.round, self._exchange, self.exchanges, self.setup)
                 commands.append(Release(k))
         if not self._to_fold:
             commands += [Close()] if self._folding else self._exchange_done()
@@ -253,14 +266,14 @@ class RoundMachine:
         return self._exchange_done()
 
     def _exchange_done(self) -> list[Command]:
-        if self._exchange < self.exchanges:
+        if self._exchange < (self.exchanges if self.round else self.setup):
             return self._next_exchange()
         return self._commit() + self._next_round()
 
     def _commit(self) -> list[Command]:
-        for k, version in self._drafts.items():
-            self.versions[k] = version
-        if self.evaluates(self.round):
+        for k, made in self._drafts.items():
+            self.versions[k] = made
+        if self.round and self.evaluates(self.round):  # the start model is evaluated at the start
             self._evaluate(self.round)
         people = self._turnout.participants
         return [Commit(self.round, people, tuple(sorted(self._drafts)), tuple(self.versions))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -15,15 +16,17 @@ from fedsim.experiment import resolved_hyperparameters
 from fedsim.learning.models import MODELS
 from fedsim.schedules import SPECS
 from fedsim.wire.codecs import CODECS
-from fedsim.wire.messages import Field, schema
-from protocols import REGISTRY, find
+from fedsim.wire.messages import Field, part_of, schema
+from protocols import REGISTRY, AnyAlgorithm, find
 
 
 def show(what: str) -> None:
     """Print one of the catalogues."""
     rows: list[tuple[str, str]]
     if what == "algorithms":
-        rows = [(a.name, f"{wire_cost(a):<22} {a.paper}") for a in REGISTRY]
+        costs = {a.name: wire_cost(a()) for a in REGISTRY}
+        width = max(map(len, costs.values()))
+        rows = [(a.name, f"{costs[a.name]:<{width}}  {a.paper}") for a in REGISTRY]
     elif what == "datasets":
         rows = [(d.name, f"{d.about}{_needs(d.files)}") for d in DATASETS.values()]
     elif what == "models":
@@ -53,48 +56,77 @@ def _print(rows: list[tuple[str, str]]) -> None:
 
 
 def cost_in_p(message: type) -> str:
-    """What one message costs, as people write it: '2P', 'P + C', '0' (scalars are left out)."""
+    """What one message costs, as people write it: '2P', 'P + P(P+1)/2', '0' (scalars are left out)."""
     terms: dict[str, int] = {}
     for field in schema(message):
         if field.kind.dims:
-            product = "*".join(field.kind.dims)
+            product = " ".join(field.kind.dims)
             terms[product] = terms.get(product, 0) + 1
     return " + ".join((f"{n}" if n > 1 else "") + dims for dims, n in terms.items()) or "0"
 
 
-def wire_cost(algorithm: Any) -> str:
+def wire_cost(algorithm: AnyAlgorithm) -> str:
     """Both directions, all exchanges of a round."""
     down = " + ".join(cost_in_p(e.down) for e in algorithm.exchanges)
     up = " + ".join(cost_in_p(e.up) for e in algorithm.exchanges)
     return f"{down} down, {up} up"
 
 
+def cost_once(algorithm: AnyAlgorithm) -> str:
+    """What a client costs once: the set-up, and the optional parts of its first messages; '' if nothing."""
+
+    def total(side: str) -> str:
+        kinds = [getattr(e, side) for e in algorithm.setup]
+        parts = [part_of(getattr(e, side)) for e in algorithm.exchanges]
+        costs = [cost_in_p(kind) for kind in [*kinds, *(p.message for p in parts if p)]]
+        return " + ".join(c for c in costs if c != "0") or "0"
+
+    down, up = total("down"), total("up")
+    return "" if down == up == "0" else f"{down} down, {up} up"
+
+
 def describe(name: str) -> None:
     """Print an algorithm's docstring, messages and hyperparameters."""
-    algorithm = find(name)
+    kind = find(name)
+    algorithm = kind()
     console = Console(highlight=False)
-    module = inspect.getmodule(algorithm)
+    module = inspect.getmodule(kind)
     console.print((module.__doc__ or "").strip(), markup=False, soft_wrap=True)
     console.print()
     messages = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("message", "field", "kind", "shape", "type"):
         messages.add_column(column)
-    for n, exchange in enumerate(algorithm.exchanges, 1):
-        of = f" {n}" if len(algorithm.exchanges) > 1 else ""
-        for side in ("down", "up"):
-            for field in schema(getattr(exchange, side)):
-                messages.add_row(f"{side}{of}", field.name, field.kind.name, _shape(field), field.kind.dtype)
+    for label, message, fields_ in _messages(algorithm):
+        for field in fields_:
+            messages.add_row(f"{label}", field.name, field.kind.name, _shape(field), field.kind.dtype)
+        if not fields_:
+            messages.add_row(label, "", f"({message.__name__} has no fields)", "", "")
     console.print(messages)
+    once = f", and once {cost_once(algorithm)}" if cost_once(algorithm) else ""
     console.print(
-        f"\ncost per client and round: [bold]{wire_cost(algorithm)}[/]; model: {algorithm.default_model}\n"
+        f"\ncost per client and round: [bold]{wire_cost(algorithm)}[/]{once}; model: {kind.default_model}\n"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("hyperparameter", "default", "values"):
         table.add_column(column)
-    kinds = _kinds(algorithm)
-    for key, value in resolved_hyperparameters(algorithm()).items():
+    kinds = _kinds(kind)
+    for key, value in resolved_hyperparameters(algorithm).items():
         table.add_row(key.rpartition(".")[2], _toml(value), kinds[key])
     console.print(table)
+
+
+def _messages(algorithm: AnyAlgorithm) -> Iterator[tuple[str, type, tuple[Field, ...]]]:
+    """Every message that crosses the wire, with its label and fields; optional parts by themselves."""
+    for setup, exchanges in ((True, algorithm.setup), (False, algorithm.exchanges)):
+        for n, exchange in enumerate(exchanges, 1):
+            of = f" {n}" if len(exchanges) > 1 else ""
+            for side in ("down", "up"):
+                message = getattr(exchange, side)
+                label = f"set-up {side}{of}" if setup else f"{side}{of}"
+                yield label, message, schema(message)
+                part = part_of(message)
+                if part is not None:
+                    yield f"{label}, once", part.message, schema(part.message)
 
 
 def _shape(field: Field) -> str:

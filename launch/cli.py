@@ -40,7 +40,7 @@ def main() -> None:
     metavar="N",
     help="Clients.  [as many as workers, 10 with --workers 0]",
 )
-@click.option("--rounds", type=int, metavar="R", help="Rounds.  [20]")
+@click.option("--rounds", type=int, metavar="R", help="Rounds.  [20; bcm 1]")
 @click.option("--dataset", metavar="NAME", help="Data set (fedsim list datasets).  [digits]")
 @click.option("--fraction", type=float, metavar="F", help="Share of the training data in use.  [1.0]")
 @click.option(
@@ -68,6 +68,12 @@ def main() -> None:
 )
 @click.option("--seed", type=int, metavar="S", help="Seed of all random streams.  [0]")
 @click.option("--eval-every", type=int, metavar="N", help="Evaluate every N rounds.  [1]")
+@click.option(
+    "--eval-samples",
+    type=int,
+    metavar="N",
+    help="Posterior samples averaged beside the mean, 0: none.  [per algorithm]",
+)
 @click.option("--threads", type=int, metavar="T", help="Threads per task; may change bits.  [1]")
 @click.option(
     "--devices", metavar="LIST", help="auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).  [auto]"

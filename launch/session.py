@@ -49,6 +49,7 @@ class Session:
     last_round: int = 0
     last_metrics: Mapping[str, Any] | None = None
     participations: int = 0
+    messages: int = 0
 
     @staticmethod
     def prepare(
@@ -64,7 +65,7 @@ class Session:
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
         default = RunDir.default_path(experiment.algo, experiment.seed)
         rundir = RunDir(Path(execution.out) if execution.out else default)
-        display = Display(experiment.rounds, quiet)
+        display = Display(problem.experiment.rounds, quiet)
         session = Session(problem, execution, places, turnouts, rundir, display)
         rundir.write_manifest(session.described(), execution, session.run_name)
         return session
@@ -73,8 +74,6 @@ class Session:
         """The experiment with every default resolved, as the manifest records it."""
         experiment, problem = self.problem.experiment, self.problem
         return asdict(experiment) | {
-            "model": experiment.model or problem.algorithm.default_model,
-            "inputs": "raw" if problem.scale == 1.0 else "scaled",
             "hyperparameters": resolved_hyperparameters(problem.algorithm),
             "params": problem.net.layout.size,
             "client_sizes": list(problem.sizes),
@@ -112,6 +111,7 @@ class Session:
             rounds=self.last_round,
             metrics=self.last_metrics,
             participations=self.participations,
+            messages=self.messages,
             outcome=outcome,
             states=self._states(),
         )
@@ -160,7 +160,8 @@ class Session:
         path = self.rundir.path
         if not self.execution.workers:
             return Loopback(self.ledger, WorkerRuntime(self.problem, path, self.run_name, 0))
-        max_frame = 8 * self.problem.net.layout.size + FRAME_SLACK
+        largest = max(self.problem.largest_field, 4 * self.problem.net.layout.size)
+        max_frame = 2 * largest + FRAME_SLACK
         endpoint = ZmqEndpoint(self.ledger, self.execution.transport, max_frame)
         try:
             specs = [
@@ -185,14 +186,13 @@ class Session:
 
     def _header(self) -> list[str]:
         e, p = self.problem.experiment, self.problem
-        model = e.model or p.algorithm.default_model
         workers = self.execution.workers
         where = f"{workers} workers over {self.execution.transport}" if workers else "in process"
         devices = ", ".join(dict.fromkeys(str(place) for place in self.places))
         return [
             f"[bold]{e.algo}[/] on {e.dataset}: {sum(p.sizes):,} of {len(p.dataset.train_targets):,} "
             f"training examples, {len(p.dataset.test_targets):,} test",
-            f"model {model}, P = {p.net.layout.size:,}; {len(p.clients)} clients ({e.partition}, "
+            f"model {e.model}, P = {p.net.layout.size:,}; {len(p.clients)} clients ({e.partition}, "
             f"{min(p.sizes)} to {max(p.sizes)} examples)",
             f"{e.rounds} rounds, participation {e.participation}, seed {e.seed}; {where} ({devices})",
         ]
@@ -202,7 +202,9 @@ class Session:
     def committed(self, round: int, participants: int, entries: list[Entry]) -> None:
         self.rundir.append_ledger(entries)
         self.last_round = round
-        self.participations += participants
+        algorithm = self.problem.algorithm
+        self.participations += participants if round else 0
+        self.messages += participants * len(algorithm.exchanges if round else algorithm.setup)
         self.display.committed(round)
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedsim.errors import DiskError
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Gaussian, Point, is_full
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from workers.coordinator import Outcome
@@ -30,21 +30,26 @@ def process_start() -> float:
 
 
 def precision_of(model: Point | Gaussian) -> Tensor | None:
-    """The model's precision as a vector (P,), if it has one."""
+    """The model's precision, if it has one: a vector (P,), or a matrix (P, P)."""
     if isinstance(model, Point):
         return None
+    if is_full(model.precision):
+        return torch.as_tensor(model.precision)
     return torch.as_tensor(model.precision).expand_as(model.mean).contiguous()
 
 
 def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
-    """The mean by parameter name, and the precision under `precision.<name>`, float32.
+    """The mean by parameter name, and the precision under `precision.<name>`, or if it is a matrix under
+    `precision`, float32.
 
     Errors: DiskError.
     """
     layout = problem.net.layout
     tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
     precision = precision_of(model)
-    if precision is not None:
+    if precision is not None and is_full(precision):
+        tensors["precision"] = precision.float().cpu()
+    elif precision is not None:
         named = layout.unflatten(precision.float().cpu())
         tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
     try:
@@ -62,13 +67,14 @@ def summarise(
     rounds: int,
     metrics: Mapping[str, Any] | None,
     participations: int,
+    messages: int,
     outcome: Outcome | None,
     states: ClientStates,
 ) -> dict[str, Any]:
-    """summary.json. units_of_p: per client and exchange, all layers (docs/decisions/005)."""
+    """summary.json. units_of_p: per client and exchange, all layers (docs/decisions/005); messages: how
+    often a client took part in an exchange."""
     params = problem.net.layout.size
     down, up = ledger.bytes_of("algorithm", "down"), ledger.bytes_of("algorithm", "up")
-    messages = participations * len(problem.algorithm.exchanges)
     summary: dict[str, Any] = {
         "format": 1,
         "status": status,
@@ -77,6 +83,7 @@ def summarise(
         "params": params,
         "test_accuracy": metrics["test_accuracy"] if metrics else None,
         "test_nll": metrics["test_nll"] if metrics else None,
+        **{k: v for k, v in (metrics or {}).items() if k.startswith("ensemble_")},
         "bytes": ledger.nested(),
         "bytes_down": down,
         "bytes_up": up,

@@ -13,14 +13,30 @@ from typing import Any
 
 from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError, unknown
+from protocols.ama import AMA
+from protocols.bayes_admm import BayesADMM
+from protocols.bcm import BCM
+from protocols.bregman_admm import BregmanADMM
+from protocols.fedadmm import FedADMM
 from protocols.fedavg import FedAvg
+from protocols.feddyn import FedDyn
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
 from protocols.fedprox import FedProx
+from protocols.ivon_admm import IvonADMM
+from protocols.ivon_pvi import IvonPVI
+from protocols.precond_admm import PrecondADMM
+from protocols.pvi import PVI
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
-REGISTRY: tuple[type[AnyAlgorithm], ...] = (FedAvg, FedProx, FedLap, FedLapCov)
+REGISTRY: tuple[type[AnyAlgorithm], ...] = (
+    *(FedAvg, FedProx),
+    *(FedADMM, FedDyn, AMA, PrecondADMM),
+    *(BayesADMM, BregmanADMM, IvonADMM),
+    *(PVI, IvonPVI, BCM),
+    *(FedLap, FedLapCov),
+)
 
 
 def find(name: str) -> type[AnyAlgorithm]:

@@ -49,9 +49,12 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
     default_model: ClassVar[str] = "mlp_small"
-    exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(Down, Up),)
     server_type: ClassVar[type] = Server
     client_type: ClassVar[type] = Client
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(ctx.start.double())

@@ -66,9 +66,12 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "fedlap"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 9"
     default_model: ClassVar[str] = "mlp_small"
-    exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(Down, Up),)
     server_type: ClassVar[type] = Server
     client_type: ClassVar[type] = Client
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(torch.zeros_like(ctx.start, dtype=torch.float64), started=False)

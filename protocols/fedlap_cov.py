@@ -73,9 +73,12 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "fedlap_cov"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 21"
     default_model: ClassVar[str] = "mlp_small"
-    exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(Down, Up),)
     server_type: ClassVar[type] = Server
     client_type: ClassVar[type] = Client
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(_flat(ctx.start), started=False)

@@ -34,9 +34,12 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al. 2020; FedLap paper, Eq. 2 with v_k = 0"
     default_model: ClassVar[str] = "mlp_small"
-    exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(Down, Up),)
     server_type: ClassVar[type] = Server
     client_type: ClassVar[type] = Client
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(ctx.start.double())

@@ -18,8 +18,9 @@ import socket
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -30,14 +31,15 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
-from fedsim.learning.gaussian import Gaussian
 from fedsim.problem import Problem
 from fedsim.schedules import Schedule, Turnout, schedule
 from fedsim.wire import zmtp
 from fedsim.wire.ledger import Entry, Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, decode, encode, open_letter, seal
-from fedsim.wire.messages import Kind, check_values, schema
+from fedsim.wire.messages import DTYPES, all_fields, check_values, part_of, schema, values_of
 from fedsim.wire.state import decode_state, encode_state
+from launch.catalogue import cost_once, wire_cost
+from launch.summary import precision_of
 from protocols import REGISTRY
 from workers.coordinator import Coordinator, Outcome
 from workers.crew import Death, NoCrew
@@ -57,12 +59,22 @@ from workers.worker import WorkerRuntime
 Class = type[Algorithm[Any, Any, Any, Any]]
 CLIENTS, ROUNDS, P = 3, 2, 640
 EVERYONE = Turnout((0, 1, 2))
+MAX_FRAME = 1 << 22
 
+_SITE = {"site.shift": "sites.shift", "site.precision": "sites.precision"}
+_POINT = {"dual.site.shift": "total.shift"}
+_POSTERIOR = {"dual.site.shift": "total.shift", "dual.site.precision": "total.precision"}
 DUALS: Mapping[str, Mapping[str, str]] = {
     "fedlap": {"dual": "dual"},
-    "fedlap_cov": {"site.shift": "sites.shift", "site.precision": "sites.precision"},
+    "fedlap_cov": _SITE,
+    "bcm": _SITE,
+    **dict.fromkeys(("fedadmm", "feddyn", "ama", "precond_admm"), _POINT),
+    **dict.fromkeys(("bayes_admm", "bregman_admm", "ivon_admm", "pvi", "ivon_pvi"), _POSTERIOR),
 }
 """By algorithm: a client's dual -> the server's sum of them, as dotted names of float64 tensors."""
+
+CONSTANTS = {"precond_admm": {"precision"}}
+"""Float64 tensors of a client that are no duals."""
 
 
 @pytest.fixture(params=REGISTRY, ids=lambda a: a.name)
@@ -87,10 +99,16 @@ def _numerics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def problem_of(algorithm: Class, **changes: Any) -> Problem:
-    settings = {name: value for name, value in {"epochs": 1}.items() if has_setting(algorithm, name)}
+    settings = short_settings(algorithm)
     described: dict[str, Any] = {"model": "logistic", "clients": CLIENTS, "rounds": ROUNDS} | changes
     experiment = Experiment(algo=algorithm.name, hyperparameters=settings, **described)
     return Problem.build(experiment, build_algorithm(algorithm, settings), None)
+
+
+def short_settings(algorithm: Class) -> dict[str, Any]:
+    """Hyperparameters that make a run short."""
+    short = {"epochs": 1, "steps": 1, "samples": 1, "server_steps": 3}
+    return {name: value for name, value in short.items() if has_setting(algorithm, name)}
 
 
 def has_setting(algorithm: Class, name: str) -> bool:
@@ -127,9 +145,7 @@ class Run:
     def bits(self) -> tuple[Any, ...]:
         """Everything that must not depend on how the run was carried out."""
         model, states = self.outcome.model, ClientStates(self.folder / "state", type(self.states[0]))
-        precision = None
-        if isinstance(model, Gaussian):
-            precision = torch.as_tensor(model.precision).expand_as(model.mean).contiguous()
+        precision = precision_of(model)
         return (
             model_digest(model.mean, precision),
             clients_digest(self.problem, states, self.outcome.versions),
@@ -269,14 +285,19 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
     clients = [algorithm.client_init(ctx, k) for k in range(CLIENTS)]
     made: list[Step] = []
     servers, messages = [server], []
-    for r in range(1, ROUNDS + 1):
-        for e in range(1, len(algorithm.exchanges) + 1):
+    for r in range(ROUNDS + 1):
+        for e in range(1, len(algorithm.exchanges if r else algorithm.setup) + 1):
             ctx = problem.context(r, e)
             sent = algorithm.broadcast(server, ctx)
-            down = carried(sent, problem, "down")
+            common, ups = carried(sent, problem, "down"), []
             messages.append(sent)
-            ups = []
             for k in range(CLIENTS):
+                own = algorithm.broadcast_to(server, k, ctx)
+                part = part_of(type(sent))
+                if own is not None:
+                    assert part is not None and isinstance(own, part.message)
+                    messages.append(replace(sent, **{part.name: own}))
+                down = carried(replace(sent, **{part.name: own}) if part else sent, problem, "down")
                 task, shard = problem.task(r, e, k), problem.shard(k)
                 draft, up = algorithm.client_update(clients[k], down, shard, task)
                 messages.append(up)
@@ -286,7 +307,7 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
                 made.append(Step(clients[k], down, shard, task, draft, up, committed))
                 clients[k] = committed
                 ups.append((k, seen))
-            server = algorithm.server_update(server, down, iter(ups), ctx)
+            server = algorithm.server_update(server, common, iter(ups), ctx)
             servers.append(server)
     return made, servers, messages
 
@@ -312,7 +333,8 @@ def other_values(value: Any, hint: Any) -> list[Any]:
         return [value / 2 + 0.25 if value != 0.5 else 0.75]
     options = [hint, *get_args(hint)]
     literals = [o for h in options if get_origin(h) is Literal for o in get_args(h)]
-    return [o for o in literals if o != value]
+    numbers = [a for o in options for a in (o, *get_args(o)) if a is float]
+    return [o for o in literals if o != value] + [0.75] * bool(numbers)
 
 
 def settings_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -350,15 +372,15 @@ def test_hyperparameters_round_trip_through_toml(algorithm: Class) -> None:
 def test_messages_round_trip_through_the_wire_bit_for_bit(algorithm: Class) -> None:
     problem = problem_of(algorithm)
     _, _, messages = steps(problem)
-    assert {type(m) for m in messages} == {t for e in algorithm.exchanges for t in (e.down, e.up)}
+    every = (*problem.algorithm.setup, *problem.algorithm.exchanges)
+    assert {type(m) for m in messages} == {t for e in every for t in (e.down, e.up)}
     for message in messages:
         letter = letter_of(message, {}, problem)
         seen = decode(type(message), letter, {}, problem.dims, "here")
-        for f in schema(type(message)):
-            sent, received = getattr(message, f.name), getattr(seen, f.name)
+        for (f, sent), (_, received) in zip(values_of(message), values_of(seen), strict=True):
             if isinstance(sent, Tensor):
-                assert received.dtype == torch.float32
-                assert frozen(sent.float()) == frozen(received), f.name
+                assert received.dtype == (sent.dtype if f.kind.stored else DTYPES[f.kind.dtype])
+                assert frozen(sent.to(received.dtype)) == frozen(received), f.name
             else:
                 assert received == sent
                 assert type(received) is f.python
@@ -388,7 +410,8 @@ def test_states_round_trip_through_their_bytes(algorithm: Class) -> None:
 def test_duals_are_declared_and_sums_are_float64(algorithm: Class) -> None:
     made, servers, _ = steps(problem_of(algorithm))
     wide = {n for n, v in leaves(made[-1].committed) if isinstance(v, Tensor) and v.dtype == torch.float64}
-    assert wide == set(DUALS.get(algorithm.name, {})), "say in DUALS where the server keeps their sums"
+    duals = set(DUALS.get(algorithm.name, {})) | CONSTANTS.get(algorithm.name, set())
+    assert wide == duals, "say in DUALS where the server keeps their sums"
     for name, value in leaves(servers[-1]):
         if isinstance(value, Tensor) and value.is_floating_point():
             assert value.dtype == torch.float64, name
@@ -411,8 +434,7 @@ def test_client_update_changes_none_of_its_arguments(algorithm: Class) -> None:
 
 
 def step_again(algorithm: Class, step: Step) -> tuple[Any, Any]:
-    settings = {"epochs": 1} if has_setting(algorithm, "epochs") else {}
-    built = build_algorithm(algorithm, settings)
+    built = build_algorithm(algorithm, short_settings(algorithm))
     drafted: tuple[Any, Any] = built.client_update(step.client, step.down, step.shard, step.task)
     return drafted
 
@@ -440,14 +462,15 @@ def test_results_do_not_share_memory_with_the_scratch_buffers(algorithm: Class) 
 def test_server_methods_change_no_state(algorithm: Class) -> None:
     problem = problem_of(algorithm)
     made, servers, _ = steps(problem)
-    exchanges = len(algorithm.exchanges)
     before = frozen(*servers)
     for i, server in enumerate(servers[:-1]):
-        r, e = i // exchanges + 1, i % exchanges + 1
-        ctx, mine = problem.context(r, e), made[i * CLIENTS : (i + 1) * CLIENTS]
+        mine = made[i * CLIENTS : (i + 1) * CLIENTS]
+        ctx = problem.context(mine[0].task.round, mine[0].task.exchange)
         problem.algorithm.broadcast(server, ctx)
+        for k in range(CLIENTS if ctx.round else 0):
+            problem.algorithm.broadcast_to(server, k, ctx)
         problem.algorithm.model(server, ctx)
-        problem.algorithm.report(server)
+        problem.algorithm.report(server, ctx)
         ups = [(k, carried(step.up, problem, "up")) for k, step in enumerate(mine)]
         kept = frozen(mine[0].down, *(up for _, up in ups), ctx.start)
         again = problem.algorithm.server_update(server, mine[0].down, iter(ups), ctx)
@@ -522,7 +545,8 @@ def test_arrival_order_does_not_matter(algorithm: Class, order: str, tmp_path: P
     assert isinstance(shuffled.endpoint, Shuffled)
     arrived = shuffled.endpoint.order
     everyone = [(r, k) for r in range(1, ROUNDS + 1) for k in range(CLIENTS)]
-    assert sorted(arrived) == sorted(everyone * len(algorithm.exchanges))
+    setup = [(0, k) for k in range(CLIENTS)] * len(algorithm().setup)
+    assert sorted(arrived) == sorted(setup + everyone * len(algorithm().exchanges))
     assert arrived != sorted(arrived) or order != "highest client first"
     assert shuffled.bits == play(problem, tmp_path / "straight").bits
 
@@ -591,12 +615,13 @@ def test_server_and_clients_stay_consistent(
     problem = problem_of(algorithm, rounds=len(turnouts))
     run = play(problem, tmp_path / "run", listed(*turnouts))
     assert sums_error(run) < SUMS
-    exchanges = len(algorithm.exchanges)
+    exchanges = len(algorithm().exchanges)
     folded = [
         max((r for r, t in enumerate(turnouts, 1) if k in set(t.participants) - t.lost), default=0)
         for k in range(CLIENTS)
     ]
-    assert run.outcome.versions == tuple(r * exchanges for r in folded)
+    setup = len(algorithm().setup)
+    assert run.outcome.versions == tuple(setup + r * exchanges for r in folded)
     assert [m["round"] for m in run.metrics] == list(range(len(turnouts) + 1))
     for r, turnout in enumerate(turnouts, 1):
         rows = {(e.client, e.direction) for e in run.entries if e.kind == "algorithm" and e.round == r}
@@ -623,8 +648,8 @@ def test_a_run_of_empty_rounds_is_the_start_model(algorithm: Class, tmp_path: Pa
     problem = problem_of(algorithm)
     run = play(problem, tmp_path / "run", listed(NOBODY, NOBODY))
     assert torch.equal(run.outcome.model.mean.float(), problem.start)
-    assert run.outcome.versions == (0, 0, 0)
-    assert not [e for e in run.entries if e.kind == "algorithm"]
+    assert run.outcome.versions == (len(algorithm().setup),) * CLIENTS
+    assert not [e for e in run.entries if e.kind == "algorithm" and e.round]
     assert len({m["test_nll"] for m in run.metrics}) == 1
 
 
@@ -643,10 +668,10 @@ def test_a_lost_upload_leaves_no_trace_but_its_bytes(algorithm: Class, tmp_path:
 def test_bf16_on_every_field_keeps_the_sums(algorithm: Class, tmp_path: Path) -> None:
     floats = {
         f"{side}.{f.name}"
-        for e in algorithm.exchanges
+        for e in (*algorithm().setup, *algorithm().exchanges)
         for side in ("down", "up")
-        for f in schema(getattr(e, side))
-        if f.kind.dtype.startswith("f")
+        for f in all_fields(getattr(e, side))
+        if f.kind.dtype.startswith("f") and not f.kind.stored
     }
     problem = problem_of(algorithm, codecs=dict.fromkeys(floats, "bf16"), rounds=3)
     turnouts = listed(EVERYONE, Turnout((0, 1, 2), frozenset({1})), Turnout((1, 2)))
@@ -705,35 +730,29 @@ def test_the_ledger_holds_every_byte(algorithm: Class, tmp_path: Path) -> None:
         assert sum(by_round) == sum(e.bytes for e in mine if e.kind == "algorithm")
 
 
-def promised(algorithm: Class) -> dict[str, float]:
-    """Units of P from the module's docstring, such as 'Wire: 2P down, P up.'"""
-    text = sys.modules[algorithm.__module__].__doc__ or ""
-    found = re.search(r"^Wire: ([\d.]*)P down, ([\d.]*)P up\b", text, re.MULTILINE)
-    assert found, "the module's docstring says 'Wire: aP down, bP up'"
-    return {side: float(n or 1) for side, n in zip(("down", "up"), found.groups(), strict=True)}
-
-
 def test_the_wire_costs_what_the_docstring_says(algorithm: Class, tmp_path: Path) -> None:
-    problem = problem_of(algorithm, participation="0.5")
+    """The docstring's `Wire:` and `Once:` are what the schema says, and the ledger is what both say."""
+    text = sys.modules[algorithm.__module__].__doc__ or ""
+    wire = re.search(r"^Wire: (.*? down, .*? up)\b", text, re.MULTILINE)
+    once = re.search(r"\bOnce: (.*? down, .*? up)\b", text)
+    assert wire is not None and wire[1] == wire_cost(algorithm())
+    assert (once[1] if once else "") == cost_once(algorithm())
+    problem = problem_of(algorithm, participation="0.5", rounds=3)
     run = play(problem, tmp_path / "run")
-    assert problem.dims["P"] == P
-    vectors = {
-        (side, f.name): f.kind
-        for e in algorithm.exchanges
-        for side in ("down", "up")
-        for f in schema(getattr(e, side))
-        if f.kind.dims
-    }
-    assert all(isinstance(kind, Kind) for kind in vectors.values())
-    participations = sum(len(m["participants"]) for m in run.metrics)
-    assert participations == 4
-    for direction, units in promised(algorithm).items():
-        sent = [
-            e
-            for e in run.entries
-            if e.kind == "algorithm" and e.layer == "values" and (e.direction, e.field) in vectors
-        ]
-        assert sum(e.bytes for e in sent if e.direction == direction) == units * 4 * P * participations
+    sent: Counter[tuple[int, str, str]] = Counter()
+    for e in run.entries:
+        if e.kind == "algorithm" and e.layer == "values":
+            sent[e.round, e.direction, e.field] += e.bytes
+    people = {m["round"]: len(m["participants"]) for m in run.metrics}
+    built = problem.algorithm
+    for r in range(problem.experiment.rounds + 1):
+        for exchange in built.exchanges if r else built.setup:
+            for side in ("down", "up"):
+                for f in schema(getattr(exchange, side)):
+                    if not f.kind.elastic:
+                        assert sent.pop((r, side, f.name)) == people[r] * f.dense_bytes(problem.dims)
+    elastic = {f.name for e in built.exchanges for t in (e.down, e.up) for f in all_fields(t)}
+    assert {name for _, _, name in sent} <= elastic
 
 
 # ---- over ZeroMQ
@@ -762,14 +781,14 @@ class Pool:
         assert json.loads(ours.recv(1 << 16)) == {"ready": True}
 
     def connect(self, problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
-        endpoint = ZmqEndpoint(ledger, "ipc", 1 << 20)
+        endpoint = ZmqEndpoint(ledger, "ipc", MAX_FRAME)
         cores = sorted(os.sched_getaffinity(0))
         for i in range(2):
             spec = {
                 "index": i,
                 "address": endpoint.address,
                 "token": endpoint.token,
-                "max_frame": 1 << 20,
+                "max_frame": MAX_FRAME,
                 "log": str(folder / "logs" / f"worker-{i}.log"),
                 "device": "cpu",
                 "cores": cores,

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
-from torch import Tensor
 
+from fedsim import rounds
 from fedsim.errors import DiskError, FedsimError, TaskError
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.problem import Problem
+from fedsim.problem import Problem, Score
 from fedsim.rounds import (
     Arrived,
     Close,
@@ -35,12 +35,12 @@ from fedsim.rounds import (
     ProtocolError,
     Release,
     RoundMachine,
-    Score,
     Scored,
 )
 from fedsim.schedules import Schedule
 from fedsim.wire.ledger import Entry
 from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, blob, decode_own, encode, seal
+from fedsim.wire.messages import check_values
 from workers.crew import Crew, Death
 from workers.endpoint import Endpoint, Incoming
 from workers.folding import Folder
@@ -49,7 +49,7 @@ from workers.scoreboard import Scoreboard
 from workers.spool import Spool
 from workers.store import Checkpoints
 from workers.wakeup import Wakeup
-from workers.worker import SCORE, Evaluate, task_of
+from workers.worker import SCORE, task_of, to_evaluate
 
 JOIN_DEADLINE = 120.0
 DEATH_DEADLINE = 1.0
@@ -108,6 +108,7 @@ class Coordinator:
             cost=lambda k: problem.sizes[k],
             chunks=problem.chunks,
             eval_every=experiment.eval_every,
+            setup=len(problem.algorithm.setup),
         )
         self.server: Any = problem.algorithm.server_init(problem.context(0, 0))
         self._wakeup = Wakeup()
@@ -115,8 +116,9 @@ class Coordinator:
         self.folder = Folder(problem, self.spool.take, self._wakeup.set)
         self._payload = Payload((), ())
         self.board = Scoreboard(problem.chunks, observer.evaluated)
-        start = self.board.open(0, ())
-        start.model, start.committed = self._mean(), True
+        setup = problem.algorithm.setup
+        start = self.board.open(0, tuple(range(len(problem.clients))) if setup else ())
+        start.model, start.committed = self._model(), not setup
         self._models_sent: dict[int, int] = {}
         self._joined = 0
         self._round_began = time.monotonic()
@@ -233,11 +235,12 @@ class Coordinator:
         if h.round not in self.board:
             raise TaskError(f"worker {worker} scored round {h.round}, which nobody asked for")
         try:
-            score = SCORE.unpack(letter.frames[0])
+            score = Score(*SCORE.unpack(letter.frames[0]))
         except (struct.error, IndexError) as e:
             raise TaskError(f"worker {worker} sent an unreadable score of round {h.round}: {e}") from None
         about = self.board[h.round]
         about.scores[h.exchange] = score
+        about.sampled = bool(self.problem.experiment.eval_samples) and isinstance(about.model, Gaussian)
         self.board.flush()
         try:
             self._handle(Scored(worker, h.round, h.exchange))
@@ -257,8 +260,8 @@ class Coordinator:
                     header = Header(
                         VERSION, "task", self.run_name, 1, task.round, task.exchange, task.client, task.base
                     )
-                    self._send(worker, header, self._payload.frames, self._payload.fields)
-                case Score(worker, round, chunk):
+                    self._give(worker, header)
+                case rounds.Score(worker, round, chunk):
                     self._give_score(worker, round, chunk)
                 case Release(client):
                     self.folder.release(client)
@@ -288,17 +291,28 @@ class Coordinator:
         down = algorithm.broadcast(self.server, problem.context(command.round, command.exchange))
         codecs = problem.codecs["down"]
         self._payload = encode(down, codecs, problem.dims)
-        if not command.folds:
-            return
         sent = decode_own(type(down), self._payload, codecs, problem.dims)
-        self.folder.start(self.server, sent, command.round, command.exchange)
+        check_values(sent, f"the server's broadcast of round {command.round}")
+        if command.folds:
+            self.folder.start(self.server, sent, command.round, command.exchange)
+
+    def _give(self, worker: int, header: Header) -> None:
+        """The broadcast as it was encoded once, and behind it what only this client gets."""
+        payload, problem = self._payload, self.problem
+        ctx = problem.context(header.round, header.exchange)
+        extra = problem.algorithm.broadcast_to(self.server, header.client, ctx)
+        if extra is not None:
+            own = encode(extra, problem.codecs["down"], problem.dims)
+            payload = Payload(payload.fields + own.fields, payload.frames + own.frames)
+        self._send(worker, header, payload.frames, payload.fields)
 
     def _give_score(self, worker: int, round: int, chunk: int) -> None:
         payload = Payload((), ())
         if self._models_sent.get(worker) != round:
             model = self.board[round].model
             assert model is not None  # taken at the round's commit, before any Score command
-            payload = encode(Evaluate(model), {}, self.problem.dims)
+            evaluate = to_evaluate(model, self.problem.experiment.eval_samples)
+            payload = encode(evaluate, {}, self.problem.dims)
             self._models_sent[worker] = round
         header = Header(VERSION, "evaluate", self.run_name, 1, round, chunk)
         self._send(worker, header, payload.frames, payload.fields)
@@ -322,11 +336,13 @@ class Coordinator:
         self.journal.append("commit", round=r, folded=list(command.folded))
         self.checkpoints.commit(r, self.server, command.versions, command.folded)
         about.seconds, self._round_began = now - self._round_began, now
-        self._commits.append(about.seconds)
+        if r:
+            self._commits.append(about.seconds)
         if r == 1:
             self._first_round = time.time() - self.started
-        about.report(self.problem.algorithm.report(self.server))
-        about.model = self._mean()
+        about.report(self.problem.algorithm.report(self.server, self.problem.context(r, 0)))
+        if r:  # the set-up does not change the start model, which is being evaluated
+            about.model = self._model()
 
     def _record(self, commit: Commit) -> None:
         """Ledger rows of a committed round, and its traffic for metrics.jsonl."""
@@ -338,9 +354,8 @@ class Coordinator:
         if not self.machine.evaluates(r):
             self.board.drop(r)
 
-    def _mean(self) -> Tensor:
-        model = self.problem.algorithm.model(self.server, self.problem.context(0, 0))
-        return model.mean.float()
+    def _model(self) -> Point | Gaussian:
+        return self.problem.algorithm.model(self.server, self.problem.context(0, 0))
 
     def _stop_workers(self) -> None:
         for worker in range(self.workers):

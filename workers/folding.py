@@ -6,6 +6,7 @@ one upload at a time is decoded: O(P) memory whatever K.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ class _Stop(Exception):
 
 @dataclass(frozen=True)
 class Fold:
-    """A finished fold: the next server state and the N_k-weighted means of the uploads' scalars."""
+    """A finished fold: the next server state, and the uploads' scalars summed up as their kinds say."""
 
     server: Any
     scalars: dict[str, float]
@@ -75,13 +76,10 @@ class Folder:
 
     def _fold(self, server: Any, down: Any, round: int, exchange: int) -> Fold:
         algorithm = self.problem.algorithm
-        up_type = self.problem.exchange(exchange).up
-        sums: dict[str, float] = {}
-        weight = 0
-        names = [f.name for f in schema(up_type) if f.python is float]
+        up_type = self.problem.exchange(round, exchange).up
+        scalars = _Scalars(up_type)
 
         def ups() -> Iterator[tuple[int, Any]]:
-            nonlocal weight
             while (k := self._uploads.get()) is not None:
                 if isinstance(k, _Stop):
                     raise k
@@ -89,10 +87,7 @@ class Folder:
                 whose = f"upload of client {k} in round {round}"
                 up: Any = decode(up_type, letter, self.problem.codecs["up"], self.problem.dims, whose)
                 check_values(up, whose)
-                size = self.problem.sizes[k]
-                weight += size
-                for name in names:
-                    sums[name] = sums.get(name, 0.0) + size * getattr(up, name)
+                scalars.add(up, self.problem.sizes[k])
                 yield k, up
 
         stream = ups()
@@ -100,4 +95,31 @@ class Folder:
         next_server = algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # an algorithm that does not look at every upload still consumes them
             pass
-        return Fold(next_server, {name: total / weight for name, total in sums.items()})
+        return Fold(next_server, scalars.result())
+
+
+class _Scalars:
+    """The scalars of a round's uploads, each summed up in the way that its kind names."""
+
+    def __init__(self, up: type) -> None:
+        fields = [f for f in schema(up) if f.python is float and f.kind.over != "nothing"]
+        self._over = {f.name: f.kind.over for f in fields}
+        self._values: dict[str, list[float]] = {name: [] for name in self._over}
+        self._sizes: list[int] = []
+
+    def add(self, up: Any, size: int) -> None:
+        self._sizes.append(size)
+        for name, values in self._values.items():
+            values.append(getattr(up, name))
+
+    def result(self) -> dict[str, float]:
+        return {name: self._summed(over, self._values[name]) for name, over in self._over.items()}
+
+    def _summed(self, over: str, values: list[float]) -> float:
+        if over == "min":
+            return min(values)
+        if over == "sum":
+            return sum(values)
+        if over == "rss":
+            return math.sqrt(sum(v * v for v in values))
+        return sum(n * v for n, v in zip(self._sizes, values, strict=True)) / sum(self._sizes)

@@ -6,20 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from fedsim.errors import UsageError
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.problem import Score
 
-RESERVED = {"round", "participants", "test_accuracy", "test_nll", "bytes_down", "bytes_up"}
-Score = tuple[int, float, int]
-"""Correct predictions, sum of NLL in nats, examples: of one chunk of the test set."""
+RESERVED = {
+    *("round", "participants", "test_accuracy", "test_nll", "bytes_down", "bytes_up"),
+    *("ensemble_accuracy", "ensemble_nll"),
+}
 
 
 @dataclass
 class RoundRecord:
-    """One round. model: the mean (P,) float32 to evaluate; reported: what the algorithm says.
+    """One round. model: what is to be evaluated; reported: what the algorithm says.
 
-    committed: traffic and time are known; the line is complete once all chunks are scored too.
+    sampled: posterior samples of the model are averaged beside its mean. committed: traffic and time are
+    known; the line is complete once all chunks are scored too.
     """
 
     number: int
@@ -29,8 +31,9 @@ class RoundRecord:
     bytes_down: int = 0
     bytes_up: int = 0
     reported: dict[str, float] = field(default_factory=dict)
-    model: Tensor | None = None
+    model: Point | Gaussian | None = None
     committed: bool = False
+    sampled: bool = False
     scores: dict[int, Score] = field(default_factory=dict)
 
     def report(self, numbers: Mapping[str, float]) -> None:
@@ -43,12 +46,17 @@ class RoundRecord:
     def line(self, chunks: int) -> dict[str, Any]:
         """One line of metrics.jsonl; sums are combined in chunk order."""
         scores = [self.scores[chunk] for chunk in range(chunks)]
-        count = sum(n for _, _, n in scores)
+        count = sum(s.examples for s in scores)
+        ensemble = {
+            "ensemble_accuracy": sum(s.ensemble_correct for s in scores) / count,
+            "ensemble_nll": sum(s.ensemble_nll for s in scores) / count,
+        }
         return {
             "round": self.number,
             "participants": list(self.participants),
-            "test_accuracy": sum(correct for correct, _, _ in scores) / count,
-            "test_nll": sum(nll for _, nll, _ in scores) / count,
+            "test_accuracy": sum(s.correct for s in scores) / count,
+            "test_nll": sum(s.nll for s in scores) / count,
+            **(ensemble if self.sampled else {}),
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
             **self.reported,

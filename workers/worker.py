@@ -13,17 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch import Tensor
+import torch
 
 from fedsim.errors import FedsimError, Interrupted, WireError
+from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
 from fedsim.problem import Problem
-from fedsim.rounds import TaskId
+from fedsim.rounds import TaskId, version
 from fedsim.wire.letter import VERSION, Header, Letter, blob, decode, decode_own, encode, seal
-from fedsim.wire.messages import Mean, check_values, map_tensors
+from fedsim.wire.messages import FullPrecision, Mean, Precision, check_values, map_tensors
 from workers.store import ClientStates
 
-SCORE = struct.Struct("<qdq")
-"""Correct predictions, sum of NLL, examples: a NaN must survive, so no JSON."""
+SCORE = struct.Struct("<qdqqd")
+"""fedsim.problem.Score: a NaN must survive, so no JSON."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The precision of a diagonal posterior, for sampling."""
+
+    precision: Precision
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,33 @@ class Evaluate:
     """The model to score, sent once per worker and evaluated round."""
 
     mean: Mean
+    spread: Spread | None = None
+
+
+@dataclass(frozen=True)
+class EvaluateFull:
+    """The same, of a posterior with a full precision matrix."""
+
+    mean: Mean
+    triangle: FullPrecision
+
+
+def to_evaluate(model: Point | Gaussian, samples: int) -> Evaluate | EvaluateFull:
+    """The message that carries a model to those who score it; its precision only if it is sampled."""
+    if not samples or isinstance(model, Point):
+        return Evaluate(model.mean)
+    if is_full(model.precision):
+        return EvaluateFull(model.mean, packed(torch.as_tensor(model.precision)))
+    return Evaluate(model.mean, Spread(diagonal(model.precision, model.mean)))
+
+
+def to_score(message: Evaluate | EvaluateFull) -> Point | Gaussian:
+    """The model of a message to evaluate, by its natural parameters in float64."""
+    if isinstance(message, EvaluateFull):
+        return Gaussian.at(message.mean, unpacked(message.triangle))
+    if message.spread is not None:
+        return Gaussian.at(message.mean, message.spread.precision)
+    return Point(message.mean)
 
 
 class WorkerRuntime:
@@ -39,7 +74,7 @@ class WorkerRuntime:
     def __init__(self, problem: Problem, run_dir: Path, run: str, index: int) -> None:
         self.problem, self.run, self.index = problem, run, index
         self.states = ClientStates(run_dir / "state", problem.algorithm.client_type)
-        self._to_score: tuple[int, Tensor] | None = None
+        self._to_score: tuple[int, Point | Gaussian] | None = None
 
     def handle(self, letter: Letter) -> Letter:
         """The reply: upload, score, or 'failed' with what went wrong and whose task it was."""
@@ -66,7 +101,7 @@ class WorkerRuntime:
         began = time.monotonic_ns()
         h, problem, algorithm = letter.header, self.problem, self.problem.algorithm
         whose = f"broadcast of round {h.round} to client {h.client}"
-        types = problem.exchange(h.exchange)
+        types = problem.exchange(h.round, h.exchange)
         received: Any = decode(types.down, letter, problem.codecs["down"], problem.dims, whose)
         check_values(received, whose)
         device = problem.net.device
@@ -83,8 +118,8 @@ class WorkerRuntime:
         committed = algorithm.client_commit(
             map_tensors(draft, lambda t: t.cpu()), received, seen, replace(task, start=problem.start)
         )
-        version = (h.round - 1) * len(algorithm.exchanges) + h.exchange
-        self.states.save(h.client, version, committed)
+        made = version(h.round, h.exchange, len(algorithm.exchanges), len(algorithm.setup))
+        self.states.save(h.client, made, committed)
         self.states.forget(h.client, h.base)
         micros = (time.monotonic_ns() - began) // 1000
         return self._reply("upload", letter, payload.fields, payload.frames, micros)
@@ -93,11 +128,13 @@ class WorkerRuntime:
         h = letter.header
         if letter.frames:
             whose = f"model of round {h.round} to evaluate"
-            self._to_score = (h.round, decode(Evaluate, letter, {}, self.problem.dims, whose).mean)
+            full = any(f.name == "triangle" for f in h.fields)
+            kind: type[Evaluate | EvaluateFull] = EvaluateFull if full else Evaluate
+            self._to_score = (h.round, to_score(decode(kind, letter, {}, self.problem.dims, whose)))
         if self._to_score is None or self._to_score[0] != h.round:
             raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
-        correct, nll, count = self.problem.score(self._to_score[1], h.exchange)
-        return self._reply("score", letter, *blob("score", SCORE.pack(correct, nll, count)))
+        score = self.problem.score(self._to_score[1], h.exchange, h.round)
+        return self._reply("score", letter, *blob("score", SCORE.pack(*score)))
 
 
 def failure(error: Exception) -> tuple[Any, Any]:

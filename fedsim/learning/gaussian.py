@@ -1,17 +1,21 @@
 """Gaussians (and Gaussian factors) by their natural parameters, closed under *, / and **.
 
-A factor is exp(shift . w - 1/2 w' S w) up to a constant, with S the precision: a float (S I,
-isotropic) or a vector (P,) (diagonal). A site t_k, that is a dual, is such a factor too; its
-precision may be zero or negative. Sign: the client's loss is l_k(w) + log t_k(w), so that the local
-problem's prior is the cavity q / t_k (design section 4).
+A factor is exp(shift . w - 1/2 w' S w) up to a constant, with S the precision. The rank of S is the
+family: a float (S I, isotropic or a fixed scale), a vector (P,) (diagonal), a matrix (P, P) (full,
+symmetric). A site t_k, that is a dual, is such a factor too; its precision may be zero or negative.
+Sign: the client's loss is l_k(w) + log t_k(w), so that the local problem's prior is the cavity
+q / t_k (design section 4).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from fedsim.errors import TaskError
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """shift = S m (P,), precision = S: float (isotropic) or (P,) (diagonal)."""
+    """shift = S m (P,), precision = S: float (isotropic), (P,) (diagonal) or (P, P) (full)."""
 
     shift: Tensor
     precision: Tensor | float
@@ -32,11 +36,41 @@ class Gaussian:
     def at(mean: Tensor, precision: Tensor | float) -> Gaussian:
         """N(mean, S^-1), in float64: natural parameters are sums and differences of large numbers."""
         exact = precision.double() if isinstance(precision, Tensor) else precision
-        return Gaussian(exact * mean.double(), exact)
+        return Gaussian(times(exact, mean.double()), exact)
 
     @property
     def mean(self) -> Tensor:
-        return self.shift / self.precision
+        """S^-1 shift. Errors: TaskError if a full S is singular."""
+        if not is_full(self.precision):
+            return self.shift / self.precision
+        solved = torch.linalg.solve_ex(self.precision, self.shift)
+        if int(solved.info):
+            raise TaskError("a precision matrix is singular, so its Gaussian has no mean")
+        mean: Tensor = solved.result
+        return mean
+
+    @property
+    def is_proper(self) -> bool:
+        """The precision is positive (definite), so that this factor is a distribution."""
+        if is_full(self.precision):
+            return not int(torch.linalg.cholesky_ex(self.precision).info)
+        return bool((torch.as_tensor(self.precision) > 0).all())
+
+    def samples(self, count: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """`count` draws (P,) of this distribution in the dtype of the mean; noise is drawn on the CPU.
+
+        Errors: TaskError if the precision is not positive.
+        """
+        if not self.is_proper:
+            raise TaskError("a factor whose precision is not positive cannot be sampled")
+        mean = self.mean
+        root = torch.linalg.cholesky(self.precision).mT if is_full(self.precision) else None
+        for _ in range(count):
+            noise = torch.randn(len(mean), generator=generator).to(mean)
+            if root is not None:  # S = LL', so L'^-1 noise has covariance S^-1
+                yield mean + torch.linalg.solve_triangular(root, noise[:, None], upper=True)[:, 0]
+            else:
+                yield mean + noise / self.precision**0.5
 
     def __mul__(self, other: Gaussian) -> Gaussian:
         return Gaussian(self.shift + other.shift, self.precision + other.precision)
@@ -54,10 +88,61 @@ class Gaussian:
 
     def add_gradient(self, weights: Tensor, grads: Tensor) -> None:
         """grads += gradient of -log factor = S w - shift."""
-        if isinstance(self.precision, Tensor):
-            grads.addcmul_(self.precision, weights).sub_(self.shift)
+        if isinstance(self.precision, float | int):
+            grads.add_(weights, alpha=self.precision)
+        elif is_full(self.precision):
+            grads.addmv_(self.precision, weights)
         else:
-            grads.add_(weights, alpha=self.precision).sub_(self.shift)
+            grads.addcmul_(self.precision, weights)
+        grads.sub_(self.shift)
+
+
+def is_full(precision: Tensor | float) -> bool:
+    """Whether a precision is a matrix."""
+    return isinstance(precision, Tensor) and precision.dim() == 2
+
+
+def times(precision: Tensor | float, vector: Tensor) -> Tensor:
+    """S x for any family: (P,)."""
+    return precision @ vector if is_full(precision) else precision * vector  # type: ignore[operator]
+
+
+def diagonal(precision: Tensor | float, like: Tensor) -> Tensor:
+    """The diagonal of S as a vector (P,) in the dtype of `like` (P,)."""
+    if is_full(precision):
+        return precision.diagonal().to(like)  # type: ignore[union-attr]
+    # times ones, because a float made a tensor by itself would be rounded to float32
+    return torch.ones_like(like) * precision
+
+
+def identity(like: Tensor, scale: float, *, full: bool) -> Tensor:
+    """scale * I in float64: (P,) of a diagonal family, (P, P) of the full one."""
+    values = torch.full((len(like),), scale, dtype=torch.float64, device=like.device)
+    return torch.diag(values) if full else values
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """The lower triangle of a symmetric (P, P), row by row: (P(P+1)/2,), each number once.
+
+    The two triangles are averaged, so that rounding cannot make the halves of a matrix disagree.
+    """
+    rows, columns = torch.tril_indices(*matrix.shape, device=matrix.device)
+    return (matrix[rows, columns] + matrix[columns, rows]) / 2
+
+
+def unpacked(triangle: Tensor) -> Tensor:
+    """The symmetric (P, P) of its lower triangle (P(P+1)/2,): packed's inverse."""
+    size = side_of(len(triangle))
+    rows, columns = torch.tril_indices(size, size, device=triangle.device)
+    matrix = triangle.new_empty((size, size))
+    matrix[rows, columns] = triangle
+    matrix[columns, rows] = triangle
+    return matrix
+
+
+def side_of(count: int) -> int:
+    """P of P(P+1)/2 numbers."""
+    return int(((8 * count + 1) ** 0.5 - 1) / 2 + 0.5)
 
 
 @dataclass(frozen=True)

@@ -55,11 +55,16 @@ def build_model(name: str, shape: Shape, classes: int) -> nn.Module:
     return MODELS[name].build(shape, classes)
 
 
-def _logistic(shape: Shape, classes: int) -> nn.Module:
-    """Logistic regression without bias from zero weights (bayes-admm LinearModel, L8-21)."""
-    out = nn.Linear(math.prod(shape), classes, bias=False)
-    nn.init.zeros_(out.weight)
-    return nn.Sequential(OrderedDict[str, nn.Module](flatten=nn.Flatten(), out=out))
+def _logistic(bias: bool) -> Callable[[Shape, int], nn.Module]:
+    """Logistic regression from zero weights; without bias it is bayes-admm's LinearModel (L8-21)."""
+
+    def build(shape: Shape, classes: int) -> nn.Module:
+        out = nn.Linear(math.prod(shape), classes, bias=bias)
+        for parameter in out.parameters():
+            nn.init.zeros_(parameter)
+        return nn.Sequential(OrderedDict[str, nn.Module](flatten=nn.Flatten(), out=out))
+
+    return build
 
 
 def _mlp(hidden: tuple[int, ...], activation: type[nn.Module]) -> Callable[[Shape, int], nn.Module]:
@@ -206,7 +211,8 @@ def _resnet20(shape: Shape, classes: int) -> nn.Module:
 
 
 _ALL = (
-    ModelInfo("logistic", "logistic regression, no bias, zero init (v1/v2, FedLap)", _logistic),
+    ModelInfo("logistic", "logistic regression, no bias, zero init (v1/v2, FedLap)", _logistic(bias=False)),
+    ModelInfo("logistic_bias", "logistic regression with bias, zero init", _logistic(bias=True)),
     ModelInfo("mlp", "d-200-100-C, sigmoid (v1/v2, FedLap)", _mlp((200, 100), nn.Sigmoid)),
     ModelInfo("mlp_small", "d-100-C, ReLU (this project's main job on digits)", _mlp((100,), nn.ReLU)),
     ModelInfo("mlp_500_300", "d-500-300-C, ReLU (Gaussian product)", _mlp((500, 300), nn.ReLU)),

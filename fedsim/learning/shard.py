@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedsim.errors import UsageError
 from fedsim.learning.curvature import best_chunk, diagonal_ggn
+from fedsim.learning.full_curvature import full_ggn
 from fedsim.learning.gaussian import Distance, Penalty
 from fedsim.learning.params import Net
 from fedsim.seeds import Stream
@@ -54,6 +55,26 @@ class Shard:
             generator=rng.torch("curvature"),
         )
 
+    def full_curvature(self, weights: Tensor) -> Tensor:
+        """The GGN of the SUMMED loss at `weights`: (P, P) float32, symmetric."""
+        self.net.load(weights)
+        self.net.module.eval()
+        chunks = torch.split(self.inputs, best_chunk(self.net.module))
+        return full_ggn(self.net.module, (self._floats(chunk) for chunk in chunks))
+
+    def gradient(self, weights: Tensor) -> Tensor:
+        """Gradient of the SUMMED loss over all examples, in evaluation mode: (P,) float32."""
+        self.net.load(weights)
+        self.net.module.eval()
+        total = torch.zeros_like(self.net.grads)
+        size = best_chunk(self.net.module)
+        for inputs, targets in zip(
+            torch.split(self.inputs, size), torch.split(self.targets, size), strict=True
+        ):
+            self.net.loss_gradient(self._floats(inputs), targets, float(len(targets)))
+            total += self.net.grads
+        return total
+
 
 @dataclass(frozen=True)
 class QuadraticShard:
@@ -90,3 +111,12 @@ class QuadraticShard:
     def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
         """The diagonal of the Hessian."""
         return self.hessian.diagonal().clone()
+
+    def full_curvature(self, weights: Tensor) -> Tensor:
+        """The Hessian (P, P)."""
+        return self.hessian.clone()
+
+    def gradient(self, weights: Tensor) -> Tensor:
+        """A w - b."""
+        gradient: Tensor = self.hessian @ weights.to(self.linear) - self.linear
+        return gradient

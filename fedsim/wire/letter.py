@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedsim.errors import WireError
 from fedsim.wire.codecs import codec, unpack_checked
-from fedsim.wire.messages import DTYPES, Dims, Field, schema
+from fedsim.wire.messages import DTYPES, Dims, Field, part_of, schema, values_of
 
 VERSION = 1
 MAX_HEADER = 64 * 1024
@@ -172,7 +172,7 @@ def _as_tensor(value: Any, field: Field) -> Tensor:
     """The field's value in its wire dtype; float64 sums become float32 here and nowhere else."""
     dtype = DTYPES[field.kind.dtype]
     if isinstance(value, Tensor):
-        return value.to(dtype)
+        return value if field.kind.stored and value.dtype == torch.uint8 else value.to(dtype)
     return torch.tensor(value, dtype=torch.float64).to(dtype)
 
 
@@ -183,25 +183,20 @@ def encode(message: object, codecs: Mapping[str, str], dims: Dims) -> Payload:
     algorithm that made it).
     """
     headers, frames = [], []
-    for f in schema(type(message)):
-        tensor = _as_tensor(getattr(message, f.name), f)
-        if tuple(tensor.shape) != f.shape(dims):
+    for f, value in values_of(message):
+        tensor = _as_tensor(value, f)
+        shape = tuple(tensor.shape)
+        if not f.fits(shape, dims):
             raise WireError(
-                f"{type(message).__qualname__}.{f.name} has shape {tuple(tensor.shape)}; "
+                f"{type(message).__qualname__}.{f.name} has shape {shape}; "
                 f"its kind {f.kind.name!r} says {f.shape(dims)}"
             )
         name = codecs.get(f.name, "dense")
         parts = codec(name).pack(tensor)
         frames += [data for _, data in parts]
-        headers.append(
-            FieldHeader(
-                f.name,
-                name,
-                f.kind.dtype,
-                tuple(tensor.shape),
-                tuple(PartHeader(layer, data.nbytes, digest(data)) for layer, data in parts),
-            )
-        )
+        dtype = "u8" if tensor.dtype == torch.uint8 else f.kind.dtype
+        described = tuple(PartHeader(layer, data.nbytes, digest(data)) for layer, data in parts)
+        headers.append(FieldHeader(f.name, name, dtype, shape, described))
     return Payload(tuple(headers), tuple(frames))
 
 
@@ -211,30 +206,33 @@ def decode(message: type[M], letter: Letter, codecs: Mapping[str, str], dims: Di
     Tensors are views of the received frames: treat them as read-only.
     Errors: WireError, beginning with `whose`; no partial message is ever returned.
     """
-    expected = schema(message)
+    expected, part = schema(message), part_of(message)
     headers = letter.header.fields
-    if [h.name for h in headers] != [f.name for f in expected]:
+    names = [h.name for h in headers]
+    whole = expected + (schema(part.message) if part else ())
+    has_part = part is not None and names == [f.name for f in whole]
+    if not has_part and names != [f.name for f in expected]:
         raise WireError(
-            f"{whose}: fields {[h.name for h in headers]} where {message.__qualname__} has "
-            f"{[f.name for f in expected]}"
+            f"{whose}: fields {names} where {message.__qualname__} has {[f.name for f in expected]}"
         )
     values: dict[str, Any] = {}
     at = 0
-    for f, h in zip(expected, headers, strict=True):
+    for f, h in zip(whole if has_part else expected, headers, strict=True):
         about = f"{whose}: field {f.name!r}"
         name = codecs.get(f.name, "dense")
         if h.codec != name:
             raise WireError(f"{about} is encoded as {h.codec!r}; this run uses {name!r}")
-        if h.dtype != f.kind.dtype:
+        if h.dtype not in f.dtypes:
             raise WireError(f"{about} has dtype {h.dtype!r}; its kind {f.kind.name!r} has {f.kind.dtype!r}")
-        shape = f.shape(dims)
-        if h.shape != shape:
-            raise WireError(f"{about} has shape {h.shape}; the model's layout says {shape}")
+        if not f.fits(h.shape, dims):
+            raise WireError(f"{about} has shape {h.shape}; the model's layout says {f.shape(dims)}")
         frames = letter.frames[at : at + len(h.parts)]
         at += len(h.parts)
         parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
-        tensor = unpack_checked(name, parts, shape, f.kind.dtype, about)
+        tensor = unpack_checked(name, parts, h.shape, h.dtype, about)
         values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, about)
+    if part is not None and has_part:
+        values[part.name] = part.message(**{f.name: values.pop(f.name) for f in schema(part.message)})
     return message(**values)
 
 

@@ -8,6 +8,9 @@
 
 The codec, the ledger and `fedsim describe` read the schema from the annotations; nothing about a
 message is written down twice.
+
+A field `memory: Memory | None = None`, with Memory such a message too, is a part that only some
+letters carry: in a broadcast what one client has not been sent yet, in an upload what is sent once.
 """
 
 from __future__ import annotations
@@ -15,27 +18,41 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from fedsim.errors import UsageError, WireError
+from fedsim.learning.gaussian import Gaussian, unpacked
 
 Dims = Mapping[str, int]
-"""Sizes by name: P parameters, C classes, K clients. They come from the set-up, never from a message."""
+"""Sizes by name: P parameters, TRIANGLE of a symmetric matrix, C classes, K clients, I features of an
+input, and what the algorithm adds. They come from the set-up, never from a message."""
+
+TRIANGLE = "P(P+1)/2"
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a field is, mathematically, and the shape it has by the names of Dims."""
+    """What a field is, mathematically, and the shape it has by the names of Dims.
+
+    elastic: the first size may be anything up to its Dims entry, which is a bound.
+    stored: integers of the sender's data set (uint8 pixels) are sent as they are stored.
+    over: how a round's uploads are summed up in metrics.jsonl (scalars only): the N_k-weighted mean,
+    the least, the sum, the root of the sum of squares, or not at all.
+    """
 
     name: str
     dims: tuple[str, ...] = ("P",)
     positive: bool = False
     dtype: str = "f32"
+    elastic: bool = False
+    stored: bool = False
+    over: Literal["mean", "min", "sum", "rss", "nothing"] = "mean"
 
 
 Mean = Annotated[Tensor, Kind("mean")]
@@ -46,10 +63,21 @@ Delta = Annotated[Tensor, Kind("delta")]
 Gradient = Annotated[Tensor, Kind("gradient")]
 Curvature = Annotated[Tensor, Kind("curvature")]
 Statistic = Annotated[Tensor, Kind("statistic")]
+FullPrecision = Annotated[Tensor, Kind("precision", (TRIANGLE,), positive=True)]
+"""A symmetric positive definite matrix as its packed triangle (fedsim.learning.gaussian.packed)."""
+FullDelta = Annotated[Tensor, Kind("delta", (TRIANGLE,))]
+Logits = Annotated[Tensor, Kind("logits", ("M", "C"), elastic=True)]
+Inputs = Annotated[Tensor, Kind("inputs", ("M", "I"), elastic=True, stored=True)]
+Weights = Annotated[Tensor, Kind("weight", ("M",), elastic=True)]
+Owners = Annotated[Tensor, Kind("statistic", ("M",), elastic=True, dtype="i64")]
 Scalar = Annotated[float, Kind("scalar", (), dtype="f64")]
+Least = Annotated[float, Kind("scalar", (), dtype="f64", over="min")]
+Total = Annotated[float, Kind("scalar", (), dtype="f64", over="sum")]
+Norm = Annotated[float, Kind("scalar", (), dtype="f64", over="rss")]
+Check = Annotated[float, Kind("scalar", (), dtype="f64", over="nothing")]
 Flag = Annotated[bool, Kind("scalar", (), dtype="u8")]
 
-DTYPES = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8}
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8, "i64": torch.int64}
 
 
 @dataclass(frozen=True)
@@ -61,33 +89,74 @@ class Field:
     python: type
 
     def shape(self, dims: Dims) -> tuple[int, ...]:
+        """The shape, or of an elastic field its bound."""
         return tuple(dims[d] for d in self.kind.dims)
 
+    def fits(self, shape: tuple[int, ...], dims: Dims) -> bool:
+        """Whether a tensor may have this shape."""
+        bound = self.shape(dims)
+        if not self.kind.elastic:
+            return shape == bound
+        return len(shape) == len(bound) and shape[1:] == bound[1:] and 0 <= shape[0] <= bound[0]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that this field may have on the wire."""
+        return (self.kind.dtype, "u8") if self.kind.stored else (self.kind.dtype,)
+
     def dense_bytes(self, dims: Dims) -> int:
+        """Bytes of the field as it is, without a codec: of an elastic field at most this."""
         return math.prod(self.shape(dims)) * DTYPES[self.kind.dtype].itemsize
 
 
+@dataclass(frozen=True)
+class Part:
+    """The optional part of a message: the field that holds it and its class."""
+
+    name: str
+    message: type
+
+
 def schema(message: type[Any]) -> tuple[Field, ...]:
-    """The fields of a message class, in order.
+    """The fields of a message class that every letter carries, in order.
 
     Errors: UsageError for a class that is no frozen dataclass of annotated fields.
     """
+    return _schema(message)[0]
+
+
+def part_of(message: type[Any]) -> Part | None:
+    """The optional part of a message class, if it has one (at most one). Errors: as schema."""
+    return _schema(message)[1]
+
+
+def all_fields(message: type[Any]) -> tuple[Field, ...]:
+    """The fields of a message class, its optional part's behind them."""
+    part = part_of(message)
+    return schema(message) + (schema(part.message) if part else ())
+
+
+_schemas: dict[type, tuple[tuple[Field, ...], Part | None]] = {}
+
+
+def _schema(message: type[Any]) -> tuple[tuple[Field, ...], Part | None]:
     if message not in _schemas:
         _schemas[message] = _read_schema(message)
     return _schemas[message]
 
 
-_schemas: dict[type, tuple[Field, ...]] = {}
-
-
-def _read_schema(message: type[Any]) -> tuple[Field, ...]:
+def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], Part | None]:
     params = getattr(message, "__dataclass_params__", None)
     if not is_dataclass(message) or params is None or not params.frozen:
         raise UsageError(f"message {message.__name__} must be a frozen dataclass")
     hints = get_type_hints(message, include_extras=True)
-    out = []
+    out, parts = [], []
     for f in fields(message):
         hint = hints[f.name]
+        optional = _optional(hint)
+        if optional is not None:
+            parts.append(Part(f.name, optional))
+            continue
         kinds = [a for a in get_args(hint)[1:] if isinstance(a, Kind)]
         if get_origin(hint) is not Annotated or len(kinds) != 1:
             raise UsageError(
@@ -95,7 +164,28 @@ def _read_schema(message: type[Any]) -> tuple[Field, ...]:
                 f"such as Mean, Precision or Scalar of fedsim.wire.messages"
             )
         out.append(Field(f.name, kinds[0], get_args(hint)[0]))
-    return tuple(out)
+    if len(parts) > 1:
+        raise UsageError(f"message {message.__name__} has {len(parts)} optional parts; it may have one")
+    names = [f.name for f in out] + [f.name for p in parts for f in _read_schema(p.message)[0]]
+    if len(set(names)) < len(names):
+        raise UsageError(f"message {message.__name__} and its optional part share a field name")
+    return tuple(out), parts[0] if parts else None
+
+
+def _optional(hint: Any) -> type | None:
+    """The dataclass X of an annotation `X | None`."""
+    if get_origin(hint) not in (Union, UnionType):
+        return None
+    inner = [a for a in get_args(hint) if a is not NoneType]
+    return inner[0] if len(inner) == 1 and isinstance(inner[0], type) and is_dataclass(inner[0]) else None
+
+
+def values_of(message: Any) -> list[tuple[Field, Any]]:
+    """Fields and values of a message, its optional part's behind them if it is there."""
+    out = [(f, getattr(message, f.name)) for f in schema(type(message))]
+    part = part_of(type(message))
+    inner = getattr(message, part.name) if part else None
+    return out + ([(f, getattr(inner, f.name)) for f in schema(type(inner))] if inner is not None else [])
 
 
 def check_values(message: object, whose: str) -> None:
@@ -103,8 +193,7 @@ def check_values(message: object, whose: str) -> None:
 
     A finite sum proves that all values are finite at a fifth of the cost of isfinite.
     """
-    for f in schema(type(message)):
-        value = getattr(message, f.name)
+    for f, value in values_of(message):
         if isinstance(value, float) and not math.isfinite(value):
             raise WireError(f"{whose}: field {f.name!r} is {value}")
         if isinstance(value, float) and f.kind.positive and value <= 0:
@@ -115,7 +204,12 @@ def check_values(message: object, whose: str) -> None:
             bad = int((~torch.isfinite(value)).sum())
             if bad:
                 raise WireError(f"{whose}: field {f.name!r} has {bad} of {value.numel()} values NaN or Inf")
-        if f.kind.positive and value.numel() and float(value.min()) <= 0:
+        if not f.kind.positive or not value.numel():
+            continue
+        if f.kind.dims == (TRIANGLE,):
+            if not Gaussian(value, unpacked(value.double())).is_proper:
+                raise WireError(f"{whose}: precision {f.name!r} is not positive definite")
+        elif float(value.min()) <= 0:
             bad = int((value <= 0).sum())
             raise WireError(
                 f"{whose}: precision {f.name!r} is not positive in {bad} of {value.numel()} entries "

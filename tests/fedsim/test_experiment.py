@@ -75,7 +75,7 @@ def as_toml(values: Mapping[str, Any]) -> str:
         ({"roundz": 3}, "'roundz'; did you mean 'rounds'"),
         ({"Seed": 3}, "'Seed'; did you mean 'seed'"),
         ({"rounds": "x"}, "rounds = 'x': expected `int`, got `str`"),
-        ({"rounds": -1}, "rounds = -1: expected `int` >= 0"),
+        ({"rounds": -2}, "rounds = -2: expected `int` >= -1"),
         ({"rounds": True}, "rounds = True: expected `int`, got `bool`"),
         ({"clients": 0}, "clients = 0: expected `int` >= 1"),
         ({"clients": 2.0}, "clients = 2.0: expected `int`, got `float`"),

@@ -7,7 +7,7 @@ here; only the wire's encoding makes them float32 (`codecs`).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from fedsim.learning.params import Layout
 from fedsim.learning.shard import QuadraticShard
 from fedsim.seeds import Stream
 from fedsim.wire.letter import VERSION, Header, decode, encode, open_letter, seal
+from fedsim.wire.messages import TRIANGLE, check_values, part_of
 
 
 def regressions(
@@ -60,6 +61,13 @@ def error(found: Tensor, exact: Tensor) -> float:
     return float((found - exact).norm() / exact.norm())
 
 
+def with_part(message: Any, part: Any) -> Any:
+    """A broadcast with its optional part filled in."""
+    slot = part_of(type(message))
+    assert slot is not None
+    return replace(message, **{slot.name: part})
+
+
 @dataclass
 class Federation:
     """Plays rounds. codecs by direction, or None: messages are handed over as they are."""
@@ -80,25 +88,41 @@ class Federation:
         self.server = self.algorithm.server_init(ctx)
         self.clients = [self.algorithm.client_init(ctx, k) for k in range(len(self.shards))]
 
-    def context(self) -> Context:
-        layout = Layout.vector(len(self.start))
-        return Context(self.start, layout, self.sizes, self.round, 1, Stream(0, "server", self.round))
+    def context(self, exchange: int = 1) -> Context:
+        layout, rng = Layout.vector(len(self.start)), Stream(0, "server", self.round)
+        return Context(self.start, layout, self.sizes, self.round, exchange, rng)
+
+    def set_up(self) -> None:
+        """Round 0: the exchanges of the set-up, with all clients."""
+        assert not self.round
+        for exchange in range(1, len(self.algorithm.setup) + 1):
+            self._exchange(exchange, range(len(self.shards)), ())
 
     def play(self, participants: Collection[int] | None = None, lost: Collection[int] = ()) -> None:
-        """One round; `lost` uploads never reach the server."""
+        """One round, before the first of all the set-up; `lost` uploads never reach the server."""
+        if not self.round:
+            self.set_up()
         self.round += 1
-        ctx = self.context()
-        down = self.carry(self.algorithm.broadcast(self.server, ctx), "down")
+        people = sorted(range(len(self.shards)) if participants is None else participants)
+        for exchange in range(1, len(self.algorithm.exchanges) + 1):
+            self._exchange(exchange, people, lost)
+
+    def _exchange(self, exchange: int, participants: Collection[int], lost: Collection[int]) -> None:
+        ctx = self.context(exchange)
+        message = self.algorithm.broadcast(self.server, ctx)
+        down = self.carry(message, "down")
         ups = []
-        for k in sorted(range(len(self.shards)) if participants is None else participants):
-            rng = Stream(0, "client.1", self.round, k)
-            task = Task(self.start, self.sizes, self.round, 1, k, rng)
-            draft, up = self.algorithm.client_update(self.clients[k], down, self.shards[k], task)
+        for k in participants:
+            rng = Stream(0, f"client.{exchange}", self.round, k)
+            task = Task(self.start, self.sizes, self.round, exchange, k, rng)
+            part = self.algorithm.broadcast_to(self.server, k, ctx)
+            got = down if part is None else self.carry(with_part(message, part), "down")
+            draft, up = self.algorithm.client_update(self.clients[k], got, self.shards[k], task)
             up = self.carry(up, "up")
             if k not in lost:
                 ups.append((k, up))
             if k not in lost or self.commit_on_send:
-                self.clients[k] = self.algorithm.client_commit(draft, down, up, task)
+                self.clients[k] = self.algorithm.client_commit(draft, got, up, task)
         if ups:
             self.server = self.algorithm.server_update(self.server, down, iter(ups), ctx)
 
@@ -106,11 +130,14 @@ class Federation:
         """The message as the other side gets it."""
         if self.codecs is None:
             return message
-        chosen, dims = self.codecs[direction], {"P": len(self.start), "K": len(self.shards)}
+        size, clients = len(self.start), len(self.shards)
+        chosen, dims = self.codecs[direction], {"P": size, TRIANGLE: size * (size + 1) // 2, "K": clients}
         payload = encode(message, chosen, dims)
         sent = seal(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
         letter = open_letter([bytes(f) for f in (sent.head, *sent.frames)], "here")
-        return decode(type(message), letter, chosen, dims, "here")
+        received = decode(type(message), letter, chosen, dims, "here")
+        check_values(received, "here")
+        return received
 
     @property
     def mean(self) -> Tensor:

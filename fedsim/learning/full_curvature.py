@@ -1,0 +1,108 @@
+"""The full generalised Gauss-Newton matrix (GGN), for models of up to a few thousand parameters.
+
+    GGN = sum_n J_n' H_n J_n = sum_n M_n M_n',    M_n = J_n' S_n (P, C),    J_n = dz_n/dw (C, P)
+
+with H_n = S_n S_n' and S_n as in curvature.py, whose diagonal_ggn is the diagonal of this matrix. Where
+the logits are linear in the parameters, z_n = W a_n, the blocks of two classes are
+sum_n H_n[c, d] a_n a_n': one product of (C^2, n) with (n, I^2) instead of (P, nC) with (nC, P).
+
+Source: the Hessian of full-covariance Bayesian ADMM, Moellenhoff et al., App. C.4; VON there runs on
+logistic regression, for which the GGN is the Hessian.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+
+from fedsim.errors import UsageError
+
+MEMORY = 64 << 20
+"""Bytes of Jacobian at one time."""
+
+
+def full_ggn(module: nn.Module, chunks: Iterable[Tensor], *, memory: int = MEMORY) -> Tensor:
+    """sum_n J_n' H_n J_n of the SUMMED cross-entropy, in module.parameters() order.
+
+    Args:
+        module: maps (m, *shape) to logits (m, C), examples independent of each other. The caller puts it
+            in evaluation mode. Parameters and their .grad are not touched.
+        chunks: batches (m, *shape) in the parameters' dtype, on their device.
+        memory: bytes; chunks are cut further so that M (m, C, P) fits; the result does not depend on it.
+
+    Returns:
+        (P, P) symmetric, in the parameters' dtype (where it is accumulated) and on their device. The unit
+        is nats per squared unit of the parameters.
+
+    Raises:
+        UsageError: the model does not return logits (m, C).
+    """
+    weights = {name: p.detach() for name, p in module.named_parameters()}
+    sample = next(iter(weights.values()))
+    total = sample.new_zeros([sum(w.numel() for w in weights.values())] * 2)
+    for x in chunks:
+        with torch.no_grad():
+            logits: Tensor = module(x)
+        if logits.dim() != 2 or len(logits) != len(x):
+            raise UsageError(
+                f"full_ggn: the model must return logits ({len(x)}, classes), got {tuple(logits.shape)}"
+            )
+        p = logits.softmax(1)
+        last = _linear_head(module)
+        if last is not None:
+            body, head = last
+            with torch.no_grad():
+                _add_linear(p, body(x), head, total)
+            continue
+        root = p.sqrt()
+        # columns[n, c] = sqrt(p_c) (e_c - p)
+        columns = torch.diag_embed(root) - root[:, :, None] * p[:, None, :]
+        rows = max(1, memory // (len(total) * logits.shape[1] * total.element_size()))
+        for some, seeds in zip(torch.split(x, rows), torch.split(columns, rows), strict=True):
+            m = _pullbacks(module, weights, some, seeds)
+            total.addmm_(m.T, m)
+    return total
+
+
+def _pullbacks(module: nn.Module, weights: dict[str, Tensor], x: Tensor, columns: Tensor) -> Tensor:
+    """M_n' of all examples below each other: (n C, P), from columns (n, C, C)."""
+
+    def one(example: Tensor, seeds: Tensor) -> Tensor:
+        def logits(values: dict[str, Tensor]) -> Tensor:
+            out: Tensor = functional_call(module, values, (example[None],))[0]
+            return out
+
+        back = vjp(logits, weights)[1]
+        parts: dict[str, Tensor] = vmap(lambda seed: back(seed)[0])(seeds)
+        return torch.cat([parts[name].flatten(1) for name in weights], 1)
+
+    pulled: Tensor = vmap(one)(x, columns)
+    return pulled.flatten(0, 1)
+
+
+def _linear_head(module: nn.Module) -> tuple[nn.Module, nn.Linear] | None:
+    """(what computes a_n, the layer), if a last Linear layer has all parameters of the model."""
+    layers = list(module) if type(module) is nn.Sequential else [module]
+    if not layers or type(layers[-1]) is not nn.Linear:
+        return None
+    body = nn.Sequential(*layers[:-1])
+    return None if any(True for _ in body.parameters()) else (body, layers[-1])
+
+
+def _add_linear(p: Tensor, a: Tensor, head: nn.Linear, total: Tensor) -> None:
+    """Add the GGN of logits W a + bias (n, C) with probabilities p (n, C), for a (n, I)."""
+    h = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    classes, side = p.shape[1], a.shape[1]
+    size = classes * side
+    squares = (a[:, :, None] * a[:, None, :]).flatten(1)
+    blocks = (h.flatten(1).T @ squares).view(classes, classes, side, side)
+    # the flat vector is W row by row, then the bias: rows and columns (c, i), then c
+    total[:size, :size].view(classes, side, classes, side).add_(blocks.transpose(1, 2))
+    if head.bias is not None:
+        mixed = (h.flatten(1).T @ a).view(classes, classes, side)
+        total[size:, :size].view(classes, classes, side).add_(mixed)
+        total[:size, size:].view(classes, side, classes).add_(mixed.transpose(1, 2))
+        total[size:, size:].add_(h.sum(0))

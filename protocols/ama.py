@@ -1,0 +1,65 @@
+"""AMA - the alternating minimisation algorithm, Tseng 1991; Moellenhoff et al. v2, Eq. 39-41
+(papers-and-code.md 3.3). ADMM without the proximal term at the server, and so the point-estimate
+sibling of PVI.
+
+    client:  w_k <- argmin l_k(w) + v_k . w + (rho/2) ||w - w_g||^2      (SUM loss)
+             v_k <- v_k + rho (w_k - w_g)
+    server:  w_g <- (1/delta) sum_k v_k                                 over ALL clients
+    init:    v_k = 0, w_g = 0
+
+fedsim.consensus with gamma = rho and rho_server = 0. It converges for small enough rho only (Tseng,
+Eq. 3.4d); with rho = delta/K the first round is the mean of the w_k.
+
+Wire: P down, P up. The server needs no mean over the clients, so there is no option `silent`: a silent
+client counts with its dual.
+
+Differs: local training starts from ctx.start until something has been folded, the prox centre is w_g = 0,
+as printed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import AnyShard, Task
+from fedsim.consensus import Rule
+from fedsim.learning.gaussian import Gaussian
+from fedsim.learning.solvers import LocalTraining
+from protocols.families import POINT, Family
+from protocols.fedadmm import to_the_mode
+from protocols.member import Client, Local, Member
+
+
+@dataclass(frozen=True)
+class AMA(Member):
+    delta: Annotated[float, Meta(gt=0)] = 1.0
+    rho: Annotated[float, Meta(gt=0)] | Literal["delta/K"] = "delta/K"
+    local: LocalTraining = LocalTraining()
+
+    name: ClassVar[str] = "ama"
+    paper: ClassVar[str] = "Tseng 1991; Moellenhoff et al. v2, Eq. 39-41"
+    default_model: ClassVar[str] = "mlp_small"
+
+    @property
+    def family(self) -> Family:
+        return POINT
+
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+        rho = self.delta / len(sizes) if self.rho == "delta/K" else self.rho
+        return Rule(len(sizes), rho, gamma=rho, rho_server=0.0, fixed=True)
+
+    def prior(self, like: Tensor) -> Gaussian:
+        return POINT.isotropic(like, self.delta)
+
+    def origin(self, start: Tensor) -> Gaussian:
+        return POINT.isotropic(start, 1.0)
+
+    def solve(
+        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
+    ) -> Local:
+        pull = self.rule(task.sizes).pull(q, client.dual.site)
+        return to_the_mode(shard, start, (pull,), self.local, client, task, sum_loss=True)

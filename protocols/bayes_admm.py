@@ -1,0 +1,92 @@
+"""Bayesian-ADMM - Moellenhoff, Swaroop, Doshi-Velez, Khan, "Federated ADMM from Bayesian Duality", v2,
+Eq. 15-20, 53-54, App. D.2 (papers-and-code.md 4.2). fedadmm with a q whose precision is learned.
+
+    client:  (m_k, S_k) <- argmin E_q[l_k + v_k . th - 1/2 th' V_k th] + rho KL(q || q_g)     (SUM loss)
+             v_k <- v_k + rho (S_k m_k - S_g m_g) ;   V_k <- V_k + rho (S_k - S_g)
+    server:  S_g     <- (1-a) mean S_k     + a (delta I + sum_k V_k),       a = 1 / (1 + rho K)
+             S_g m_g <- (1-a) mean S_k m_k + a sum_k v_k
+    init:    v_k = 0, V_k = 0, q_g = N(0, I/delta)
+
+In natural parameters: t_k <- t_k (q_k/q_g)^rho and q_g = (prior prod_k q_k^rho t_k)^a, fedsim.consensus
+with gamma = rho_server = rho. With quadratic losses, full covariance and rho = 1/K one round is exact
+(v2, Prop. D.1). The client's problem is solved by VON (Khan & Rue, Eq. 12).
+
+Wire: P + P(P+1)/2 down, P + P(P+1)/2 up. covariance = diagonal: 2P each way.
+silent = participants: the silent clients' q_k count as the mean of this round's; last: as their last (the
+prior, if never heard), and the increment of z_k = rho lambda_k + eta_k goes up.
+
+Differs: local training starts from ctx.start until something has been folded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import AnyShard, Task, step_size
+from fedsim.consensus import Rule, Silent
+from fedsim.learning.gaussian import Gaussian
+from fedsim.learning.von import VonTraining, von
+from protocols.families import Covariance, Family, check_size, gaussian
+from protocols.fedadmm import Rho
+from protocols.member import Client, Local, Member
+
+KEEP = 0.01
+"""The share of rho S_g that stays with the client whatever its dual: VON needs a definite matrix."""
+
+
+@dataclass(frozen=True)
+class BayesADMM(Member):
+    covariance: Covariance = "full"
+    delta: Annotated[float, Meta(gt=0)] = 1.0
+    rho: Rho = "1/K"
+    silent: Silent = "participants"
+    cap_dual: bool = True
+    local: VonTraining = VonTraining()
+
+    name: ClassVar[str] = "bayes_admm"
+    paper: ClassVar[str] = "Moellenhoff et al. v2, Eq. 15-20 and App. D.2"
+    default_model: ClassVar[str] = "logistic_bias"
+    eval_samples: ClassVar[int] = 32
+
+    @property
+    def family(self) -> Family:
+        return gaussian(self.covariance)
+
+    def check(self, params: int) -> None:
+        check_size(params, self.covariance, "ivon_admm")
+
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+        rho = step_size(self.rho, k, sizes)
+        return Rule(len(sizes), rho, gamma=rho, rho_server=rho, silent=self.silent)
+
+    def prior(self, like: Tensor) -> Gaussian:
+        return self.family.isotropic(like, self.delta)
+
+    def origin(self, start: Tensor) -> Gaussian:
+        return self.prior(start)
+
+    def solve(
+        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
+    ) -> Local:
+        return by_von(self.rule(task.sizes), self.local, self.cap_dual, client, q, start, shard, task)
+
+
+def by_von(
+    rule: Rule,
+    how: VonTraining,
+    cap_dual: bool,
+    client: Client,
+    q: Gaussian,
+    start: Tensor,
+    shard: AnyShard,
+    task: Task,
+) -> Local:
+    """The client's problem of a family with a learned precision, solved by VON."""
+    pull = rule.capped_pull(q, client.dual.site, KEEP)
+    factor = pull.factor if cap_dual else rule.pull(q, client.dual.site)
+    fit = von(shard, start, how=how, rng=task.rng, pull=factor, temperature=rule.rho)
+    return Local(fit.local, fit.loss, None, {"dual_slack": pull.slack, "capped": float(pull.capped)})

@@ -1,0 +1,128 @@
+"""BCM - the Bayesian committee machine, Tresp 2000, as in Swaroop et al. 2025, Eq. 3 (papers-and-code.md
+5.1), with a Laplace approximation at every client.
+
+    client:  w_k <- argmin l_k(w) + (delta/2) ||w||^2 ;   S_k <- H_k(w_k) + delta I      (SUM loss)
+             t_k <- p_k / p_0,   p_k = N(w_k, S_k^-1),  p_0 = N(0, I/delta)
+    server:  p_g  = p_0 prod_k t_k        so  S_g = sum S_k - (K-1) delta I,  S_g w_g = sum_k S_k w_k
+
+All precisions are diagonal; H_k is the exact diagonal GGN. The product is over the clients heard so far;
+since t_k has the prior divided out, p_0 counts once. A client's t_k is replaced, never multiplied in
+twice: it remembers its own and sends the change. One round by default; later rounds serve clients that
+have not been heard (a client asked again trains again, from its own w_k).
+
+Wire: 0 down, 2P up. The committee does not iterate, so there is nothing to broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.consensus import proper
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.solvers import LocalTraining, minimise
+from fedsim.wire.messages import Delta, Scalar
+
+
+@dataclass(frozen=True)
+class Server:
+    sites: Gaussian
+    """prod t_k over the clients heard, (P,) float64."""
+    heard: Tensor
+    """(K,) bool."""
+
+
+@dataclass(frozen=True)
+class Client:
+    site: Gaussian
+    """t_k as the server has it, (P,) float64."""
+    weights: Tensor | None = None
+    """w_k (P,) float32, once trained."""
+
+
+@dataclass(frozen=True)
+class Down:
+    """Nothing: the prior and the start are known to everyone."""
+
+
+@dataclass(frozen=True)
+class Up:
+    """t_k' / t_k by its natural parameters; the first time that is t_k."""
+
+    shift: Delta
+    precision: Delta
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class BCM(Algorithm[Server, Client, Down, Up]):
+    delta: Annotated[float, Meta(gt=0)] = 1.0
+    curvature: Literal["exact", "sign", "top2_sign"] = "exact"
+    local: LocalTraining = LocalTraining(epochs=20)
+
+    name: ClassVar[str] = "bcm"
+    paper: ClassVar[str] = "Tresp 2000; Swaroop et al. 2025, Eq. 3"
+    default_model: ClassVar[str] = "logistic_bias"
+    default_rounds: ClassVar[int] = 1
+    server_type: ClassVar[type] = Server
+    client_type: ClassVar[type] = Client
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return (Exchange(Down, Up),)
+
+    def server_init(self, ctx: Context) -> Server:
+        return Server(_one(ctx.start), torch.zeros(ctx.K, dtype=torch.bool))
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client(_one(ctx.start))
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down()
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        prior = Gaussian(torch.zeros_like(task.start), self.delta)
+        start = task.start if client.weights is None else client.weights
+        fit = minimise(shard, start, how=self.local, rng=task.rng, weight=shard.size, penalties=(prior,))
+        local = Gaussian.at(fit.weights, self.delta + shard.curvature(fit.weights, self.curvature, task.rng))
+        change = local / prior / client.site
+        return Client(client.site, fit.weights), Up(change.shift, torch.as_tensor(change.precision), fit.loss)
+
+    def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
+        return Client(client.site * _change(up), client.weights)
+
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        sites, heard = server.sites, server.heard.clone()
+        for k, up in ups:
+            sites = sites * _change(up)
+            heard[k] = True
+        proper(self.posterior(sites), "the committee")
+        return Server(sites, heard)
+
+    def posterior(self, sites: Gaussian) -> Gaussian:
+        """p_0 prod t_k."""
+        return Gaussian(sites.shift, self.delta + sites.precision)
+
+    def model(self, server: Server, ctx: Context) -> Point | Gaussian:
+        return self.posterior(server.sites) if bool(server.heard.any()) else Point(ctx.start)
+
+    def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
+        return {"heard": float(server.heard.sum())}
+
+
+def _one(start: Tensor) -> Gaussian:
+    """The factor 1, (P,) float64."""
+    zero = torch.zeros_like(start, dtype=torch.float64)
+    return Gaussian(zero, zero)
+
+
+def _change(up: Up) -> Gaussian:
+    return Gaussian(up.shift.double(), up.precision.double())

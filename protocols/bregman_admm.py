@@ -1,0 +1,88 @@
+"""BregmanADMM - Wang & Banerjee 2014, as the baseline of Moellenhoff et al. (v2, App. C.2;
+papers-and-code.md 4.3). Bayesian-ADMM whose dual step is taken in expectation parameters.
+
+    client:  q_k <- argmin E_q[l_k + v_k . th - 1/2 th' V_k th] + rho KL(q || q_g)           (SUM loss)
+             v_k <- v_k + c rho (mu1_k - mu1_g),        mu1 = m
+             V_k <- V_k - 2 c rho (mu2_k - mu2_g),      mu2 = m m' + S^-1
+    server:  as bayes_admm
+    init:    v_k = 0, V_k = 0, q_g = N(0, I/delta)
+
+The paper's rule is eta_k <- eta_k + rho (mu_k - mu_g); eta = (v, -V/2) under log t = v . th - th' V th / 2,
+whence the -2. Option dual = release: V_k + c rho (mu2_k - mu2_g), the sign and factor of the released
+code. c is `damping`, 1 in the paper. The duals are not natural gradients, so one round is never exact.
+
+Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. Silent clients' q_k count as the mean of
+this round's, their t_k as they are. (The increment of z_k would not tell the server the dual step.)
+
+Differs: local training starts from ctx.start until something has been folded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import AnyShard, Task, step_size
+from fedsim.consensus import Rule
+from fedsim.learning.gaussian import Gaussian, is_full
+from fedsim.learning.von import VonTraining
+from protocols.bayes_admm import by_von
+from protocols.families import Covariance, Family, check_size, gaussian
+from protocols.fedadmm import Rho
+from protocols.member import Client, Local, Member
+
+
+@dataclass(frozen=True)
+class BregmanADMM(Member):
+    covariance: Covariance = "diagonal"
+    delta: Annotated[float, Meta(gt=0)] = 1.0
+    rho: Rho = 1.0
+    damping: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    dual: Literal["paper", "release"] = "paper"
+    cap_dual: bool = True
+    local: VonTraining = VonTraining()
+
+    name: ClassVar[str] = "bregman_admm"
+    paper: ClassVar[str] = "Wang & Banerjee 2014; Moellenhoff et al. v2, App. C.2"
+    default_model: ClassVar[str] = "logistic_bias"
+    eval_samples: ClassVar[int] = 32
+
+    def dual_step(self, k: int, local: Gaussian, q: Gaussian, sizes: tuple[int, ...]) -> Gaussian:
+        """c rho (mu_k - mu_g), as a factor."""
+        first, second = (a - b for a, b in zip(_expectations(local), _expectations(q), strict=True))
+        scale = -2.0 if self.dual == "paper" else 1.0
+        return Gaussian(first, scale * second) ** (self.damping * self.rule(sizes).rho)
+
+    @property
+    def family(self) -> Family:
+        return gaussian(self.covariance)
+
+    def check(self, params: int) -> None:
+        check_size(params, self.covariance, "bregman_admm with --set covariance=diagonal")
+
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+        rho = step_size(self.rho, k, sizes)
+        return Rule(len(sizes), rho, gamma=rho, rho_server=rho)
+
+    def prior(self, like: Tensor) -> Gaussian:
+        return self.family.isotropic(like, self.delta)
+
+    def origin(self, start: Tensor) -> Gaussian:
+        return self.prior(start)
+
+    def solve(
+        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
+    ) -> Local:
+        return by_von(self.rule(task.sizes), self.local, self.cap_dual, client, q, start, shard, task)
+
+
+def _expectations(q: Gaussian) -> tuple[Tensor, Tensor]:
+    """(E[th], E[th th'] or its diagonal)."""
+    mean = q.mean
+    if is_full(q.precision):
+        return mean, torch.outer(mean, mean) + torch.linalg.inv(torch.as_tensor(q.precision))
+    return mean, mean**2 + 1 / torch.as_tensor(q.precision)

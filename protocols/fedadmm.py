@@ -1,0 +1,102 @@
+"""FedADMM - both published forms (papers-and-code.md 3.1; Moellenhoff et al. v2, Eq. 5-7; Swaroop et al.
+2025, Eq. 2).
+
+    client:  w_k <- argmin l_k(w) + v_k . w + (rho/2) ||w - w_g||^2
+             v_k <- v_k + rho (w_k - w_g)                         so that v_k = -grad l_k(w_k)
+    server:  w_g <- (sum_k v_k + rho sum_k w_k) / (delta + rho K)
+    init:    v_k = 0, w_g = the shared random start
+
+form = regularised: l_k is the SUM loss and the server has the regulariser (delta/2) ||w||^2: the limit is
+argmin sum_k l_k + (delta/2) ||w||^2. form = mean: l_k is the MEAN loss and there is no regulariser, so the
+server is w_g = mean(w_k + v_k / rho), with rho for the paper's alpha: the limit is argmin sum_k lbar_k,
+in which every client counts the same, whatever its N_k.
+
+In natural parameters: q = N(w, I), site t_k = exp(v_k . w); fedsim.consensus with gamma = rho_server = rho.
+Bayesian-ADMM is the same three lines with a precision that is learned.
+
+Wire: P down, P up. silent = participants: w_k goes up, and the silent clients' w_k count as the mean of
+this round's. silent = last: they count with their last w_k (the start, if never heard), and the increment
+of z_k = v_k + rho w_k goes up.
+
+Differs: w_g starts at the network's random start, not at 0: a first prox centre of 0 would double the
+weights in the first round. Option prox_norm = unsquared: (rho/2) ||w - w_g||, as in the released code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import AnyShard, Task, step_size
+from fedsim.consensus import Rule, Silent
+from fedsim.learning.gaussian import Distance, Gaussian, Penalty
+from fedsim.learning.solvers import LocalTraining, Moments, minimise
+from protocols.families import POINT, Family
+from protocols.member import Client, Local, Member
+
+Rho = Annotated[float, Meta(gt=0)] | Literal["1/K"]
+"""A penalty that all clients share."""
+
+
+@dataclass(frozen=True)
+class FedADMM(Member):
+    form: Literal["regularised", "mean"] = "regularised"
+    delta: Annotated[float, Meta(ge=0)] = 0.1
+    rho: Rho = 10.0
+    silent: Silent = "participants"
+    prox_norm: Literal["squared", "unsquared"] = "squared"
+    local: LocalTraining = LocalTraining()
+
+    name: ClassVar[str] = "fedadmm"
+    paper: ClassVar[str] = "Moellenhoff et al. v2, Eq. 5-7; Swaroop et al. 2025, Eq. 2"
+    default_model: ClassVar[str] = "mlp_small"
+
+    @property
+    def family(self) -> Family:
+        return POINT
+
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+        rho = step_size(self.rho, k, sizes)
+        return Rule(len(sizes), rho, gamma=rho, rho_server=rho, silent=self.silent, fixed=True)
+
+    def prior(self, like: Tensor) -> Gaussian:
+        return POINT.isotropic(like, self.delta if self.form == "regularised" else 0.0)
+
+    def origin(self, start: Tensor) -> Gaussian:
+        return Gaussian.at(start, 1.0)
+
+    def solve(
+        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
+    ) -> Local:
+        rule, site = self.rule(task.sizes), client.dual.site
+        pulls: tuple[Penalty, ...] = (rule.pull(q, site),)
+        if self.prox_norm == "unsquared":
+            pulls = (site**-1, Distance(q.mean, rule.rho))
+        return to_the_mode(shard, start, pulls, self.local, client, task, sum_loss=self.form == "regularised")
+
+
+def to_the_mode(
+    shard: AnyShard,
+    start: Tensor,
+    pulls: tuple[Penalty, ...],
+    how: LocalTraining,
+    client: Client,
+    task: Task,
+    *,
+    sum_loss: bool,
+) -> Local:
+    """The local solver of a family with fixed precision: gradient steps to the mode of q_k."""
+    assert client.moments is None or isinstance(client.moments, Moments)
+    fit = minimise(
+        shard,
+        start,
+        how=how,
+        rng=task.rng,
+        weight=shard.size if sum_loss else 1.0,
+        penalties=pulls,
+        moments=client.moments,
+    )
+    return Local(Gaussian.at(fit.weights, client.precision), fit.loss, fit.moments)

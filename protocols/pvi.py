@@ -1,0 +1,73 @@
+"""PVI - partitioned variational inference, Ashman et al. 2022, with damping (FedLap paper, Eq. 5-6;
+Moellenhoff et al. v2, App. C.3; papers-and-code.md 4.1). Bayesian-ADMM without rho in front of the KL and
+without the averaging at the server.
+
+    client:  q_k <- argmin_q E_q[l_k + log t_k] + KL(q || q_g)                 (SUM loss)
+             t_k <- t_k (q_k / q_g)^damping
+    server:  q_g  = prior * prod_k t_k                                        over ALL clients
+    init:    t_k = 1, q_g = N(0, I/delta)
+
+fedsim.consensus with rho = 1, gamma = damping, rho_server = 0. damping = 1 is PVI as published; it
+diverges where clients' curvatures pull the same way, and 1/K is what the comparison papers use.
+
+Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from
+the upload and its own broadcast; a silent client counts with its site.
+
+Differs: the client's problem is solved by VON, a natural-gradient method, where Ashman et al. run Adam on
+(mean, log variance); both stop at the same q_k. Training starts from ctx.start until something has been
+folded. Sites may be negative, as in the paper's text; a q_g that is no distribution stops the run, where
+the released code clamps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import AnyShard, Task, step_size
+from fedsim.consensus import Rule
+from fedsim.learning.gaussian import Gaussian
+from fedsim.learning.von import VonTraining
+from protocols.bayes_admm import by_von
+from protocols.families import Covariance, Family, check_size, gaussian
+from protocols.member import Client, Local, Member
+
+Damping = Annotated[float, Meta(gt=0, le=1)] | Literal["1/K"]
+
+
+@dataclass(frozen=True)
+class PVI(Member):
+    covariance: Covariance = "diagonal"
+    delta: Annotated[float, Meta(gt=0)] = 1.0
+    damping: Damping = "1/K"
+    cap_dual: bool = True
+    local: VonTraining = VonTraining()
+
+    name: ClassVar[str] = "pvi"
+    paper: ClassVar[str] = "Ashman et al. 2022, Algorithm 1; Swaroop et al. 2025, Eq. 5-6"
+    default_model: ClassVar[str] = "logistic_bias"
+    eval_samples: ClassVar[int] = 32
+
+    @property
+    def family(self) -> Family:
+        return gaussian(self.covariance)
+
+    def check(self, params: int) -> None:
+        check_size(params, self.covariance, "pvi with --set covariance=diagonal")
+
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+        return Rule(len(sizes), rho=1.0, gamma=step_size(self.damping, k, sizes), rho_server=0.0)
+
+    def prior(self, like: Tensor) -> Gaussian:
+        return self.family.isotropic(like, self.delta)
+
+    def origin(self, start: Tensor) -> Gaussian:
+        return self.prior(start)
+
+    def solve(
+        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
+    ) -> Local:
+        return by_von(self.rule(task.sizes), self.local, self.cap_dual, client, q, start, shard, task)

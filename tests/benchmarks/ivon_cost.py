@@ -1,0 +1,96 @@
+"""IVON on flat vectors against the package ivon-opt and against Adam, CPU time per step.
+
+    python -m tests.benchmarks.ivon_cost [--repeats 9] [--epochs 4]
+
+MLP 784-200-100-10 (178,110 parameters), batch 32, one sample per step, 1 thread, 640 random examples;
+the candidates alternate. `ours, duals` has a vector prior and duals, as from the second round on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from ivon import IVON
+
+from fedsim.learning.gaussian import Gaussian
+from fedsim.learning.ivon import IvonTraining, ivon
+from fedsim.learning.models import build_model
+from fedsim.learning.params import Net
+from fedsim.learning.shard import Shard
+from fedsim.learning.solvers import LocalTraining, minimise
+from fedsim.seeds import Stream
+from tests.benchmarks.common import spread
+
+N, BATCH = 640, 32
+HOW = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.9998}
+ESS, PRIOR, H0 = float(N), 10.0, 1e-2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--epochs", type=int, default=4)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module = build_model("mlp", (1, 28, 28), 10)
+    inputs, targets = torch.rand(N, 1, 28, 28), torch.randint(10, (N,))
+    shard = Shard(Net(copy.deepcopy(module)), inputs, targets, 1.0)
+    start = shard.net.snapshot()
+    ones, rng = torch.ones_like(start), Stream(1, "benchmark")
+    training = IvonTraining(epochs=options.epochs, batch_size=BATCH, **HOW)
+    dual = Gaussian(1e-4 * torch.randn_like(start), 0.5 * PRIOR / ESS * torch.rand_like(start))
+
+    def stock() -> None:
+        local = copy.deepcopy(module)
+        optimiser = IVON(
+            local.parameters(), ess=ESS, weight_decay=PRIOR / ESS, hess_init=H0, rescale_lr=False, **HOW
+        )
+        order = rng.torch("batches")
+        for _ in range(options.epochs):
+            for x, y in shard.batches(BATCH, order):
+                with optimiser.sampled_params(train=True):
+                    optimiser.zero_grad()
+                    F.cross_entropy(local(x), y).backward()
+                optimiser.step()
+
+    def ours(precision: torch.Tensor, dual: Gaussian | None, h0: float | None) -> None:
+        prior = {"prior_mean": 0 * start, "prior_precision": precision, "ess": ESS, "dual": dual}
+        ivon(shard, start, how=training, rng=rng, round=1, h0=h0, **prior)
+
+    adam = LocalTraining(epochs=options.epochs, batch_size=BATCH)
+    candidates: dict[str, Callable[[], object]] = {
+        "ivon-opt": stock,
+        "ours": lambda: ours(PRIOR * ones, None, H0),
+        "ours, duals": lambda: ours(PRIOR * (0.5 + torch.rand_like(start)), dual, None),
+        "adam": lambda: minimise(shard, start, how=adam, rng=rng),
+        "noise alone": lambda: [torch.randn(len(start)) for _ in range(steps)],
+    }
+    steps = options.epochs * -(-N // BATCH)
+    spent: dict[str, list[float]] = {name: [] for name in candidates}
+    for repeat in range(options.repeats + 1):
+        for name, candidate in candidates.items():
+            began = time.process_time()
+            candidate()
+            if repeat:  # the first one warms up
+                spent[name].append((time.process_time() - began) / steps * 1e6)
+    for name, microseconds in spent.items():
+        print(f"{name:12} {spread(microseconds, ' us', 0)}")
+    for over, under in (
+        ("ivon-opt", "ours"),
+        ("ivon-opt", "ours, duals"),
+        ("ivon-opt", "adam"),
+        ("ours", "adam"),
+        ("ours, duals", "adam"),
+    ):
+        ratios = [a / b for a, b in zip(spent[over], spent[under], strict=True)]
+        print(f"{over} / {under}: {spread(ratios, digits=2)}")
+
+
+if __name__ == "__main__":
+    main()

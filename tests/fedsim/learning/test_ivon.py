@@ -1,0 +1,514 @@
+"""IVON against the package ivon-opt bit for bit, and against closed forms.
+
+Relative errors are |found - exact| / |exact|; tolerances are about 100 times what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ivon import IVON
+from torch import Tensor, nn
+
+from fedsim.errors import TaskError, UsageError
+from fedsim.learning.gaussian import Gaussian
+from fedsim.learning.ivon import IvonFit, IvonMoments, IvonTraining, _Ivon, ivon
+from fedsim.learning.params import Net
+from fedsim.learning.shard import QuadraticShard, Shard
+from fedsim.seeds import Stream, seeded_torch
+
+N = 26
+LAMBDA = 40.0
+STEPS = IvonTraining(epochs=12, batch_size=6, lr=0.05, h0=0.05, beta2=0.98)
+"""Five batches an epoch, the last of two examples: 60 steps, in which h turns over."""
+RNG = Stream(3, "ivon-test", 1, 0)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a worker. Networks this small spend most of two threads' time in waiting for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def network() -> nn.Module:
+    with seeded_torch(0):
+        return nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 5))
+
+
+@pytest.fixture
+def shard() -> Shard:
+    torch.manual_seed(1)
+    return Shard(Net(network()), torch.randn(N, 7), torch.randint(5, (N,)), 1.0)
+
+
+def flat(value: float, like: Tensor) -> Tensor:
+    return torch.full_like(like, value, dtype=torch.float64)
+
+
+def solve(shard: Shard, how: IvonTraining = STEPS, prior: float = 2.0, **given: Any) -> IvonFit:
+    """From the network's initialisation, with the prior N(0, 1/prior)."""
+    start = Net(network()).snapshot()
+    terms = {
+        "rng": RNG,
+        "round": 1,
+        "prior_mean": flat(0.0, start),
+        "prior_precision": flat(prior, start),
+        "ess": LAMBDA,
+        "h0": how.h0,
+    }
+    return ivon(shard, given.pop("start", start), how=how, **(terms | given))
+
+
+class Stock:
+    """ivon-opt on the ordinary module, fed the noise and the batches of a stream."""
+
+    def __init__(self, how: IvonTraining, prior: float = 2.0) -> None:
+        self.module, self.how = network(), how
+        self.optimiser = IVON(
+            self.module.parameters(),
+            lr=how.lr,
+            ess=LAMBDA,
+            hess_init=how.h0,
+            beta1=how.beta1,
+            beta2=how.beta2,
+            weight_decay=prior / LAMBDA,
+            mc_samples=how.samples,
+            rescale_lr=False,
+        )
+
+    def train(self, shard: Shard, rng: Stream) -> None:
+        order = rng.torch("batches")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.key("ivon"))
+            for _ in range(self.how.epochs):
+                for inputs, targets in shard.batches(self.how.batch_size, order):
+                    for _ in range(self.how.samples):
+                        with self.optimiser.sampled_params(train=True):
+                            self.optimiser.zero_grad()
+                            F.cross_entropy(self.module(inputs), targets).backward()
+                    self.optimiser.step()
+
+    @property
+    def group(self) -> dict[str, Any]:
+        return self.optimiser.param_groups[0]
+
+    def same(self, fit: IvonFit) -> bool:
+        mean = torch.cat([p.detach().flatten() for p in self.module.parameters()])
+        precision = self.group["ess"] * (self.group["hess"] + self.group["weight_decay"])
+        assert fit.moments is not None
+        return (
+            torch.equal(fit.mean, mean)
+            and torch.equal(fit.precision, precision)
+            and torch.equal(fit.moments.momentum, self.group["momentum"])
+            and fit.moments.steps == self.optimiser.current_step
+        )
+
+
+# ---- against ivon-opt
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("dual", [None, "zero"])
+def test_with_a_scalar_prior_and_no_dual_it_is_ivon_opt_bit_for_bit(
+    shard: Shard, samples: int, dual: str | None
+) -> None:
+    how = replace(STEPS, samples=samples)
+    stock = Stock(how)
+    stock.train(shard, RNG)
+    zero = torch.zeros_like(shard.net.weights)
+    fit = solve(shard, how, dual=Gaussian(zero, zero) if dual else None)
+    assert stock.same(fit)
+    assert (fit.precision / (LAMBDA * how.h0 + 2) - 1).abs().median() > 0.1  # the curvature did move
+
+
+def test_momentum_and_step_count_carry_over_as_in_one_optimiser_whose_curvature_restarts(
+    shard: Shard,
+) -> None:
+    stock = Stock(STEPS)
+    stock.train(shard, RNG)
+    first = solve(shard)
+    later = replace(RNG, round=2)
+    stock.group["hess"].zero_()
+    stock.train(shard, later)
+    again = {"start": first.mean, "rng": later, "h0": None}
+    second = solve(shard, moments=first.moments, **again)
+    assert stock.same(second)
+    assert second.moments is not None and second.moments.steps == 120
+
+    reset = solve(shard, replace(STEPS, carry=False), moments=first.moments, **again)
+    fresh = solve(shard, **again)
+    assert reset.moments is None
+    assert torch.equal(reset.mean, fresh.mean) and not torch.equal(reset.mean, second.mean)
+
+
+# ---- the fixed point
+
+
+def hadamard(side: int) -> Tensor:
+    """(side, side) of +1 and -1 with orthogonal columns, the first all ones; side a power of two."""
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < side:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return matrix
+
+
+class Quadratic:
+    """A random problem with lbar(th) = 1/2 th'A th - b'th in d dimensions, vector prior and duals."""
+
+    ess = 37.0
+
+    def __init__(self, d: int) -> None:
+        g = torch.Generator().manual_seed(d)
+        randn: Callable[..., Tensor] = lambda *shape: torch.randn(*shape, generator=g).double()  # noqa: E731
+        rand = lambda: torch.rand(d, generator=g).double()  # noqa: E731
+        root = randn(d, d)
+        self.hessian = root @ root.T / d + 0.5 * torch.eye(d)
+        self.linear, self.prior_mean = randn(d), randn(d)
+        self.prior_precision = 1 + 20 * rand()
+        self.dual = Gaussian(0.3 * randn(d), 0.5 * rand() - 0.15)
+        self.d = self.prior_precision / self.ess
+
+    def closed_form(self) -> tuple[Tensor, Tensor]:
+        u = self.dual.precision
+        precision = self.ess * (self.hessian.diagonal() - u + self.d)
+        right = self.linear - self.dual.shift + self.d * self.prior_mean
+        return torch.linalg.solve(self.hessian + torch.diag(self.d - u), right), precision
+
+    def steps(self, **changed: Any) -> _Ivon:
+        given = {"lr": 0.1, "beta1": 0.9, "beta2": 0.98, "h": 1.0, "moments": None} | changed
+        return _Ivon(
+            torch.zeros_like(self.linear),
+            ess=self.ess,
+            prior_mean=self.prior_mean,
+            prior_precision=self.prior_precision,
+            dual=self.dual,
+            **given,
+        )
+
+    def run(self, state: _Ivon, steps: int) -> _Ivon:
+        """Sign vectors with mean exactly 0 and second moment exactly I make sample means exact."""
+        d = len(self.linear)
+        signs = hadamard(32 if d > 1 else 2)[:, 1 : d + 1]
+        weights = torch.empty_like(self.linear)
+        for _ in range(steps):
+            for row in signs:
+                state.sample(row.clone(), out=weights)
+                state.accumulate(torch.mv(self.hessian, weights).sub_(self.linear))
+            state.step()
+        return state
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    return float(torch.linalg.vector_norm(found - exact) / torch.linalg.vector_norm(exact))
+
+
+@pytest.mark.parametrize("d", [1, 20])
+def test_its_fixed_point_is_the_minimum_of_the_objective(d: int) -> None:
+    problem = Quadratic(d)
+    mean, precision = problem.closed_form()
+    state = problem.run(problem.steps(), 1500)
+    assert error(state.mean, mean) < 2e-13  # measured 2e-15
+    assert error(state.precision(), precision) < 2e-12  # measured 2e-14
+
+
+@pytest.mark.parametrize("d", [1, 20])
+def test_a_wrong_sign_of_u_in_line_3_leaves_the_mean_and_moves_the_precision(d: int) -> None:
+    problem = Quadratic(d)
+    mean, precision = problem.closed_form()
+    state = problem.steps()
+    state.shift.neg_()
+    problem.run(state, 1000)
+    assert error(state.mean, mean) < 2e-13
+    assert error(state.precision(), precision) > 0.05  # measured 0.12 and 0.20
+
+
+# ---- h next to -d
+
+
+def without_prior_mean(d: Tensor, u: Tensor | None, beta2: float) -> _Ivon:
+    """At rest at m = m_p = 0, h = 0; lambda = 1."""
+    zero = torch.zeros_like(d)
+    return _Ivon(
+        zero,
+        lr=0.0,
+        beta1=0.9,
+        beta2=beta2,
+        ess=1.0,
+        prior_mean=zero,
+        prior_precision=d,
+        dual=None if u is None else Gaussian(zero, u),
+        h=0.0,
+        moments=None,
+    )
+
+
+VECTOR = torch.logspace(-6, 1, 500)
+
+
+def starved(excess: float, d: Tensor = VECTOR, *, duals: bool = True, may_move: bool = True) -> Tensor:
+    """(h + d) / d after 1000 steps at b2 = .98 with hhat = -(1 + excess) d, from duals or from the data."""
+    state = without_prior_mean(d, d.double() * (1 + excess) if duals else None, 0.98)
+    state.may_move = state.may_move and may_move
+    for _ in range(1000):
+        state.sample(torch.ones_like(d), out=torch.empty_like(d))
+        state.accumulate(0 * d if duals else -(1 + excess) * d / state.total.sqrt())
+        state.step()
+    return (state.total / d).double()
+
+
+def expected(excess: float) -> float:
+    """excess 0: the factor 1 + x + x^2/2 at x = -(1 - b2), 1000 times; else it rests at x = -2."""
+    return excess * 0.02 / 1.98 if excess else (1 - 0.02 + 0.02**2 / 2) ** 1000
+
+
+@pytest.mark.parametrize(
+    ("excess", "d", "duals"),
+    [
+        (0.0, VECTOR, True),  # as under cap_dual
+        (1e-4, VECTOR, True),
+        (1.0, VECTOR, True),
+        (1e-4, torch.full((20,), 0.3), True),
+        (1e-2, VECTOR, False),  # measured 2e-4; apart 2e-2
+    ],
+)
+def test_h_plus_d_stays_positive_and_accurate_next_to_zero(excess: float, d: Tensor, duals: bool) -> None:
+    found = starved(excess, d, duals=duals)
+    assert found.min() > 0
+    assert error(found, torch.full_like(found, expected(excess))) < 2e-3
+
+
+def test_with_h_kept_apart_all_the_time_the_sum_would_be_lost() -> None:
+    apart = starved(0.0, may_move=False)
+    assert int((~(apart > 0)).sum()) > 50
+
+
+def test_the_most_hostile_curvature_halves_h_plus_d_and_no_more() -> None:
+    """(h + d)(1 + x + x^2/2) is smallest at x = -1."""
+    d, beta2 = torch.logspace(-3, 1, 50), 0.9998
+    state = without_prior_mean(d, d, beta2)
+    for _ in range(40):
+        total = state.total.clone()
+        state.sample(torch.ones_like(d), out=torch.empty_like(d))
+        state.accumulate((total - total / (1 - beta2)) / total.sqrt())
+        state.step()
+    assert error(state.total / d, torch.full_like(d, 2.0**-40)) < 3e-4  # measured 3e-6
+
+
+# ---- the whole solver
+
+
+def as_printed(
+    shard: Shard, how: IvonTraining, prior: Gaussian, dual: Gaussian
+) -> tuple[Tensor, Tensor, float]:
+    """Algorithm 2 line by line in float64; returns mean, precision and the last epoch's loss."""
+    module = network().double()
+    parameters = list(module.parameters())
+    m = torch.cat([p.detach().flatten() for p in parameters])
+    m_p, d, u, v = prior.mean, prior.precision / LAMBDA, dual.precision, dual.shift
+    h, gbar = torch.full_like(m, how.h0), torch.zeros_like(m)
+    order, noise = RNG.torch("batches"), RNG.torch("ivon")
+    t, total = 0, 0.0
+    for _ in range(how.epochs):
+        total = 0.0
+        for inputs, targets in shard.batches(how.batch_size, order):
+            t += 1
+            g, price = torch.zeros_like(m), torch.zeros_like(m)
+            for _ in range(how.samples):
+                step = torch.randn(len(m), generator=noise) / (LAMBDA * (h + d)).sqrt()
+                nn.utils.vector_to_parameters(m + step, parameters)
+                loss = F.cross_entropy(module(inputs.double()), targets)
+                gradient = torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters)])
+                g += gradient / how.samples
+                price += gradient * step * LAMBDA * (h + d) / how.samples
+                total += float(loss.detach()) * len(targets) / how.samples
+            hhat = price - u
+            gbar = how.beta1 * gbar + (1 - how.beta1) * g
+            h = how.beta2 * h + (1 - how.beta2) * hhat + (1 - how.beta2) ** 2 * (h - hhat) ** 2 / (h + d) / 2
+            m = m - how.lr * (gbar / (1 - how.beta1**t) + v - u * m + d * (m - m_p)) / (h + d)
+    return m, LAMBDA * (h + d), total / shard.size
+
+
+def vector_terms(size: int) -> tuple[Gaussian, Gaussian]:
+    """A prior (mean and precision per coordinate) and duals of both signs."""
+    g = torch.Generator().manual_seed(9)
+    mean, spread = torch.randn(size, generator=g).double(), torch.rand(size, generator=g).double()
+    prior = Gaussian.at(0.1 * mean, 1 + 4 * spread)
+    return prior, Gaussian(0.01 * mean.flip(0), 0.02 * spread.flip(0) - 0.005)
+
+
+def test_with_a_vector_prior_and_duals_it_is_the_algorithm_as_printed(shard: Shard) -> None:
+    how = replace(STEPS, epochs=4, samples=2)
+    prior, dual = vector_terms(len(shard.net.weights))
+    mean, precision, loss = as_printed(shard, how, prior, dual)
+    fit = solve(shard, how, prior_mean=prior.mean, prior_precision=prior.precision, dual=dual)
+    assert error(fit.mean, mean) < 2e-5  # measured 2e-7
+    assert error(fit.precision, precision) < 2e-5
+    assert fit.loss == pytest.approx(loss, rel=1e-5)
+
+
+def test_it_leaves_its_arguments_and_torchs_generator_alone_and_draws_the_same_again(shard: Shard) -> None:
+    prior, dual = vector_terms(len(shard.net.weights))
+    torch.manual_seed(5)
+    dropped = nn.Sequential(nn.Linear(7, 13), nn.Dropout(0.4), nn.Tanh(), nn.Linear(13, 5))
+    noisy = replace(shard, net=Net(dropped))
+    size = len(noisy.net.weights)
+    arguments = {
+        "start": torch.randn(size),
+        "prior_mean": prior.mean.float(),
+        "prior_precision": prior.precision.float(),
+        "dual": Gaussian(dual.shift.float(), dual.precision.float()),
+        "moments": IvonMoments(torch.randn(size), 4),
+    }
+    dropped.eval()
+    tensors = [arguments[name] for name in ("start", "prior_mean", "prior_precision")]
+    tensors += [arguments["dual"].shift, arguments["dual"].precision, arguments["moments"].momentum]
+    before, state = [t.clone() for t in tensors], torch.random.get_rng_state()
+    first, second = (solve(noisy, **arguments) for _ in range(2))
+    assert dropped.training
+    assert all(torch.equal(now, then) for now, then in zip(tensors, before, strict=True))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert torch.equal(first.mean, second.mean) and torch.equal(first.precision, second.precision)
+    assert first.loss == second.loss
+    other = solve(noisy, **(arguments | {"rng": replace(RNG, round=2)}))
+    assert not torch.equal(first.mean, other.mean)
+
+
+def test_the_learning_rate_falls_along_a_cosine_and_stays_at_zero(shard: Shard) -> None:
+    how = IvonTraining(lr=0.2, cosine_rounds=50)
+    assert [how.lr_in(r) for r in (1, 26, 51, 80)] == pytest.approx([0.2, 0.1, 0.0, 0.0], abs=1e-15)
+    assert IvonTraining(lr=0.2).lr_in(51) == 0.2
+
+    weights = nn.Parameter(torch.zeros(1))
+    optimiser = torch.optim.SGD([weights], lr=0.2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=50)
+    for r in range(1, 51):
+        assert how.lr_in(r) == pytest.approx(optimiser.param_groups[0]["lr"], rel=1e-10)
+        optimiser.step()
+        scheduler.step()
+
+    halfway, beyond = (solve(shard, replace(STEPS, cosine_rounds=10), round=r) for r in (6, 11))
+    half = solve(shard, replace(STEPS, lr=STEPS.lr / 2))
+    torch.testing.assert_close(halfway.mean, half.mean, rtol=1e-4, atol=1e-5)
+    assert torch.equal(beyond.mean, Net(network()).snapshot())
+
+
+# ---- the closed form
+
+
+EXACT = IvonTraining(optimiser="exact")
+
+
+def closed(problem: Quadratic, size: int = 7, **changed: Any) -> IvonFit:
+    given = {
+        "rng": RNG,
+        "round": 1,
+        "prior_mean": problem.prior_mean,
+        "prior_precision": problem.prior_precision,
+        "ess": problem.ess,
+        "dual": problem.dual,
+    } | changed
+    shard = QuadraticShard(problem.hessian * size, problem.linear * size, size)
+    return ivon(shard, torch.zeros_like(problem.linear), how=EXACT, **given)
+
+
+def objective(problem: Quadratic, mean: Tensor, precision: Tensor) -> float:
+    """F, up to a constant."""
+    variance, s_p = 1 / precision, problem.prior_precision
+    u, v = problem.dual.precision, problem.dual.shift
+    loss = mean @ problem.hessian @ mean / 2 - problem.linear @ mean
+    loss += (problem.hessian.diagonal() * variance).sum() / 2
+    site = v @ mean - (u * (mean.square() + variance)).sum() / 2
+    divergence = (s_p * (variance + (mean - problem.prior_mean).square()) + precision.log()).sum() / 2
+    return float(problem.ess * (loss + site) + divergence)
+
+
+def test_the_closed_form_is_the_minimum_of_the_objective() -> None:
+    problem = Quadratic(20)
+    fit = closed(problem)
+    mean, precision = problem.closed_form()
+    assert error(fit.mean, mean) < 1e-13 and error(fit.precision, precision) < 1e-13
+    assert fit.moments is None
+    at_mean = float(mean @ problem.hessian @ mean / 2 - problem.linear @ mean)
+    assert fit.loss == pytest.approx(at_mean, rel=1e-12)
+    lowest = objective(problem, fit.mean, fit.precision)
+    g = torch.Generator().manual_seed(4)
+    for _ in range(50):
+        step = 1e-3 * torch.randn(2, 20, generator=g).double()
+        assert objective(problem, fit.mean + step[0], fit.precision) > lowest
+        assert objective(problem, fit.mean, fit.precision * step[1].exp()) > lowest
+
+
+def test_the_closed_form_without_duals_has_none() -> None:
+    problem = Quadratic(3)
+    zero = torch.zeros(3, dtype=torch.float64)
+    with_zeros, without = closed(problem, dual=Gaussian(zero, zero)), closed(problem, dual=None)
+    assert torch.equal(with_zeros.mean, without.mean)
+    assert torch.equal(with_zeros.precision, without.precision)
+
+
+# ---- errors
+
+
+def test_an_optimiser_that_does_not_fit_the_loss_is_a_usage_error(shard: Shard) -> None:
+    with pytest.raises(UsageError, match="needs a quadratic loss; use ivon"):
+        solve(shard, EXACT)
+    problem = Quadratic(2)
+    with pytest.raises(UsageError, match="--set optimiser=exact"):
+        ivon(
+            QuadraticShard(problem.hessian, problem.linear),
+            problem.linear,
+            how=STEPS,
+            rng=RNG,
+            round=1,
+            prior_mean=problem.prior_mean,
+            prior_precision=problem.prior_precision,
+            ess=1.0,
+        )
+
+
+def test_duals_beyond_curvature_and_prior_are_a_task_error() -> None:
+    problem = Quadratic(5)
+    u = problem.dual.precision.clone()
+    u[2:4] = problem.hessian.diagonal()[2:4] + problem.d[2:4] + 1.0
+    with pytest.raises(TaskError, match=r"in 2 of 5 coordinates \(smallest -37\).*raise rho.*cap_dual"):
+        closed(problem, dual=Gaussian(problem.dual.shift, u))
+
+
+def test_a_saddle_is_a_task_error_though_every_precision_is_positive() -> None:
+    problem = Quadratic(2)
+    problem.hessian = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
+    dual = Gaussian(problem.dual.shift, problem.d + 0.5)
+    with pytest.raises(TaskError, match=r"in 1 of 2 directions \(smallest eigenvalue -0.4\).*raise rho"):
+        closed(problem, dual=dual)
+
+
+def test_a_mean_that_is_not_finite_is_a_task_error(shard: Shard) -> None:
+    problem = Quadratic(4)
+    mean = problem.prior_mean.clone()
+    mean[1] = math.inf
+    with pytest.raises(TaskError, match=r"mean is not finite in 4 of 4 coordinates"):
+        closed(problem, prior_mean=mean)
+    with pytest.raises(TaskError, match=r"mean is not finite in \d+ of 174 coordinates.*lower lr"):
+        solve(shard, replace(STEPS, lr=1e30))
+
+
+def test_a_start_that_is_no_distribution_is_a_task_error(shard: Shard) -> None:
+    precision = flat(1.0, shard.net.weights)
+    precision[3] = -2.5
+    with pytest.raises(TaskError, match=r"in 1 of \d+ coordinates \(smallest -2.5\)"):
+        solve(shard, prior_precision=precision, h0=None)
+
+
+def test_a_loss_that_overflows_at_a_finite_mean_is_a_task_error(shard: Shard) -> None:
+    broken = replace(shard, inputs=shard.inputs * math.nan)
+    with pytest.raises(TaskError, match="not finite"):
+        solve(broken)
