@@ -102,8 +102,7 @@ class Problem:
         sides: dict[str, dict[str, str]] = {"down": {}, "up": {}}
         every = (*self.algorithm.setup, *self.algorithm.exchanges)
         known = {
-            side: {f.name: f.kind.dtype for e in every for f in all_fields(getattr(e, side))}
-            for side in sides
+            side: {f.name: f.kind for e in every for f in all_fields(getattr(e, side))} for side in sides
         }
         for name, chosen in self.experiment.codecs.items():
             lossy = codec(chosen).lossy
@@ -114,8 +113,14 @@ class Problem:
             if not hit:
                 raise unknown("message field", field, {*known["down"], *known["up"]})
             for side in hit:
-                if lossy and not known[side][field].startswith("f"):
+                kind = known[side][field]
+                if lossy and not kind.dtype.startswith("f"):
                     raise UsageError(f"--codec {name}={chosen}: {field!r} holds no floats")
+                if lossy and kind.positive and kind.dims == (TRIANGLE,):
+                    raise UsageError(
+                        f"--codec {name}={chosen}: a full precision whose entries are rounded one by one "
+                        "is in general not positive definite any more; send it dense"
+                    )
                 sides[side][field] = chosen
         return sides
 

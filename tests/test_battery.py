@@ -36,7 +36,7 @@ from fedsim.schedules import Schedule, Turnout, schedule
 from fedsim.wire import zmtp
 from fedsim.wire.ledger import Entry, Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, decode, encode, open_letter, seal
-from fedsim.wire.messages import DTYPES, all_fields, check_values, part_of, schema, values_of
+from fedsim.wire.messages import DTYPES, TRIANGLE, Field, all_fields, check_values, part_of, schema, values_of
 from fedsim.wire.state import decode_state, encode_state
 from launch.catalogue import cost_once, wire_cost
 from launch.summary import precision_of
@@ -665,13 +665,18 @@ def test_a_lost_upload_leaves_no_trace_but_its_bytes(algorithm: Class, tmp_path:
 # ---- lossy codecs
 
 
+def is_triangle(field: Field) -> bool:
+    """A full precision, which no lossy codec may touch: rounded entries need not be positive definite."""
+    return field.kind.positive and field.kind.dims == (TRIANGLE,)
+
+
 def test_bf16_on_every_field_keeps_the_sums(algorithm: Class, tmp_path: Path) -> None:
     floats = {
         f"{side}.{f.name}"
         for e in (*algorithm().setup, *algorithm().exchanges)
         for side in ("down", "up")
         for f in all_fields(getattr(e, side))
-        if f.kind.dtype.startswith("f") and not f.kind.stored
+        if f.kind.dtype.startswith("f") and not f.kind.stored and not is_triangle(f)
     }
     problem = problem_of(algorithm, codecs=dict.fromkeys(floats, "bf16"), rounds=3)
     turnouts = listed(EVERYONE, Turnout((0, 1, 2), frozenset({1})), Turnout((1, 2)))
@@ -680,7 +685,7 @@ def test_bf16_on_every_field_keeps_the_sums(algorithm: Class, tmp_path: Path) ->
     assert sums_error(run) < SUMS
     assert run.bits[0] != dense.bits[0]
     values = [e for e in run.entries if e.kind == "algorithm" and e.layer == "values" and e.dense_bytes >= 4]
-    assert {e.codec for e in values} == {"bf16"}
+    assert {e.codec for e in values if f"{e.direction}.{e.field}" in floats} == {"bf16"}
     # bf16 keeps eight bits; three rounds of training do not amplify that beyond a few per cent
     means = run.outcome.model.mean, dense.outcome.model.mean
     assert float((means[0] - means[1]).norm() / means[1].norm()) < 0.1
