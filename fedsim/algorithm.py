@@ -64,6 +64,8 @@ class Context:
     exchange: int
     rng: Stream
     network: Callable[[], Net] | None = field(default=None, compare=False)
+    read: Callable[[Tensor], Tensor] = field(default=lambda stored: stored, compare=False)
+    """Stored inputs (n, I) as the network takes them."""
 
     @property
     def K(self) -> int:

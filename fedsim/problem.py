@@ -25,7 +25,7 @@ from fedsim.experiment import Experiment
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.models import build_model
 from fedsim.learning.params import Net
-from fedsim.learning.shard import Shard
+from fedsim.learning.shard import Shard, as_floats
 from fedsim.seeds import Stream, seeded_torch
 from fedsim.wire.codecs import codec
 from fedsim.wire.messages import TRIANGLE, Dims, all_fields
@@ -130,7 +130,13 @@ class Problem:
 
     def context(self, round: int, exchange: int) -> Context:
         rng = Stream(self.experiment.seed, "server", round)
-        return Context(self.start, self.net.layout, self.sizes, round, exchange, rng, lambda: self.server_net)
+        layout, sizes = self.net.layout, self.sizes
+        return Context(self.start, layout, sizes, round, exchange, rng, lambda: self.server_net, self.read)
+
+    def read(self, stored: Tensor) -> Tensor:
+        """Stored inputs (n, ...) as the network takes them: (n, *shape) float32 on its device."""
+        shape = tuple(self.dataset.train_inputs.shape[1:])
+        return as_floats(stored.to(self.net.device), shape, self.scale)
 
     @cached_property
     def server_net(self) -> Net:
@@ -162,9 +168,7 @@ class Problem:
         rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
         inputs = torch.from_numpy(np.array(self.dataset.test_inputs[rows])).to(self.net.device)
         targets = torch.from_numpy(np.array(self.dataset.test_targets[rows])).to(self.net.device)
-        floats = inputs.to(torch.float32)
-        if self.scale != 1.0:
-            floats = floats / self.scale
+        floats = self.read(inputs)
 
         def logits(weights: Tensor) -> Tensor:
             return self.net.logits(weights.to(self.net.device), floats).double()

@@ -22,6 +22,7 @@ from protocols.fedavg import FedAvg
 from protocols.feddyn import FedDyn
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
+from protocols.fedlap_func import FedLapFunc
 from protocols.fedprox import FedProx
 from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
@@ -35,7 +36,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedADMM, FedDyn, AMA, PrecondADMM),
     *(BayesADMM, BregmanADMM, IvonADMM),
     *(PVI, IvonPVI, BCM),
-    *(FedLap, FedLapCov),
+    *(FedLap, FedLapCov, FedLapFunc),
 )
 
 

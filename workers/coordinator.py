@@ -390,6 +390,8 @@ class Coordinator:
         h = letter.header
         code, what = msgspec.json.decode(letter.frames[0], type=tuple[int, str])
         kind = DiskError if code == DiskError.exit_code else TaskError
-        if h.client == NONE:
+        if h.round == NONE:
             return kind(f"worker {worker} could not set itself up:\n{what.rstrip()}")
+        if h.client == NONE:
+            return kind(f"worker {worker} failed to evaluate round {h.round}:\n{what.rstrip()}")
         return kind(f"worker {worker} failed on client {h.client} in round {h.round}:\n{what.rstrip()}")

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from fedsim.problem import Problem
 from fedsim.wire.letter import Letter, decode
 from fedsim.wire.messages import check_values, schema
@@ -65,6 +67,8 @@ class Folder:
         self._thread.join(deadline)
 
     def _run(self) -> None:
+        # a server may compute, too; how many threads it has is part of the experiment
+        torch.set_num_threads(self.problem.experiment.threads)
         while (job := self._jobs.get()) is not None:
             try:
                 self._done.put(self._fold(*job))

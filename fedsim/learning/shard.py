@@ -12,8 +12,15 @@ from fedsim.errors import UsageError
 from fedsim.learning.curvature import best_chunk, diagonal_ggn
 from fedsim.learning.full_curvature import full_ggn
 from fedsim.learning.gaussian import Distance, Penalty
+from fedsim.learning.memory import Memory, choose
 from fedsim.learning.params import Net
 from fedsim.seeds import Stream
+
+
+def as_floats(rows: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
+    """Stored inputs (n, ...) as a network takes them: (n, *shape) float32, divided by `scale`."""
+    floats = rows.to(torch.float32).reshape(len(rows), *shape)
+    return floats if scale == 1.0 else floats / scale
 
 
 @dataclass(frozen=True)
@@ -34,15 +41,23 @@ class Shard:
         """N_k, the number of examples."""
         return len(self.targets)
 
-    def _floats(self, rows: Tensor) -> Tensor:
-        floats = rows.to(torch.float32)
-        return floats if self.scale == 1.0 else floats / self.scale
+    def floats(self, rows: Tensor) -> Tensor:
+        """Stored inputs, flattened or not, as the network takes them: (n, *shape) float32."""
+        return as_floats(rows, tuple(self.inputs.shape[1:]), self.scale)
+
+    def memory(self, points: int, draws: torch.Generator) -> Memory:
+        """`points` random examples per class that this client has."""
+        return choose(self.inputs, self.targets, points, draws)
+
+    def logits(self, weights: Tensor, stored: Tensor) -> Tensor:
+        """The network's outputs (n, C) at `weights` for stored inputs."""
+        return self.net.logits(weights, self.floats(stored))
 
     def batches(self, size: int, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch in random order; the short last batch is kept (as in the released code)."""
         rows = torch.randperm(self.size, generator=order).to(self.targets.device)
         for chosen in torch.split(rows, size):
-            yield self._floats(self.inputs[chosen]), self.targets[chosen]
+            yield self.floats(self.inputs[chosen]), self.targets[chosen]
 
     def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
         """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative."""
@@ -50,7 +65,7 @@ class Shard:
         chunks = torch.split(self.inputs, best_chunk(self.net.module))
         return diagonal_ggn(
             self.net.module,
-            (self._floats(chunk) for chunk in chunks),
+            (self.floats(chunk) for chunk in chunks),
             columns=estimator,
             generator=rng.torch("curvature"),
         )
@@ -60,7 +75,7 @@ class Shard:
         self.net.load(weights)
         self.net.module.eval()
         chunks = torch.split(self.inputs, best_chunk(self.net.module))
-        return full_ggn(self.net.module, (self._floats(chunk) for chunk in chunks))
+        return full_ggn(self.net.module, (self.floats(chunk) for chunk in chunks))
 
     def gradient(self, weights: Tensor) -> Tensor:
         """Gradient of the SUMMED loss over all examples, in evaluation mode: (P,) float32."""
@@ -71,7 +86,7 @@ class Shard:
         for inputs, targets in zip(
             torch.split(self.inputs, size), torch.split(self.targets, size), strict=True
         ):
-            self.net.loss_gradient(self._floats(inputs), targets, float(len(targets)))
+            self.net.loss_gradient(self.floats(inputs), targets, float(len(targets)))
             total += self.net.grads
         return total
 
@@ -120,3 +135,15 @@ class QuadraticShard:
         """A w - b."""
         gradient: Tensor = self.hessian @ weights.to(self.linear) - self.linear
         return gradient
+
+    def memory(self, points: int, draws: torch.Generator) -> Memory:
+        """None: there are no examples."""
+        return Memory(torch.zeros(0, 0), torch.zeros(0))
+
+    def logits(self, weights: Tensor, stored: Tensor) -> Tensor:
+        """Of no examples."""
+        return torch.zeros(0, 0)
+
+    def floats(self, rows: Tensor) -> Tensor:
+        """As they are."""
+        return rows

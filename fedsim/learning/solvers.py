@@ -11,7 +11,9 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.errors import UsageError
-from fedsim.learning.gaussian import Penalty
+from fedsim.learning.gaussian import Gaussian, Penalty
+from fedsim.learning.memory import FunctionTerm
+from fedsim.learning.params import Net
 from fedsim.learning.shard import QuadraticShard, Shard
 from fedsim.seeds import Stream, seeded_torch
 
@@ -63,8 +65,9 @@ def minimise(
     weight: float = 1.0,
     penalties: tuple[Penalty, ...] = (),
     moments: Moments | None = None,
+    term: FunctionTerm | None = None,
 ) -> Fit:
-    """Minimise weight * (mean loss) + sum of penalties from `start` (P,).
+    """Minimise weight * (mean loss) + sum of penalties (+ a function term) from `start` (P,).
 
     weight 1 is the mean-loss scale, weight N_k the sum-loss scale l_k(w) of the papers. Adam sees the
     objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
@@ -92,6 +95,8 @@ def minimise(
         for epoch in range(how.epochs):
             for inputs, targets in shard.batches(how.batch_size, order):
                 loss = net.loss_gradient(inputs, targets, weight)
+                if term is not None:
+                    term.add_gradient(net)
                 for pull in pulls:
                     pull.add_gradient(net.weights, net.grads)
                 if how.optimiser == "sgd" and weight != 1.0:
@@ -103,6 +108,22 @@ def minimise(
                 if epoch == how.epochs - 1:
                     total.add_(loss, alpha=len(targets))
     return Fit(net.snapshot(), step.moments() if how.carry else None, float(total) / shard.size)
+
+
+def minimise_memory(
+    net: Net, start: Tensor, term: FunctionTerm, pull: Gaussian, *, steps: int, lr: float
+) -> Tensor:
+    """argmin term - log pull by `steps` full-batch steps of Adam from `start` (P,), in evaluation mode."""
+    net.load(start)
+    net.module.eval()
+    pull = pull.to(net.weights)
+    step = _adam(net.weights, LocalTraining(lr=lr), None)
+    for _ in range(steps):
+        net.grads.zero_()
+        term.add_gradient(net)
+        pull.add_gradient(net.weights, net.grads)
+        step(net.grads)
+    return net.snapshot()
 
 
 class _adam:

@@ -1,0 +1,54 @@
+"""Memory points and the function term of FedLap-Func: cross-entropy against soft labels on a few inputs
+(Swaroop et al. 2025, Eq. 17; papers-and-code.md 5.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.learning.params import Net
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Some of a client's examples, without their labels.
+
+    inputs (M, I): as stored, flattened; weights (M,): examples of the point's class on this client per
+    point of that class in memory, so that they add up to N_k.
+    """
+
+    inputs: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class FunctionTerm:
+    """sum_i weight_i * (- sum_c target_ic log softmax(f(x_i; w))_c).
+
+    inputs (M, *shape) float32; targets (M, C): soft labels, or a difference of two (the term is linear in
+    them, so a point with two terms of opposite sign needs one pass); weights (M,).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+
+    def add_gradient(self, net: Net) -> None:
+        """net.grads += gradient at net.weights, in the mode the module is in."""
+        logs = net.module(self.inputs).log_softmax(dim=1)
+        loss = -(self.weights[:, None] * self.targets * logs).sum()
+        loss.backward()
+
+
+def choose(inputs: Tensor, targets: Tensor, points: int, draws: torch.Generator) -> Memory:
+    """`points` random examples of every class that is present (fewer where a class has fewer), by class."""
+    rows, weights = [], []
+    for c in sorted(set(targets.tolist())):
+        members = (targets == c).nonzero()[:, 0].cpu()
+        chosen = members[torch.randperm(len(members), generator=draws)[:points]]
+        rows.append(chosen)
+        weights += [len(members) / len(chosen)] * len(chosen) if len(chosen) else []
+    picked = torch.cat(rows).to(inputs.device) if rows else torch.zeros(0, dtype=torch.long)
+    return Memory(inputs[picked].flatten(1), torch.tensor(weights, dtype=torch.float32))
