@@ -24,10 +24,8 @@ def show(what: str) -> None:
     """Print one of the catalogues."""
     rows: list[tuple[str, str]]
     if what == "algorithms":
-        costs = {a.name: wire_cost(a()) for a in REGISTRY}
-        width = max(map(len, costs.values()))
-        rows = [(a.name, f"{costs[a.name]:<{width}}  {a.paper}") for a in REGISTRY]
-    elif what == "datasets":
+        return _show_algorithms()
+    if what == "datasets":
         rows = [(d.name, f"{d.about}{_needs(d.files)}") for d in DATASETS.values()]
     elif what == "models":
         rows = [(m.name, m.about) for m in MODELS.values()]
@@ -38,6 +36,19 @@ def show(what: str) -> None:
     else:
         rows = list(SPECS.items())
     _print(rows)
+
+
+def _show_algorithms() -> None:
+    """What each costs per client and round, and where it comes from."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("algorithm", style="bold", no_wrap=True)
+    table.add_column("down", no_wrap=True)
+    table.add_column("up", no_wrap=True)
+    table.add_column("paper")
+    for kind in REGISTRY:
+        down, up = (_all_exchanges(kind(), side) for side in ("down", "up"))
+        table.add_row(kind.name, down, up, kind.paper)
+    Console(highlight=False).print(table)
 
 
 def _needs(files: tuple[str, ...]) -> str:
@@ -67,9 +78,11 @@ def cost_in_p(message: type) -> str:
 
 def wire_cost(algorithm: AnyAlgorithm) -> str:
     """Both directions, all exchanges of a round."""
-    down = " + ".join(cost_in_p(e.down) for e in algorithm.exchanges)
-    up = " + ".join(cost_in_p(e.up) for e in algorithm.exchanges)
-    return f"{down} down, {up} up"
+    return f"{_all_exchanges(algorithm, 'down')} down, {_all_exchanges(algorithm, 'up')} up"
+
+
+def _all_exchanges(algorithm: AnyAlgorithm, side: str) -> str:
+    return " + ".join(cost_in_p(getattr(e, side)) for e in algorithm.exchanges)
 
 
 def cost_once(algorithm: AnyAlgorithm) -> str:

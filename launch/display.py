@@ -99,6 +99,11 @@ class Display:
                 f"[bold]{summary['status']}[/] after {summary['rounds']} rounds: test accuracy "
                 f"[bold]{summary['test_accuracy']:.4f}[/], NLL {_number(summary['test_nll'])}"
             )
+        if summary.get("ensemble_accuracy") is not None:
+            self.console.print(
+                f"average over posterior samples: accuracy [bold]{summary['ensemble_accuracy']:.4f}[/], "
+                f"NLL {_number(summary['ensemble_nll'])}"
+            )
         if summary["seconds_round_median"] is not None:
             self.console.print(
                 f"first round {summary['seconds_to_first_round']:.1f} s after the start, "

@@ -42,7 +42,7 @@ KEEP = 0.01
 class BayesADMM(Member):
     covariance: Covariance = "full"
     delta: Annotated[float, Meta(gt=0)] = 1.0
-    rho: Rho = "1/K"
+    rho: Rho = 1.0
     silent: Silent = "participants"
     cap_dual: bool = True
     local: VonTraining = VonTraining()

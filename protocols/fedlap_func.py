@@ -124,9 +124,9 @@ class Up:
 class FedLapFunc(Algorithm[Server, Client, Any, Up]):
     delta: Annotated[float, Meta(gt=0)] = 0.1
     rho: Step = "1/K"
-    tau: Annotated[float, Meta(ge=0)] = 0.1
+    tau: Annotated[float, Meta(ge=0)] = 1.0
     points_per_class: Annotated[int, Meta(ge=0)] = 1
-    server_steps: Annotated[int, Meta(ge=1)] = 500
+    server_steps: Annotated[int, Meta(ge=1)] = 200
     server_lr: Annotated[float, Meta(gt=0)] = 1e-3
     send_global_labels: bool = False
     local: LocalTraining = LocalTraining()

@@ -16,11 +16,12 @@ Wire: 2P down, 2P up. The server derives both dual steps from (m_k, s_k) and its
 Algorithm 1 as printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm.
 
 Differs: the problem above is bounded below only where H_k - u_k + rho s_g > 0, and the released
-configuration diverges on one of three seeds; with cap_dual the client step uses min(u_k, rho s_g), the
-stored dual is unchanged. dual_slack in metrics is the round's least rho s_g - u_k, capped the number of
-coordinates where it is negative. IVON's h starts at h0 until something has been folded and at 0 (the
-precision at s_g) after that; momentum and step count live with the client (released code). Training
-starts from ctx.start until something has been folded.
+configuration diverges on one of three seeds; with cap_dual the client step uses min(u_k, rho s_g), and v_k
+follows so that the gradient at m_g is what it was (docs/decisions/009); the stored dual is unchanged.
+dual_slack in metrics is the round's least rho s_g - u_k, capped the number of coordinates below 0.
+IVON's h starts at h0 until something has been folded and at 0 (the precision at s_g) after that; momentum
+and step count live with the client (released code). Training starts from ctx.start until something has
+been folded.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from protocols.member import Client, Local, Member
 @dataclass(frozen=True)
 class IvonADMM(Member):
     delta: Annotated[float, Meta(gt=0)] = 1.0
-    rho: Rho = "1/K"
-    gamma: Annotated[float, Meta(gt=0)] = 0.01
+    rho: Rho = 1.0
+    gamma: Annotated[float, Meta(gt=0)] = 0.1
     rho_server: Annotated[float, Meta(ge=0)] | Literal["rho"] = "rho"
     tau: Annotated[float, Meta(gt=0)] = 0.1
     cap_dual: bool = True

@@ -29,7 +29,8 @@ from fedsim.seeds import Stream, seeded_torch
 
 @dataclass(frozen=True)
 class IvonTraining:
-    """How a client runs IVON. Defaults follow the released code where it has one value.
+    """How a client runs IVON. The released configurations differ in lr, h0 and beta2; the defaults here
+    are for the main job's small network.
 
     lr: a step is lr times the natural gradient, which is in units of the weights: 1 is a Newton step.
     h0: curvature of the mean loss, in nats per squared unit of weight, assumed at the start of the
@@ -42,10 +43,10 @@ class IvonTraining:
 
     epochs: Annotated[int, Meta(ge=1)] = 5
     batch_size: Annotated[int, Meta(ge=1)] = 32
-    lr: Annotated[float, Meta(gt=0)] = 1e-3
-    h0: Annotated[float, Meta(gt=0)] = 1e-2
+    lr: Annotated[float, Meta(gt=0)] = 0.05
+    h0: Annotated[float, Meta(gt=0)] = 0.1
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.9998
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.999
     samples: Annotated[int, Meta(ge=1)] = 1
     carry: bool = True
     cosine_rounds: Annotated[int, Meta(ge=0)] = 0
