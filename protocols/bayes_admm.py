@@ -66,9 +66,6 @@ class BayesADMM(Member):
     def prior(self, like: Tensor) -> Gaussian:
         return self.family.isotropic(like, self.delta)
 
-    def origin(self, start: Tensor) -> Gaussian:
-        return self.prior(start)
-
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
     ) -> Local:

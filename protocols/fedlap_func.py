@@ -190,7 +190,7 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
         """Both function terms: the soft labels of w_g on all memory, less the client's own on its own."""
         known = client.held
         if client.logits is not None:
-            mine = Held(own.inputs, own.weights, torch.full((len(own.weights),), task.client))
+            mine = _owned(own, task.client)
             known = _together(known, mine)
         if not len(known.weights) or self.tau == 0:
             return None
@@ -217,7 +217,7 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
             synced[k] = ctx.round
             if up.own is not None:
                 arrived[k] = ctx.round
-                mine = Held(up.own.inputs, up.own.weights, torch.full((len(up.own.weights),), k))
+                mine = _owned(up.own, k)
                 order = _order(memory.owners, mine.owners)
                 memory = _together(memory, mine)
                 labels = torch.cat([labels.reshape(-1, up.logits.shape[1]), up.logits])[order]
@@ -247,6 +247,11 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
 
 def _nothing() -> Held:
     return Held(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+
+
+def _owned(memory: Memory | Own, client: int) -> Held:
+    owners = torch.full((len(memory.weights),), client, device=memory.weights.device)
+    return Held(memory.inputs, memory.weights, owners)
 
 
 def _order(ours: Tensor, theirs: Tensor) -> Tensor:

@@ -70,9 +70,6 @@ class IvonADMM(Member):
     def prior(self, like: Tensor) -> Gaussian:
         return DIAGONAL.isotropic(like, self.delta)
 
-    def origin(self, start: Tensor) -> Gaussian:
-        return self.prior(start)
-
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
     ) -> Local:

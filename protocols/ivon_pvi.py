@@ -55,9 +55,6 @@ class IvonPVI(Member):
     def prior(self, like: Tensor) -> Gaussian:
         return DIAGONAL.isotropic(like, self.delta)
 
-    def origin(self, start: Tensor) -> Gaussian:
-        return self.prior(start)
-
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
     ) -> Local:

@@ -61,9 +61,9 @@ class Member(Algorithm[Consensus, Client, Any, Any]):
     def prior(self, like: Tensor) -> Gaussian:
         """The server's regulariser l_0 as a factor, for vectors like `like` (P,)."""
 
-    @abstractmethod
     def origin(self, start: Tensor) -> Gaussian:
-        """q_g before the first fold."""
+        """q_g before the first fold: the prior, unless a member says otherwise."""
+        return self.prior(start)
 
     @abstractmethod
     def solve(

@@ -38,7 +38,7 @@ class FunctionTerm:
     def add_gradient(self, net: Net) -> None:
         """net.grads += gradient at net.weights, in the mode the module is in."""
         logs = net.module(self.inputs).log_softmax(dim=1)
-        loss = -(self.weights[:, None] * self.targets * logs).sum()
+        loss = -(self.weights.to(logs)[:, None] * self.targets.to(logs) * logs).sum()
         loss.backward()
 
 
@@ -50,5 +50,5 @@ def choose(inputs: Tensor, targets: Tensor, points: int, draws: torch.Generator)
         chosen = members[torch.randperm(len(members), generator=draws)[:points]]
         rows.append(chosen)
         weights += [len(members) / len(chosen)] * len(chosen) if len(chosen) else []
-    picked = torch.cat(rows).to(inputs.device) if rows else torch.zeros(0, dtype=torch.long)
-    return Memory(inputs[picked].flatten(1), torch.tensor(weights, dtype=torch.float32))
+    picked = (torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long)).to(inputs.device)
+    return Memory(inputs[picked].flatten(1), torch.tensor(weights, device=inputs.device))
