@@ -32,7 +32,7 @@ def main() -> None:
 
 
 @main.command(short_help="Run an experiment with real worker processes.")
-@click.option("--algo", metavar="NAME", help="Algorithm, or path/to/file.py:ClassName.  [fedlap_cov]")
+@click.option("--algo", metavar="NAME", help="Algorithm, or path/to/file.py:CLASS.  [fedlap_cov]")
 @click.option("--workers", type=int, metavar="K", help="Worker processes; 0: in process.  [10]")
 @click.option(
     "--clients",
@@ -41,7 +41,9 @@ def main() -> None:
     help="Clients.  [as many as workers, 10 with --workers 0]",
 )
 @click.option("--rounds", type=int, metavar="R", help="Rounds.  [20; bcm 1]")
-@click.option("--dataset", metavar="NAME", help="Data set (fedsim list datasets).  [digits]")
+@click.option(
+    "--dataset", metavar="NAME", help="Data set (fedsim list datasets), or path/to/file.py:NAME.  [digits]"
+)
 @click.option("--fraction", type=float, metavar="F", help="Share of the training data in use.  [1.0]")
 @click.option(
     "--inputs", type=click.Choice(["raw", "scaled"]), help="Features as stored, or scaled.  [per data set]"
@@ -50,7 +52,11 @@ def main() -> None:
 @click.option(
     "--partition", metavar="SPEC", help="Split over clients (fedsim list partitions).  [two_dirichlet]"
 )
-@click.option("--model", metavar="NAME", help="Model (fedsim list models).  [the algorithm's default]")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Model (fedsim list models), or path/to/file.py:NAME.  [the algorithm's default]",
+)
 @click.option("--participation", metavar="S", help="full, a share (0.3) or a count (3) per round.  [full]")
 @click.option(
     "--set",

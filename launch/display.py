@@ -14,7 +14,7 @@ class Display:
     """Progress on a terminal, one plain line per evaluated round elsewhere."""
 
     def __init__(self, rounds: int, quiet: bool = False) -> None:
-        self.console = Console(quiet=quiet, highlight=False)
+        self.console = Console(quiet=quiet, highlight=False, emoji=False)
         self._rounds = rounds
         self._progress = Progress(
             TextColumn("round"),

@@ -1,4 +1,4 @@
-"""Command line over file over defaults."""
+"""Command line over file over defaults. Paths, in a file too, are relative to the working directory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsim import plugin
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import DEFAULTS, Experiment, convert, parse_setting, read_toml
 from launch.execution import Execution
@@ -32,6 +33,9 @@ def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
     values = file.get("experiment", {}) | given
     values["hyperparameters"] = file.get("hyperparameters", {}) | settings
     values["codecs"] = file.get("codecs", {}) | codecs
+    for key in ("algo", "model", "dataset"):  # a user's file, wherever a worker's working directory is
+        if isinstance(values.get(key), str) and plugin.is_spec(values[key]):
+            values[key] = plugin.absolute(values[key])
     values.setdefault("clients", resolved.workers or CLIENTS_IN_PROCESS)
     return convert(Experiment, values, f"[experiment] of {config}" if config else "the options"), resolved
 

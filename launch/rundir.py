@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
+from fedsim import plugin
 from fedsim.errors import DiskError, UsageError
 from fedsim.wire.ledger import COLUMNS, Entry
 from launch.execution import Execution
@@ -43,8 +44,8 @@ class RunDir:
 
     @staticmethod
     def default_path(algo: str, seed: int) -> Path:
-        """runs/<time>-<algorithm>-<seed>, with a number behind it if that exists."""
-        stem = f"{datetime.now():%Y%m%d-%H%M%S}-{Path(algo.split(':')[0]).stem}-{seed}"
+        """runs/<time>-<algorithm>-<seed>, with a number behind it if that exists; mine-Mine of a user's."""
+        stem = f"{datetime.now():%Y%m%d-%H%M%S}-{plugin.short(algo).replace(':', '-')}-{seed}"
         path, n = Path("runs") / stem, 1
         while path.exists():
             path, n = Path("runs") / f"{stem}-{n}", n + 1

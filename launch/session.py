@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.markup import escape
+
+from fedsim import plugin
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.problem import Problem
@@ -58,8 +61,9 @@ class Session:
         """Check everything that can be wrong, then make the run folder with its manifest."""
         device: Literal["cpu", "cuda"] = "cuda" if places[0].gpu is not None else "cpu"
         experiment = replace(experiment, device=device)
-        fix_numerics(experiment.threads, "cpu" if execution.workers else device)
+        # before denormals are flushed: "> 0" is stored as ">= the smallest denormal", which would be 0
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
+        fix_numerics(experiment.threads, "cpu" if execution.workers else device)
         turnouts = schedule(experiment.participation, clients=experiment.clients, seed=experiment.seed)
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
@@ -71,12 +75,14 @@ class Session:
         return session
 
     def described(self) -> dict[str, Any]:
-        """The experiment with every default resolved, as the manifest records it."""
+        """The experiment with every default resolved, as the manifest records it; sources: the user's own
+        files and their sha256."""
         experiment, problem = self.problem.experiment, self.problem
         return asdict(experiment) | {
             "hyperparameters": resolved_hyperparameters(problem.algorithm),
             "params": problem.net.layout.size,
             "client_sizes": list(problem.sizes),
+            "sources": plugin.sources((experiment.algo, experiment.model, experiment.dataset)),
         }
 
     def run(self, supervisor: Supervisor, wakeup: Wakeup) -> None:
@@ -189,10 +195,12 @@ class Session:
         workers = self.execution.workers
         where = f"{workers} workers over {self.execution.transport}" if workers else "in process"
         devices = ", ".join(dict.fromkeys(str(place) for place in self.places))
+        # commas, because rich takes a word between two colons for an emoji
+        algo, dataset, model = (escape(plugin.short(choice)) for choice in (e.algo, e.dataset, e.model))
         return [
-            f"[bold]{e.algo}[/] on {e.dataset}: {sum(p.sizes):,} of {len(p.dataset.train_targets):,} "
+            f"[bold]{algo}[/] on {dataset}, {sum(p.sizes):,} of {len(p.dataset.train_targets):,} "
             f"training examples, {len(p.dataset.test_targets):,} test",
-            f"model {e.model}, P = {p.net.layout.size:,}; {len(p.clients)} clients ({e.partition}, "
+            f"model {model}, P = {p.net.layout.size:,}; {len(p.clients)} clients ({e.partition}, "
             f"{min(p.sizes)} to {max(p.sizes)} examples)",
             f"{e.rounds} rounds, participation {e.participation}, seed {e.seed}; {where} ({devices})",
         ]

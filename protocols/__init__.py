@@ -5,14 +5,13 @@ REGISTRY is written out by hand; a test checks that it is complete.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
-from pathlib import Path
 from typing import Any
 
+from fedsim import plugin
 from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError, unknown
+from fedsim.wire.messages import all_fields
 from protocols.ama import AMA
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
@@ -40,33 +39,38 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
 )
 
 
+NEEDED = ("name", "default_model", "server_type", "client_type")
+"""Class attributes that every algorithm has."""
+
+
 def find(name: str) -> type[AnyAlgorithm]:
     """The algorithm class of a registered name, or of path/to/file.py:ClassName.
 
     Errors: UsageError, naming the nearest known algorithm or what is wrong with the file.
     """
-    if ".py:" in name:
-        return _load(*name.rsplit(":", 1))
+    if plugin.is_spec(name):
+        return _users(name)
     for algorithm in REGISTRY:
         if algorithm.name == name:
             return algorithm
     raise unknown("algorithm", name, [a.name for a in REGISTRY])
 
 
-def _load(path: str, class_name: str) -> type[AnyAlgorithm]:
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"--algo {path}:{class_name}: there is no file {file.resolve()}")
-    spec = importlib.util.spec_from_file_location(f"user_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"--algo {path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclass annotations are resolved through sys.modules
-    try:
-        spec.loader.exec_module(module)
-    except Exception as e:
-        raise UsageError(f"--algo {path}: importing it failed: {type(e).__name__}: {e}") from e
-    found = getattr(module, class_name, None)
+def _users(spec: str) -> type[AnyAlgorithm]:
+    """What an import alone does not show is checked here, so that a mistake is found before a run."""
+    found, whose = plugin.load(spec, "--algo"), f"--algo {plugin.short(spec)}"
     if not inspect.isclass(found) or not issubclass(found, Algorithm):
-        raise UsageError(f"--algo {path}:{class_name}: the file defines no Algorithm of that name")
+        raise UsageError(f"{whose}: this is no subclass of fedsim.algorithm.Algorithm")
+    lacks = sorted(found.__abstractmethods__) or [a for a in NEEDED if not hasattr(found, a)]
+    if lacks:
+        raise UsageError(f"{whose}: the class lacks {', '.join(lacks)} (see fedsim/algorithm.py)")
+    params = found.__dict__.get("__dataclass_params__")
+    if params is None or not params.frozen:
+        raise UsageError(f"{whose}: the class must be a frozen dataclass: @dataclass(frozen=True) above it")
+    with plugin.blame(spec, "--algo", "building it with its defaults"):
+        built = found()
+    with plugin.blame(spec, "--algo", "reading its messages"):
+        for exchange in (*built.setup, *built.exchanges):
+            for message in (exchange.down, exchange.up):
+                all_fields(message)
     return found

@@ -3,24 +3,23 @@
 A new algorithm joins by being registered; if its clients hold float64 tensors, that is duals, it also
 names in DUALS where its server keeps their sums. Setting: logistic regression on digits, 3 clients,
 2 rounds, one local epoch.
+
+    FEDSIM_BATTERY=path/to/file.py:Name python -m pytest tests/test_battery.py
+
+is about that algorithm alone; its class says in an attribute `duals` what DUALS and CONSTANTS say here.
 """
 
 from __future__ import annotations
 
-import contextlib
+import inspect
 import json
-import os
 import random
 import re
-import select
-import signal
-import socket
-import subprocess
 import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -29,43 +28,46 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm
-from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
+from fedsim.experiment import build_algorithm, resolved_hyperparameters
 from fedsim.problem import Problem
-from fedsim.schedules import Schedule, Turnout, schedule
-from fedsim.wire import zmtp
-from fedsim.wire.ledger import Entry, Ledger
-from fedsim.wire.letter import VERSION, Header, Letter, decode, encode, open_letter, seal
-from fedsim.wire.messages import DTYPES, TRIANGLE, Field, all_fields, check_values, part_of, schema, values_of
+from fedsim.schedules import Turnout
+from fedsim.wire.ledger import Ledger
+from fedsim.wire.letter import decode, encode
+from fedsim.wire.messages import DTYPES, TRIANGLE, Field, all_fields, schema, values_of
 from fedsim.wire.state import decode_state, encode_state
 from launch.catalogue import cost_once, wire_cost
-from launch.summary import precision_of
-from protocols import REGISTRY
-from workers.coordinator import Coordinator, Outcome
-from workers.crew import Death, NoCrew
-from workers.endpoint import Endpoint, Incoming, Loopback, ZmqEndpoint
-from workers.journal import Journal
-from workers.numerics import fix_numerics
-from workers.store import (
-    Checkpoint,
-    Checkpoints,
-    ClientStates,
-    clients_digest,
-    model_digest,
-    read_checkpoint,
+from tests.endpoints import Counting, LateScores, Pool, Shuffled
+from tests.harness import (
+    ALGORITHMS,
+    CLIENTS,
+    ROUNDS,
+    Class,
+    P,
+    Run,
+    Step,
+    carried,
+    frozen,
+    leaves,
+    letter_of,
+    listed,
+    play,
+    problem_of,
+    short_settings,
+    steps,
 )
+from workers.endpoint import Endpoint
+from workers.numerics import fix_numerics
 from workers.worker import WorkerRuntime
 
-Class = type[Algorithm[Any, Any, Any, Any]]
-CLIENTS, ROUNDS, P = 3, 2, 640
 EVERYONE = Turnout((0, 1, 2))
-MAX_FRAME = 1 << 22
 
+_WEIGHTS = {"dual": "dual"}
 _SITE = {"site.shift": "sites.shift", "site.precision": "sites.precision"}
 _POINT = {"dual.site.shift": "total.shift"}
 _POSTERIOR = {"dual.site.shift": "total.shift", "dual.site.precision": "total.precision"}
 DUALS: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(("fedlap", "fedlap_func"), {"dual": "dual"}),
+    "fedlap": _WEIGHTS,
+    "fedlap_func": _WEIGHTS,
     "fedlap_cov": _SITE,
     "bcm": _SITE,
     **dict.fromkeys(("fedadmm", "feddyn", "ama", "precond_admm"), _POINT),
@@ -80,7 +82,15 @@ RECEIVED = {"fedlap_func": {"memory.inputs", "memory.weights", "logits"}}
 """Tensors that a server keeps as they came, so that they need not be float64."""
 
 
-@pytest.fixture(params=REGISTRY, ids=lambda a: a.name)
+def duals_of(algorithm: Class) -> Mapping[str, str | None]:
+    """Every float64 tensor of a client -> the server's sum of them; None: it is no dual."""
+    constants = dict.fromkeys(CONSTANTS.get(algorithm.name, ()))
+    known: Mapping[str, str | None] = {**DUALS.get(algorithm.name, {}), **constants}
+    duals: Mapping[str, str | None] = getattr(algorithm, "duals", known)
+    return duals
+
+
+@pytest.fixture(params=ALGORITHMS, ids=lambda a: a.name)
 def algorithm(request: pytest.FixtureRequest) -> Class:
     chosen: Class = request.param
     return chosen
@@ -98,152 +108,16 @@ def _numerics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_flush_denormal(False)
 
 
-# ---- playing a run
-
-
-def problem_of(algorithm: Class, **changes: Any) -> Problem:
-    settings = short_settings(algorithm)
-    described: dict[str, Any] = {"model": "logistic", "clients": CLIENTS, "rounds": ROUNDS} | changes
-    experiment = Experiment(algo=algorithm.name, hyperparameters=settings, **described)
-    return Problem.build(experiment, build_algorithm(algorithm, settings), None)
-
-
-def short_settings(algorithm: Class) -> dict[str, Any]:
-    """Hyperparameters that make a run short."""
-    short = {"epochs": 1, "steps": 1, "samples": 1, "server_steps": 3}
-    return {name: value for name, value in short.items() if has_setting(algorithm, name)}
-
-
-def has_setting(algorithm: Class, name: str) -> bool:
-    return any(key.rpartition(".")[2] == name for key in resolved_hyperparameters(algorithm()))
-
-
-@dataclass
-class Recorder:
-    """workers.coordinator.Observer: keeps what it is told."""
-
-    entries: list[Entry] = field(default_factory=list)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-
-    def committed(self, round: int, participants: int, entries: list[Entry]) -> None:
-        self.entries += entries
-
-    def evaluated(self, metrics: Mapping[str, Any]) -> None:
-        self.metrics.append(dict(metrics))
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run: entries are all ledger rows; states of all clients at the end."""
-
-    problem: Problem
-    folder: Path
-    outcome: Outcome
-    endpoint: Endpoint
-    entries: list[Entry]
-    metrics: list[dict[str, Any]]
-    states: list[Any]
-
-    @property
-    def bits(self) -> tuple[Any, ...]:
-        """Everything that must not depend on how the run was carried out."""
-        model, states = self.outcome.model, ClientStates(self.folder / "state", type(self.states[0]))
-        precision = precision_of(model)
-        return (
-            model_digest(model.mean, precision),
-            clients_digest(self.problem, states, self.outcome.versions),
-            encode_state(self.outcome.server),
-            self.outcome.versions,
-            sorted(e._replace(worker=0) for e in self.entries if e.kind == "algorithm"),
-            [
-                {k: v for k, v in m.items() if not k.startswith("seconds")}
-                for m in sorted(self.metrics, key=lambda m: m["round"])
-            ],
-        )
-
-    def checkpoint(self, round: int) -> Checkpoint[Any]:
-        path = self.folder / "checkpoints" / f"{round:06d}.checkpoint"
-        return read_checkpoint(path, self.problem.algorithm.server_type)
-
-
-Connect = Callable[[Problem, Path, Ledger], Endpoint]
-
-
-def loopback(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
-    return Loopback(ledger, WorkerRuntime(problem, folder, "run", 0))
-
-
-def play(
-    problem: Problem,
-    folder: Path,
-    turnouts: Schedule | None = None,
-    connect: Connect = loopback,
-    workers: int = 0,
-    crew: Any = None,
-) -> Run:
-    """One run through the coordinator and the encoded wire."""
-    for name in ("state", "checkpoints", "logs"):
-        (folder / name).mkdir(parents=True)
-    experiment, kind = problem.experiment, problem.algorithm.client_type
-    turnouts = turnouts or schedule(
-        experiment.participation, clients=experiment.clients, seed=experiment.seed
-    )
-    ledger, recorder = Ledger(), Recorder()
-    states = ClientStates(folder / "state", kind)
-    checkpoints = Checkpoints(folder / "checkpoints", states)
-    endpoint = connect(problem, folder, ledger)
-    orders = {"experiment": asdict(experiment), "data_dir": None, "run_dir": str(folder)}
-    journal = Journal(folder / "journal")
-    try:
-        coordinator = Coordinator(
-            problem,
-            endpoint,
-            crew or NoCrew(),
-            checkpoints,
-            turnouts,
-            recorder,
-            journal,
-            run="run",
-            workers=workers,
-            orders=orders,
-            started=0.0,
-            patience=60.0,
-        )
-        outcome = coordinator.run()
-    finally:
-        journal.close()
-        endpoint.close()
-        checkpoints.close()
-    entries = recorder.entries + ledger.close(experiment.rounds)
-    initial, fresh = problem.context(0, 0), ClientStates(folder / "state", kind)
-    held = [
-        fresh.load(k, v) if v else problem.algorithm.client_init(initial, k)
-        for k, v in enumerate(outcome.versions)
-    ]
-    return Run(problem, folder, outcome, endpoint, entries, recorder.metrics, held)
-
-
-# ---- looking into values
-
-
-def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of nested dataclasses and tuples."""
-    if is_dataclass(value) and not isinstance(value, type):
-        for f in fields(value):
-            yield from leaves(getattr(value, f.name), f"{name}.{f.name}".lstrip("."))
-    elif isinstance(value, tuple):
-        for i, v in enumerate(value):
-            yield from leaves(v, f"{name}.{i}")
-    else:
-        yield name, value
+# ---- duals
 
 
 def sums_error(run: Run) -> float:
     """Largest |server's sum - sum of all clients' duals| / |server's sum|; 0 without duals."""
-    pairs = DUALS.get(run.problem.algorithm.name, {})
     server = dict(leaves(run.outcome.server))
     worst = 0.0
-    for dual, total in pairs.items():
+    for dual, total in duals_of(type(run.problem.algorithm)).items():
+        if total is None:
+            continue
         summed = torch.stack([dict(leaves(state))[dual] for state in run.states]).sum(0)
         size = float(server[total].norm())
         assert size > 0, "nothing was folded, so this would show nothing"
@@ -253,74 +127,6 @@ def sums_error(run: Run) -> float:
 
 SUMS = 1e-12
 """Relative; design section 3."""
-
-
-def letter_of(message: object, codecs: Mapping[str, str], problem: Problem) -> Letter:
-    """The message as it arrives: encoded, and opened from copies of its bytes."""
-    payload = encode(message, codecs, problem.dims)
-    sent = seal(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
-    return open_letter([bytes(f) for f in (sent.head, *sent.frames)], "here")
-
-
-def carried(message: Any, problem: Problem, direction: str) -> Any:
-    codecs = problem.codecs[direction]
-    return decode(type(message), letter_of(message, codecs, problem), codecs, problem.dims, "here")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One client's part of one exchange: arguments and results of client_update and what followed."""
-
-    client: Any
-    down: Any
-    shard: Any
-    task: Any
-    draft: Any
-    up: Any
-    committed: Any
-
-
-def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
-    """Two rounds by hand: every client's step, every server state, every message that was sent."""
-    algorithm = problem.algorithm
-    ctx = problem.context(0, 0)
-    server = algorithm.server_init(ctx)
-    clients = [algorithm.client_init(ctx, k) for k in range(CLIENTS)]
-    made: list[Step] = []
-    servers, messages = [server], []
-    for r in range(ROUNDS + 1):
-        for e in range(1, len(algorithm.exchanges if r else algorithm.setup) + 1):
-            ctx = problem.context(r, e)
-            sent = algorithm.broadcast(server, ctx)
-            common, ups = carried(sent, problem, "down"), []
-            messages.append(sent)
-            for k in range(CLIENTS):
-                own = algorithm.broadcast_to(server, k, ctx)
-                part = part_of(type(sent))
-                if own is not None:
-                    assert part is not None and isinstance(own, part.message)
-                    messages.append(replace(sent, **{part.name: own}))
-                down = carried(replace(sent, **{part.name: own}) if part else sent, problem, "down")
-                task, shard = problem.task(r, e, k), problem.shard(k)
-                draft, up = algorithm.client_update(clients[k], down, shard, task)
-                messages.append(up)
-                seen = carried(up, problem, "up")
-                check_values(seen, "here")
-                committed = algorithm.client_commit(draft, down, seen, task)
-                made.append(Step(clients[k], down, shard, task, draft, up, committed))
-                clients[k] = committed
-                ups.append((k, seen))
-            server = algorithm.server_update(server, common, iter(ups), ctx)
-            servers.append(server)
-    return made, servers, messages
-
-
-def frozen(*values: Any) -> list[bytes]:
-    """Every bit of states, messages, shards and tensors."""
-    return [
-        v.detach().contiguous().numpy().tobytes() if isinstance(v, Tensor) else encode_state(v)
-        for v in values
-    ]
 
 
 # ---- hyperparameters
@@ -413,8 +219,7 @@ def test_states_round_trip_through_their_bytes(algorithm: Class) -> None:
 def test_duals_are_declared_and_sums_are_float64(algorithm: Class) -> None:
     made, servers, _ = steps(problem_of(algorithm))
     wide = {n for n, v in leaves(made[-1].committed) if isinstance(v, Tensor) and v.dtype == torch.float64}
-    duals = set(DUALS.get(algorithm.name, {})) | CONSTANTS.get(algorithm.name, set())
-    assert wide == duals, "say in DUALS where the server keeps their sums"
+    assert wide == set(duals_of(algorithm)), "say in DUALS where the server keeps their sums"
     for name, value in leaves(servers[-1]):
         if name in RECEIVED.get(algorithm.name, ()):
             continue
@@ -495,43 +300,6 @@ def test_the_coordinator_plays_the_box(algorithm: Class, tmp_path: Path) -> None
 # ---- arrival order
 
 
-class Shuffled(Endpoint):
-    """Three workers in this process that answer in an order of the test's choosing.
-
-    choose(candidates) picks whose turn it is from {worker: the client of its oldest letter}.
-    """
-
-    def __init__(
-        self, ledger: Ledger, runtimes: list[WorkerRuntime], choose: Callable[[dict[int, int]], int]
-    ) -> None:
-        super().__init__(ledger)
-        self.runtimes, self.choose = runtimes, choose
-        self._queues: dict[int, list[Letter]] = {w: [] for w in range(len(runtimes))}
-        self._ready = [Incoming(w, seal(Header(VERSION, "ready", "run"))) for w in self._queues]
-        self.order: list[tuple[int, int]] = []
-        """(round, client) of uploads as they arrived."""
-
-    def send(self, worker: int, letter: Letter) -> None:
-        self._book(letter, worker, "down")
-        if letter.header.kind != "stop":
-            self._queues[worker].append(open_letter([letter.head, *letter.frames], "here"))
-
-    def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
-        if self._ready:
-            ready, self._ready = self._ready, []
-            return ready, []
-        waiting = {w: q[0].header.client for w, q in self._queues.items() if q}
-        readable, _, _ = select.select(fds, [], [], 0 if waiting else timeout)
-        if readable or not waiting:
-            return [], readable
-        worker = self.choose(waiting)
-        reply = self.runtimes[worker].handle(self._queues[worker].pop(0))
-        self._book(reply, worker, "up")
-        if reply.header.kind == "upload":
-            self.order.append((reply.header.round, reply.header.client))
-        return [Incoming(worker, open_letter([reply.head, *reply.frames], "here"))], []
-
-
 @pytest.mark.parametrize("order", ["highest client first", "lowest client first", "random"])
 def test_arrival_order_does_not_matter(algorithm: Class, order: str, tmp_path: Path) -> None:
     problem = problem_of(algorithm)
@@ -556,35 +324,13 @@ def test_arrival_order_does_not_matter(algorithm: Class, order: str, tmp_path: P
     assert shuffled.bits == play(problem, tmp_path / "straight").bits
 
 
-class LateScores(Shuffled):
-    """Answers training first, and of the letters of evaluation the newest first."""
-
-    def __init__(self, ledger: Ledger, runtimes: list[WorkerRuntime]) -> None:
-        super().__init__(ledger, runtimes, self.newest)
-        self.scored: list[int] = []
-        self._folds = 0
-
-    def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
-        if len(self.order) == CLIENTS * (self._folds + 1):  # all are in: the fold thread is at work
-            self._folds += 1
-            return [], select.select(fds, [], [], timeout)[0]
-        return super().wait(fds, timeout)
-
-    def newest(self, waiting: dict[int, int]) -> int:
-        heads = {w: self._queues[w][0].header for w in waiting}
-        worker = max(heads, key=lambda w: (heads[w].kind == "task", heads[w].round))
-        if heads[worker].kind == "evaluate":
-            self.scored.append(heads[worker].round)
-        return worker
-
-
 def test_metrics_are_written_in_the_order_of_rounds(tmp_path: Path) -> None:
     """metrics.jsonl is bits, and the summary's last line is the last round's (design sections 8, 9)."""
 
     def connect(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
         return LateScores(ledger, [WorkerRuntime(problem, folder, "run", w) for w in range(2)])
 
-    problem = problem_of(REGISTRY[0], rounds=4)
+    problem = problem_of(ALGORITHMS[0], rounds=4)
     run = play(problem, tmp_path / "run", connect=connect, workers=2)
     assert isinstance(run.endpoint, LateScores)
     assert run.endpoint.scored != sorted(run.endpoint.scored)
@@ -592,10 +338,6 @@ def test_metrics_are_written_in_the_order_of_rounds(tmp_path: Path) -> None:
 
 
 # ---- who takes part, and what is lost
-
-
-def listed(*turnouts: Turnout) -> Schedule:
-    return lambda round: turnouts[round - 1]
 
 
 NOBODY = Turnout(())
@@ -699,30 +441,6 @@ def test_bf16_on_every_field_keeps_the_sums(algorithm: Class, tmp_path: Path) ->
 # ---- bytes
 
 
-class Counting(Loopback):
-    """Counts what passes, apart from Endpoint's own books and the ledger."""
-
-    def __init__(self, ledger: Ledger, runtime: WorkerRuntime) -> None:
-        super().__init__(ledger, runtime)
-        self.frames = {"down": 0, "up": 0}
-        self.framing = {"down": 0, "up": 0}
-
-    def count(self, direction: str, letter: Letter) -> None:
-        sizes = [len(letter.head), *(memoryview(f).nbytes for f in letter.frames)]
-        self.frames[direction] += sum(sizes)
-        self.framing[direction] += zmtp.framing(sizes)
-
-    def send(self, worker: int, letter: Letter) -> None:
-        self.count("down", letter)
-        super().send(worker, letter)
-
-    def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
-        letters, ready = super().wait(fds, timeout)
-        for incoming in letters:
-            self.count("up", incoming.letter)
-        return letters, ready
-
-
 def test_the_ledger_holds_every_byte(algorithm: Class, tmp_path: Path) -> None:
     def connect(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
         return Counting(ledger, WorkerRuntime(problem, folder, "run", 0))
@@ -742,7 +460,7 @@ def test_the_ledger_holds_every_byte(algorithm: Class, tmp_path: Path) -> None:
 
 def test_the_wire_costs_what_the_docstring_says(algorithm: Class, tmp_path: Path) -> None:
     """The docstring's `Wire:` and `Once:` are what the schema says, and the ledger is what both say."""
-    text = sys.modules[algorithm.__module__].__doc__ or ""
+    text = f"{inspect.getdoc(algorithm)}\n{sys.modules[algorithm.__module__].__doc__}"
     wire = re.search(r"^Wire: (.*? down, .*? up)\b", text, re.MULTILINE)
     once = re.search(r"\bOnce: (.*? down, .*? up)\b", text)
     assert wire is not None and wire[1] == wire_cost(algorithm())
@@ -766,74 +484,6 @@ def test_the_wire_costs_what_the_docstring_says(algorithm: Class, tmp_path: Path
 
 
 # ---- over ZeroMQ
-
-
-class Pool:
-    """A fork server (workers.forkserver's own protocol) that starts two real workers for every run.
-
-    Also the run's crew: a worker that ends before its run does is a death.
-    """
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-        self.server = subprocess.Popen(
-            [sys.executable, "-m", "workers.forkserver", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-        )
-        theirs.close()
-        ours.settimeout(60.0)
-        self.link = ours
-        self.pidfds: dict[int, int] = {}
-        assert json.loads(ours.recv(1 << 16)) == {"ready": True}
-
-    def connect(self, problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
-        endpoint = ZmqEndpoint(ledger, "ipc", MAX_FRAME)
-        cores = sorted(os.sched_getaffinity(0))
-        for i in range(2):
-            spec = {
-                "index": i,
-                "address": endpoint.address,
-                "token": endpoint.token,
-                "max_frame": MAX_FRAME,
-                "log": str(folder / "logs" / f"worker-{i}.log"),
-                "device": "cpu",
-                "cores": cores,
-                "env": {},
-                "fresh": False,
-            }
-            self.link.send(json.dumps({"start": spec}).encode())
-            answer: dict[str, Any] = {}
-            while "started" not in answer:  # on the way: the ends of an earlier run's workers
-                answer = json.loads(self.link.recv(1 << 16))
-            self.pidfds[os.pidfd_open(answer["pid"])] = i
-        return endpoint
-
-    def fds(self) -> list[int]:
-        return list(self.pidfds)
-
-    def check(self, ready: list[int]) -> Death | None:
-        for fd in ready:
-            if fd in self.pidfds:
-                return Death(self.pidfds[fd], "ended", "see its log")
-        return None
-
-    def finish(self) -> None:
-        """End the run's workers. All that they compute is on disk before they reply."""
-        for fd in self.pidfds:
-            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-            select.select([fd], [], [], 10.0)
-            os.close(fd)
-        self.pidfds = {}
-
-    def close(self) -> None:
-        self.finish()
-        self.link.close()  # end of file ends the server
-        self.server.wait(10.0)
 
 
 @pytest.fixture(scope="module")

@@ -54,8 +54,8 @@ def run(spec: dict[str, Any]) -> int:
 def _set_up(welcome: Letter, spec: dict[str, Any]) -> WorkerRuntime:
     orders = msgspec.json.decode(bytes(welcome.frames[0]))
     experiment = convert(Experiment, orders["experiment"], "the coordinator's experiment")
-    fix_numerics(experiment.threads, spec["device"])
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
+    fix_numerics(experiment.threads, spec["device"])
     data_dir = Path(orders["data_dir"]) if orders["data_dir"] else None
     problem = Problem.build(experiment, algorithm, data_dir, spec["device"])
     warm_up(problem)

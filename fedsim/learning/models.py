@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedsim import plugin
 from fedsim.errors import UsageError, unknown
 
 Shape = tuple[int, ...]
@@ -40,19 +41,49 @@ class ModelInfo:
 
 
 def build_model(name: str, shape: Shape, classes: int) -> nn.Module:
-    """The model `name` for inputs (n, *shape) and `classes` logits.
+    """The model `name`, or path/to/file.py:NAME, for inputs (n, *shape) and `classes` logits.
 
     Draws the initialisation from torch's global generator; the caller seeds it.
-    Raises UsageError for an unknown name, for an empty shape or fewer than two classes, and when
-    the model cannot take inputs of this shape.
+    Raises UsageError for an unknown name, for an empty shape or fewer than two classes, when the
+    model cannot take inputs of this shape, and for what is wrong with a user's own.
     """
-    if name not in MODELS:
+    if name not in MODELS and not plugin.is_spec(name):
         raise unknown("model", name, MODELS)
     if not shape or any(side < 1 for side in shape):
         raise UsageError(f"model {name!r}: an input shape needs sides of at least 1, got {shape}")
     if classes < 2:
         raise UsageError(f"model {name!r}: a classifier needs at least 2 classes, got {classes}")
-    return MODELS[name].build(shape, classes)
+    return MODELS[name].build(shape, classes) if name in MODELS else _users_model(name, shape, classes)
+
+
+def _users_model(spec: str, shape: Shape, classes: int) -> nn.Module:
+    """A new module from the callable NAME(shape, classes) of a user's file, tried on two blank examples."""
+    whose = f"--model {plugin.short(spec)}"
+    with torch.random.fork_rng(devices=[]):  # executing the file may draw, but only the first time
+        build = plugin.load(spec, "--model")
+    if not callable(build) or isinstance(build, nn.Module):
+        raise UsageError(
+            f"{whose} is a {type(build).__name__}; name a class or function that makes a new torch.nn.Module "
+            "from (shape, classes)"
+        )
+    with plugin.blame(spec, "--model", f"calling it with shape {shape} and {classes} classes"):
+        module = build(shape, classes)
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{whose} must return a torch.nn.Module; it returned a {type(module).__name__}")
+    with plugin.blame(spec, "--model", f"a forward pass of two examples of shape {shape}"), torch.no_grad():
+        out = module.eval()(torch.zeros(2, *shape))
+    if not isinstance(out, Tensor) or out.shape != (2, classes):
+        came = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        raise UsageError(
+            f"{whose} must give one logit per class: for two examples of shape {shape} a tensor of shape "
+            f"(2, {classes}); it gave {came}"
+        )
+    trained = [p.requires_grad for p in module.parameters()]
+    if not trained or not all(trained):
+        raise UsageError(
+            f"{whose}: all parameters are trained, so there must be some, all with requires_grad"
+        )
+    return module.train()
 
 
 def _logistic(bias: bool) -> Callable[[Shape, int], nn.Module]:

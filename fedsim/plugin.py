@@ -1,0 +1,146 @@
+"""What a user brings in a file of their own: `path/to/file.py:Name` for --algo, --model and --dataset.
+
+A file is executed at most once per process, from the bytes whose digest the manifest records: bits
+depend on them. It stands by itself: what it imports must be installed, or on PYTHONPATH. Imports
+nothing heavy, because options are resolved before the fork server is made.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from fedsim.errors import FedsimError, UsageError, unknown
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file that was executed: its module, the digest of its bytes, the names it defines itself."""
+
+    module: ModuleType
+    sha256: str
+    names: tuple[str, ...]
+
+
+_files: dict[Path, _File] = {}
+
+
+def is_spec(text: str) -> bool:
+    """Whether a choice is an object in a user's file, and not a name of ours."""
+    return ".py:" in text or text.endswith(".py")
+
+
+def absolute(spec: str) -> str:
+    """The same spec, meaning the same in every working directory."""
+    path, name = _parts(spec)
+    return f"{path}:{name}" if name else str(path)
+
+
+def short(choice: str) -> str:
+    """A spec as people need it, mine:Mine; a name of ours as it is."""
+    if not is_spec(choice):
+        return choice
+    path, name = _parts(choice)
+    return f"{path.stem}:{name}" if name else path.name
+
+
+def load(spec: str, option: str) -> object:
+    """The object that `spec` names; `option` is the one that a complaint is about ("--algo").
+
+    Errors: UsageError if there is no such file or no such name in it (with the nearest one), or if
+    executing the file fails (with the line).
+    """
+    path, name = _parts(spec)
+    if not name:
+        raise UsageError(f"{option} {path.name}: say what in the file is meant: {option} {spec}:NAME")
+    file = _executed(path, spec, option)
+    if not hasattr(file.module, name):
+        raise unknown(f"name in {path} ({option}):", name, file.names)
+    found: object = getattr(file.module, name)
+    return found
+
+
+def sources(choices: Iterable[str]) -> dict[str, str]:
+    """{path: sha256 of the bytes that were executed} of the user files among the choices."""
+    paths = [_parts(choice)[0] for choice in choices if is_spec(choice)]
+    return {str(path): _files[path].sha256 for path in paths if path in _files}
+
+
+@contextmanager
+def blame(spec: str, option: str, doing: str) -> Iterator[None]:
+    """Turn what a user's code raises in this block into a UsageError that says where and what.
+
+    Our own errors pass as they are.
+    """
+    try:
+        yield
+    except FedsimError:
+        raise
+    except (Exception, SystemExit) as e:
+        line = _line(e, _parts(spec)[0])
+        where = f" in line {line}" if line else ""
+        said = e.msg if isinstance(e, SyntaxError) else (str(e).splitlines() or [""])[0]
+        raise UsageError(
+            f"{option} {short(spec)}: {doing} failed{where}: {type(e).__name__}"
+            + (f": {said}" if said else "")
+        ) from e
+
+
+def _parts(spec: str) -> tuple[Path, str]:
+    """The path, absolute, and the name, which may be missing."""
+    head, _, name = spec.rpartition(".py:") if ".py:" in spec else (spec.removesuffix(".py"), "", "")
+    return Path(f"{head}.py").expanduser().resolve(), name
+
+
+def _executed(path: Path, spec: str, option: str) -> _File:
+    if not path.is_file():
+        raise UsageError(f"{option} {short(spec)}: there is no file {path}")
+    try:
+        source = path.read_bytes()
+    except OSError as e:
+        raise UsageError(f"{option} {short(spec)}: cannot read {path}: {e.strerror}") from None
+    digest = hashlib.sha256(source).hexdigest()
+    if path in _files and _files[path].sha256 == digest:
+        return _files[path]
+    # two files of the same stem are two modules; annotations are resolved through sys.modules
+    module = ModuleType(f"user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    try:
+        with blame(spec, option, "importing it"):
+            tree = ast.parse(source, str(path))
+            exec(compile(tree, str(path), "exec", dont_inherit=True), module.__dict__)
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise
+    _files[path] = _File(module, digest, tuple(_defined(tree)))
+    return _files[path]
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    """The public names that a file binds at its top level, other than by importing."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            bound = [node.name]
+        elif isinstance(node, ast.Assign):
+            bound = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            bound = [node.target.id]
+        else:
+            continue
+        yield from (name for name in bound if not name.startswith("_"))
+
+
+def _line(error: BaseException, path: Path) -> int | None:
+    """The innermost line of the user's file that an error passed through."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno for f in reversed(frames) if f.filename == str(path)), None)
