@@ -33,6 +33,10 @@ from fedsim.learning.gaussian import Gaussian, diagonal, is_full, times
 
 Silent = Literal["participants", "last"]
 
+LEAST = 0.01
+"""The share of S_g that an upload's precision has at least where the client's literal problem has no
+minimum: precisions that cross the wire are positive."""
+
 
 @dataclass(frozen=True)
 class Dual:
@@ -61,10 +65,14 @@ class Consensus:
 
 @dataclass(frozen=True)
 class Pull:
-    """What a client's loss is balanced against, with its dual held in bounds; slack: the least value (or
-    eigenvalue) of rho S_g - V_k; capped: how many of them are negative."""
+    """What a client's loss is balanced against, with its dual held in bounds.
+
+    held: the factor taken out of the dual, factor = q_g^rho / t_k * held; slack: the least value (or
+    eigenvalue) of rho S_g - V_k; capped: how many of them are negative.
+    """
 
     factor: Gaussian
+    held: Gaussian
     slack: float
     capped: int
 
@@ -103,7 +111,8 @@ class Rule:
 
         The client's problem is bounded below only where H_k - V_k + rho S_g > 0, which nothing ensures
         (papers-and-code.md 4.8; curvature-and-solvers.md 3.4). Where V_k is held, v_k follows it, so that
-        the pull's gradient at m_g is what it was: a fixed point stays one. The stored dual is unchanged.
+        the pull's gradient at m_g is what it was. The stored dual is unchanged; `put_back` says what q_k
+        then counts as.
         """
         free = self.pull(q, site)
         if is_full(q.precision):
@@ -113,14 +122,40 @@ class Rule:
             ratios, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)
             excess = (ratios - (1 - keep)).clamp(min=0)
             axes = root @ vectors
-            held: Tensor = (axes * excess) @ axes.mT
+            taken: Tensor = (axes * excess) @ axes.mT
             slack = float(torch.linalg.eigvalsh(torch.as_tensor(free.precision))[0])
             capped = int((ratios > 1).sum())
         else:
             room = torch.as_tensor(free.precision)
-            held = (self.rho * keep * q.precision - room).clamp(min=0)
+            taken = (self.rho * keep * q.precision - room).clamp(min=0)
             slack, capped = float(room.min()), int((room < 0).sum())
-        return Pull(free * Gaussian(times(held, q.mean), held), slack, capped)
+        held = Gaussian(times(taken, q.mean), taken)
+        return Pull(free * held, held, slack, capped)
+
+    def put_back(self, local: Gaussian, pull: Pull, q: Gaussian, moved: float = 1.0) -> Gaussian:
+        """q_k of the literal problem, from the solution `local` of the one with a held dual.
+
+        The solution has rho S_k = H_k + rho S_g - V_k + held, so a dual step from it would add
+        what is held to V_k every round, without end. With held put back, V_k' = H_k at gamma = rho: the
+        dual is minus the natural gradient again, and fixed points stay. moved: the share of the way to
+        that solution which the solver's precision has gone (IVON's Hessian is a running mean).
+        Where the literal problem has no minimum, that is where less than LEAST S_g would be left, it counts
+        as N(m_k, (LEAST S_g)^-1): the dual then shrinks.
+        """
+        free = local / pull.held ** (moved / self.rho)
+        floor = LEAST * torch.as_tensor(q.precision)
+        if not is_full(floor):
+            lost = torch.as_tensor(free.precision) < floor
+            shift = torch.where(lost, floor * local.mean, free.shift)
+            return Gaussian(shift, torch.where(lost, floor, torch.as_tensor(free.precision)))
+        if Gaussian(free.shift, free.precision - floor).is_proper:
+            return free
+        root = torch.linalg.cholesky(floor)
+        half = torch.linalg.solve_triangular(root, torch.as_tensor(free.precision), upper=False)
+        whitened = torch.linalg.solve_triangular(root, half.mT, upper=False)
+        ratios, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)
+        axes = root @ vectors
+        return Gaussian.at(local.mean, (axes * ratios.clamp(min=1)) @ axes.mT)
 
     def dual_step(self, local: Gaussian, q: Gaussian) -> Gaussian:
         """(q_k / q_g)^gamma."""
@@ -222,15 +257,21 @@ def _ruler(size: int) -> Tensor:
 
 def proper(q: Gaussian, what: str) -> Gaussian:
     """q. Errors: TaskError if it is no distribution, saying where and what to do."""
-    if q.is_proper and bool(torch.isfinite(q.shift).all()):
+    precision = torch.as_tensor(q.precision)
+    lost = int((~torch.isfinite(q.shift)).sum()) + int((~torch.isfinite(precision)).sum())
+    if lost:
+        raise TaskError(
+            f"{what} has {lost} values that are not finite: the iteration diverges. Take smaller steps: lower "
+            "gamma, damping or lr; in ama lower rho, elsewhere raise it"
+        )
+    if q.is_proper:
         return q
-    if is_full(q.precision):
-        where = "it is not positive definite"
+    if is_full(precision):
+        where = "is not positive definite"
     else:
-        precision = torch.as_tensor(q.precision)
-        bad = int((~(precision > 0)).sum())
-        where = f"{bad} of {precision.numel()} entries are not positive (smallest {float(precision.min()):g})"
+        bad, least = int((precision <= 0).sum()), float(precision.min())
+        where = f"is not positive in {bad} of {precision.numel()} entries (smallest {least:g})"
     raise TaskError(
-        f"the precision of {what} is not one: {where}. The duals have outgrown the prior: raise rho, "
-        "lower gamma or damping, or raise delta"
+        f"the precision of {what} {where}. The duals have outgrown the prior: raise rho, lower gamma or "
+        "damping, or raise delta"
     )

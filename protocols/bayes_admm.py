@@ -86,4 +86,5 @@ def by_von(
     pull = rule.capped_pull(q, client.dual.site, KEEP)
     factor = pull.factor if cap_dual else rule.pull(q, client.dual.site)
     fit = von(shard, start, how=how, rng=task.rng, pull=factor, temperature=rule.rho)
-    return Local(fit.local, fit.loss, None, {"dual_slack": pull.slack, "capped": float(pull.capped)})
+    local = rule.put_back(fit.local, pull, q) if cap_dual else fit.local
+    return Local(local, fit.loss, None, {"dual_slack": pull.slack, "capped": float(pull.capped)})

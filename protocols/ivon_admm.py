@@ -106,5 +106,8 @@ def by_ivon(
         h0=None if started else how.h0,
         moments=client.moments,
     )
+    local = Gaussian.at(fit.mean, fit.precision)
+    if cap_dual:
+        local = rule.put_back(local, pull, q, fit.moved)
     scalars = {"dual_slack": pull.slack, "capped": float(pull.capped)}
-    return Local(Gaussian.at(fit.mean, fit.precision), fit.loss, fit.moments, scalars)
+    return Local(local, fit.loss, fit.moments, scalars)

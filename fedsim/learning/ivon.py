@@ -78,6 +78,8 @@ class IvonFit:
     precision: Tensor
     moments: IvonMoments | None
     loss: float
+    moved: float = 1.0
+    """The share of its way to a stationary point that h has gone, 1 - beta2^steps."""
 
 
 def ivon(
@@ -138,8 +140,13 @@ def ivon(
                     if epoch == how.epochs - 1:
                         total.add_(loss, alpha=len(targets) / how.samples)
                 state.step()
+    steps = how.epochs * -(-shard.size // how.batch_size)
     fit = IvonFit(
-        state.mean, state.precision(), state.moments() if how.carry else None, float(total) / shard.size
+        state.mean,
+        state.precision(),
+        state.moments() if how.carry else None,
+        float(total) / shard.size,
+        1 - how.beta2**steps,
     )
     _check_finite(fit)
     return fit

@@ -121,6 +121,8 @@ def _exact(shard: QuadraticShard, pull: Gaussian, temperature: float) -> VonFit:
     _Root.of(precision)  # or TaskError
     # the mean needs the whole Hessian in both families
     matrix = hessian + (pull.precision if full else torch.diag(pull.precision))
+    if not full:
+        _Root.of(matrix)  # a saddle is no solution, whatever the diagonal says
     mean = _finite(torch.linalg.solve_ex(matrix, pull.shift + shard.linear.double()).result, "mean")
     return VonFit(Gaussian.at(mean, precision), shard.loss(mean))
 

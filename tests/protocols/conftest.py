@@ -80,6 +80,8 @@ class Federation:
     server: Any = None
     clients: list[Any] = field(default_factory=list)
     round: int = 0
+    uploads: dict[int, Any] = field(default_factory=dict)
+    """Of the last exchange, as decoded, also lost ones."""
 
     def __post_init__(self) -> None:
         self.sizes = tuple(s.size for s in self.shards)
@@ -111,14 +113,14 @@ class Federation:
         ctx = self.context(exchange)
         message = self.algorithm.broadcast(self.server, ctx)
         down = self.carry(message, "down")
-        ups = []
+        ups, self.uploads = [], {}
         for k in participants:
             rng = Stream(0, f"client.{exchange}", self.round, k)
             task = Task(self.start, self.sizes, self.round, exchange, k, rng)
             part = self.algorithm.broadcast_to(self.server, k, ctx)
             got = down if part is None else self.carry(with_part(message, part), "down")
             draft, up = self.algorithm.client_update(self.clients[k], got, self.shards[k], task)
-            up = self.carry(up, "up")
+            self.uploads[k] = up = self.carry(up, "up")
             if k not in lost:
                 ups.append((k, up))
             if k not in lost or self.commit_on_send:

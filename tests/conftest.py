@@ -1,0 +1,7 @@
+"""One thread, as every task has by default: two would fight with the tests' own worker processes."""
+
+from __future__ import annotations
+
+import torch
+
+torch.set_num_threads(1)
