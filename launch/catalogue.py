@@ -111,7 +111,7 @@ def describe(name: str) -> None:
         messages.add_column(column)
     for label, message, fields_ in _messages(algorithm):
         for field in fields_:
-            messages.add_row(f"{label}", field.name, field.kind.name, _shape(field), field.kind.dtype)
+            messages.add_row(label, field.name, field.kind.name, _shape(field), " | ".join(field.dtypes))
         if not fields_:
             messages.add_row(label, "", f"({message.__name__} has no fields)", "", "")
     console.print(messages)
