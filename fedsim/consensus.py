@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import TaskError
-from fedsim.learning.gaussian import Gaussian, diagonal, is_full, times
+from fedsim.learning.gaussian import Gaussian, diagonal, is_full, relative, times
 
 Silent = Literal["participants", "last"]
 
@@ -115,22 +115,26 @@ class Rule:
         then counts as.
         """
         free = self.pull(q, site)
+        taken: Tensor
         if is_full(q.precision):
-            root = torch.linalg.cholesky(self.rho * torch.as_tensor(q.precision))
-            half = torch.linalg.solve_triangular(root, torch.as_tensor(site.precision), upper=False)
-            whitened = torch.linalg.solve_triangular(root, half.mT, upper=False)  # L^-1 V_k L^-T
-            ratios, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)
-            excess = (ratios - (1 - keep)).clamp(min=0)
-            axes = root @ vectors
-            taken: Tensor = (axes * excess) @ axes.mT
-            slack = float(torch.linalg.eigvalsh(torch.as_tensor(free.precision))[0])
-            capped = int((ratios > 1).sum())
+            slacks = torch.linalg.eigvalsh(torch.as_tensor(free.precision))
+            slack, capped = float(slacks[0]), int((slacks < 0).sum())
+            taken = self._excess(q, site, keep)
         else:
             room = torch.as_tensor(free.precision)
             taken = (self.rho * keep * q.precision - room).clamp(min=0)
             slack, capped = float(room.min()), int((room < 0).sum())
         held = Gaussian(times(taken, q.mean), taken)
         return Pull(free * held, held, slack, capped)
+
+    def _excess(self, q: Gaussian, site: Gaussian, keep: float) -> Tensor:
+        """What a full V_k has above (1 - keep) rho S_g, (P, P) and positive semi-definite."""
+        whole, V = self.rho * torch.as_tensor(q.precision), torch.as_tensor(site.precision)
+        if Gaussian(q.shift, (1 - keep) * whole - V).is_proper:
+            return torch.zeros_like(V)
+        ratios, axes = relative(V, whole)
+        excess: Tensor = (axes * (ratios - (1 - keep)).clamp(min=0)) @ axes.mT
+        return excess
 
     def put_back(self, local: Gaussian, pull: Pull, q: Gaussian, moved: float = 1.0) -> Gaussian:
         """q_k of the literal problem, from the solution `local` of the one with a held dual.
@@ -150,11 +154,7 @@ class Rule:
             return Gaussian(shift, torch.where(lost, floor, torch.as_tensor(free.precision)))
         if Gaussian(free.shift, free.precision - floor).is_proper:
             return free
-        root = torch.linalg.cholesky(floor)
-        half = torch.linalg.solve_triangular(root, torch.as_tensor(free.precision), upper=False)
-        whitened = torch.linalg.solve_triangular(root, half.mT, upper=False)
-        ratios, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)
-        axes = root @ vectors
+        ratios, axes = relative(torch.as_tensor(free.precision), floor)
         return Gaussian.at(local.mean, (axes * ratios.clamp(min=1)) @ axes.mT)
 
     def dual_step(self, local: Gaussian, q: Gaussian) -> Gaussian:
@@ -261,8 +261,8 @@ def proper(q: Gaussian, what: str) -> Gaussian:
     lost = int((~torch.isfinite(q.shift)).sum()) + int((~torch.isfinite(precision)).sum())
     if lost:
         raise TaskError(
-            f"{what} has {lost} values that are not finite: the iteration diverges. Take smaller steps: lower "
-            "gamma, damping or lr; in ama lower rho, elsewhere raise it"
+            f"{what} has {lost} values that are not finite: the iteration diverges. Take smaller steps: "
+            "lower gamma, damping or lr; in ama lower rho, elsewhere raise it"
         )
     if q.is_proper:
         return q

@@ -121,6 +121,18 @@ def identity(like: Tensor, scale: float, *, full: bool) -> Tensor:
     return torch.diag(values) if full else values
 
 
+def relative(matrix: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Ratios (P,) and axes (P, P) with matrix = axes diag(ratios) axes', unit = axes axes'.
+
+    matrix symmetric, unit symmetric positive definite, both (P, P).
+    """
+    root = torch.linalg.cholesky(unit)
+    half = torch.linalg.solve_triangular(root, matrix, upper=False)
+    whitened = torch.linalg.solve_triangular(root, half.mT, upper=False)  # L^-1 M L^-T
+    ratios, vectors = torch.linalg.eigh((whitened + whitened.mT) / 2)
+    return ratios, root @ vectors
+
+
 def packed(matrix: Tensor) -> Tensor:
     """The lower triangle of a symmetric (P, P), row by row: (P(P+1)/2,), each number once.
 
