@@ -116,6 +116,11 @@ class Problem:
                 kind = known[side][field]
                 if lossy and not kind.dtype.startswith("f"):
                     raise UsageError(f"--codec {name}={chosen}: {field!r} holds no floats")
+                if lossy and kind.stored and self.dataset.train_inputs.dtype == np.uint8:
+                    raise UsageError(
+                        f"--codec {name}={chosen}: {field!r} is sent as it is stored, in whole numbers "
+                        "of one byte; a lossy codec is for floats"
+                    )
                 if lossy and kind.positive and kind.dims == (TRIANGLE,):
                     raise UsageError(
                         f"--codec {name}={chosen}: a full precision whose entries are rounded one by one "

@@ -231,9 +231,24 @@ def decode(message: type[M], letter: Letter, codecs: Mapping[str, str], dims: Di
         parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
         tensor = unpack_checked(name, parts, h.shape, h.dtype, about)
         values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, about)
+    _same_rows(expected, values, whose)
     if part is not None and has_part:
-        values[part.name] = part.message(**{f.name: values.pop(f.name) for f in schema(part.message)})
+        _same_rows(schema(part.message), values, whose)
+    if part is not None:
+        own = {f.name: values.pop(f.name) for f in schema(part.message)} if has_part else None
+        values[part.name] = None if own is None else part.message(**own)
     return message(**values)
+
+
+def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], whose: str) -> None:
+    """Elastic fields of one message that share the name of their first size have it in common."""
+    rows: dict[str, tuple[str, int]] = {}
+    for f in fields:
+        if f.kind.elastic:
+            count = len(values[f.name])
+            first, expected = rows.setdefault(f.kind.dims[0], (f.name, count))
+            if count != expected:
+                raise WireError(f"{whose}: {count} rows of {f.name!r} where {first!r} has {expected}")
 
 
 def _scalar(tensor: Tensor, field: Field, about: str) -> Any:

@@ -166,7 +166,10 @@ def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], Part | None]:
         out.append(Field(f.name, kinds[0], get_args(hint)[0]))
     if len(parts) > 1:
         raise UsageError(f"message {message.__name__} has {len(parts)} optional parts; it may have one")
-    names = [f.name for f in out] + [f.name for p in parts for f in _read_schema(p.message)[0]]
+    inner = [_read_schema(p.message) for p in parts]
+    if any(part is not None for _, part in inner):
+        raise UsageError(f"message {message.__name__}: an optional part cannot have an optional part itself")
+    names = [f.name for f in out] + [f.name for own, _ in inner for f in own]
     if len(set(names)) < len(names):
         raise UsageError(f"message {message.__name__} and its optional part share a field name")
     return tuple(out), parts[0] if parts else None

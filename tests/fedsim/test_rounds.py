@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedsim.rounds import (
     MAX_EVALUATIONS_BEHIND,
@@ -33,10 +35,12 @@ from fedsim.rounds import (
     Score,
     Scored,
     TaskId,
+    version,
 )
 from fedsim.schedules import Turnout
 
 MOST_HELD = 2
+fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class World:
     turnouts: tuple[Turnout, ...]
     chunks: int
     eval_every: int
+    setup: int = 0
 
     @staticmethod
     def drawn(rng: random.Random) -> World:
@@ -67,7 +72,14 @@ class World:
 
     def machine(self, cost: Callable[[int], float] = float) -> RoundMachine:
         return RoundMachine(
-            self.rounds, self.exchanges, self.turnout, [0] * self.clients, cost, self.chunks, self.eval_every
+            self.rounds,
+            self.exchanges,
+            self.turnout,
+            [0] * self.clients,
+            cost,
+            self.chunks,
+            self.eval_every,
+            self.setup,
         )
 
     def evaluated(self) -> list[int]:
@@ -196,6 +208,11 @@ class Simulator:
                     assert self.open is not None
                     assert tuple(self.released) == self.open.participants
                     self.closed = True
+                case Commit(0):
+                    assert not self.closed, "committed while a fold is under way"
+                    assert self.log.count(command) == 1
+                    assert self.world.setup
+                    self.open = None
                 case Commit(number):
                     assert not self.closed, "committed while a fold is under way"
                     assert number == self.committed + 1
@@ -419,3 +436,149 @@ def test_wrong_events_raise_and_change_nothing(seed: int) -> None:
         if sim.finished:
             return
         sim.feed(rng.choice(sim.possible()))
+
+
+# ---- a set-up before round 1
+
+
+def set_up(
+    turnouts: tuple[Turnout, ...] = (),
+    *,
+    setup: int = 2,
+    clients: int = 3,
+    exchanges: int = 1,
+    chunks: int = 0,
+) -> World:
+    return World(clients, len(turnouts), exchanges, turnouts, chunks, 1, setup)
+
+
+def test_the_setup_is_round_0_with_everyone_and_round_1_follows_its_commit() -> None:
+    machine = set_up((Turnout((1,)),)).machine()
+    log = machine.start()
+    assert log == [Open(0, 1, (0, 1, 2), True)]
+    events: list[Event] = [Joined(0)]
+    while events:
+        log += machine.handle(events.pop(0))
+        if isinstance(log[-1], Close):
+            events.append(Folded())
+        elif machine.held_by(0) and not events:
+            events.append(Arrived(0, machine.held_by(0)[0]))
+    people = (0, 1, 2)
+    folded = [Release(0), Release(1), Release(2), Close()]
+    assert kept(log) == [
+        *(Open(0, 1, people, True), *folded),
+        *(Open(0, 2, people, True), *folded, Commit(0, people, people, (2, 2, 2))),
+        *(Open(1, 1, (1,), True), Release(1), Close(), Commit(1, (1,), (1,), (2, 3, 2))),
+    ]
+    given = [c.task for c in log if isinstance(c, Give)]
+    assert sorted(given, key=lambda t: (t.round, t.exchange, t.client)) == [
+        *(TaskId(0, 1, k, 0) for k in people),
+        *(TaskId(0, 2, k, 1) for k in people),
+        TaskId(1, 1, 1, 2),
+    ]
+    assert log[-1] == Finish()
+    for number, exchange in ((0, 1), (0, 2), (1, 1)):  # opened before its tasks, which come before its folds
+        at = [
+            i
+            for i, c in enumerate(log)
+            if isinstance(c, Give) and (c.task.round, c.task.exchange) == (number, exchange)
+        ]
+        opened = next(
+            i
+            for i, c in enumerate(log)
+            if isinstance(c, Open) and (c.round, c.exchange) == (number, exchange)
+        )
+        closed = [i for i, c in enumerate(log) if isinstance(c, Close)][2 * number + exchange - 1]
+        assert opened < min(at) <= max(at) < closed
+
+
+@pytest.mark.parametrize("setup", [0, 1, 2])
+def test_the_schedule_is_asked_for_every_round_but_the_setup(setup: int) -> None:
+    asked: list[int] = []
+    world = set_up((Turnout((0,)), Turnout(())), setup=setup)
+
+    def recorded(number: int) -> Turnout:
+        asked.append(number)
+        assert number > 0
+        return world.turnout(number)
+
+    machine = world.machine()
+    machine.schedule = recorded
+    end = Simulator(world, machine, 2, random.Random(0)).run()
+    assert asked == [1, 2]
+    people = {c.participants for c in end.log if isinstance(c, Open) and not c.round}
+    assert people == ({(0, 1, 2)} if setup else set())
+
+
+@pytest.mark.parametrize("setup", [0, 1, 2])
+def test_the_start_model_is_evaluated_once_also_beside_a_setup(setup: int) -> None:
+    end = simulated(set_up((Turnout((0, 1)), Turnout((2,))), setup=setup, chunks=3), 4)
+    assert Counter(end.scored) == Counter((r, chunk) for r in range(3) for chunk in range(3))
+
+
+def test_the_start_model_can_be_scored_while_the_setup_is_under_way() -> None:
+    """Nothing of round 0 changes it, so nobody has to wait for the commit."""
+    machine = set_up((Turnout((0,)),), clients=1, chunks=1).machine()
+    machine.start()
+    assert machine.handle(Joined(0)) == [Give(0, TaskId(0, 1, 0, 0)), Score(0, 0, 0)]
+
+
+@pytest.mark.parametrize("setup", [1, 2])
+@pytest.mark.parametrize("chunks", [0, 2])
+def test_no_rounds_with_a_setup_finishes_after_it(setup: int, chunks: int) -> None:
+    end = simulated(set_up(setup=setup, chunks=chunks), 2)
+    everyone = (0, 1, 2)
+    assert kept(end.log)[-1] == Commit(0, everyone, everyone, (setup,) * 3)
+    assert len([c for c in end.log if isinstance(c, Open)]) == setup
+    assert end.log[-1] == Finish()
+    assert end.machine.versions == [setup] * 3
+
+
+def test_version_counts_exchanges_from_the_first_of_the_setup() -> None:
+    for setup in range(3):
+        for exchanges in (1, 2):
+            counted = [version(0, e, exchanges, setup) for e in range(1, setup + 1)]
+            counted += [version(r, e, exchanges, setup) for r in (1, 2, 3) for e in range(1, exchanges + 1)]
+            assert counted == list(range(1, setup + 3 * exchanges + 1))
+
+
+@st.composite
+def worlds_with_a_setup(draw: Callable[..., object]) -> World:
+    clients, rounds = draw(st.integers(1, 4)), draw(st.integers(0, 4))
+    assert isinstance(clients, int) and isinstance(rounds, int)
+    turnouts = []
+    for _ in range(rounds):
+        people = draw(st.sets(st.integers(0, clients - 1)))
+        assert isinstance(people, set)
+        lost = draw(st.sets(st.sampled_from(sorted(people)))) if people else set()
+        assert isinstance(lost, set)
+        turnouts.append(Turnout(tuple(sorted(people)), frozenset(lost)))
+    exchanges, setup, chunks = draw(st.integers(1, 2)), draw(st.integers(0, 2)), draw(st.integers(0, 2))
+    assert isinstance(exchanges, int) and isinstance(setup, int) and isinstance(chunks, int)
+    return World(clients, rounds, exchanges, tuple(turnouts), chunks, 1, setup)
+
+
+@fixed
+@given(worlds_with_a_setup(), st.integers(0, 10_000))
+def test_versions_and_bases_with_a_setup_are_what_the_formula_says(world: World, seed: int) -> None:
+    """S + (r-1)*E + e, written out; every base is the last committed version, or the draft of the
+    exchange before if that was folded; nobody is lost in the set-up."""
+    S, E = world.setup, world.exchanges
+    end = simulated(world, seed)
+    everyone = tuple(range(world.clients))
+    held, bases, commits = [0] * world.clients, {}, []
+    for r in range(0 if S else 1, world.rounds + 1):
+        turnout = world.turnout(r) if r else Turnout(everyone)
+        for k in turnout.participants:
+            for e in range(1, (E if r else S) + 1):
+                bases[r, e, k] = held[k]
+                if k not in turnout.lost:
+                    held[k] = S + (r - 1) * E + e if r else e
+        folded = tuple(k for k in turnout.participants if k not in turnout.lost)
+        commits.append(Commit(r, turnout.participants, folded, tuple(held)))
+    assert {(t.round, t.exchange, t.client): t.base for t in end.given} == bases
+    assert len(end.given) == len(bases)
+    assert [c for c in end.log if isinstance(c, Commit)] == commits
+    assert end.machine.versions == held
+    pieces = Counter((r, chunk) for r in range(world.rounds + 1) for chunk in range(world.chunks))
+    assert Counter(end.scored) == pieces

@@ -1,0 +1,317 @@
+"""Evaluation with posterior samples: against an average by hand, over the wire, and in metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor
+
+import fedsim.problem
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.solvers import LocalTraining, minimise
+from fedsim.problem import CHUNK, Problem, Score
+from fedsim.schedules import Turnout
+from fedsim.seeds import Stream
+from fedsim.wire.letter import VERSION, Header, Letter, decode, encode, open_letter, seal
+from launch.cli import main
+from protocols.fedavg import FedAvg
+from protocols.ivon_admm import IvonADMM
+from tests.harness import listed, play
+from workers.worker import SCORE, Evaluate, EvaluateFull, WorkerRuntime, to_evaluate, to_score
+
+P, CLASSES, SAMPLES, ROUND = 640, 10, 7, 3
+EQUAL = 1e-6
+"""Relative, of a sum of NLL: the logits are float32, and BLAS sums a batch in an order of its own."""
+
+
+def problem_of(algorithm: type[Any] = FedAvg, samples: int = SAMPLES, **changes: Any) -> Problem:
+    described: dict[str, Any] = {"model": "logistic", "clients": 1, "rounds": 2} | changes
+    experiment = Experiment(algo=algorithm.name, eval_samples=samples, **described)
+    return Problem.build(experiment, build_algorithm(algorithm, changes.get("hyperparameters", {})), None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _numerics() -> Iterator[None]:
+    """A launch in this process changes torch's settings, which other tests must not feel."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return problem_of()
+
+
+@pytest.fixture(scope="module")
+def mean(problem: Problem) -> Tensor:
+    """A model that has learned something: (P,) float32."""
+    shard, how = problem.shard(0), LocalTraining(epochs=5, lr=1e-2)
+    return minimise(shard, problem.start, how=how, rng=Stream(0, "fit")).weights
+
+
+def narrow(draws: int = 1) -> Tensor:
+    """Diagonal precisions from about 3 to 60: (P,) float32."""
+    return (1 + torch.rand(P, generator=torch.Generator().manual_seed(draws))).exp() ** 2
+
+
+def wide() -> Tensor:
+    """A full precision whose entries float32 holds: (P, P)."""
+    factors = torch.randn(P, 30, generator=torch.Generator().manual_seed(2)) / 3
+    return torch.diag(narrow()) + factors @ factors.mT
+
+
+def posterior(mean: Tensor, kind: str) -> Gaussian:
+    precision: dict[str, Tensor | float] = {"isotropic": 25.0, "diagonal": narrow(), "full": wide()}
+    return Gaussian.at(mean, precision[kind])
+
+
+def held_out(problem: Problem) -> tuple[Tensor, Tensor]:
+    inputs = torch.tensor(problem.dataset.test_inputs).flatten(1).float() / 16
+    return inputs, torch.tensor(problem.dataset.test_targets)
+
+
+def by_hand(problem: Problem, q: Gaussian, count: int = SAMPLES) -> Score:
+    """Softmax of x W', averaged over m + R^-1 noise with S = R'R, from the stream of this round."""
+    inputs, targets = held_out(problem)
+    noise = Stream(problem.experiment.seed, "posterior", ROUND).torch("samples")
+    precision = torch.as_tensor(q.precision, dtype=torch.float64)
+    root = (
+        torch.linalg.cholesky(precision).mT
+        if precision.dim() == 2
+        else torch.diag(precision.expand(P)).sqrt()
+    )
+    average = torch.zeros(len(targets), CLASSES, dtype=torch.float64)
+    for _ in range(count):
+        z = torch.randn(P, generator=noise).double()
+        weights = q.mean + torch.linalg.solve(root, z)
+        average += (inputs.double() @ weights.reshape(CLASSES, -1).mT).softmax(dim=1) / count
+    at_mean = (inputs.double() @ q.mean.reshape(CLASSES, -1).mT).softmax(dim=1)
+    rows = torch.arange(len(targets))
+    right = [int((p.argmax(dim=1) == targets).sum()) for p in (at_mean, average)]
+    nll = [-float(p[rows, targets].log().sum()) for p in (at_mean, average)]
+    return Score(right[0], nll[0], len(targets), right[1], nll[1])
+
+
+def assert_same(found: Score, expected: Score, tolerance: float = EQUAL) -> None:
+    assert (found.correct, found.examples) == (expected.correct, expected.examples)
+    assert found.nll == pytest.approx(expected.nll, rel=tolerance)
+    assert found.ensemble_correct == expected.ensemble_correct
+    assert found.ensemble_nll == pytest.approx(expected.ensemble_nll, rel=tolerance)
+
+
+# ---- the average
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "diagonal", "full"])
+def test_an_ensemble_is_the_softmax_averaged_over_the_streams_samples(
+    kind: str, problem: Problem, mean: Tensor
+) -> None:
+    q = posterior(mean, kind)
+    found = problem.score(q, 0, ROUND)
+    assert_same(found, by_hand(problem, q))
+    assert abs(found.ensemble_nll / found.nll - 1) > 0.01  # it is another number than the mean's
+    assert problem.score(q, 0, ROUND) == found
+    other = problem.score(q, 0, ROUND + 1)
+    assert other[:3] == found[:3]
+    assert other.ensemble_nll != found.ensemble_nll
+
+
+def test_the_number_of_samples_is_the_experiments(mean: Tensor) -> None:
+    q = posterior(mean, "diagonal")
+    scores = [problem_of(samples=n).score(q, 0, ROUND) for n in (1, 2, SAMPLES)]
+    assert len({s.ensemble_nll for s in scores}) == 3
+    for n, score in zip((1, 2, SAMPLES), scores, strict=True):
+        assert_same(score, by_hand(problem_of(samples=n), q, n))
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_an_ensemble_does_not_depend_on_the_chunks(
+    kind: str, problem: Problem, mean: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = posterior(mean, kind)
+    whole = problem.score(q, 0, ROUND)
+    assert problem.chunks == 1 and whole.examples < CHUNK
+    monkeypatch.setattr(fedsim.problem, "CHUNK", 100)
+    assert problem.chunks == 4
+    parts = [problem.score(q, chunk, ROUND) for chunk in (3, 1, 0, 2)]
+    assert_same(Score(*(sum(numbers) for numbers in zip(*parts, strict=True))), whole)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [1e12, 1e-4])
+def test_the_ensemble_has_the_precision_of_the_posterior(
+    scale: float, problem: Problem, mean: Tensor
+) -> None:
+    found = problem.score(Gaussian.at(mean, scale), 0, ROUND)
+    assert found[:3] == problem.score(Point(mean), 0, ROUND)[:3]
+    if scale > 1:
+        assert found.ensemble_correct == found.correct
+        assert found.ensemble_nll == pytest.approx(found.nll, rel=1e-6)
+    else:  # weights of size 100: seven confident networks that know nothing
+        assert found.ensemble_correct < 0.5 * found.correct
+        assert found.ensemble_nll > 2 * found.nll
+
+
+def test_the_wider_the_posterior_the_less_certain_its_ensemble(mean: Tensor) -> None:
+    problem = problem_of(samples=32)
+    nll = [problem.score(Gaussian.at(mean, s), 0, ROUND).ensemble_nll for s in (1e6, 10.0, 1.0, 0.1)]
+    assert nll == sorted(nll)
+    assert nll[-1] > 1.5 * nll[0]
+
+
+def test_a_point_or_no_samples_have_no_ensemble(problem: Problem, mean: Tensor) -> None:
+    q = posterior(mean, "diagonal")
+    for score in (problem.score(Point(q.mean), 0, ROUND), problem_of(samples=0).score(q, 0, ROUND)):
+        assert score[:3] == problem.score(q, 0, ROUND)[:3]
+        assert score.ensemble_correct == 0
+        assert math.isnan(score.ensemble_nll)
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "diagonal", "full"])
+def test_a_mean_that_is_not_a_number_has_a_score_that_is_none(
+    kind: str, problem: Problem, mean: Tensor
+) -> None:
+    spoilt = mean.clone()
+    spoilt[::64] = math.nan  # one weight of every class
+    found = problem.score(posterior(spoilt, kind), 0, ROUND)
+    assert math.isnan(found.nll) and math.isnan(found.ensemble_nll)
+    assert found.examples == len(problem.dataset.test_targets)
+    assert math.isnan(problem.score(Point(spoilt), 0, ROUND).nll)
+    assert all(math.isnan(x) for x in (SCORE.unpack(SCORE.pack(*found))[i] for i in (1, 4)))
+
+
+# ---- over the wire
+
+
+def carried(message: Evaluate | EvaluateFull, problem: Problem) -> Any:
+    return decode(type(message), letter_of(message, problem), {}, problem.dims, "here")
+
+
+def letter_of(message: Evaluate | EvaluateFull, problem: Problem) -> Letter:
+    payload = encode(message, {}, problem.dims)
+    sent = seal(Header(VERSION, "evaluate", "run", 1, ROUND, 0, fields=payload.fields), payload.frames)
+    return open_letter([bytes(f) for f in (sent.head, *sent.frames)], "here")
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "diagonal", "full"])
+def test_a_model_that_float32_holds_scores_the_same_over_the_wire(
+    kind: str, problem: Problem, mean: Tensor
+) -> None:
+    q = posterior(mean, kind)
+    direct = problem.score(q, 0, ROUND)
+    remote = problem.score(to_score(carried(to_evaluate(q, SAMPLES), problem)), 0, ROUND)
+    if kind == "full":
+        assert_same(remote, direct)
+    else:
+        assert remote == direct
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_any_model_scores_the_same_over_the_wire_but_for_its_rounding(
+    kind: str, problem: Problem, mean: Tensor
+) -> None:
+    q = posterior(mean.double() * 1.0000001234, kind) ** 0.37
+    direct = problem.score(q, 0, ROUND)
+    remote = problem.score(to_score(carried(to_evaluate(q, SAMPLES), problem)), 0, ROUND)
+    assert_same(remote, direct, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["point", "isotropic", "diagonal", "full"])
+def test_a_worker_scores_as_its_problem_does(
+    kind: str, problem: Problem, mean: Tensor, tmp_path: Path
+) -> None:
+    model = Point(mean) if kind == "point" else posterior(mean, kind)
+    letter = letter_of(to_evaluate(model, SAMPLES), problem)
+    replies = [WorkerRuntime(problem_of(), tmp_path, "run", w).handle(letter) for w in (0, 1)]
+    assert [r.header.kind for r in replies] == ["score", "score"]
+    assert bytes(replies[0].frames[0]) == bytes(replies[1].frames[0])
+    direct, remote = problem.score(model, 0, ROUND), Score(*SCORE.unpack(replies[0].frames[0]))
+    if kind == "point":
+        assert remote[:4] == direct[:4]
+        assert math.isnan(remote.ensemble_nll)
+    else:
+        assert_same(remote, direct)
+
+
+def test_a_precision_is_sent_only_if_it_is_sampled(mean: Tensor) -> None:
+    q = posterior(mean, "diagonal")
+    for message in (
+        to_evaluate(q, 0),
+        to_evaluate(Point(mean), SAMPLES),
+        to_evaluate(posterior(mean, "full"), 0),
+    ):
+        assert isinstance(message, Evaluate)
+        assert message.spread is None
+        assert isinstance(to_score(message), Point)
+    sampled = to_evaluate(q, SAMPLES)
+    assert isinstance(sampled, Evaluate) and sampled.spread is not None
+    assert isinstance(to_evaluate(posterior(mean, "full"), SAMPLES), EvaluateFull)
+
+
+# ---- what metrics.jsonl says
+
+
+ENSEMBLE = {"ensemble_accuracy", "ensemble_nll"}
+
+
+def test_a_line_has_an_ensemble_where_the_model_is_a_distribution(tmp_path: Path) -> None:
+    """The start is a point, and so is every model of FedAvg."""
+    settings = {"epochs": 1}
+    everyone = listed(Turnout((0, 1)), Turnout((0, 1)))
+
+    def lines(algorithm: type[Any], samples: int, name: str) -> list[dict[str, Any]]:
+        chosen = problem_of(algorithm, samples, clients=2, hyperparameters=settings)
+        return play(chosen, tmp_path / name, everyone).metrics
+
+    sampled = lines(IvonADMM, 3, "sampled")
+    assert [ENSEMBLE & set(line) for line in sampled] == [set(), ENSEMBLE, ENSEMBLE]
+    assert all(0 < line["ensemble_nll"] < 10 and 0 < line["ensemble_accuracy"] <= 1 for line in sampled[1:])
+    off = lines(IvonADMM, 0, "off")
+    assert not any(ENSEMBLE & set(line) for line in off)
+    assert [line["test_nll"] for line in off] == [line["test_nll"] for line in sampled]
+    assert not any(ENSEMBLE & set(line) for line in lines(FedAvg, 3, "points"))
+
+
+@pytest.mark.parametrize(("option", "resolved"), [(None, 32), ("0", 0), ("2", 2), ("-1", 32)], ids=str)
+def test_the_command_line_overrides_the_algorithms_number_of_samples(
+    option: str | None, resolved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    assert IvonADMM.eval_samples == 32
+    out = tmp_path / "run"
+    arguments = ["--algo", "ivon_admm", "--model", "logistic", "--clients", "2", "--rounds", "1"]
+    arguments += ["--set", "epochs=1", *(["--eval-samples", option] if option else [])]
+    arguments += ["--workers", "0", "--out", str(out)]
+    done = CliRunner(catch_exceptions=False).invoke(main, ["launch", *arguments])
+    assert done.exit_code == 0, done.output
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["experiment"]["eval_samples"] == resolved
+    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    assert ENSEMBLE & set(last) == (ENSEMBLE if resolved else set())
+
+
+# ---- the server's own network
+
+
+def test_the_server_has_a_network_of_its_own(problem: Problem, mean: Tensor) -> None:
+    ctx = problem.context(1, 1)
+    inputs = ctx.read(torch.tensor(problem.dataset.test_inputs[:5]))
+    assert torch.equal(inputs.flatten(1), held_out(problem)[0][:5])
+    flat = torch.tensor(problem.dataset.test_inputs[:5]).flatten(1)
+    assert torch.equal(ctx.read(flat), inputs)
+    assert ctx.net is not problem.net
+    assert ctx.net is problem.context(2, 1).net
+    before = problem.net.snapshot()
+    outputs = ctx.net.logits(mean, inputs)
+    assert torch.equal(problem.net.weights, before)
+    assert torch.equal(outputs, problem.net.logits(mean, inputs))
+    assert problem.server_net.layout == problem.net.layout

@@ -1,0 +1,421 @@
+"""FedLap-Func on a real network: FedLap without memory, what crosses the wire once, the function terms.
+
+Logistic regression on digits, 3 clients, one local epoch, through the coordinator and the encoded wire.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.learning.gaussian import Gaussian
+from fedsim.learning.memory import FunctionTerm, Memory
+from fedsim.problem import Problem
+from fedsim.schedules import Turnout
+from protocols.fedlap import FedLap
+from protocols.fedlap_func import Client, Down, FedLapFunc, Held, LabelledDown, Up
+from tests.harness import CLIENTS, Run, listed, play, steps
+from workers.numerics import fix_numerics
+
+P, CLASSES, INPUTS = 640, 10, 64
+EVERYONE = Turnout((0, 1, 2))
+ROUGH = (
+    Turnout((0, 1)),
+    Turnout((0, 1, 2), frozenset({1})),
+    Turnout((2,)),
+    Turnout((0, 1, 2), frozenset({0})),
+    EVERYONE,
+)
+"""Partial participation and lost uploads."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _numerics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    fix_numerics(1, "cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSIM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
+
+
+def problem_of(algorithm: type[Any] = FedLapFunc, rounds: int = 2, **settings: Any) -> Problem:
+    short = {"epochs": 1} | ({"server_steps": 5} if algorithm is FedLapFunc else {}) | settings
+    experiment = Experiment(
+        algo=algorithm.name, model="logistic", clients=CLIENTS, rounds=rounds, hyperparameters=short
+    )
+    return Problem.build(experiment, build_algorithm(algorithm, short), None)
+
+
+def played(folder: Path, *turnouts: Turnout, algorithm: type[Any] = FedLapFunc, **settings: Any) -> Run:
+    return play(problem_of(algorithm, len(turnouts), **settings), folder, listed(*turnouts))
+
+
+def present(problem: Problem, k: int) -> Counter[int]:
+    """Examples of every class on client k."""
+    return Counter(problem.shard(k).targets.tolist())
+
+
+def rows(run: Run, direction: str, field: str) -> dict[tuple[int, int], int]:
+    """Bytes of a field's values by (round, client)."""
+    return {
+        (e.round, e.client): e.bytes
+        for e in run.entries
+        if e.kind == "algorithm" and (e.direction, e.field, e.layer) == (direction, field, "values")
+    }
+
+
+# ---- without memory it is FedLap
+
+
+@pytest.mark.parametrize("without", [{"points_per_class": 0}, {"tau": 0.0}], ids=str)
+@pytest.mark.parametrize("turnouts", [(EVERYONE,) * 3, ROUGH], ids=["full", "rough"])
+def test_without_points_or_temperature_it_is_fedlap_bit_for_bit(
+    without: dict[str, Any], turnouts: tuple[Turnout, ...], tmp_path: Path
+) -> None:
+    ours = played(tmp_path / "func", *turnouts, **without)
+    theirs = played(tmp_path / "fedlap", *turnouts, algorithm=FedLap)
+    assert ours.bits[0] == theirs.bits[0]  # the digest of the model
+    assert torch.equal(ours.outcome.server.dual, theirs.outcome.server.dual)
+    for mine, other in zip(ours.states, theirs.states, strict=True):
+        assert torch.equal(mine.dual, other.dual)
+        assert torch.equal(mine.moments.first, other.moments.first)
+    assert [m["test_nll"] for m in ours.metrics] == [m["test_nll"] for m in theirs.metrics]
+    if without == {"points_per_class": 0}:
+        assert {m.get("memory_points", 0.0) for m in ours.metrics} == {0.0}
+        assert set(rows(ours, "up", "inputs").values()) <= {0}
+        assert not rows(ours, "down", "inputs")
+    with_memory = played(tmp_path / "memory", *turnouts)
+    assert with_memory.bits[0] != theirs.bits[0]
+
+
+def test_the_first_round_is_fedlaps_and_the_second_is_not() -> None:
+    ours, servers, _ = steps(problem_of())
+    theirs, others, _ = steps(problem_of(FedLap))
+    for mine, other in zip(ours[:CLIENTS], theirs[:CLIENTS], strict=True):
+        assert torch.equal(mine.up.mean, other.up.mean)
+        assert torch.equal(mine.committed.dual, other.committed.dual)
+        assert mine.up.own is not None
+    assert torch.equal(servers[1].dual, others[1].dual)
+    assert not torch.equal(servers[1].mean, others[1].dual)  # here the server's term is in it
+    for mine, other in zip(ours[CLIENTS:], theirs[CLIENTS:], strict=True):
+        assert not torch.equal(mine.up.mean, other.up.mean)
+
+
+def test_a_client_that_comes_late_uses_what_the_server_has_and_not_its_own(tmp_path: Path) -> None:
+    """In its first round it has got the others' inputs; the server has not got its own."""
+    run = played(tmp_path / "run", Turnout((0, 1)), Turnout((2,)))
+    late = run.states[2]
+    assert late.held.owners.tolist() == [0] * len(present(run.problem, 0)) + [1] * len(
+        present(run.problem, 1)
+    )
+    assert late.logits is not None and len(late.logits) == len(present(run.problem, 2))
+
+
+# ---- what crosses the wire once
+
+
+def test_own_memory_goes_up_once_and_again_only_after_a_loss(tmp_path: Path) -> None:
+    run = played(tmp_path / "run", *ROUGH)
+    size = {k: INPUTS * len(present(run.problem, k)) for k in range(CLIENTS)}  # one byte a pixel
+    # client 0 and 1 arrive in round 1; client 2 in round 2; later losses lost no memory
+    assert rows(run, "up", "inputs") == {(1, 0): size[0], (1, 1): size[1], (2, 2): size[2]}
+    lossy = played(
+        tmp_path / "lossy",
+        Turnout((0, 1, 2), frozenset({1})),
+        Turnout((0, 1, 2), frozenset({1, 2})),
+        EVERYONE,
+        EVERYONE,
+    )
+    sent = {(r, 1) for r in (1, 2, 3)} | {(1, 0), (1, 2)}
+    assert rows(lossy, "up", "inputs") == {(r, k): size[k] for r, k in sent}
+    assert rows(lossy, "up", "weights") == {(r, k): 4 * size[k] // INPUTS for r, k in sent}
+    assert lossy.metrics[-1]["memory_points"] == sum(size.values()) / INPUTS
+
+
+@pytest.mark.parametrize(
+    "turnouts",
+    [
+        (EVERYONE,) * 4,
+        (Turnout((0,)), Turnout((1,)), Turnout((2,)), EVERYONE, EVERYONE),
+        (Turnout((0, 1)), Turnout((1, 2)), Turnout((0, 2)), Turnout((0, 1)), Turnout((2,)), EVERYONE),
+        (Turnout(()), Turnout((2,)), Turnout((2,)), Turnout((0, 1)), Turnout(()), EVERYONE, EVERYONE),
+    ],
+    ids=["full", "one by one", "pairs", "empty rounds"],
+)
+def test_everybody_gets_everybody_elses_inputs_exactly_once(
+    turnouts: tuple[Turnout, ...], tmp_path: Path
+) -> None:
+    run = played(tmp_path / "run", *turnouts)
+    points = [len(present(run.problem, k)) for k in range(CLIENTS)]
+    got: dict[int, int] = defaultdict(int)
+    for (_, k), n in rows(run, "down", "inputs").items():
+        got[k] += n
+    assert got == {k: INPUTS * (sum(points) - points[k]) for k in range(CLIENTS)}
+    expected: dict[tuple[int, int], int] = {}
+    known: dict[int, set[int]] = {k: set() for k in range(CLIENTS)}
+    arrived: set[int] = set()
+    for r, turnout in enumerate(turnouts, 1):
+        for k in turnout.participants:
+            fresh = arrived - known[k] - {k}
+            known[k] |= fresh
+            if fresh:
+                expected[r, k] = sum(points[j] for j in fresh)
+        arrived |= set(turnout.participants)
+    assert rows(run, "down", "inputs") == {at: INPUTS * n for at, n in expected.items()}
+    assert rows(run, "down", "weights") == {at: 4 * n for at, n in expected.items()}
+    assert rows(run, "down", "owners") == {at: 8 * n for at, n in expected.items()}
+    for k, state in enumerate(run.states):
+        others = [j for j in range(CLIENTS) if j != k]
+        assert state.held.owners.tolist() == [j for j in others for _ in range(points[j])]
+        for j in others:
+            mine = run.outcome.server.memory.owners == j
+            assert torch.equal(
+                state.held.inputs[state.held.owners == j], run.outcome.server.memory.inputs[mine]
+            )
+
+
+def test_news_is_sent_again_only_after_a_loss(tmp_path: Path) -> None:
+    turnouts = (
+        EVERYONE,
+        Turnout((0, 1, 2), frozenset({2})),
+        Turnout((0, 1, 2), frozenset({2})),
+        EVERYONE,
+        EVERYONE,
+    )
+    run = played(tmp_path / "run", *turnouts)
+    points = [len(present(run.problem, k)) for k in range(CLIENTS)]
+    times = {0: [2], 1: [2], 2: [2, 3, 4]}
+    assert rows(run, "down", "inputs") == {
+        (r, k): INPUTS * (sum(points) - points[k]) for k, rounds in times.items() for r in rounds
+    }
+    for k, state in enumerate(run.states):
+        assert len(state.held.owners) == sum(points) - points[k]
+
+
+# ---- the global labels
+
+
+@pytest.mark.parametrize("turnouts", [(EVERYONE,) * 3, ROUGH], ids=["full", "rough"])
+def test_sent_labels_give_the_model_of_computed_ones_for_their_bytes(
+    turnouts: tuple[Turnout, ...], tmp_path: Path
+) -> None:
+    computed = played(tmp_path / "computed", *turnouts)
+    sent = played(tmp_path / "sent", *turnouts, send_global_labels=True)
+    ours, theirs = sent.outcome.model.mean, computed.outcome.model.mean
+    # float32 logits of the same rows in another batch; three to five rounds of Adam
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-6
+    points = [int(m.get("memory_points", 0)) for m in computed.metrics]
+    assert points[-1] == sum(len(present(computed.problem, k)) for k in range(CLIENTS))
+    assert rows(sent, "down", "logits") == {
+        (r, k): points[r - 1] * CLASSES * 4 for r, t in enumerate(turnouts, 1) for k in t.participants
+    }
+    assert not rows(computed, "down", "logits")
+
+    def letter(run: Run, r: int, k: int, layers: set[str]) -> int:
+        return sum(
+            e.bytes
+            for e in run.entries
+            if (e.kind, e.direction, e.round, e.client) == ("algorithm", "down", r, k) and e.layer in layers
+        )
+
+    assert {
+        len({letter(run, 1, k, {"header"}) for k in turnouts[0].participants}) for run in (sent, computed)
+    } == {1}
+    costs = set()
+    for r, turnout in enumerate(turnouts, 1):
+        for k in turnout.participants:
+            values = letter(sent, r, k, {"values"}) - letter(computed, r, k, {"values"})
+            assert values == points[r - 1] * CLASSES * 4
+            costs.add(letter(sent, r, k, {"header"}) - letter(computed, r, k, {"header"}))
+    assert len(costs) == 1 and 0 < costs.pop() < 200  # one more field in the header, always the same
+    assert rows(sent, "up", "logits") == rows(computed, "up", "logits")
+
+
+# ---- memory
+
+
+@pytest.mark.parametrize("points", [1, 2, 1000])
+def test_memory_is_of_every_class_that_a_client_has(points: int) -> None:
+    made, servers, _ = steps(problem_of(points_per_class=points))
+    problem = problem_of(points_per_class=points)
+    for k, step in enumerate(made[:CLIENTS]):
+        counts = present(problem, k)
+        assert step.up.own is not None
+        assert len(step.up.own.weights) == sum(min(points, n) for n in counts.values())
+        # float32 weights of up to a thousand points
+        assert float(step.up.own.weights.double().sum()) == pytest.approx(problem.sizes[k], rel=1e-6)
+        shard = problem.shard(k)
+        stored = {bytes(x.numpy()): int(t) for x, t in zip(shard.inputs, shard.targets, strict=True)}
+        classes = [stored[bytes(row.contiguous().numpy())] for row in step.up.own.inputs]
+        assert Counter(classes) == {c: min(points, n) for c, n in counts.items()}
+        assert step.up.logits.shape == (len(classes), CLASSES)
+    assert float(servers[1].memory.weights.double().sum()) == pytest.approx(sum(problem.sizes), rel=1e-6)
+    assert servers[1].memory.owners.tolist() == sorted(servers[1].memory.owners.tolist())
+    assert all(step.up.own is None for step in made[CLIENTS:])
+
+
+def test_a_clients_points_stay_the_same(tmp_path: Path) -> None:
+    """They are drawn anew in every round from the same stream, and were sent only once."""
+    problem = problem_of()
+    made, servers, _ = steps(problem)
+    for k in range(CLIENTS):
+        step = made[CLIENTS + k]
+        first = made[k].up.own
+        assert first is not None
+        again = problem.shard(k).logits(step.up.mean, first.inputs)
+        assert torch.equal(step.up.logits, again)
+        assert torch.equal(servers[2].logits[servers[2].memory.owners == k], step.up.logits)
+
+
+# ---- the function terms
+
+
+def cross_entropy(labels: Tensor, inputs: Tensor, weights: Tensor, tau: Tensor) -> Tensor:
+    """sum_i tau_i l(labels_i, w) of logistic regression without bias, in float64."""
+    logs = (inputs.double().flatten(1) / 16 @ weights.reshape(CLASSES, -1).mT).log_softmax(dim=1)
+    return -(tau.double() * (labels.double() * logs).sum(dim=1)).sum()
+
+
+def probabilities(inputs: Tensor, weights: Tensor) -> Tensor:
+    return (inputs.double().flatten(1) / 16 @ weights.double().reshape(CLASSES, -1).mT).softmax(dim=1)
+
+
+def gradient_of(problem: Problem, weights: Tensor, term: FunctionTerm) -> Tensor:
+    net = problem.net
+    net.load(weights)
+    net.module.eval()
+    net.grads.zero_()
+    term.add_gradient(net)
+    return net.grads.clone()
+
+
+@pytest.mark.parametrize("send", [False, True], ids=["computed", "sent"])
+def test_a_clients_terms_are_those_of_the_formula(send: bool) -> None:
+    """Round 2: everybody holds all memory; - sum own tau l(yhat_i, w) + sum all tau l(yhat_ig, w)."""
+    problem = problem_of(tau=0.7, points_per_class=2, send_global_labels=send)
+    algorithm = problem.algorithm
+    assert isinstance(algorithm, FedLapFunc)
+    made, servers, _ = steps(problem)
+    memory = servers[1].memory
+    for k, step in enumerate(made[CLIENTS:]):
+        assert isinstance(step.down, LabelledDown if send else Down)
+        own = made[k].up.own
+        assert own is not None and step.down.news is not None
+        news = Held(step.down.news.inputs, step.down.news.weights, step.down.news.owners)
+        held = Client(step.client.dual, news, step.client.logits, step.client.moments)
+        term = algorithm.term(held, step.down, Memory(own.inputs, own.weights), step.shard, step.task)
+        assert term is not None
+        w = torch.randn(P, generator=torch.Generator().manual_seed(k))
+        at = w.double().requires_grad_()
+        everywhere = cross_entropy(
+            probabilities(memory.inputs, step.down.mean), memory.inputs, at, 0.7 * memory.weights
+        )
+        here = cross_entropy(probabilities(own.inputs, made[k].up.mean), own.inputs, at, 0.7 * own.weights)
+        (exact,) = torch.autograd.grad(everywhere - here, at)
+        found = gradient_of(problem, w, term).double()
+        assert float(exact.norm()) > 1
+        assert float((found - exact).norm() / exact.norm()) < 2e-6  # float32 against float64
+
+
+def test_the_terms_cancel_where_the_client_is_the_server() -> None:
+    """Where w_k = w_g and all memory is one's own, both labels are the same and there is no term."""
+    problem = problem_of()
+    algorithm = problem.algorithm
+    assert isinstance(algorithm, FedLapFunc)
+    shard, task = problem.shard(1), problem.task(2, 1, 1)
+    weights = torch.randn(P, generator=torch.Generator().manual_seed(1))
+    own = shard.memory(1, task.rng.torch("any"))
+    none = Held(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    zero = torch.zeros(P, dtype=torch.float64)
+    client = Client(zero, none, shard.logits(weights, own.inputs))
+    term = algorithm.term(client, Down(weights, True), own, shard, task)
+    assert term is not None
+    assert len(term.weights) == len(present(problem, 1))
+    assert not term.targets.any()
+    assert not gradient_of(problem, weights, term).any()
+    other = algorithm.term(client, Down(weights + 0.1 * weights.sin(), True), own, shard, task)
+    assert other is not None
+    assert gradient_of(problem, weights, other).norm() > 1e-2
+
+
+def test_the_servers_step_is_towards_its_minimum_and_without_rows_the_sum_of_duals() -> None:
+    problem = problem_of(server_steps=500, server_lr=1e-2, delta=20.0)  # so that memory and pull both count
+    algorithm = problem.algorithm
+    assert isinstance(algorithm, FedLapFunc)
+    _, servers, _ = steps(problem)
+    server, ctx = servers[2], problem.context(2, 1)
+
+    def objective(w: Tensor) -> float:
+        tau = algorithm.tau * server.memory.weights
+        labels = server.logits.double().softmax(dim=1)
+        value = cross_entropy(labels, server.memory.inputs, w.double(), tau)
+        return float(value + algorithm.delta * (w.double() @ w.double() / 2 - server.dual @ w.double()))
+
+    found = algorithm.server_step(server.dual, server.memory, server.logits, ctx)
+    assert torch.equal(found, server.mean)
+    assert found.dtype == torch.float64
+    start, end = objective(server.dual), objective(found)
+    assert end < start - 1e-3 * abs(start)
+    at = found.clone().requires_grad_()
+    newton = torch.optim.LBFGS(
+        [at], max_iter=400, tolerance_grad=1e-8, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+    labels = server.logits.double().softmax(dim=1)
+
+    def evaluate() -> Tensor:
+        newton.zero_grad()
+        value = cross_entropy(labels, server.memory.inputs, at, algorithm.tau * server.memory.weights)
+        value = value + algorithm.delta * (at @ at / 2 - server.dual @ at)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    newton.step(evaluate)  # type: ignore[no-untyped-call]
+    best = objective(at.detach())
+    assert best <= end
+    assert end - best < 1e-3 * (start - best)  # 500 steps of Adam come that close
+    assert float((found - at.detach()).norm() / at.detach().norm()) < 1e-2
+    none = Held(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    assert torch.equal(algorithm.server_step(server.dual, none, torch.zeros(0, 0), ctx), server.dual)
+
+
+def test_the_server_starts_at_the_sum_of_duals() -> None:
+    problem = problem_of(server_steps=1, server_lr=1e-7)
+    _, servers, _ = steps(problem)
+    for server in servers[1:]:
+        assert server.dual.abs().max() > 0.01
+        assert float((server.mean - server.dual).abs().max()) < 2e-7  # float32, and one step of lr
+
+
+def test_the_server_holds_its_sum_of_duals_and_the_last_labels(tmp_path: Path) -> None:
+    run = played(tmp_path / "run", *ROUGH)
+    server = run.outcome.server
+    total = torch.stack([s.dual for s in run.states]).sum(0)
+    assert float((server.dual - total).norm() / total.norm()) < 1e-12
+    for k, state in enumerate(run.states):
+        assert torch.equal(server.logits[server.memory.owners == k], state.logits)
+    assert server.arrived.tolist() == [1, 1, 2]
+    assert server.synced.tolist() == [5, 5, 5]
+
+
+def test_a_penalty_on_the_servers_sum_is_its_quadratic() -> None:
+    """-log Gaussian(delta v, delta) is delta/2 |w|^2 - delta v . w, the last part of the server's box."""
+    v, w = (torch.randn(P, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in (0, 1))
+    grads = torch.zeros(P, dtype=torch.float64)
+    Gaussian(0.1 * v, 0.1).add_gradient(w, grads)
+    torch.testing.assert_close(grads, 0.1 * (w - v), rtol=1e-13, atol=1e-15)
+
+
+def test_an_upload_without_memory_after_the_first_is_one_without_its_part() -> None:
+    made, _, _ = steps(problem_of())
+    assert all(isinstance(step.up, Up) for step in made)
+    assert [step.up.own is None for step in made] == [False] * CLIENTS + [True] * CLIENTS
+    assert [step.down.news is None for step in made] == [True] * CLIENTS + [False] * CLIENTS
