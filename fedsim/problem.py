@@ -21,14 +21,14 @@ from fedsim.algorithm import Algorithm, Context, Exchange, Task
 from fedsim.data.datasets import DATASETS, Dataset, load_dataset
 from fedsim.data.partition import partition
 from fedsim.errors import UsageError, unknown
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, resolved_hyperparameters
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.models import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shard import Shard, as_floats
 from fedsim.seeds import Stream, seeded_torch
-from fedsim.wire.codecs import codec
-from fedsim.wire.messages import TRIANGLE, Dims, all_fields
+from fedsim.wire.codecs import Codec, codec
+from fedsim.wire.messages import TRIANGLE, Dims, Kind, all_fields, schema
 
 CHUNK = 2000
 """Examples per evaluation chunk: fixed, so that float sums do not depend on who computes them."""
@@ -67,6 +67,9 @@ class Problem:
         )
         net = _network(experiment, dataset, torch.device(device))
         algorithm.check(net.layout.size)
+        for name, value in resolved_hyperparameters(algorithm).items():
+            if name.endswith("optimiser") and value == "exact":
+                raise UsageError(f"{name} = exact needs clients with a quadratic loss; a network has none")
         scale = dataset.scale if experiment.inputs == "scaled" else 1.0
         problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot().cpu(), scale)
         problem.codecs  # noqa: B018  (checks the names now, not in round 1)
@@ -101,33 +104,54 @@ class Problem:
         """Codecs by direction and field, from `--codec field=codec` or `up.field=codec`."""
         sides: dict[str, dict[str, str]] = {"down": {}, "up": {}}
         every = (*self.algorithm.setup, *self.algorithm.exchanges)
-        known = {
-            side: {f.name: f.kind for e in every for f in all_fields(getattr(e, side))} for side in sides
-        }
+        fields = {side: [f for e in every for f in all_fields(getattr(e, side))] for side in sides}
+        known = {side: {f.name for f in fields[side]} for side in sides}
         for name, chosen in self.experiment.codecs.items():
-            lossy = codec(chosen).lossy
+            made = codec(chosen)
             direction, _, field = name.rpartition(".")
             if direction not in ("", "down", "up"):
                 raise UsageError(f"--codec {name}: the direction is 'down' or 'up', not {direction!r}")
             hit = [s for s in sides if direction in ("", s) and field in known[s]]
             if not hit:
-                raise unknown("message field", field, {*known["down"], *known["up"]})
+                raise unknown("message field", field, known["down"] | known["up"])
             for side in hit:
-                kind = known[side][field]
-                if lossy and not kind.dtype.startswith("f"):
-                    raise UsageError(f"--codec {name}={chosen}: {field!r} holds no floats")
-                if lossy and kind.stored and self.dataset.train_inputs.dtype == np.uint8:
-                    raise UsageError(
-                        f"--codec {name}={chosen}: {field!r} is sent as it is stored, in whole numbers "
-                        "of one byte; a lossy codec is for floats"
-                    )
-                if lossy and kind.positive and kind.dims == (TRIANGLE,):
-                    raise UsageError(
-                        f"--codec {name}={chosen}: a full precision whose entries are rounded one by one "
-                        "is in general not positive definite any more; send it dense"
-                    )
-                sides[side][field] = chosen
+                for kind in dict.fromkeys(f.kind for f in fields[side] if f.name == field):
+                    if why := self._unfit(made, side, field, kind):
+                        raise UsageError(f"--codec {name}={chosen}: {why}")
+                sides[side][field] = made.name
         return sides
+
+    def _unfit(self, made: Codec, side: str, field: str, kind: Kind) -> str:
+        """Why a codec cannot encode this field; '' if it can."""
+        floats = kind.dtype.startswith("f")
+        if (made.lossy or made.delta) and not floats:
+            return f"{field!r} holds no floats"
+        if (made.lossy or made.delta) and kind.stored and self.dataset.train_inputs.dtype == np.uint8:
+            return (
+                f"{field!r} is sent as it is stored, in whole numbers of one byte; this codec is for floats"
+            )
+        if made.lossy and kind.positive and kind.dims == (TRIANGLE,):
+            return (
+                "a full precision whose entries are rounded one by one is in general not positive "
+                "definite any more; send it dense or by a lossless codec"
+            )
+        if made.signs and kind.name not in ("precision", "curvature"):
+            return (
+                f"this codec keeps the large values of a layer and merges the small ones, whatever their "
+                f"sign; it is for a precision or a curvature, and {field!r} is a {kind.name}"
+            )
+        if made.delta and side == "down":
+            return (
+                "a broadcast has nothing to refer to, because a client may have missed the last one; "
+                f"use it upwards (up.{field})"
+            )
+        exchanges = (*self.algorithm.setup, *self.algorithm.exchanges)
+        if made.delta and not all(_refers(e, field, kind) for e in exchanges):
+            return (
+                f"the broadcast has no field {field!r} of the same shape to refer to; use zstd, "
+                "which needs none"
+            )
+        return ""
 
     def exchange(self, round: int, number: int) -> Exchange:
         """Round 0 is the set-up."""
@@ -183,10 +207,19 @@ class Problem:
         if not count or isinstance(model, Point):
             return Score(correct, nll, len(targets), 0, math.nan)
         rng = Stream(self.experiment.seed, "posterior", round)
-        total = torch.zeros(len(targets), self.dataset.classes, dtype=torch.float64, device=floats.device)
-        for weights in model.samples(count, rng.torch("samples")):
-            total += logits(weights).softmax(dim=1)
-        return Score(correct, nll, len(targets), *_scored((total / count).log(), targets))
+        total = torch.full((len(targets), self.dataset.classes), -math.inf, dtype=torch.float64)
+        total = total.to(floats.device)
+        for weights in model.samples(count, rng.torch("samples")):  # in logs: a probability may underflow
+            total = torch.logaddexp(total, logits(weights).log_softmax(dim=1))
+        return Score(correct, nll, len(targets), *_scored(total - math.log(count), targets))
+
+
+def _refers(exchange: Exchange, field: str, kind: Kind) -> bool:
+    """Whether every broadcast of an exchange that sends `field` up has one of the same name and shape."""
+    if field not in {f.name for f in all_fields(exchange.up)}:
+        return True
+    down = {f.name: f for f in schema(exchange.down) if f.python is Tensor and not f.kind.elastic}
+    return field in down and (down[field].kind.dims, down[field].kind.dtype) == (kind.dims, kind.dtype)
 
 
 class Score(NamedTuple):

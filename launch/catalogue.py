@@ -32,7 +32,7 @@ def show(what: str) -> None:
     elif what == "partitions":
         rows = [(p.usage, p.about) for p in PARTITIONS.values()]
     elif what == "codecs":
-        rows = [(c.name, c.about) for c in CODECS.values()]
+        rows = [(c.usage, c.about) for c in CODECS.values()]
     else:
         rows = list(SPECS.items())
     _print(rows)

@@ -20,7 +20,7 @@ from fedsim.wire.ledger import COLUMNS, Entry
 from launch.execution import Execution
 from workers.devices import gpu_models
 
-LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn")
+LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
 
 
 class RunDir:

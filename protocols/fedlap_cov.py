@@ -16,12 +16,14 @@ Wire: 2P down, 2P up. The server derives both dual steps from (w_k, S_k) and its
 
 Differs: local training starts from ctx.start until something has been folded. The released code has
 received precision 0 in round 1; the paper's delta is used here. S_g and S_g - V_k are at least delta
-in exact arithmetic; they are floored there, because the broadcast is rounded and V_k is not.
+in exact arithmetic; they are floored there, because the broadcast is rounded and V_k is not, and a lossy
+codec on S_k may make V_k negative. The sums stay as they are; `floored` in metrics.jsonl counts the
+entries of S_g.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -130,6 +132,10 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
 
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:
         return self.posterior(server) if server.started else Point(ctx.start)
+
+    def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
+        """floored: entries where delta + sum V_k < delta, so that S_g is delta instead."""
+        return {"floored": int((torch.as_tensor(server.sites.precision) < 0).sum())}
 
 
 def _flat(start: Tensor) -> Gaussian:

@@ -289,9 +289,9 @@ class Coordinator:
             "open", round=command.round, exchange=command.exchange, participants=list(command.participants)
         )
         down = algorithm.broadcast(self.server, problem.context(command.round, command.exchange))
-        codecs = problem.codecs["down"]
-        self._payload = encode(down, codecs, problem.dims)
-        sent = decode_own(type(down), self._payload, codecs, problem.dims)
+        codecs, layout = problem.codecs["down"], problem.net.layout
+        self._payload = encode(down, codecs, problem.dims, layout=layout)
+        sent = decode_own(type(down), self._payload, codecs, problem.dims, layout=layout)
         check_values(sent, f"the server's broadcast of round {command.round}")
         if command.folds:
             self.folder.start(self.server, sent, command.round, command.exchange)
@@ -302,7 +302,7 @@ class Coordinator:
         ctx = problem.context(header.round, header.exchange)
         extra = problem.algorithm.broadcast_to(self.server, header.client, ctx)
         if extra is not None:
-            own = encode(extra, problem.codecs["down"], problem.dims)
+            own = encode(extra, problem.codecs["down"], problem.dims, layout=problem.net.layout)
             payload = Payload(payload.fields + own.fields, payload.frames + own.frames)
         self._send(worker, header, payload.frames, payload.fields)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedsim.problem import Problem
-from fedsim.wire.letter import Letter, decode
+from fedsim.wire.letter import Letter, decode, references
 from fedsim.wire.messages import check_values, schema
 
 
@@ -82,6 +82,8 @@ class Folder:
         algorithm = self.problem.algorithm
         up_type = self.problem.exchange(round, exchange).up
         scalars = _Scalars(up_type)
+        codecs, dims, layout = self.problem.codecs["up"], self.problem.dims, self.problem.net.layout
+        refs = references(down)
 
         def ups() -> Iterator[tuple[int, Any]]:
             while (k := self._uploads.get()) is not None:
@@ -89,7 +91,7 @@ class Folder:
                     raise k
                 letter = self._take(k)
                 whose = f"upload of client {k} in round {round}"
-                up: Any = decode(up_type, letter, self.problem.codecs["up"], self.problem.dims, whose)
+                up: Any = decode(up_type, letter, codecs, dims, whose, refs, layout)
                 check_values(up, whose)
                 scalars.add(up, self.problem.sizes[k])
                 yield k, up

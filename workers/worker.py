@@ -19,7 +19,7 @@ from fedsim.errors import FedsimError, Interrupted, WireError
 from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
 from fedsim.problem import Problem
 from fedsim.rounds import TaskId, version
-from fedsim.wire.letter import VERSION, Header, Letter, blob, decode, decode_own, encode, seal
+from fedsim.wire.letter import VERSION, Header, Letter, blob, decode, decode_own, encode, references, seal
 from fedsim.wire.messages import FullPrecision, Mean, Precision, check_values, map_tensors
 from workers.store import ClientStates
 
@@ -102,7 +102,8 @@ class WorkerRuntime:
         h, problem, algorithm = letter.header, self.problem, self.problem.algorithm
         whose = f"broadcast of round {h.round} to client {h.client}"
         types = problem.exchange(h.round, h.exchange)
-        received: Any = decode(types.down, letter, problem.codecs["down"], problem.dims, whose)
+        codecs, dims, layout = problem.codecs, problem.dims, problem.net.layout
+        received: Any = decode(types.down, letter, codecs["down"], dims, whose, layout=layout)
         check_values(received, whose)
         device = problem.net.device
         down = map_tensors(received, lambda t: t.to(device))
@@ -113,8 +114,9 @@ class WorkerRuntime:
         state = map_tensors(state, lambda t: t.to(device))
         task = problem.task(h.round, h.exchange, h.client)
         draft, up = algorithm.client_update(state, down, problem.shard(h.client), task)
-        payload = encode(map_tensors(up, lambda t: t.cpu()), problem.codecs["up"], problem.dims)
-        seen: Any = decode_own(types.up, payload, problem.codecs["up"], problem.dims)
+        refs = references(received)
+        payload = encode(map_tensors(up, lambda t: t.cpu()), codecs["up"], dims, refs, layout)
+        seen: Any = decode_own(types.up, payload, codecs["up"], dims, refs, layout)
         committed = algorithm.client_commit(
             map_tensors(draft, lambda t: t.cpu()), received, seen, replace(task, start=problem.start)
         )

@@ -24,7 +24,8 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.errors import WireError
-from fedsim.wire.codecs import codec, unpack_checked
+from fedsim.learning.params import Layout
+from fedsim.wire.codecs import Spec, codec, pack_or_dense, unpack_checked
 from fedsim.wire.messages import DTYPES, Dims, Field, part_of, schema, values_of
 
 VERSION = 1
@@ -176,9 +177,27 @@ def _as_tensor(value: Any, field: Field) -> Tensor:
     return torch.tensor(value, dtype=torch.float64).to(dtype)
 
 
-def encode(message: object, codecs: Mapping[str, str], dims: Dims) -> Payload:
+def references(down: object) -> dict[str, Tensor]:
+    """What an upload may refer to: the tensors that every client got in this decoded broadcast."""
+    return {f.name: getattr(down, f.name) for f in schema(type(down)) if f.python is Tensor}
+
+
+def _spec(f: Field, shape: tuple[int, ...], dtype: str, layout: Layout | None) -> Spec:
+    """What both sides know of a field: one over the parameters has the model's layers."""
+    layers = layout if f.kind.dims == ("P",) else None
+    return Spec.of(shape, DTYPES[dtype], layers, positive=f.kind.positive)
+
+
+def encode(
+    message: object,
+    codecs: Mapping[str, str],
+    dims: Dims,
+    refs: Mapping[str, Tensor] | None = None,
+    layout: Layout | None = None,
+) -> Payload:
     """Encode every field of a message; `codecs` maps field names to codecs (others are dense).
 
+    refs: of an upload, `references` of its broadcast; layout: the layers of fields (P,), else one.
     Errors: WireError if a tensor's shape is not what its schema and `dims` say (a defect of the
     algorithm that made it).
     """
@@ -191,19 +210,28 @@ def encode(message: object, codecs: Mapping[str, str], dims: Dims) -> Payload:
                 f"{type(message).__qualname__}.{f.name} has shape {shape}; "
                 f"its kind {f.kind.name!r} says {f.shape(dims)}"
             )
-        name = codecs.get(f.name, "dense")
-        parts = codec(name).pack(tensor)
-        frames += [data for _, data in parts]
+        chosen = codec(codecs.get(f.name, "dense"))
         dtype = "u8" if tensor.dtype == torch.uint8 else f.kind.dtype
+        spec = _spec(f, shape, dtype, layout)
+        name, parts = pack_or_dense(chosen, tensor, spec, (refs or {}).get(f.name))
+        frames += [data for _, data in parts]
         described = tuple(PartHeader(layer, data.nbytes, digest(data)) for layer, data in parts)
         headers.append(FieldHeader(f.name, name, dtype, shape, described))
     return Payload(tuple(headers), tuple(frames))
 
 
-def decode(message: type[M], letter: Letter, codecs: Mapping[str, str], dims: Dims, whose: str) -> M:
+def decode(
+    message: type[M],
+    letter: Letter,
+    codecs: Mapping[str, str],
+    dims: Dims,
+    whose: str,
+    refs: Mapping[str, Tensor] | None = None,
+    layout: Layout | None = None,
+) -> M:
     """The message of a letter that open_letter has checked, against schema, layout and codecs.
 
-    Tensors are views of the received frames: treat them as read-only.
+    refs and layout as the sender had them. Tensors are views of the received frames: treat them as read-only.
     Errors: WireError, beginning with `whose`; no partial message is ever returned.
     """
     expected, part = schema(message), part_of(message)
@@ -219,8 +247,8 @@ def decode(message: type[M], letter: Letter, codecs: Mapping[str, str], dims: Di
     at = 0
     for f, h in zip(whole if has_part else expected, headers, strict=True):
         about = f"{whose}: field {f.name!r}"
-        name = codecs.get(f.name, "dense")
-        if h.codec != name:
+        name = codec(codecs.get(f.name, "dense")).name
+        if h.codec not in (name, "dense"):  # dense: what its codec would not have made smaller
             raise WireError(f"{about} is encoded as {h.codec!r}; this run uses {name!r}")
         if h.dtype not in f.dtypes:
             raise WireError(f"{about} has dtype {h.dtype!r}; its kind {f.kind.name!r} has {f.kind.dtype!r}")
@@ -229,7 +257,8 @@ def decode(message: type[M], letter: Letter, codecs: Mapping[str, str], dims: Di
         frames = letter.frames[at : at + len(h.parts)]
         at += len(h.parts)
         parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
-        tensor = unpack_checked(name, parts, h.shape, h.dtype, about)
+        spec = _spec(f, h.shape, h.dtype, layout)
+        tensor = unpack_checked(h.codec, parts, spec, about, (refs or {}).get(f.name))
         values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, about)
     _same_rows(expected, values, whose)
     if part is not None and has_part:
@@ -259,10 +288,17 @@ def _scalar(tensor: Tensor, field: Field, about: str) -> Any:
     return field.python(value)
 
 
-def decode_own(message: type[M], payload: Payload, codecs: Mapping[str, str], dims: Dims) -> M:
+def decode_own(
+    message: type[M],
+    payload: Payload,
+    codecs: Mapping[str, str],
+    dims: Dims,
+    refs: Mapping[str, Tensor] | None = None,
+    layout: Layout | None = None,
+) -> M:
     """What the other side will decode from a payload of ours: both sides compute from that."""
     letter = Letter(Header(VERSION, "own", "", fields=payload.fields), b"", payload.frames)
-    return decode(message, letter, codecs, dims, "own message")
+    return decode(message, letter, codecs, dims, "own message", refs, layout)
 
 
 def blob(name: str, data: bytes) -> tuple[tuple[FieldHeader, ...], tuple[Buffer, ...]]:

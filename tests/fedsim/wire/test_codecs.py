@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,19 +13,34 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsim.errors import UsageError, WireError
-from fedsim.wire.codecs import CODECS, codec, from_bytes, raw_bytes, unpack_checked
+from fedsim.learning.params import Layout, Slice
+from fedsim.wire.codecs import CODECS, Spec, codec, from_bytes, pack_or_dense, raw_bytes, unpack_checked
 from fedsim.wire.messages import DTYPES
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
 SMALLEST_NORMAL = {"bf16": 2.0**-126, "f16": 2.0**-14}
 HALF_UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11}
 """Largest relative error of rounding to nearest with 8 and with 11 bits of precision."""
 
+NAMES = sorted(f"{f.name}:0.3" if f.fraction else f.name for f in CODECS.values())
+LOSSY = [n for n in NAMES if codec(n).lossy]
+SIGNED = [n for n in NAMES if codec(n).signs]
+EXACT_SIZE = ["bf16", "dense", "f16"]
 
-def round_trip(name: str, x: Tensor) -> Tensor:
-    parts = tuple((layer, memoryview(bytes(data))) for layer, data in codec(name).pack(x))
-    return unpack_checked(name, parts, tuple(x.shape), NAMES[x.dtype], "test")
+
+def spec_of(x: Tensor) -> Spec:
+    return Spec.of(tuple(x.shape), x.dtype)
+
+
+def packed(name: str, x: Tensor, ref: Tensor | None = None, spec: Spec | None = None) -> Any:
+    parts = codec(name).pack(x, spec or spec_of(x), torch.zeros_like(x) if ref is None else ref)
+    assert parts is not None
+    return tuple((layer, memoryview(bytes(data))) for layer, data in parts)
+
+
+def round_trip(name: str, x: Tensor, ref: Tensor | None = None, spec: Spec | None = None) -> Tensor:
+    ref = torch.zeros_like(x) if ref is None else ref
+    return unpack_checked(name, packed(name, x, ref, spec), spec or spec_of(x), "test", ref)
 
 
 @st.composite
@@ -36,10 +52,11 @@ def dense_tensors(draw: Any) -> Tensor:
     return torch.frombuffer(data, dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
 
 
+@pytest.mark.parametrize("name", ["dense", "zstd"])
 @fixed
-@given(dense_tensors())
-def test_dense_is_exact_bit_for_bit(x: Tensor) -> None:
-    back = round_trip("dense", x)
+@given(x=dense_tensors())
+def test_dense_and_zstd_are_exact_bit_for_bit(name: str, x: Tensor) -> None:
+    back = round_trip(name, x)
     assert (back.shape, back.dtype) == (x.shape, x.dtype)
     assert bytes(raw_bytes(back)) == bytes(raw_bytes(x))
 
@@ -72,50 +89,237 @@ def test_half_overflows_above_65504_and_bfloat_does_not() -> None:
     assert round_trip("bf16", x).isfinite().all()
 
 
-@pytest.mark.parametrize("name", sorted(CODECS))
+# ---- what all of them have in common
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (2, 3), (3, 0, 2)])
-def test_sizes_are_what_pack_returns(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    packed = codec(name).pack(torch.ones(shape, dtype=dtype))
-    assert tuple((layer, data.nbytes) for layer, data in packed) == codec(name).sizes(
-        math.prod(shape), dtype.itemsize
-    )
+def test_sizes_are_within_the_bounds(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = torch.ones(shape, dtype=dtype)
+    bounds, parts = codec(name).bounds(spec_of(x)), packed(name, x)
+    assert [layer for layer, _ in parts] == [b.layer for b in bounds]
+    assert all(b.least <= data.nbytes <= b.most for b, (_, data) in zip(bounds, parts, strict=True))
+    back = round_trip(name, x)
+    assert (back.shape, back.dtype) == (x.shape, x.dtype) and torch.equal(back, x)
 
 
-@pytest.mark.parametrize("name", sorted(CODECS))
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("count", [0, 1, 100, 10_000, 1_000_000])
+def test_a_part_has_at_most_the_dense_bytes_and_a_constant(name: str, count: int) -> None:
+    for bound in codec(name).bounds(Spec.of((count,), torch.float32)):
+        assert bound.most <= 4 * count + 100
+        assert bound.least == bound.most or not name.startswith(("csr", "log8", "bf16", "f16", "dense"))
+
+
+@pytest.mark.parametrize("name", EXACT_SIZE)
+def test_sizes_of_one_layer_are_what_pack_returns(name: str) -> None:
+    for count in (0, 1, 7):
+        parts = packed(name, torch.ones(count))
+        assert tuple((layer, data.nbytes) for layer, data in parts) == codec(name).sizes(count, 4)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_lossy_says_whether_values_change(name: str) -> None:
-    x = torch.tensor([1 / 3, math.pi, 1e-3])
+    x = torch.tensor([1 / 3, math.pi, 1e-3, 0.7, 2 / 7, 1e-2, 11 / 3])
     assert torch.equal(round_trip(name, x), x) is not codec(name).lossy
 
 
-@pytest.mark.parametrize("name", sorted(CODECS))
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("off", [-6, -1, 1, 6])
 def test_parts_of_another_size_are_refused(name: str, off: int) -> None:
-    ((layer, size),) = codec(name).sizes(6, 4)
-    with pytest.raises(WireError, match=f"x: {size + off} bytes of values where the layout demands {size}"):
-        unpack_checked(name, ((layer, memoryview(bytes(size + off))),), (6,), "f32", "x")
+    """Of fixed size: any other; of variable size: above the bound, and below the side data."""
+    spec, parts = Spec.of((60,), torch.float32), packed(name, torch.rand(60))
+    for i, (layer, least, most) in enumerate(codec(name).bounds(spec)):
+        size = max(0, least + off) if off < 0 else most + off
+        if off < 0 and not least:
+            continue
+        forged = (*parts[:i], (layer, memoryview(bytes(size))), *parts[i + 1 :])
+        demanded = f"{most}" if least == most else f"{least} to {most}"
+        with pytest.raises(
+            WireError, match=f"x: {size} bytes of {layer} where the layout demands {demanded}"
+        ):
+            unpack_checked(name, forged, spec, "x", torch.zeros(60))
 
 
-@pytest.mark.parametrize("name", sorted(CODECS))
+@pytest.mark.parametrize("name", NAMES)
 def test_another_number_of_parts_or_another_layer_is_refused(name: str) -> None:
-    ((layer, size),) = codec(name).sizes(6, 4)
-    part = memoryview(bytes(size))
-    for parts in ((), ((layer, part), (layer, part))):
-        with pytest.raises(WireError, match=f"x: {len(parts)} frames where codec '{name}' sends 1"):
-            unpack_checked(name, parts, (6,), "f32", "x")
-    with pytest.raises(WireError, match="x: a part of 'indices' where"):
-        unpack_checked(name, (("indices", part),), (6,), "f32", "x")
+    spec, parts = Spec.of((6,), torch.float32), packed(name, torch.rand(6))
+    for wrong in ((), (*parts, parts[0])):
+        with pytest.raises(
+            WireError,
+            match=f"x: {len(wrong)} frames where codec '{name}' sends {len(parts)}".replace("+", r"\+"),
+        ):
+            unpack_checked(name, wrong, spec, "x")
+    with pytest.raises(WireError, match="x: a part of 'rows' where"):
+        unpack_checked(name, (("rows", parts[0][1]), *parts[1:]), spec, "x")
 
 
-@pytest.mark.parametrize("name", sorted(n for n in CODECS if CODECS[n].lossy))
-def test_lossy_codecs_refuse_bytes(name: str) -> None:
+@pytest.mark.parametrize("name", [*LOSSY, "delta+zstd"])
+def test_codecs_of_floats_refuse_bytes(name: str) -> None:
     with pytest.raises(UsageError, match="floating-point fields only"):
-        codec(name).pack(torch.zeros(3, dtype=torch.uint8))
+        codec(name).pack(torch.zeros(3, dtype=torch.uint8), ref=torch.zeros(3))
+
+
+def test_a_layout_of_another_size_is_refused() -> None:
+    with pytest.raises(WireError, match="3 values where the layout has 4"):
+        Spec.of((3,), torch.float32, Layout.vector(4))
+
+
+# ---- names
 
 
 def test_an_unknown_codec_is_named_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="unknown codec 'dence'; did you mean 'dense'"):
         codec("dence")
+    with pytest.raises(UsageError, match="unknown codec 'crs'; did you mean 'csr:p'"):
+        codec("crs:0.1")
+
+
+@pytest.mark.parametrize(
+    "name", ["csr", "csr:", "csr:0", "csr:-0.1", "csr:1.1", "csr:nan", "csr:ten", "csr:1:2"]
+)
+def test_a_fraction_is_above_0_and_at_most_1(name: str) -> None:
+    with pytest.raises(
+        UsageError, match=f"codec '{name}': give the fraction to keep, 0 < p <= 1, such as csr:0.1"
+    ):
+        codec(name)
+
+
+def test_only_some_codecs_have_a_parameter() -> None:
+    with pytest.raises(UsageError, match="codec 'zstd:3': 'zstd' has no parameter"):
+        codec("zstd:3")
+
+
+def test_a_fraction_has_one_spelling_on_the_wire() -> None:
+    assert codec("csr:.10").name == codec("csr:1e-1").name == "csr:0.1"
+    assert all(codec(n).name == n for n in NAMES)
+
+
+# ---- dense where that is smaller
+
+
+@pytest.mark.parametrize(("name", "x"), [
+    ("csr:0.6", torch.rand(1000)),
+    ("bitmap:0.5", torch.rand(3)),
+    ("zstd", torch.frombuffer(bytearray(Random(0).randbytes(2000)), dtype=torch.float32)),
+    ("log8", torch.ones(2)),
+    ("best:0.1", torch.ones(1)),
+])  # fmt: skip
+def test_what_would_not_shrink_is_sent_dense(name: str, x: Tensor) -> None:
+    chosen, parts = pack_or_dense(codec(name), x, spec_of(x))
+    assert chosen == "dense"
+    assert torch.equal(unpack_checked(chosen, parts, spec_of(x), "x").nan_to_num(), x.nan_to_num())
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("dense", "delta+zstd")])
+def test_what_shrinks_is_not(name: str) -> None:
+    x = torch.arange(1.0, 1001)
+    chosen, parts = pack_or_dense(codec(name), x, spec_of(x))
+    assert chosen == name and sum(data.nbytes for _, data in parts) <= 4000
+
+
+@pytest.mark.parametrize("name", SIGNED)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_values_that_the_receiver_must_see_are_sent_dense(name: str, bad: float) -> None:
+    x = torch.arange(1.0, 1001)
+    x[5] = bad
+    assert pack_or_dense(codec(name), x, spec_of(x))[0] == "dense"
+
+
+@pytest.mark.parametrize("name", [n for n in SIGNED if n != "log8"])
+@pytest.mark.parametrize("bad", [0.0, -1.0])
+def test_the_mean_hides_no_value_that_is_not_positive(name: str, bad: float) -> None:
+    x = torch.arange(1.0, 1001)
+    x[5] = bad
+    assert pack_or_dense(codec(name), x, Spec.of((1000,), torch.float32, positive=True))[0] == "dense"
+    assert pack_or_dense(codec(name), x, Spec.of((1000,), torch.float32))[0] == name
+
+
+# ---- log8
+
+LAYERS = Layout(
+    (
+        Slice("w", (40, 20), 0, 800),
+        Slice("b", (40,), 800, 40),
+        Slice("none", (0,), 840, 0),
+        Slice("c", (1,), 840, 1),
+    )
+)
+
+
+def layered(seed: int, spread: float) -> Tensor:
+    draws = torch.Generator().manual_seed(seed)
+    return torch.exp(spread * torch.randn(LAYERS.size, generator=draws))
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 3.0, 4.0])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_log8_keeps_zeros_and_ends_and_its_error(spread: float, zeros: bool) -> None:
+    x = layered(1, spread)
+    if zeros:
+        x[::3] = 0
+    back = round_trip("log8", x, spec=Spec.of((LAYERS.size,), torch.float32, LAYERS))
+    assert torch.equal(back == 0, x == 0)
+    for s in LAYERS.slices:
+        some = x[s.offset : s.offset + s.size]
+        found, some = back[s.offset : s.offset + s.size][some > 0], some[some > 0]
+        if not len(some):
+            continue
+        hi = float(some.max())
+        lo = max(float(some.min()), 1e-9 * hi)
+        bound = (hi / lo) ** (1 / (508 if zeros else 510)) - 1
+        exact = some >= lo
+        assert float(((found - some) / some)[exact].abs().max()) <= bound + 1e-6 and bound < 0.042
+        assert float(found.max()) == hi and float(found.min()) == pytest.approx(lo)
+
+
+def test_log8_states_its_largest_error() -> None:
+    hi = 3.0
+    x = torch.logspace(-9, 0, 100_000, dtype=torch.float64).float() * hi
+    error = float(((round_trip("log8", x) - x) / x).abs().max())
+    assert 0.041 < error < 0.042
+
+
+def test_log8_of_hostile_layers() -> None:
+    tiny = torch.tensor([2.0**-149, 2.0**-140, 1.0, 1.0])
+    assert (round_trip("log8", tiny) > 0).all() and float(round_trip("log8", tiny)[0]) == pytest.approx(1e-9)
+    for x in (torch.zeros(9), torch.full((9,), 0.3), torch.full((5,), 3e38), torch.full((5,), 2.0**-149)):
+        assert torch.equal(round_trip("log8", x), x)
+    huge = torch.tensor([3.4e38, 1e-30])
+    assert round_trip("log8", huge).tolist() == pytest.approx([3.4e38, 3.4e29])
+
+
+def test_log8_has_no_denormal_level_above_its_smallest() -> None:
+    """A thread that flushes denormals to zero must decode the same numbers."""
+    x = torch.tensor([2.0**-149, 2.0**-130, 1e-37, 1e-36])
+    back = round_trip("log8", x)
+    assert back[:2].tolist() == [2.0**-126] * 2 and float(back[3]) == float(x[3])
+
+
+def test_log8_sends_negative_values_dense() -> None:
+    x = torch.ones(100)
+    x[3] = -1e-9
+    assert codec("log8").pack(x) is None
+    assert torch.equal(round_trip("log8", torch.tensor([-0.0, 1.0])), torch.tensor([0.0, 1.0]))
+
+
+@pytest.mark.parametrize("ends", [(2.0, 1.0), (math.nan, 1.0), (1.0, math.inf), (0.5, -1.0), (-2.0, 1.0)])
+def test_log8_refuses_an_impossible_range(ends: tuple[float, float]) -> None:
+    data = torch.tensor(ends).numpy().tobytes() + bytes(10)
+    with pytest.raises(WireError, match="x: a logarithmic range from"):
+        unpack_checked("log8", (("values", memoryview(data)),), Spec.of((10,), torch.float32), "x")
+
+
+@fixed
+@given(st.lists(st.floats(0, float(torch.finfo(torch.float32).max), width=32), min_size=1, max_size=50))
+def test_log8_of_anything_that_is_not_negative(values: list[float]) -> None:
+    x = torch.tensor(values)
+    back = round_trip("log8", x)
+    assert back.isfinite().all() and torch.equal(back == 0, x == 0)
+    assert float(back.max()) == float(x.max())
+    normal = x >= max(1e-9 * float(x.max()), 2.0**-126)
+    assert bool((((back - x).abs() / x)[normal] < 0.042).all())
 
 
 def test_from_bytes_copies_only_what_is_read_only() -> None:

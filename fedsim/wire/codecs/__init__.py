@@ -1,0 +1,154 @@
+"""Encodings of one tensor: a table of pure pairs, pack(x, spec, ref) and unpack(parts, spec, ref).
+
+The parts of an encoding are named by layer ('values', 'indices'), each one frame on the wire. A codec
+may have one parameter behind a colon, as in csr:0.1. What a sender cannot make smaller it sends dense,
+and says so in the header.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import UsageError, WireError, unknown
+from fedsim.wire.codecs import log8, lossless, plain, sparse
+from fedsim.wire.codecs.tensors import Codec, Part, Spec, from_bytes, raw_bytes
+
+__all__ = [
+    "CODECS",
+    "Codec",
+    "Family",
+    "Part",
+    "Spec",
+    "codec",
+    "from_bytes",
+    "pack_or_dense",
+    "raw_bytes",
+    "unpack_checked",
+]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A row of the table: one codec, or those that differ in a fraction p."""
+
+    name: str
+    about: str
+    make: Callable[..., Codec]
+    fraction: bool = False
+
+    @property
+    def usage(self) -> str:
+        return f"{self.name}:p" if self.fraction else self.name
+
+
+_KEEPS = "per layer the largest fraction p and the mean of the rest"
+_SIGNS = "precision and curvature only"
+
+CODECS: Mapping[str, Family] = {
+    f.name: f
+    for f in (
+        Family("dense", "every value as it is (float32: 4 bytes each), bit for bit", plain.dense),
+        Family(
+            "bf16",
+            "bfloat16, 2 bytes a value, relative error at most 0.4 %",
+            lambda: plain.half("bf16", torch.bfloat16),
+        ),
+        Family(
+            "f16",
+            "IEEE half, 2 bytes a value, overflows above 65504",
+            lambda: plain.half("f16", torch.float16),
+        ),
+        Family(
+            "log8",
+            f"one byte a value, 256 logarithmic levels per layer, relative error at most 4.2 %; {_SIGNS}",
+            log8.log8,
+        ),
+        Family(
+            "csr",
+            f"{_KEEPS}, in compressed sparse rows as in the Gaussian-product paper; {_SIGNS}",
+            sparse.csr,
+            fraction=True,
+        ),
+        Family(
+            "bitmap",
+            f"the numbers of csr, as a bitmap and shuffled float32 under zstd; {_SIGNS}",
+            sparse.bitmap,
+            fraction=True,
+        ),
+        Family(
+            "best",
+            f"the numbers of csr, but bfloat16, as a bitmap and shuffled values under zstd; {_SIGNS}",
+            sparse.best,
+            fraction=True,
+        ),
+        Family("zstd", "lossless: byte shuffle and zstd", lossless.zstd),
+        Family(
+            "delta+zstd",
+            "lossless: distance from the same field of the broadcast, byte shuffle and zstd; "
+            "upwards only (up.field)",
+            lossless.delta_zstd,
+        ),
+    )
+}
+
+
+@cache
+def codec(name: str) -> Codec:
+    """The codec of a name such as 'bf16' or 'csr:0.1'. Errors: UsageError saying what there is."""
+    family_name, colon, parameter = name.partition(":")
+    if family_name not in CODECS:
+        raise unknown("codec", family_name, [f.usage for f in CODECS.values()])
+    family = CODECS[family_name]
+    if not family.fraction:
+        if colon:
+            raise UsageError(f"codec {name!r}: {family_name!r} has no parameter")
+        return family.make()
+    try:
+        p = float(parameter)
+    except ValueError:
+        p = math.nan
+    if not 0 < p <= 1:
+        raise UsageError(f"codec {name!r}: give the fraction to keep, 0 < p <= 1, such as {family_name}:0.1")
+    return family.make(p)
+
+
+def pack_or_dense(
+    chosen: Codec, x: Tensor, spec: Spec, ref: Tensor | None = None
+) -> tuple[str, tuple[Part, ...]]:
+    """Parts and the name of their codec: 'dense' if that is smaller, or the only one that can stand for x."""
+    parts = chosen.pack(x, spec, ref)
+    if parts is not None and sum(part.nbytes for _, part in parts) <= spec.dense_bytes:
+        return chosen.name, parts
+    dense = codec("dense")
+    plainly = dense.pack(x, spec)
+    assert plainly is not None
+    return dense.name, plainly
+
+
+def unpack_checked(
+    name: str, parts: tuple[Part, ...], spec: Spec, whose: str, ref: Tensor | None = None
+) -> Tensor:
+    """Unpack after checking every part's layer and size against what the codec and the spec demand.
+
+    Errors: WireError naming the field.
+    """
+    chosen = codec(name)
+    expected = chosen.bounds(spec)
+    if len(parts) != len(expected):
+        raise WireError(f"{whose}: {len(parts)} frames where codec {name!r} sends {len(expected)}")
+    for (given, part), (layer, least, most) in zip(parts, expected, strict=True):
+        if given != layer:
+            raise WireError(f"{whose}: a part of {given!r} where codec {name!r} sends {layer!r}")
+        if not least <= part.nbytes <= most:
+            size = f"{most}" if least == most else f"{least} to {most}"
+            raise WireError(f"{whose}: {part.nbytes} bytes of {layer} where the layout demands {size}")
+    try:
+        return chosen.unpack(tuple(part for _, part in parts), spec, ref)
+    except WireError as e:
+        raise WireError(f"{whose}: {e}") from None

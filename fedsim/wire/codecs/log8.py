@@ -1,0 +1,83 @@
+"""One byte per value: 256 logarithmic levels per layer, between its smallest positive and largest value.
+
+values = per layer the range as two float32, then one byte per value
+
+    level_k = lo (hi / lo)^(k / 255),   lo = max(smallest positive value, 1e-9 hi)
+
+The largest relative error is (hi / lo)^(1 / 510) - 1, at most 4.2 %; positive values below 1e-9 of the
+largest (or 1.2e-38, if that is more) become that. In a layer with zeros, byte 0 stands for zero, exactly,
+and 255 levels remain (508 in the place of 510); the range's lower end is then negated to say so. Of a
+layer of zeros, both ends are 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from torch import Tensor
+
+from fedsim.errors import WireError
+from fedsim.wire.codecs.tensors import Array, Bound, Codec, Part, Spec, fixed, flat32, joined, tensor_of
+
+DEPTH = 1e-9
+"""Smallest level of a layer, as a fraction of its largest value."""
+_NORMAL = np.finfo(np.float32).tiny
+"""No level is denormal: a thread that flushes those would decode another number."""
+
+
+def log8() -> Codec:
+    return Codec("log8", _pack, _unpack, _bounds, lossy=True, signs=True)
+
+
+def _pack(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
+    values = flat32(x)
+    if values.size and not (values.min() >= 0 and np.isfinite(values.max())):
+        return None  # a NaN makes both ends NaN
+    ranges = np.zeros((len(spec.layout.slices), 2), dtype=np.float32)
+    codes = np.zeros(spec.count, dtype=np.uint8)
+    for i, s in enumerate(spec.layout.slices):
+        layer = values[s.offset : s.offset + s.size]
+        positive = layer > 0
+        if not positive.any():
+            continue
+        hi = layer.max()
+        lo = max(layer[positive].min(), np.float32(DEPTH * float(hi)), min(hi, _NORMAL))
+        zeros = not positive.all()
+        first = int(zeros)
+        ranges[i] = (-lo if zeros else lo, hi)
+        step = _step(float(lo), float(hi), first)
+        levels = np.log(np.maximum(layer, lo).astype(np.float64) / float(lo)) / step if step else 0.0 * layer
+        codes[s.offset : s.offset + s.size] = np.where(positive, np.rint(levels) + first, 0)
+    return (("values", joined(ranges, codes)),)
+
+
+def _step(lo: float, hi: float, first: int) -> float:
+    """Distance of neighbouring levels in nats."""
+    return (math.log(hi) - math.log(lo)) / (255 - first)
+
+
+def _levels(lo: float, hi: float) -> Array:
+    """What the 256 bytes of a layer stand for, float32."""
+    if not (math.isfinite(lo) and math.isfinite(hi) and abs(lo) <= hi):
+        raise WireError(f"a logarithmic range from {abs(lo):g} to {hi:g}")
+    out = np.zeros(256, dtype=np.float32)
+    if lo:
+        first = int(lo < 0)
+        out[first:] = abs(lo) * np.exp(_step(abs(lo), hi, first) * np.arange(256 - first))
+        out[first], out[255] = abs(lo), hi
+    return out
+
+
+def _unpack(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
+    slices = spec.layout.slices
+    ranges = np.frombuffer(parts[0][: 8 * len(slices)], dtype=np.float32).reshape(-1, 2)
+    codes = np.frombuffer(parts[0][8 * len(slices) :], dtype=np.uint8)
+    out = np.empty(spec.count, dtype=np.float32)
+    for (lo, hi), s in zip(ranges.tolist(), slices, strict=True):
+        out[s.offset : s.offset + s.size] = _levels(lo, hi)[codes[s.offset : s.offset + s.size]]
+    return tensor_of(out, spec)
+
+
+def _bounds(spec: Spec) -> tuple[Bound, ...]:
+    return (fixed("values", 8 * len(spec.layout.slices) + spec.count),)

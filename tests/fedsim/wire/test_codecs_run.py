@@ -1,0 +1,317 @@
+"""Codecs in letters, in problems and in whole runs: where each is accepted, what it saves and changes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from fedsim.errors import UsageError, WireError
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.learning.gaussian import Gaussian
+from fedsim.learning.params import Layout
+from fedsim.problem import Problem
+from fedsim.wire.codecs import CODECS
+from fedsim.wire.letter import (
+    VERSION,
+    Header,
+    Letter,
+    decode,
+    decode_own,
+    encode,
+    open_letter,
+    references,
+    seal,
+)
+from fedsim.wire.messages import TRIANGLE, Mean, Precision, Scalar, all_fields, check_values
+from launch.catalogue import show
+from launch.cli import main
+from launch.execution import Execution
+from launch.run import launch
+from protocols import REGISTRY, AnyAlgorithm, find
+
+P = 3000
+DIMS = {"P": P}
+LAYOUT = Layout.vector(P)
+
+
+@dataclass(frozen=True)
+class Down:
+    mean: Mean
+    scale: Scalar
+
+
+@dataclass(frozen=True)
+class Up:
+    mean: Mean
+    precision: Precision
+    train_loss: Scalar
+
+
+def upload(seed: int = 0) -> Up:
+    draws = torch.Generator().manual_seed(seed)
+    return Up(torch.randn(P, generator=draws), torch.rand(P, generator=draws) + 0.01, 0.5)
+
+
+def letter_of(message: object, codecs: dict[str, str], **about: Any) -> Letter:
+    payload = encode(message, codecs, DIMS, **about)
+    sent = seal(Header(VERSION, "upload", "run", fields=payload.fields), payload.frames)
+    return open_letter([bytes(f) for f in (sent.head, *sent.frames)], "here")
+
+
+# ---- letters
+
+
+def test_a_letter_decodes_to_what_its_sender_decodes() -> None:
+    up = upload()
+    down = Down(up.mean * (1 + 1e-5), 1.0)
+    refs = references(down)
+    assert list(refs) == ["mean"]
+    codecs = {"mean": "delta+zstd", "precision": "best:0.1"}
+    payload = encode(up, codecs, DIMS, refs, LAYOUT)
+    own = decode_own(Up, payload, codecs, DIMS, refs, LAYOUT)
+    letter = letter_of(up, codecs, refs=refs, layout=LAYOUT)
+    there = decode(Up, letter, codecs, DIMS, "here", refs, LAYOUT)
+    assert torch.equal(own.mean, up.mean) and torch.equal(there.mean, up.mean)
+    assert torch.equal(own.precision, there.precision) and not torch.equal(own.precision, up.precision)
+    layers = {f.name: [p.layer for p in f.parts] for f in letter.header.fields}
+    assert layers == {"mean": ["values"], "precision": ["indices", "values"], "train_loss": ["values"]}
+    assert letter.total_bytes() < 0.5 * letter_of(up, {}).total_bytes()
+
+
+def test_a_delta_without_its_reference_is_an_error() -> None:
+    with pytest.raises(UsageError, match=r"codec 'delta\+zstd' needs the same field of the broadcast"):
+        encode(upload(), {"mean": "delta+zstd"}, DIMS)
+
+
+def test_dense_stands_in_for_what_does_not_shrink_and_the_header_says_so() -> None:
+    codecs = {"precision": "csr:0.9", "mean": "zstd"}
+    letter = letter_of(upload(), codecs)
+    assert [f.codec for f in letter.header.fields] == ["zstd", "dense", "dense"]
+    back = decode(Up, letter, codecs, DIMS, "here")
+    assert torch.equal(back.precision, upload().precision)
+
+
+@pytest.mark.parametrize(
+    ("sent", "wanted"), [("bf16", "f16"), ("csr:0.1", "csr:0.2"), ("bitmap:0.1", "dense")]
+)
+def test_another_codec_than_the_runs_is_refused(sent: str, wanted: str) -> None:
+    letter = letter_of(upload(), {"precision": sent})
+    with pytest.raises(WireError, match=f"'precision' is encoded as '{sent}'; this run uses '{wanted}'"):
+        decode(Up, letter, {"precision": wanted}, DIMS, "here")
+
+
+@pytest.mark.parametrize("name", ["csr:0.1", "bitmap:0.1", "best:0.1", "log8"])
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan")])
+def test_no_codec_hides_a_precision_that_is_not_one(name: str, bad: float) -> None:
+    up = upload()
+    up.precision[17] = bad
+    seen = decode(Up, letter_of(up, {"precision": name}), {"precision": name}, DIMS, "here")
+    with pytest.raises(WireError, match="precision"):
+        check_values(seen, "here")
+
+
+# ---- where each is accepted
+
+
+def problem(algo: str, codecs: dict[str, str], **changes: Any) -> Problem:
+    experiment = Experiment(algo=algo, model="logistic", clients=3, codecs=codecs, **changes)
+    return Problem.build(experiment, build_algorithm(find(algo), {}), None)
+
+
+def test_the_choice_is_kept_by_direction_in_one_spelling() -> None:
+    made = problem("fedlap_cov", {"precision": "csr:.10", "up.mean": "delta+zstd", "down.mean": "zstd"})
+    assert made.codecs == {
+        "down": {"precision": "csr:0.1", "mean": "zstd"},
+        "up": {"precision": "csr:0.1", "mean": "delta+zstd"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("algo", "field", "name", "says"),
+    [
+        ("fedlap_cov", "mean", "csr:0.1", "is for a precision or a curvature, and 'mean' is a mean"),
+        ("fedlap_cov", "up.mean", "log8", "whatever their sign"),
+        ("fedlap_cov", "up.mean", "best:0.1", "is for a precision or a curvature"),
+        ("fedlap_cov", "up.train_loss", "bitmap:0.1", "'train_loss' is a scalar"),
+        ("fedlap_cov", "down.mean", "delta+zstd", r"nothing to refer to.* \(up.mean\)"),
+        ("fedlap_cov", "mean", "delta+zstd", r"nothing to refer to.* \(up.mean\)"),
+        ("fedlap_cov", "up.train_loss", "delta+zstd", "the broadcast has no field 'train_loss'"),
+        ("fedlap_cov", "precision", "csr", "give the fraction to keep, 0 < p <= 1"),
+        ("fedlap_cov", "precision", "csr:2", "give the fraction to keep"),
+        ("fedlap_cov", "down.started", "bf16", "'started' holds no floats"),
+        ("fedlap", "up.mean", "csr:0.1", "is for a precision or a curvature"),
+    ],
+)
+def test_a_codec_that_does_not_fit_is_refused_at_build(algo: str, field: str, name: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        problem(algo, {field: name})
+
+
+def test_a_delta_of_a_full_precision_is_lossless_and_fine_but_csr_is_not() -> None:
+    full = next(a.name for a in REGISTRY if ("precision", (TRIANGLE,)) in _sent_up(a()))
+    for name in ("csr:0.1", "best:0.1", "log8", "bf16"):
+        with pytest.raises(UsageError, match="not positive definite any more"):
+            problem(full, {"precision": name})
+    assert problem(full, {"up.precision": "delta+zstd"}).codecs["up"] == {"precision": "delta+zstd"}
+
+
+def _sent_up(algorithm: AnyAlgorithm) -> set[tuple[str, tuple[str, ...]]]:
+    return {(f.name, f.kind.dims) for e in algorithm.exchanges for f in all_fields(e.up)}
+
+
+def test_list_shows_every_codec(capsys: pytest.CaptureFixture[str]) -> None:
+    show("codecs")
+    shown = capsys.readouterr().out
+    assert all(f.usage in shown for f in CODECS.values())
+    assert "csr:p" in shown and "delta+zstd" in shown
+
+
+def test_the_command_line_says_what_is_wrong() -> None:
+    said = CliRunner().invoke(main, ["launch", "--algo", "fedlap_cov", "--codec", "up.mean=csr:0.1"])
+    assert said.exit_code == 2
+
+
+# ---- whole runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders of runs of fedlap_cov through the launcher, in this process, by the codecs they use."""
+    folder = tmp_path_factory.mktemp("runs")
+    chosen = {
+        "dense": {},
+        "small": {"up.precision": "best:0.1", "up.mean": "delta+zstd"},
+        "delta": {"up.mean": "delta+zstd", "down.mean": "zstd", "precision": "zstd"},
+        "csr": {"precision": "csr:0.1"},
+        "half": {"precision": "csr:0.5"},
+        "log8": {"precision": "log8"},
+        "bitmap": {"precision": "bitmap:0.1"},
+        "half down": {"down.mean": "bf16"},
+        "half down, delta up": {"down.mean": "bf16", "up.mean": "delta+zstd"},
+        "whole steps": {"precision": "csr:0.1"},
+    }
+
+    def run(name: str) -> Path:
+        out = folder / name
+        if not out.exists():
+            experiment = Experiment(
+                algo="fedlap_cov",
+                clients=3,
+                rounds=3,
+                codecs=chosen[name],
+                hyperparameters={"local.epochs": 1, "rho": 1.0 if name == "whole steps" else 0.3},
+            )
+            launch(experiment, Execution(workers=0, devices="cpu", out=str(out)), quiet=True)
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSIM_CACHE", str(folder / "cache"))
+        yield run
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "ledger.csv").open() as file:
+        return [r for r in csv.DictReader(file) if r["kind"] == "algorithm"]
+
+
+def floored(folder: Path) -> list[int]:
+    """Of rounds 1, 2, 3."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["floored"] for line in lines[1:]]
+
+
+def sent(folder: Path, direction: str, field: str) -> dict[tuple[str, str], int]:
+    """Bytes by layer and codec."""
+    out: dict[tuple[str, str], int] = {}
+    for r in rows(folder):
+        if (r["direction"], r["field"]) == (direction, field):
+            key = r["layer"], r["codec"]
+            out[key] = out.get(key, 0) + int(r["bytes"])
+    return out
+
+
+def test_a_run_with_codecs_is_done_and_smaller(runs: Callable[[str], Path]) -> None:
+    dense, small = runs("dense"), runs("small")
+    assert summary(small)["status"] == "done"
+    precision, mean = sent(small, "up", "precision"), sent(small, "up", "mean")
+    assert set(precision) == {("values", "best:0.1"), ("indices", "best:0.1")}
+    assert set(mean) == {("values", "delta+zstd")}
+    assert sum(precision.values()) < 0.1 * sum(sent(dense, "up", "precision").values())
+    assert sum(mean.values()) < 0.95 * sum(sent(dense, "up", "mean").values())
+    assert sent(small, "down", "mean") == sent(dense, "down", "mean")
+    manifest = json.loads((small / "manifest.json").read_text())
+    assert manifest["experiment"]["codecs"] == {"up.precision": "best:0.1", "up.mean": "delta+zstd"}
+    assert "zstandard" in manifest["versions"]
+
+
+def test_lossless_codecs_change_nothing_but_bytes(runs: Callable[[str], Path]) -> None:
+    dense, delta = summary(runs("dense")), summary(runs("delta"))
+    for digest in ("model_sha256", "clients_sha256"):
+        assert digest in dense and dense[digest] == delta[digest]
+    assert sum(int(r["bytes"]) for r in rows(runs("delta"))) < sum(
+        int(r["bytes"]) for r in rows(runs("dense"))
+    )
+
+
+def test_a_delta_refers_to_the_broadcast_as_decoded(runs: Callable[[str], Path]) -> None:
+    plain, delta = summary(runs("half down")), summary(runs("half down, delta up"))
+    for digest in ("model_sha256", "clients_sha256"):
+        assert plain[digest] == delta[digest] != summary(runs("dense"))[digest]
+
+
+def test_bitmap_is_csr_in_fewer_bytes(runs: Callable[[str], Path]) -> None:
+    csr, bitmap = summary(runs("csr")), summary(runs("bitmap"))
+    assert csr["model_sha256"] == bitmap["model_sha256"] != summary(runs("dense"))["model_sha256"]
+    for direction in ("up", "down"):
+        few, many = (sum(sent(runs(n), direction, "precision").values()) for n in ("bitmap", "csr"))
+        assert few < 0.7 * many
+
+
+def test_csr_has_the_models_rows_in_a_run(runs: Callable[[str], Path]) -> None:
+    """mlp_small on digits, 64-100-10: 9 uploads of rows + 1 pointers per layer, and the kept entries."""
+    layers = ((100, 6400), (1, 100), (10, 1000), (1, 10))
+    kept = sum(max(1, round(0.1 * size)) for _, size in layers)
+    pointers = sum(n + 1 for n, _ in layers)
+    assert sent(runs("csr"), "up", "precision") == {
+        ("indices", "csr:0.1"): 9 * 4 * (pointers + kept),
+        ("values", "csr:0.1"): 9 * 4 * (len(layers) + kept),
+    }
+
+
+def test_dense_is_sent_where_csr_is_larger(runs: Callable[[str], Path]) -> None:
+    assert set(sent(runs("half"), "up", "precision")) == {("values", "dense")}
+    assert summary(runs("half"))["model_sha256"] == summary(runs("dense"))["model_sha256"]
+
+
+def test_log8_trains(runs: Callable[[str], Path]) -> None:
+    assert summary(runs("log8"))["status"] == "done"
+    assert set(sent(runs("log8"), "up", "precision")) == {("values", "log8")}
+
+
+def test_floored_entries_are_counted(runs: Callable[[str], Path]) -> None:
+    """Without a lossy codec there are none; with one, V_k may become negative."""
+    assert floored(runs("dense")) == floored(runs("delta")) == [0, 0, 0]
+    first, *later = floored(runs("whole steps"))
+    assert first == 0 and sum(later) > 0
+    algorithm = find("fedlap_cov")()
+    ctx = problem("fedlap_cov", {}).context(1, 1)
+    server = replace(algorithm.server_init(ctx), started=True)
+    V = torch.zeros_like(ctx.start, dtype=torch.float64)
+    V[[1, 5]] = torch.tensor([-1e-9, -2.0], dtype=torch.float64)
+    server = replace(server, sites=Gaussian(server.sites.shift, V))
+    assert algorithm.report(server, ctx) == {"floored": 2}
+    assert torch.equal(server.sites.precision, V)  # the sum stays as it is
+    broadcast = algorithm.broadcast(server, ctx).precision
+    assert torch.equal(broadcast, (algorithm.delta + V).clamp(min=algorithm.delta))
