@@ -15,9 +15,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, TypeVar
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from fedsim.errors import UsageError
@@ -32,7 +33,7 @@ Down = TypeVar("Down")
 Up = TypeVar("Up")
 
 AnyShard = Shard | QuadraticShard
-Step = float | Literal["1/K", "N_k/N"]
+Step = Annotated[float, Meta(gt=0)] | Literal["1/K", "N_k/N"]
 """A damping or step size: a number, or one of the papers' two rules."""
 
 

@@ -33,7 +33,7 @@ from fedsim.learning.gaussian import Gaussian, diagonal, is_full, relative, time
 
 Silent = Literal["participants", "last"]
 
-LEAST = 0.01
+LEAST = 0.1
 """The share of S_g that an upload's precision has at least where the client's literal problem has no
 minimum: precisions that cross the wire are positive."""
 
@@ -107,7 +107,8 @@ class Rule:
         return q**self.rho / site
 
     def capped_pull(self, q: Gaussian, site: Gaussian, keep: float = 0.0) -> Pull:
-        """The pull of a learned precision with V_k held at most at (1 - keep) rho S_g.
+        """The pull of a learned precision with V_k held at (1 - keep) rho S_g where less than keep / 5
+        of rho S_g is left.
 
         The client's problem is bounded below only where H_k - V_k + rho S_g > 0, which nothing ensures
         (papers-and-code.md 4.8; curvature-and-solvers.md 3.4). Where V_k is held, v_k follows it, so that
@@ -122,18 +123,19 @@ class Rule:
             taken = self._excess(q, site, keep)
         else:
             room = torch.as_tensor(free.precision)
-            taken = (self.rho * keep * q.precision - room).clamp(min=0)
+            whole = self.rho * torch.as_tensor(q.precision)
+            taken = torch.where(room < keep / 5 * whole, keep * whole - room, 0.0)
             slack, capped = float(room.min()), int((room < 0).sum())
         held = Gaussian(times(taken, q.mean), taken)
         return Pull(free * held, held, slack, capped)
 
     def _excess(self, q: Gaussian, site: Gaussian, keep: float) -> Tensor:
-        """What a full V_k has above (1 - keep) rho S_g, (P, P) and positive semi-definite."""
+        """What a full V_k has too much, (P, P) and positive semi-definite."""
         whole, V = self.rho * torch.as_tensor(q.precision), torch.as_tensor(site.precision)
-        if Gaussian(q.shift, (1 - keep) * whole - V).is_proper:
+        if Gaussian(q.shift, (1 - keep / 5) * whole - V).is_proper:
             return torch.zeros_like(V)
         ratios, axes = relative(V, whole)
-        excess: Tensor = (axes * (ratios - (1 - keep)).clamp(min=0)) @ axes.mT
+        excess: Tensor = (axes * torch.where(ratios > 1 - keep / 5, ratios - (1 - keep), 0.0)) @ axes.mT
         return excess
 
     def put_back(self, local: Gaussian, pull: Pull, q: Gaussian, moved: float = 1.0) -> Gaussian:

@@ -53,6 +53,9 @@ class Display:
             # rich would take a fair part of a millisecond
             print(f"round {metrics['round']:>{width}}/{self._rounds}  {status}", flush=True)
 
+    def note(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True)
+
     def stop(self) -> None:
         if self._live:
             self._progress.stop()

@@ -93,6 +93,8 @@ class Session:
             outcome = self._carry_out(supervisor, wakeup)
             summary = self._summary("done", outcome)
             self.display.bill(summary, str(self.rundir.path))
+            if self.problem.experiment.eval_samples and "ensemble_accuracy" not in summary:
+                self.display.note("no average over posterior samples: this algorithm's model is a point")
         except Interrupted:
             supervisor.stop(gently=False)
             self._summary("interrupted")

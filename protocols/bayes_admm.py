@@ -15,7 +15,10 @@ Wire: P + P(P+1)/2 down, P + P(P+1)/2 up. covariance = diagonal: 2P each way.
 silent = participants: the silent clients' q_k count as the mean of this round's; last: as their last (the
 prior, if never heard), and the increment of z_k = rho lambda_k + eta_k goes up.
 
-Differs: local training starts from ctx.start until something has been folded.
+Differs: local training starts from ctx.start until something has been folded. cap_dual, on by default:
+where V_k exceeds .9 rho S_g the client holds it at .5 rho S_g, and what was held is put back into q_k before
+it goes up (docs/decisions/009); the literal problem need not have a minimum. dual_slack and capped in
+metrics: the least eigenvalue of rho S_g - V_k, and how many are negative.
 """
 
 from __future__ import annotations
@@ -28,14 +31,17 @@ from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.consensus import Rule, Silent
+from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.von import VonTraining, von
 from protocols.families import Covariance, Family, check_size, gaussian
 from protocols.fedadmm import Rho
 from protocols.member import Client, Local, Member
 
-KEEP = 0.01
-"""The share of rho S_g that stays with the client whatever its dual: VON needs a definite matrix."""
+KEEP = 0.5
+"""The share of rho S_g that stays with the client where its dual leaves less than a fifth of that. VON needs
+a definite matrix, and where the data say nothing (dead pixels) a small share would let the mean take steps
+of 1/KEEP."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class BayesADMM(Member):
         return gaussian(self.covariance)
 
     def check(self, params: int) -> None:
-        check_size(params, self.covariance, "ivon_admm")
+        check_von(params, self.covariance, "ivon_admm", self.local)
 
     def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
         rho = step_size(self.rho, k, sizes)
@@ -70,6 +76,13 @@ class BayesADMM(Member):
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
     ) -> Local:
         return by_von(self.rule(task.sizes), self.local, self.cap_dual, client, q, start, shard, task)
+
+
+def check_von(params: int, covariance: Covariance, sibling: str, how: VonTraining) -> None:
+    """Errors: UsageError for a model that is too large, or samples that are no pairs."""
+    check_size(params, covariance, sibling)
+    if how.samples > 1 and how.samples % 2:
+        raise UsageError(f"samples = {how.samples}: VON draws pairs; use an even number, or 1 for the mean")
 
 
 def by_von(

@@ -5,12 +5,15 @@
              t_k <- p_k / p_0,   p_k = N(w_k, S_k^-1),  p_0 = N(0, I/delta)
     server:  p_g  = p_0 prod_k t_k        so  S_g = sum S_k - (K-1) delta I,  S_g w_g = sum_k S_k w_k
 
-All precisions are diagonal; H_k is the exact diagonal GGN. The product is over the clients heard so far;
-since t_k has the prior divided out, p_0 counts once. A client's t_k is replaced, never multiplied in
-twice: it remembers its own and sends the change. One round by default; later rounds serve clients that
-have not been heard (a client asked again trains again, from its own w_k).
+All precisions are diagonal; H_k is the diagonal GGN, exact unless `curvature` says otherwise. The product is
+over the clients heard so far; since t_k has the prior divided out, p_0 counts once. A client's t_k is
+replaced, never multiplied in twice: it remembers its own and sends the change. One round by default; later
+rounds serve clients that have not been heard (a client asked again trains again, from its own w_k).
 
 Wire: 0 down, 2P up. The committee does not iterate, so there is nothing to broadcast.
+
+Differs: the local posteriors are Laplace approximations. A client's training is not carried over, so
+`carry` has no effect.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ code. c is `damping`, 1 in the paper. The duals are not natural gradients, so on
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. Silent clients' q_k count as the mean of
 this round's, their t_k as they are. (The increment of z_k would not tell the server the dual step.)
 
-Differs: local training starts from ctx.start until something has been folded.
+Differs: damping is 0.1 by default, because 1 makes q_g improper on digits. Local training starts from
+ctx.start until something has been folded. cap_dual: as in bayes_admm.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.consensus import Rule
 from fedsim.learning.gaussian import Gaussian, is_full
 from fedsim.learning.von import VonTraining
-from protocols.bayes_admm import by_von
-from protocols.families import Covariance, Family, check_size, gaussian
+from protocols.bayes_admm import by_von, check_von
+from protocols.families import Covariance, Family, gaussian
 from protocols.fedadmm import Rho
 from protocols.member import Client, Local, Member
 
@@ -62,7 +63,7 @@ class BregmanADMM(Member):
         return gaussian(self.covariance)
 
     def check(self, params: int) -> None:
-        check_size(params, self.covariance, "bregman_admm with --set covariance=diagonal")
+        check_von(params, self.covariance, "bregman_admm with --set covariance=diagonal", self.local)
 
     def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
         rho = step_size(self.rho, k, sizes)

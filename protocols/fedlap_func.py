@@ -10,8 +10,9 @@ speak in function space, on a few memory inputs M_k per client.
     yhat_ig = soft labels of w_g;  tau_i = tau N_kc / M_kc  (points of class c on client k, in its memory)
 
 A client's inputs and first labels go up with its first upload; the server passes inputs on to whoever does
-not hold them, with the broadcast of the round in which he next takes part. There is no function term for a
-client before that, so the first round is FedLap's; without memory points every round is.
+not hold them, with the broadcast of the next round in which that client takes part. Until a client's inputs
+and labels are there, nobody has a term for its memory; so the first round is FedLap's, and without memory
+points every round is. A silent client counts with its last v_k and its last labels.
 
 Wire: P down, P + M C up. Once: M I + 2M down, M I + M up. M is the number of memory points: a client's own
 going up, everyone else's coming down. The labels of w_g are computed by the client from w_g; with

@@ -17,7 +17,8 @@ Algorithm 1 as printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm
 
 Differs: the problem above is bounded below only where H_k - u_k + rho s_g > 0, and the released
 configuration diverges on one of three seeds; with cap_dual the client step uses min(u_k, rho s_g), and v_k
-follows so that the gradient at m_g is what it was (docs/decisions/009); the stored dual is unchanged.
+follows so that the gradient at m_g is what it was. What was held is put back into q_k before it goes up, and
+its precision is at least s_g / 10 (docs/decisions/009); the stored dual is unchanged.
 dual_slack in metrics is the round's least rho s_g - u_k, capped the number of coordinates below 0.
 IVON's h starts at h0 until something has been folded and at 0 (the precision at s_g) after that; momentum
 and step count live with the client (released code). Training starts from ctx.start until something has

@@ -16,7 +16,7 @@ the upload and its own broadcast; a silent client counts with its site.
 Differs: the client's problem is solved by VON, a natural-gradient method, where Ashman et al. run Adam on
 (mean, log variance); both stop at the same q_k. Training starts from ctx.start until something has been
 folded. Sites may be negative, as in the paper's text; a q_g that is no distribution stops the run, where
-the released code clamps.
+the released code clamps. cap_dual: as in bayes_admm.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.consensus import Rule
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.von import VonTraining
-from protocols.bayes_admm import by_von
-from protocols.families import Covariance, Family, check_size, gaussian
+from protocols.bayes_admm import by_von, check_von
+from protocols.families import Covariance, Family, gaussian
 from protocols.member import Client, Local, Member
 
 Damping = Annotated[float, Meta(gt=0, le=1)] | Literal["1/K"]
@@ -56,7 +56,7 @@ class PVI(Member):
         return gaussian(self.covariance)
 
     def check(self, params: int) -> None:
-        check_size(params, self.covariance, "pvi with --set covariance=diagonal")
+        check_von(params, self.covariance, "pvi with --set covariance=diagonal", self.local)
 
     def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
         return Rule(len(sizes), rho=1.0, gamma=step_size(self.damping, k, sizes), rho_server=0.0)

@@ -456,3 +456,30 @@ def test_a_diverging_run_stops_at_the_client_and_folds_nothing(
         launched("run", algo="fedadmm", clients=3, rounds=4, hyperparameters=settings)
     assert not list((tmp_path / "run").rglob("*.checkpoint"))
     assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_isotropic_bayesian_admm_is_fedadmm(quadratics: SimpleNamespace) -> None:
+    """v2, Eq. 21-22: q = N(m, I), prior N(0, I), alpha = 1 / (1 + rho K), written out with its own names;
+    precond_admm with S = I is the member of that family."""
+    shards, rho = quadratics.regressions(5, 20), 3.0
+    eye, m, v = torch.eye(20, dtype=torch.float64), torch.zeros(20).double(), torch.zeros(5, 20).double()
+    federations = [
+        quadratics.Federation(algorithm, shards)
+        for algorithm in (
+            FedADMM(delta=1.0, rho=rho, local=LocalTraining(optimiser="exact")),
+            PrecondADMM(1.0, rho, 1.0, local=LocalTraining(optimiser="exact")),
+        )
+    ]
+    alpha = 1 / (1 + rho * 5)
+    for _ in range(6):
+        own = torch.stack(
+            [
+                torch.linalg.solve(s.hessian + rho * eye, s.linear - v[k] + rho * m)
+                for k, s in enumerate(shards)
+            ]
+        )
+        v = v + rho * (own - m)
+        m = (1 - alpha) * own.mean(0) + alpha * v.sum(0)
+        for federation in federations:
+            federation.play()
+            assert quadratics.error(federation.mean, m) < 1e-12
