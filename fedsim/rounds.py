@@ -167,6 +167,7 @@ class RoundMachine:
     _arrived: set[int] = field(default_factory=set)
     _to_fold: deque[int] = field(default_factory=deque)
     _drafts: dict[int, int] = field(default_factory=dict)
+    _reached: dict[int, int] = field(default_factory=dict)
     _folding: bool = False
     _to_score: deque[tuple[int, int]] = field(default_factory=deque)
     _unscored: dict[int, int] = field(default_factory=dict)
@@ -225,7 +226,7 @@ class RoundMachine:
         return commands + self._maybe_finish()
 
     def _begin(self, turnout: Turnout) -> list[Command]:
-        self._exchange, self._turnout, self._drafts = 0, turnout, {}
+        self._exchange, self._turnout, self._drafts, self._reached = 0, turnout, {}, {}
         return self._next_exchange() if turnout.participants else []
 
     def _next_exchange(self) -> list[Command]:
@@ -235,7 +236,8 @@ class RoundMachine:
         self._arrived = set()
         self._folding = any(k not in self._turnout.lost for k in people)
         for k in sorted(people, key=lambda k: (-self.cost(k), k)):
-            base = self._drafts.get(k, self.versions[k])
+            # within a round a client goes on from its own draft, also if the schedule loses what it sends
+            base = self._reached.get(k, self.versions[k])
             task = TaskId(self.round, self._exchange, k, base)
             self._waiting.setdefault(self._home.get(k, ANYWHERE), deque()).append(task)
         return [Open(self.round, self._exchange, tuple(sorted(people)), self._folding)]
@@ -250,10 +252,11 @@ class RoundMachine:
         commands: list[Command] = []
         while self._to_fold and self._to_fold[0] in self._arrived:
             k = self._to_fold.popleft()
+            self._reached[k] = version(self.round, self._exchange, self.exchanges, self.setup)
             if k in self._turnout.lost:
                 commands.append(Drop(k))
             else:
-                self._drafts[k] = version(self.round, self._exchange, self.exchanges, self.setup)
+                self._drafts[k] = self._reached[k]
                 commands.append(Release(k))
         if not self._to_fold:
             commands += [Close()] if self._folding else self._exchange_done()

@@ -70,6 +70,7 @@ DUALS: Mapping[str, Mapping[str, str]] = {
     "fedlap_func": _WEIGHTS,
     "fedlap_cov": _SITE,
     "bcm": _SITE,
+    "fedcurv": {"fisher.shift": "fisher.shift", "fisher.precision": "fisher.precision"},
     **dict.fromkeys(("fedadmm", "feddyn", "ama", "precond_admm"), _POINT),
     **dict.fromkeys(("bayes_admm", "bregman_admm", "ivon_admm", "pvi", "ivon_pvi"), _POSTERIOR),
 }

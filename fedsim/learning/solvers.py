@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
@@ -26,6 +27,7 @@ class LocalTraining:
     carry: Adam's moments and step count live with the client over rounds (released code, needed for
     the published numbers); false resets them at every task.
     clip: largest norm of the whole gradient, penalties included (as in the released code); 0: none.
+    decay: the learning rate in round r is lr * decay^(r-1).
     """
 
     epochs: Annotated[int, Meta(ge=1)] = 5
@@ -35,6 +37,14 @@ class LocalTraining:
     momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     carry: bool = True
     clip: Annotated[float, Meta(ge=0)] = 0.0
+    decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+    def in_round(self, round: int) -> LocalTraining:
+        """The same with this round's learning rate."""
+        return self if self.decay == 1.0 else replace(self, lr=self.lr * self.decay ** max(round - 1, 0))
+
+
+Watch = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -66,8 +76,12 @@ def minimise(
     penalties: tuple[Penalty, ...] = (),
     moments: Moments | None = None,
     term: FunctionTerm | None = None,
+    watch: Watch | None = None,
 ) -> Fit:
     """Minimise weight * (mean loss) + sum of penalties (+ a function term) from `start` (P,).
+
+    watch: called with every batch's inputs and targets, the weights before the step, and the gradient of
+    the batch's (weighted) mean loss without penalties; it must not keep them.
 
     weight 1 is the mean-loss scale, weight N_k the sum-loss scale l_k(w) of the papers. Adam sees the
     objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
@@ -82,7 +96,7 @@ def minimise(
         raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
     if how.optimiser == "exact":
         raise UsageError("optimiser 'exact' needs a quadratic loss; use adam or sgd for a network")
-    net = shard.net
+    net, how = shard.net, how.in_round(rng.round)
     net.load(start)
     net.module.train()
     pulls = tuple(p.to(net.weights) for p in penalties)
@@ -95,6 +109,12 @@ def minimise(
         for epoch in range(how.epochs):
             for inputs, targets in shard.batches(how.batch_size, order):
                 loss = net.loss_gradient(inputs, targets, weight)
+                if watch is not None:
+                    before, gradient = net.snapshot(), net.grads.clone()
+                    watch(inputs, targets, before, gradient)
+                    net.load(before)
+                    net.grads.copy_(gradient)
+                    net.module.train()
                 if term is not None:
                     term.add_gradient(net)
                 for pull in pulls:

@@ -1,0 +1,39 @@
+"""The diagonal of the empirical Fisher information: squared gradients of the log-likelihood of the TRUE
+labels (Liu & Zheng, Eq. 13-15; papers-and-code.md 7.2). It estimates something else than the GGN: see
+curvature-and-solvers.md 1.4."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from fedsim.learning.params import Net
+from fedsim.learning.shard import QuadraticShard, Shard
+
+
+def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """sum_i (grad log p(y_i | x_i, w))^2 over the examples given: (P,), evaluation mode."""
+    net.load(weights)
+    net.module.eval()
+    values = {name: p.detach() for name, p in net.module.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        logits: Tensor = functional_call(net.module, parameters, (x[None],))
+        return F.cross_entropy(logits, y[None])
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0))(values, inputs, targets)
+    return torch.cat([each[name].flatten(1).square().sum(0) for name in values])
+
+
+def mean_fisher(shard: Shard | QuadraticShard, weights: Tensor, chunk: int = 64) -> Tensor:
+    """(1/N_k) sum_i (grad log p(y_i | x_i, w))^2: (P,). Of a quadratic client: the diagonal of A / N_k,
+    which is what the Fisher information of a linear-Gaussian model is."""
+    if isinstance(shard, QuadraticShard):
+        return shard.hessian.diagonal() / shard.size
+    total = torch.zeros_like(weights)
+    chunks = (torch.split(part, chunk) for part in (shard.inputs, shard.targets))
+    for inputs, targets in zip(*chunks, strict=True):
+        total += squared_gradients(shard.net, weights, shard.floats(inputs), targets)
+    return total / shard.size

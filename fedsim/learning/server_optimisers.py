@@ -1,0 +1,69 @@
+"""What a server does with an averaged client delta, taken as a gradient (papers-and-code.md 2.4; Reddi et
+al. 2021, Algorithm 2).
+
+    sgd      m <- beta m + Delta                     w <- w - lr m
+    adagrad  m <- beta m + (1-beta) Delta            v <- v + Delta^2
+    adam     the same m                              v <- beta2 v + (1-beta2) Delta^2
+    yogi     the same m                              v <- v - (1-beta2) Delta^2 sign(v - Delta^2)
+             w <- w - lr m / (sqrt(v) + tau)         the last three; all element-wise
+
+v starts at tau^2 and there is no bias correction, as in the original. An empty round changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ServerOptimiser:
+    """rule, learning rate and momentum (beta); beta2 and tau are for the adaptive rules.
+
+    decay: the learning rate of the f-th fold is lr * decay^(f-1).
+    """
+
+    rule: Literal["sgd", "adagrad", "adam", "yogi"] = "sgd"
+    server_lr: Annotated[float, Meta(gt=0)] = 1.0
+    beta: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.99
+    tau: Annotated[float, Meta(gt=0)] = 1e-3
+    server_decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+@dataclass(frozen=True)
+class ServerMoments:
+    """m and v (P,) float64, and how many rounds have been folded."""
+
+    first: Tensor
+    second: Tensor
+    folds: int = 0
+
+
+def moments(how: ServerOptimiser, start: Tensor) -> ServerMoments:
+    """m = 0, v = tau^2, for weights like `start` (P,)."""
+    zero = torch.zeros_like(start, dtype=torch.float64)
+    return ServerMoments(zero, zero + how.tau**2)
+
+
+def step(
+    how: ServerOptimiser, state: ServerMoments, weights: Tensor, delta: Tensor
+) -> tuple[Tensor, ServerMoments]:
+    """One step of the rule: weights (P,) float64 and the next state. delta points uphill."""
+    lr, square = how.server_lr * how.server_decay**state.folds, delta * delta
+    if how.rule == "sgd":
+        first = how.beta * state.first + delta
+        return weights - lr * first, ServerMoments(first, state.second, state.folds + 1)
+    first = how.beta * state.first + (1 - how.beta) * delta
+    if how.rule == "adagrad":
+        second = state.second + square
+    elif how.rule == "adam":
+        second = how.beta2 * state.second + (1 - how.beta2) * square
+    else:
+        second = state.second - (1 - how.beta2) * square * torch.sign(state.second - square)
+    moved = weights - lr * first / (second.sqrt() + how.tau)
+    return moved, ServerMoments(first, second, state.folds + 1)

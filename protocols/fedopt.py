@@ -1,0 +1,83 @@
+"""FedAvgM, FedAdam, FedYogi, FedAdagrad - Reddi et al. 2021, Algorithm 2 (papers-and-code.md 2.4): FedAvg
+whose server takes the averaged change as a gradient.
+
+    client:  Delta_k = w_g - (E epochs of minibatch steps on lbar_k, started at w_g)
+    server:  Delta = sum_k N_k Delta_k / sum_k N_k ;  w_g <- SERVERUPDATE(w_g, Delta)
+
+fedavgm is SGD with momentum, the other three are adaptive (fedsim.learning.server_optimisers). They are one
+algorithm with four defaults of `server`; --set rule=... turns one into another.
+
+Wire: P down, P up.
+
+Differs: the local optimiser is SGD, new every round, as in Reddi et al.; --set optimiser=adam changes that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedsim.algorithm import AnyShard, Task
+from fedsim.learning.server_optimisers import ServerOptimiser
+from fedsim.learning.solvers import LocalTraining, minimise
+from protocols.pseudogradient import Client, Found, Pseudogradient
+
+LOCAL = LocalTraining(optimiser="sgd", lr=0.05)
+
+
+class _FedOpt(Pseudogradient):
+    """The client that the four share."""
+
+    local: LocalTraining
+    paper: ClassVar[str] = "Reddi et al. 2021, Algorithm 2"
+    default_model: ClassVar[str] = "mlp_small"
+
+    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> Found:
+        fit = minimise(shard, mean, how=self.local, rng=task.rng, moments=client.moments)
+        return Found(mean.double() - fit.weights.double(), fit.loss, fit.moments)
+
+
+@dataclass(frozen=True)
+class FedAvgM(_FedOpt):
+    server: ServerOptimiser = ServerOptimiser("sgd", beta=0.9)
+    local: LocalTraining = LOCAL
+    name: ClassVar[str] = "fedavgm"
+
+    @property
+    def optimiser(self) -> ServerOptimiser:
+        return self.server
+
+
+@dataclass(frozen=True)
+class FedAdam(_FedOpt):
+    server: ServerOptimiser = ServerOptimiser("adam", server_lr=0.03, beta=0.9)
+    local: LocalTraining = LOCAL
+    name: ClassVar[str] = "fedadam"
+
+    @property
+    def optimiser(self) -> ServerOptimiser:
+        return self.server
+
+
+@dataclass(frozen=True)
+class FedYogi(_FedOpt):
+    server: ServerOptimiser = ServerOptimiser("yogi", server_lr=0.03, beta=0.9)
+    local: LocalTraining = LOCAL
+    name: ClassVar[str] = "fedyogi"
+
+    @property
+    def optimiser(self) -> ServerOptimiser:
+        return self.server
+
+
+@dataclass(frozen=True)
+class FedAdagrad(_FedOpt):
+    server: ServerOptimiser = ServerOptimiser("adagrad", server_lr=0.1)
+    local: LocalTraining = LOCAL
+    name: ClassVar[str] = "fedadagrad"
+
+    @property
+    def optimiser(self) -> ServerOptimiser:
+        return self.server

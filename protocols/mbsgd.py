@@ -1,0 +1,49 @@
+"""MB-SGD - one gradient per client and round (papers-and-code.md 2.3).
+
+    client:  g_k <- gradient of lbar_k at w_g, over all its examples or one random batch of them
+    server:  w_g <- SERVERUPDATE(w_g, sum_k N_k g_k / sum_k N_k)          over the participants
+
+Wire: P down, P up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import AnyShard, Task
+from fedsim.learning.server_optimisers import ServerOptimiser
+from fedsim.learning.shard import QuadraticShard
+from protocols.pseudogradient import Client, Found, Pseudogradient
+
+
+@dataclass(frozen=True)
+class MBSGD(Pseudogradient):
+    """batch_size 0: all examples."""
+
+    batch_size: Annotated[int, Meta(ge=0)] = 0
+    server: ServerOptimiser = ServerOptimiser("sgd", server_lr=0.5, beta=0.9)
+
+    name: ClassVar[str] = "mbsgd"
+    paper: ClassVar[str] = "Al-Shedivat et al. 2021, Fig. 1"
+    default_model: ClassVar[str] = "mlp_small"
+    default_rounds: ClassVar[int] = 100
+
+    @property
+    def optimiser(self) -> ServerOptimiser:
+        return self.server
+
+    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> Found:
+        if isinstance(shard, QuadraticShard):
+            return Found(shard.gradient(mean) / shard.size, shard.loss(mean))
+        net = shard.net
+        net.load(mean)
+        net.module.train()
+        size = self.batch_size or shard.size
+        inputs, targets = next(iter(shard.batches(size, task.rng.torch("batches"))))
+        loss = net.loss_gradient(inputs, targets, 1.0)
+        return Found(net.grads.clone(), float(torch.as_tensor(loss)))

@@ -1,0 +1,165 @@
+"""Identities of FedOpt, FedPA, MB-SGD, Mime, FOLA, FedCurv on quadratic clients (float64)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim.learning.posterior_averaging import Sampling
+from fedsim.learning.server_optimisers import ServerOptimiser
+from fedsim.learning.solvers import LocalTraining
+from protocols.fedavg import FedAvg
+from protocols.fedcurv import FedCurv
+from protocols.fedopt import FedAvgM
+from protocols.fedpa import FedPA
+from protocols.fola import FOLA, LaplaceOffline
+from protocols.mbsgd import MBSGD
+from protocols.mime import LocalSGD, Mime
+from protocols.mimelite import MimeLite
+
+EXACT = LocalTraining(optimiser="exact")
+SIZES = (10, 20, 40, 80, 160)
+PLAIN = ServerOptimiser("sgd", server_lr=1.0)
+
+
+@pytest.fixture
+def shards(quadratics: SimpleNamespace) -> Any:
+    return quadratics.regressions(5, 20, sizes=SIZES, spread=0.2)
+
+
+def weighted(values: list[Tensor]) -> Tensor:
+    return sum(n * v for n, v in zip(SIZES, values, strict=True)) / sum(SIZES)  # type: ignore[return-value]
+
+
+def test_fedavgm_with_step_one_and_no_momentum_is_fedavg(quadratics: SimpleNamespace, shards: Any) -> None:
+    one = quadratics.Federation(FedAvg(EXACT), shards)
+    two = quadratics.Federation(FedAvgM(PLAIN, EXACT), shards)
+    for people in ([0, 1, 4], [2], range(5)):
+        one.play(people)
+        two.play(people)
+        assert quadratics.error(two.mean, one.mean) < 1e-13
+
+
+def test_mbsgd_is_gradient_descent_on_the_mean_loss(quadratics: SimpleNamespace, shards: Any) -> None:
+    federation = quadratics.Federation(MBSGD(server=ServerOptimiser("sgd", 0.01)), shards)
+    w = federation.start
+    for _ in range(3):
+        federation.play()
+        w = w - 0.01 * weighted([s.gradient(w) / s.size for s in shards])
+    assert quadratics.error(federation.mean, w) < 1e-13
+
+
+def test_fedpas_burn_in_rounds_are_fedavg_rounds(quadratics: SimpleNamespace, shards: Any) -> None:
+    how = Sampling(burn_in=2, steps_per_sample=3, samples=4, lr=1e-3, momentum=0.0)
+    federation = quadratics.Federation(FedPA(0.5, 1, PLAIN, how), shards)
+    federation.play()
+    ends = []
+    for s in shards:
+        w = torch.zeros_like(s.linear)
+        for _ in range(14):
+            w = w - 1e-3 * s.gradient(w) / s.size
+        ends.append(w)
+    assert quadratics.error(federation.mean, weighted(ends)) < 1e-12
+    before = federation.mean
+    federation.play()
+    other = quadratics.Federation(FedPA(0.5, 5, PLAIN, how), shards)
+    other.play()
+    other.play()
+    assert quadratics.error(federation.mean, other.mean) > 1e-3  # round 2 samples; there it does not
+    assert quadratics.error(federation.mean, before) > 1e-3
+
+
+def test_mime_with_one_step_is_momentum_on_the_full_gradient(
+    quadratics: SimpleNamespace, shards: Any
+) -> None:
+    """With one local step y = x, so the corrected gradient is c for everyone."""
+    federation = quadratics.Federation(Mime(0.9, LocalSGD(epochs=1, lr=0.05)), shards)
+    x, m = federation.start, torch.zeros_like(federation.start)
+    for _ in range(4):
+        federation.play()
+        c = weighted([s.gradient(x) / s.size for s in shards])
+        step = 0.1 * c + 0.9 * m
+        x, m = x - 0.05 * step, step
+        assert quadratics.error(federation.mean, x) < 1e-12
+        assert quadratics.error(federation.server.momentum, m) < 1e-12
+
+
+def test_mime_corrects_what_mimelite_leaves(quadratics: SimpleNamespace, shards: Any) -> None:
+    """From the pooled optimum, at rest: mime stays (its correction vanishes there), mimelite drifts."""
+    total = weighted([s.hessian / s.size for s in shards])
+    best = torch.linalg.solve(total, weighted([s.linear / s.size for s in shards]))
+    moved = {}
+    for name, algorithm in (
+        ("mime", Mime(0.0, LocalSGD(lr=1e-3))),
+        ("lite", MimeLite(0.0, LocalSGD(lr=1e-3))),
+    ):
+        federation = quadratics.Federation(algorithm, shards)
+        rest = {"mean": best}
+        federation.server = type(federation.server)(
+            **{f: rest.get(f, torch.zeros_like(best)) for f in federation.server.__dataclass_fields__}
+        )
+        federation.play()
+        moved[name] = quadratics.error(federation.mean, best)
+    assert moved["mime"] < 1e-12
+    assert moved["lite"] > 1e-6
+
+
+def test_folas_precision_is_the_mean_of_what_was_found(quadratics: SimpleNamespace, shards: Any) -> None:
+    """Eq. 17 unrolls to the plain mean over folded rounds; its first round has no weight on P = 0."""
+    federation = quadratics.Federation(FOLA(1e-3, 0.0, local=EXACT), shards)
+    fisher = weighted([s.hessian.diagonal() / s.size for s in shards])
+    for _ in range(3):
+        federation.play()
+        assert quadratics.error(federation.server.curvature, fisher) < 1e-13
+    local = [torch.linalg.solve(s.hessian, s.linear) for s in shards]
+    precisions = [s.hessian.diagonal() / s.size + 1e-3 for s in shards]
+    expected = weighted([p * w for p, w in zip(precisions, local, strict=True)]) / weighted(precisions)
+    first = quadratics.Federation(FOLA(1e-3, 0.0, local=EXACT), shards)
+    first.play()
+    assert quadratics.error(first.mean, expected) < 1e-8  # lam = 0: the clients' own optima
+    offline = quadratics.Federation(LaplaceOffline(1e-3, 0.0, local=EXACT), shards)
+    offline.play()
+    assert quadratics.error(offline.mean, first.mean) < 1e-13
+
+
+def test_equal_precisions_give_the_weighted_mean_and_the_mixture_its_moments(
+    quadratics: SimpleNamespace, shards: Any
+) -> None:
+    eye = torch.eye(20, dtype=torch.float64)
+    equal = tuple(type(s)(s.size * eye, s.linear, s.size) for s in shards)
+    means = [s.linear / s.size for s in shards]
+    product = quadratics.Federation(FOLA(1e-3, 0.0, local=EXACT), equal)
+    mixture = quadratics.Federation(FOLA(1e-3, 0.0, aggregation="mixture", local=EXACT), equal)
+    for federation in (product, mixture):
+        federation.play()
+        assert quadratics.error(federation.mean, weighted(means)) < 1e-8
+    variance = weighted([1 / 1.001 + m**2 for m in means]) - weighted(means) ** 2
+    assert quadratics.error(mixture.server.curvature + 1e-3, (1 / variance).clamp(min=1e-3)) < 1e-8
+
+
+def test_fedcurv_of_one_client_has_no_penalty(quadratics: SimpleNamespace, shards: Any) -> None:
+    alone = quadratics.Federation(FedCurv(5.0, EXACT), shards[:1])
+    alone.play()
+    alone.play()
+    assert quadratics.error(alone.mean, torch.linalg.solve(shards[0].hessian, shards[0].linear)) < 1e-12
+
+
+def test_fedcurv_penalises_towards_the_others_and_keeps_the_sums(
+    quadratics: SimpleNamespace, shards: Any
+) -> None:
+    lam = 0.7
+    federation = quadratics.Federation(FedCurv(lam, EXACT), shards)
+    federation.play()
+    first = [torch.linalg.solve(s.hessian, s.linear) for s in shards]
+    fisher = [s.hessian.diagonal() / s.size for s in shards]
+    federation.play([1, 3], lost=[3])
+    s, others = shards[1], [0, 2, 3, 4]
+    matrix = s.hessian / s.size + 2 * lam * torch.diag(sum(fisher[i] for i in others))
+    vector = s.linear / s.size + 2 * lam * sum(fisher[i] * first[i] for i in others)
+    assert quadratics.error(federation.mean, torch.linalg.solve(matrix, vector)) < 1e-11
+    total = torch.stack([c.fisher.shift for c in federation.clients]).sum(0)
+    assert quadratics.error(federation.server.fisher.shift, total) < 1e-13
