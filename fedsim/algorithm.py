@@ -131,6 +131,10 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """Exchanges with ALL clients before round 1 (round 0 in tasks, messages and the ledger)."""
         return ()
 
+    def exchanges_in(self, round: int) -> tuple[Exchange, ...]:
+        """Those of this round; round 0 is the set-up."""
+        return self.exchanges if round else self.setup
+
     def sizes_on_wire(self, clients: int, classes: int) -> Mapping[str, int]:
         """Bounds of sizes that are this algorithm's own, by the names its messages use ('M')."""
         return {}
@@ -186,12 +190,19 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
 def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> Tensor:
     """sum N_k x_k / sum N_k over those who take part, summed in float64 in the order given: (P,)."""
-    total, weight = None, 0
-    for k, x in ups:
-        if total is None:
-            total = torch.zeros_like(x, dtype=torch.float64)
-        total.add_(x, alpha=sizes[k])
+    (mean,) = weighted_means(((k, (x,)) for k, x in ups), sizes)
+    return mean
+
+
+def weighted_means(ups: Iterable[tuple[int, tuple[Tensor, ...]]], sizes: tuple[int, ...]) -> list[Tensor]:
+    """The same of several tensors per upload, in one pass."""
+    totals: list[Tensor] = []
+    weight = 0
+    for k, values in ups:
+        totals = totals or [torch.zeros_like(x, dtype=torch.float64) for x in values]
+        for total, x in zip(totals, values, strict=True):
+            total.add_(x, alpha=sizes[k])
         weight += sizes[k]
-    if total is None:
+    if not totals:
         raise ValueError("nothing to average")
-    return total / weight
+    return [total / weight for total in totals]

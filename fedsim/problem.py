@@ -95,7 +95,7 @@ class Problem:
     @cached_property
     def largest_field(self) -> int:
         """Bytes of the largest field that a letter of this run may carry, of the widest dtype."""
-        kinds = [t for e in (*self.algorithm.setup, *self.algorithm.exchanges) for t in (e.down, e.up)]
+        kinds = [t for e in self.exchanges for t in (e.down, e.up)]
         sizes = [f.dense_bytes(self.dims) for t in kinds for f in all_fields(t)]
         return max(sizes, default=0)
 
@@ -103,8 +103,7 @@ class Problem:
     def codecs(self) -> Mapping[str, Mapping[str, str]]:
         """Codecs by direction and field, from `--codec field=codec` or `up.field=codec`."""
         sides: dict[str, dict[str, str]] = {"down": {}, "up": {}}
-        every = (*self.algorithm.setup, *self.algorithm.exchanges)
-        fields = {side: [f for e in every for f in all_fields(getattr(e, side))] for side in sides}
+        fields = {side: [f for e in self.exchanges for f in all_fields(getattr(e, side))] for side in sides}
         known = {side: {f.name for f in fields[side]} for side in sides}
         for name, chosen in self.experiment.codecs.items():
             made = codec(chosen)
@@ -145,17 +144,21 @@ class Problem:
                 "a broadcast has nothing to refer to, because a client may have missed the last one; "
                 f"use it upwards (up.{field})"
             )
-        exchanges = (*self.algorithm.setup, *self.algorithm.exchanges)
-        if made.delta and not all(_refers(e, field, kind) for e in exchanges):
+        if made.delta and not all(_refers(e, field, kind) for e in self.exchanges):
             return (
                 f"the broadcast has no field {field!r} of the same shape to refer to; use zstd, "
                 "which needs none"
             )
         return ""
 
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """All that a run may have: the set-up's, and a round's."""
+        return (*self.algorithm.setup, *self.algorithm.exchanges)
+
     def exchange(self, round: int, number: int) -> Exchange:
         """Round 0 is the set-up."""
-        return (self.algorithm.exchanges if round else self.algorithm.setup)[number - 1]
+        return self.algorithm.exchanges_in(round)[number - 1]
 
     def context(self, round: int, exchange: int) -> Context:
         rng = Stream(self.experiment.seed, "server", round)

@@ -214,7 +214,7 @@ class Session:
         self.last_round = round
         algorithm = self.problem.algorithm
         self.participations += participants if round else 0
-        self.messages += participants * len(algorithm.exchanges if round else algorithm.setup)
+        self.messages += participants * len(algorithm.exchanges_in(round))
         self.display.committed(round)
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:

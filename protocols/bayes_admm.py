@@ -31,9 +31,8 @@ from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.consensus import Rule, Silent
-from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.von import VonTraining, von
+from fedsim.learning.von import VonTraining, check_samples, von
 from protocols.families import Covariance, Family, check_size, gaussian
 from protocols.fedadmm import Rho
 from protocols.member import Client, Local, Member
@@ -81,8 +80,7 @@ class BayesADMM(Member):
 def check_von(params: int, covariance: Covariance, sibling: str, how: VonTraining) -> None:
     """Errors: UsageError for a model that is too large, or samples that are no pairs."""
     check_size(params, covariance, sibling)
-    if how.samples > 1 and how.samples % 2:
-        raise UsageError(f"samples = {how.samples}: VON draws pairs; use an even number, or 1 for the mean")
+    check_samples(how.samples)
 
 
 def by_von(

@@ -81,10 +81,10 @@ class BCM(Algorithm[Server, Client, Down, Up]):
         return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
-        return Server(_one(ctx.start), torch.zeros(ctx.K, dtype=torch.bool))
+        return Server(Gaussian.one(ctx.start), torch.zeros(ctx.K, dtype=torch.bool))
 
     def client_init(self, ctx: Context, k: int) -> Client:
-        return Client(_one(ctx.start))
+        return Client(Gaussian.one(ctx.start))
 
     def broadcast(self, server: Server, ctx: Context) -> Down:
         return Down()
@@ -119,12 +119,6 @@ class BCM(Algorithm[Server, Client, Down, Up]):
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         return {"heard": float(server.heard.sum())}
-
-
-def _one(start: Tensor) -> Gaussian:
-    """The factor 1, (P,) float64."""
-    zero = torch.zeros_like(start, dtype=torch.float64)
-    return Gaussian(zero, zero)
 
 
 def _change(up: Up) -> Gaussian:

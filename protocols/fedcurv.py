@@ -81,10 +81,10 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
         return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
-        return Server(ctx.start.double(), _nothing(ctx.start))
+        return Server(ctx.start.double(), Gaussian.one(ctx.start))
 
     def client_init(self, ctx: Context, k: int) -> Client:
-        return Client(_nothing(ctx.start))
+        return Client(Gaussian.one(ctx.start))
 
     def broadcast(self, server: Server, ctx: Context) -> Down:
         return Down(server.mean, torch.as_tensor(server.fisher.precision), server.fisher.shift)
@@ -114,11 +114,6 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean)
-
-
-def _nothing(start: Tensor) -> Gaussian:
-    zero = torch.zeros_like(start, dtype=torch.float64)
-    return Gaussian(zero, zero)
 
 
 def _change(up: Up) -> Gaussian:

@@ -29,7 +29,6 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from msgspec import Meta
-from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
 from fedsim.learning.gaussian import Gaussian, Point
@@ -83,10 +82,10 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
         return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
-        return Server(_flat(ctx.start), started=False)
+        return Server(Gaussian.one(ctx.start), started=False)
 
     def client_init(self, ctx: Context, k: int) -> Client:
-        return Client(_flat(ctx.start))
+        return Client(Gaussian.one(ctx.start))
 
     def posterior(self, server: Server) -> Gaussian:
         """q = prior * prod_k t_k."""
@@ -136,9 +135,3 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         """floored: entries where delta + sum V_k < delta, so that S_g is delta instead."""
         return {"floored": int((torch.as_tensor(server.sites.precision) < 0).sum())}
-
-
-def _flat(start: Tensor) -> Gaussian:
-    """The factor 1: zero shift, zero precision, (P,) float64."""
-    zero = torch.zeros_like(start, dtype=torch.float64)
-    return Gaussian(zero, zero)

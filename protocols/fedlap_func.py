@@ -35,19 +35,10 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.memory import FunctionTerm, Memory
+from fedsim.learning.memory import FunctionTerm, Held, Memory
 from fedsim.learning.solvers import LocalTraining, Moments, minimise, minimise_memory
 from fedsim.seeds import Stream
 from fedsim.wire.messages import Flag, Inputs, Logits, Mean, Owners, Scalar, Weights
-
-
-@dataclass(frozen=True)
-class Held:
-    """Memory of several clients: inputs (M, I) as stored, weights (M,), owners (M,) int64."""
-
-    inputs: Tensor
-    weights: Tensor
-    owners: Tensor
 
 
 @dataclass(frozen=True)
@@ -147,10 +138,10 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
 
     def server_init(self, ctx: Context) -> Server:
         zero, none = torch.zeros_like(ctx.start, dtype=torch.float64), torch.zeros(ctx.K, dtype=torch.int64)
-        return Server(zero, zero, _nothing(), torch.zeros(0, 0), none, none)
+        return Server(zero, zero, Held.nothing(), torch.zeros(0, 0), none, none)
 
     def client_init(self, ctx: Context, k: int) -> Client:
-        return Client(torch.zeros_like(ctx.start, dtype=torch.float64), _nothing())
+        return Client(torch.zeros_like(ctx.start, dtype=torch.float64), Held.nothing())
 
     def broadcast(self, server: Server, ctx: Context) -> Down | LabelledDown:
         if not self.send_global_labels:
@@ -168,7 +159,7 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         if down.news is not None:
             news = Held(down.news.inputs, down.news.weights, down.news.owners)
-            client = replace(client, held=_together(client.held, news))
+            client = replace(client, held=client.held.joined(news))
         draws = Stream(task.rng.seed, "memory", 0, task.client).torch("points")
         own = shard.memory(self.points_per_class, draws)
         fit = minimise(
@@ -191,8 +182,7 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
         """Both function terms: the soft labels of w_g on all memory, less the client's own on its own."""
         known = client.held
         if client.logits is not None:
-            mine = _owned(own, task.client)
-            known = _together(known, mine)
+            known = known.joined(Held.of(own.inputs, own.weights, task.client))
         if not len(known.weights) or self.tau == 0:
             return None
         sent = self.send_global_labels
@@ -218,9 +208,8 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
             synced[k] = ctx.round
             if up.own is not None:
                 arrived[k] = ctx.round
-                mine = _owned(up.own, k)
-                order = _order(memory.owners, mine.owners)
-                memory = _together(memory, mine)
+                mine = Held.of(up.own.inputs, up.own.weights, k)
+                order, memory = memory.order_with(mine), memory.joined(mine)
                 labels = torch.cat([labels.reshape(-1, up.logits.shape[1]), up.logits])[order]
             else:
                 labels = labels.clone()
@@ -244,29 +233,3 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         return {"memory_points": float(len(server.memory.weights))}
-
-
-def _nothing() -> Held:
-    return Held(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-
-
-def _owned(memory: Memory | Own, client: int) -> Held:
-    owners = torch.full((len(memory.weights),), client, device=memory.weights.device)
-    return Held(memory.inputs, memory.weights, owners)
-
-
-def _order(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Sorts the rows of both by owner, keeping the order within one."""
-    return torch.cat([ours, theirs]).argsort(stable=True)
-
-
-def _together(ours: Held, theirs: Held) -> Held:
-    """Both, in the order of owners."""
-    if not len(ours.weights):
-        return theirs
-    order = _order(ours.owners, theirs.owners)
-    return Held(
-        torch.cat([ours.inputs, theirs.inputs])[order],
-        torch.cat([ours.weights, theirs.weights])[order],
-        torch.cat([ours.owners, theirs.owners])[order],
-    )

@@ -143,11 +143,11 @@ class FOLA(_Product):
             return fit.weights, mean_fisher(shard, fit.weights), fit.loss
         gathered = torch.zeros_like(down.mean)
 
-        def gather(inputs: Tensor, targets: Tensor, weights: Tensor, gradient: Tensor) -> None:
+        def gather(inputs: Tensor, targets: Tensor) -> None:
             if self.squares == "batch":
-                gathered.addcmul_(gradient, gradient, value=len(targets))
+                gathered.addcmul_(shard.net.grads, shard.net.grads, value=len(targets))
             else:
-                gathered.add_(squared_gradients(shard.net, weights, inputs, targets))
+                gathered.add_(squared_gradients(shard.net, shard.net.weights, inputs, targets))
 
         fit = minimise(shard, down.mean, how=self.local, rng=task.rng, penalties=(prior,), watch=gather)
         return fit.weights, gathered / (shard.size * self.local.epochs), fit.loss

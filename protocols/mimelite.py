@@ -18,7 +18,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_means
 from fedsim.learning.gaussian import Point
 from fedsim.wire.messages import Gradient, Mean, Scalar, Statistic
 from protocols.mime import LocalSGD, local_sgd
@@ -83,12 +83,8 @@ class MimeLite(Algorithm[Server, Client, Down, Up]):
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
-        mean, gradient, weight = torch.zeros_like(server.mean), torch.zeros_like(server.mean), 0
-        for k, up in ups:
-            mean.add_(up.mean, alpha=ctx.sizes[k])
-            gradient.add_(up.gradient, alpha=ctx.sizes[k])
-            weight += ctx.sizes[k]
-        return Server(mean / weight, (1 - self.beta) * gradient / weight + self.beta * server.momentum)
+        mean, gradient = weighted_means(((k, (up.mean, up.gradient)) for k, up in ups), ctx.sizes)
+        return Server(mean, (1 - self.beta) * gradient + self.beta * server.momentum)
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean)

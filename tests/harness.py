@@ -234,7 +234,7 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
     made: list[Step] = []
     servers, messages = [server], []
     for r in range(ROUNDS + 1):
-        for e in range(1, len(algorithm.exchanges if r else algorithm.setup) + 1):
+        for e in range(1, len(algorithm.exchanges_in(r)) + 1):
             ctx = problem.context(r, e)
             sent = algorithm.broadcast(server, ctx)
             common, ups = carried(sent, problem, "down"), []

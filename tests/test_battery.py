@@ -182,8 +182,7 @@ def test_hyperparameters_round_trip_through_toml(algorithm: Class) -> None:
 def test_messages_round_trip_through_the_wire_bit_for_bit(algorithm: Class) -> None:
     problem = problem_of(algorithm)
     _, _, messages = steps(problem)
-    every = (*problem.algorithm.setup, *problem.algorithm.exchanges)
-    assert {type(m) for m in messages} == {t for e in every for t in (e.down, e.up)}
+    assert {type(m) for m in messages} == {t for e in problem.exchanges for t in (e.down, e.up)}
     for message in messages:
         letter = letter_of(message, {}, problem)
         seen = decode(type(message), letter, {}, problem.dims, "here")
@@ -475,7 +474,7 @@ def test_the_wire_costs_what_the_docstring_says(algorithm: Class, tmp_path: Path
     people = {m["round"]: len(m["participants"]) for m in run.metrics}
     built = problem.algorithm
     for r in range(problem.experiment.rounds + 1):
-        for exchange in built.exchanges if r else built.setup:
+        for exchange in built.exchanges_in(r):
             for side in ("down", "up"):
                 for f in schema(getattr(exchange, side)):
                     if not f.kind.elastic:

@@ -38,6 +38,12 @@ class Gaussian:
         exact = precision.double() if isinstance(precision, Tensor) else precision
         return Gaussian(times(exact, mean.double()), exact)
 
+    @staticmethod
+    def one(like: Tensor) -> Gaussian:
+        """The factor 1 of the diagonal family: zero shift and precision, (P,) float64."""
+        zero = torch.zeros_like(like, dtype=torch.float64)
+        return Gaussian(zero, zero)
+
     @property
     def mean(self) -> Tensor:
         """S^-1 shift. Errors: TaskError if a full S is singular."""

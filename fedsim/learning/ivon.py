@@ -13,7 +13,6 @@ N(0, 1/s) it is the package ivon-opt, bit for bit (docs/decisions/008).
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -21,10 +20,10 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.errors import TaskError, UsageError
+from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, diagonal
-from fedsim.learning.shard import QuadraticShard, Shard
-from fedsim.seeds import Stream, seeded_torch
+from fedsim.learning.shard import QuadraticShard, Shard, check_optimiser
+from fedsim.seeds import Stream
 
 
 @dataclass(frozen=True)
@@ -105,12 +104,9 @@ def ivon(
     Errors: UsageError if the optimiser does not fit the client's loss; TaskError if F has no minimum or
     the steps diverged: a precision that is not positive, a value that is not finite.
     """
+    check_optimiser(shard, how.optimiser, "ivon")
     if isinstance(shard, QuadraticShard):
-        if how.optimiser == "exact":
-            return _exact(shard, prior_mean, prior_precision, ess, dual)
-        raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
-    if how.optimiser == "exact":
-        raise UsageError("optimiser 'exact' needs a quadratic loss; use ivon for a network")
+        return _exact(shard, prior_mean, prior_precision, ess, dual)
     net = shard.net
     net.module.train()
     state = _Ivon(
@@ -128,9 +124,8 @@ def ivon(
     _check_precision(state.precision())
     order, draws = rng.torch("batches"), rng.torch("ivon")
     eps = torch.empty(len(net.weights))
-    noise = seeded_torch(rng.key("dropout"), net.device) if net.stochastic else nullcontext()
     total = torch.zeros((), device=net.device)
-    with noise:
+    with net.noise(rng.key("dropout")):
         for epoch in range(how.epochs):
             for inputs, targets in shard.batches(how.batch_size, order):
                 for _ in range(how.samples):

@@ -24,6 +24,39 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Held:
+    """Memory of several clients, in the order of owners: inputs (M, I) as stored, weights (M,), owners (M,)
+    int64."""
+
+    inputs: Tensor
+    weights: Tensor
+    owners: Tensor
+
+    @staticmethod
+    def nothing() -> Held:
+        return Held(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+
+    @staticmethod
+    def of(inputs: Tensor, weights: Tensor, owner: int) -> Held:
+        return Held(inputs, weights, torch.full((len(weights),), owner, device=weights.device))
+
+    def order_with(self, other: Held) -> Tensor:
+        """Sorts the rows of both by owner, keeping the order within one."""
+        return torch.cat([self.owners, other.owners]).argsort(stable=True)
+
+    def joined(self, other: Held) -> Held:
+        """Both, in the order of owners."""
+        if not len(self.weights):
+            return other
+        order = self.order_with(other)
+        return Held(
+            torch.cat([self.inputs, other.inputs])[order],
+            torch.cat([self.weights, other.weights])[order],
+            torch.cat([self.owners, other.owners])[order],
+        )
+
+
+@dataclass(frozen=True)
 class FunctionTerm:
     """sum_i weight_i * (- sum_c target_ic log softmax(f(x_i; w))_c).
 

@@ -6,6 +6,7 @@ duals and priors act on; nothing is ever concatenated or scattered.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedsim.errors import UsageError
+from fedsim.seeds import seeded_torch
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,10 @@ class Net:
             )
         self.stochastic = any(_may_draw(m) for m in module.modules())
         """A forward pass in training mode may draw from torch's own generators."""
+
+    def noise(self, key: int) -> AbstractContextManager[None]:
+        """A block in which the module's own draws (dropout) are those of `key`, and no one else's change."""
+        return seeded_torch(key, self.device) if self.stochastic else nullcontext()
 
     def load(self, weights: Tensor) -> None:
         self.weights.copy_(weights)

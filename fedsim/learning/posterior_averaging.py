@@ -13,7 +13,8 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.learning.shard import QuadraticShard, Shard
-from fedsim.seeds import Stream, seeded_torch
+from fedsim.learning.solvers import decayed
+from fedsim.seeds import Stream
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,10 @@ def iasg(shard: Shard | QuadraticShard, start: Tensor, *, how: Sampling, rng: St
     """
     weights = start.clone()
     velocity = torch.zeros_like(weights)
-    lr = how.lr * how.decay ** max(rng.round - 1, 0)
+    lr = decayed(how.lr, how.decay, rng.round)
     steps = how.burn_in + how.samples * how.steps_per_sample
     means = torch.zeros((how.samples, len(start)), dtype=weights.dtype, device=weights.device)
-    stochastic = isinstance(shard, Shard) and shard.net.stochastic
-    noise = seeded_torch(rng.key("dropout"), weights.device) if stochastic else nullcontext()
+    noise = shard.net.noise(rng.key("dropout")) if isinstance(shard, Shard) else nullcontext()
     total = 0.0
     with noise:
         for t, (grads, loss) in zip(range(steps), _gradients(shard, weights, how, rng), strict=False):

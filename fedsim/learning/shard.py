@@ -147,3 +147,11 @@ class QuadraticShard:
     def floats(self, rows: Tensor) -> Tensor:
         """As they are."""
         return rows
+
+
+def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
+    """'exact' is for quadratic clients and nothing else is. Errors: UsageError naming what to use."""
+    if isinstance(shard, QuadraticShard) and optimiser != "exact":
+        raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
+    if isinstance(shard, Shard) and optimiser == "exact":
+        raise UsageError(f"optimiser 'exact' needs a quadratic loss; use {instead} for a network")

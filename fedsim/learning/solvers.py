@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -11,12 +10,16 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.memory import FunctionTerm
 from fedsim.learning.params import Net
-from fedsim.learning.shard import QuadraticShard, Shard
-from fedsim.seeds import Stream, seeded_torch
+from fedsim.learning.shard import QuadraticShard, Shard, check_optimiser
+from fedsim.seeds import Stream
+
+
+def decayed(lr: float, decay: float, round: int) -> float:
+    """The learning rate of a round, lr * decay^(round-1)."""
+    return lr * decay ** max(round - 1, 0)
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,10 @@ class LocalTraining:
 
     def in_round(self, round: int) -> LocalTraining:
         """The same with this round's learning rate."""
-        return self if self.decay == 1.0 else replace(self, lr=self.lr * self.decay ** max(round - 1, 0))
+        return replace(self, lr=decayed(self.lr, self.decay, round))
 
 
-Watch = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+Watch = Callable[[Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,8 @@ def minimise(
 ) -> Fit:
     """Minimise weight * (mean loss) + sum of penalties (+ a function term) from `start` (P,).
 
-    watch: called with every batch's inputs and targets, the weights before the step, and the gradient of
-    the batch's (weighted) mean loss without penalties; it must not keep them.
+    watch: called with every batch's inputs and targets before the step, when net.grads is the gradient of the
+    batch's (weighted) mean loss without penalties; it leaves net.weights and net.grads as they are.
 
     weight 1 is the mean-loss scale, weight N_k the sum-loss scale l_k(w) of the papers. Adam sees the
     objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
@@ -89,13 +92,10 @@ def minimise(
 
     Errors: UsageError if `how.optimiser` is 'exact' and the client's loss is not quadratic.
     """
+    check_optimiser(shard, how.optimiser, "adam or sgd")
     if isinstance(shard, QuadraticShard):
-        if how.optimiser == "exact":
-            minimum = shard.minimiser(weight, penalties)
-            return Fit(minimum, None, shard.loss(minimum))
-        raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
-    if how.optimiser == "exact":
-        raise UsageError("optimiser 'exact' needs a quadratic loss; use adam or sgd for a network")
+        minimum = shard.minimiser(weight, penalties)
+        return Fit(minimum, None, shard.loss(minimum))
     net, how = shard.net, how.in_round(rng.round)
     net.load(start)
     net.module.train()
@@ -103,17 +103,13 @@ def minimise(
     carried = moments if how.carry else None
     step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how)
     order = rng.torch("batches")
-    noise = seeded_torch(rng.key("dropout"), net.device) if net.stochastic else nullcontext()
     total = torch.zeros((), device=net.device)
-    with noise:
+    with net.noise(rng.key("dropout")):
         for epoch in range(how.epochs):
             for inputs, targets in shard.batches(how.batch_size, order):
                 loss = net.loss_gradient(inputs, targets, weight)
                 if watch is not None:
-                    before, gradient = net.snapshot(), net.grads.clone()
-                    watch(inputs, targets, before, gradient)
-                    net.load(before)
-                    net.grads.copy_(gradient)
+                    watch(inputs, targets)
                     net.module.train()
                 if term is not None:
                     term.add_gradient(net)

@@ -31,7 +31,7 @@ from torch import Tensor
 from fedsim.errors import TaskError, UsageError
 from fedsim.learning.curvature import best_chunk
 from fedsim.learning.gaussian import Gaussian, is_full, times
-from fedsim.learning.shard import QuadraticShard, Shard
+from fedsim.learning.shard import QuadraticShard, Shard, check_optimiser
 from fedsim.seeds import Stream
 
 TOLERANCE = 1e-5
@@ -87,12 +87,9 @@ def von(
     if not isinstance(pull.precision, Tensor) or pull.precision.dim() not in (1, 2):
         raise UsageError("von needs a diagonal or a full precision, not an isotropic one")
     pull = Gaussian(pull.shift.double(), pull.precision.double())
+    check_optimiser(shard, how.optimiser, "von")
     if isinstance(shard, QuadraticShard):
-        if how.optimiser == "exact":
-            return _exact(shard, pull, temperature)
-        raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
-    if how.optimiser == "exact":
-        raise UsageError("optimiser 'exact' needs a quadratic loss; use von for a network")
+        return _exact(shard, pull, temperature)
     eps = _draws(start, how.samples, rng)
     mean = start.double()
     precision = _stationary(shard, mean[None], pull, temperature, rng)
@@ -127,12 +124,17 @@ def _exact(shard: QuadraticShard, pull: Gaussian, temperature: float) -> VonFit:
     return VonFit(Gaussian.at(mean, precision), shard.loss(mean))
 
 
+def check_samples(samples: int) -> None:
+    """Errors: UsageError for a number that is neither even nor 1."""
+    if samples > 1 and samples % 2:
+        raise UsageError(f"samples={samples}: VON draws pairs; use an even number, or 1 for the mean alone")
+
+
 def _draws(start: Tensor, samples: int, rng: Stream) -> Tensor:
     """eps (samples, P) in float64, drawn on the CPU: pairs of opposites, or one zero."""
     if samples == 1:
         return torch.zeros_like(start, dtype=torch.float64)[None]
-    if samples % 2:
-        raise UsageError(f"samples={samples}: VON draws pairs; use an even number, or 1 for the mean alone")
+    check_samples(samples)
     half = torch.randn((samples // 2, len(start)), generator=rng.torch("von"), dtype=torch.float64)
     return torch.cat([half, -half]).to(start.device)
 

@@ -36,15 +36,6 @@ TIGHT = 1e-12
 Shards = tuple[QuadraticShard, ...]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in a worker; matrices this small gain nothing from two."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def shards(quadratics: SimpleNamespace) -> Shards:
     found: Shards = quadratics.regressions(K, D)
