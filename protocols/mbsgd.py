@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
 from msgspec import Meta
 from torch import Tensor
 
@@ -45,5 +44,6 @@ class MBSGD(Pseudogradient):
         net.module.train()
         size = self.batch_size or shard.size
         inputs, targets = next(iter(shard.batches(size, task.rng.torch("batches"))))
-        loss = net.loss_gradient(inputs, targets, 1.0)
-        return Found(net.grads.clone(), float(torch.as_tensor(loss)))
+        with net.noise(task.rng.key("dropout")):
+            loss = net.loss_gradient(inputs, targets, 1.0)
+        return Found(net.grads.clone(), float(loss))

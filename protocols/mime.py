@@ -25,6 +25,7 @@ from torch import Tensor
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_mean
 from fedsim.learning.gaussian import Point
 from fedsim.learning.shard import QuadraticShard
+from fedsim.learning.solvers import decayed
 from fedsim.wire.messages import Gradient, Mean, Scalar, Statistic
 
 
@@ -141,23 +142,24 @@ def local_sgd(
 
     On a QuadraticShard an epoch is one step with exact gradients.
     """
-    y, lr = start.clone(), how.lr * how.decay ** max(task.round - 1, 0)
+    y, lr = start.clone(), decayed(how.lr, how.decay, task.round)
     if isinstance(shard, QuadraticShard):
         for _ in range(how.epochs):
             slope = shard.gradient(y) - (0.0 if anchor is None else shard.gradient(anchor))
             y = y - lr * (share * slope / shard.size + constant)
         return y, shard.loss(y)
     net, order, total = shard.net, task.rng.torch("batches"), 0.0
-    for epoch in range(how.epochs):
-        for inputs, targets in shard.batches(how.batch_size, order):
-            net.module.train()
-            slope = constant.to(y)
-            for point, sign in ((anchor, -share), (y, share)):
-                if point is not None:
-                    net.load(point)
-                    loss = net.loss_gradient(inputs, targets, 1.0)
-                    slope = slope + sign * net.grads
-            y -= lr * slope
-            if epoch == how.epochs - 1:
-                total += float(loss) * len(targets)
+    with net.noise(task.rng.key("dropout")):
+        for epoch in range(how.epochs):
+            for inputs, targets in shard.batches(how.batch_size, order):
+                net.module.train()
+                slope = constant.to(y)
+                for point, sign in ((anchor, -share), (y, share)):
+                    if point is not None:
+                        net.load(point)
+                        loss = net.loss_gradient(inputs, targets, 1.0)
+                        slope = slope + sign * net.grads
+                y -= lr * slope
+                if epoch == how.epochs - 1:
+                    total += float(loss) * len(targets)
     return y, total / shard.size

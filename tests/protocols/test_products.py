@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedsim.algorithm import Context, Task
+from fedsim.learning.params import Net
 from fedsim.learning.posterior_averaging import Sampling
 from fedsim.learning.server_optimisers import ServerOptimiser
+from fedsim.learning.shard import Shard
 from fedsim.learning.solvers import LocalTraining
+from fedsim.seeds import Stream
+from fedsim.wire.state import encode_state
 from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
 from protocols.fedopt import FedAvgM
@@ -86,6 +91,26 @@ def test_mime_with_one_step_is_momentum_on_the_full_gradient(
         x, m = x - 0.05 * step, step
         assert quadratics.error(federation.mean, x) < 1e-12
         assert quadratics.error(federation.server.momentum, m) < 1e-12
+
+
+@pytest.mark.parametrize("algorithm", [MBSGD(), MimeLite()], ids=["mbsgd", "mimelite"])
+def test_dropout_draws_from_the_tasks_own_stream(algorithm: Any) -> None:
+    """The same task gives the same bits whatever torch's generator did, and leaves that as it was."""
+    torch.manual_seed(0)
+    net = Net(nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
+    shard = Shard(net, torch.randn(9, 5), torch.arange(9) % 3, 1.0)
+    start = net.snapshot()
+    task = Task(start, (9,), 1, 1, 0, Stream(0, "client.1", 1, 0))
+    ctx = Context(start, net.layout, (9,), 1, 1, Stream(0, "server", 1))
+    down = algorithm.broadcast(algorithm.server_init(ctx), ctx)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        _, up = algorithm.client_update(algorithm.client_init(ctx, 0), down, shard, task)
+        assert torch.equal(torch.get_rng_state(), before)
+        found.append(encode_state(up))
+    assert found[0] == found[1]
 
 
 def test_mime_corrects_what_mimelite_leaves(quadratics: SimpleNamespace, shards: Any) -> None:
