@@ -23,6 +23,7 @@ from fedsim.data.partition import partition
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment, resolved_hyperparameters
 from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.likelihood import likelihood
 from fedsim.learning.models import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shard import Shard, as_floats
@@ -257,4 +258,5 @@ def _resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) 
 def _network(experiment: Experiment, dataset: Dataset, device: torch.device) -> Net:
     shape = tuple(dataset.train_inputs.shape[1:])
     with seeded_torch(experiment.seed):
-        return Net(build_model(experiment.model, shape, dataset.classes), device)
+        module = build_model(experiment.model, shape, dataset.classes)
+        return Net(module, device, likelihood(dataset.likelihood))

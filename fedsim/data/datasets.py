@@ -31,6 +31,7 @@ class Dataset:
     scale                         "scaled" inputs are x / scale, "raw" are x, both as float32;
                                   255 for images (digits: 16), 1 for tables
     centres                       (n,) int64, the natural client of every training row, or None
+    likelihood                    what targets are: a name of fedsim.learning.likelihood
 
     Every process makes its own, so a user's must be the same numbers each time, in every process: draw
     from a generator with a fixed seed, and never from the clock, a global generator or a set's order.
@@ -44,6 +45,7 @@ class Dataset:
     classes: int
     scale: float = 1.0
     centres: Array | None = None
+    likelihood: str = "categorical"
 
 
 def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:

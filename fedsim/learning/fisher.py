@@ -5,7 +5,6 @@ curvature-and-solvers.md 1.4."""
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
@@ -21,7 +20,7 @@ def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         logits: Tensor = functional_call(net.module, parameters, (x[None],))
-        return F.cross_entropy(logits, y[None])
+        return net.likelihood.loss(logits, y[None])
 
     each = vmap(grad(loss), in_dims=(None, 0, 0))(values, inputs, targets)
     return torch.cat([each[name].flatten(1).square().sum(0) for name in values])

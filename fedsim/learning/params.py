@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedsim.errors import UsageError
+from fedsim.learning.likelihood import CATEGORICAL, Likelihood
 from fedsim.seeds import seeded_torch
 
 
@@ -65,7 +65,9 @@ class Net:
     `grads` in place. Zero them with `grads.zero_()`, never with set_to_none, which drops the views.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, device: torch.device | None = None, likelihood: Likelihood = CATEGORICAL
+    ) -> None:
         device = device or torch.device("cpu")
         names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
         if len(names) != len(list(module.parameters())):
@@ -73,6 +75,7 @@ class Net:
         module = module.to(device)
         self.module = module
         self.device = device
+        self.likelihood = likelihood
         self.layout = Layout.of(module)
         self.weights = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
         if self.weights.dtype != torch.float32:
@@ -104,9 +107,9 @@ class Net:
         return self.weights.clone()
 
     def loss_gradient(self, inputs: Tensor, targets: Tensor, weight: float) -> Tensor:
-        """Write weight * grad(mean cross-entropy) into `grads`; return the mean (0-d, detached)."""
+        """Write weight * grad(mean loss) into `grads`; return the mean (0-d, detached)."""
         self.grads.zero_()
-        loss = F.cross_entropy(self.module(inputs), targets)
+        loss = self.likelihood.loss(self.module(inputs), targets)
         (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

@@ -28,7 +28,8 @@ class Shard:
     """One client's examples and the network they train.
 
     inputs (N_k, *shape) as stored (uint8 images stay uint8 until they are batched); targets (N_k,)
-    int64; `scale` divides the inputs when they become float32 (1 for raw inputs).
+    int64 classes, or what the network's likelihood takes; `scale` divides the inputs when they become
+    float32 (1 for raw inputs).
     """
 
     net: Net
@@ -47,6 +48,7 @@ class Shard:
 
     def memory(self, points: int, draws: torch.Generator) -> Memory:
         """`points` random examples per class that this client has."""
+        self.net.likelihood.classes_only("a memory of examples per class")
         return choose(self.inputs, self.targets, points, draws)
 
     def logits(self, weights: Tensor, stored: Tensor) -> Tensor:
@@ -61,6 +63,7 @@ class Shard:
 
     def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
         """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative."""
+        self.net.likelihood.classes_only("the diagonal GGN")
         self.net.load(weights)
         chunks = torch.split(self.inputs, best_chunk(self.net.module))
         return diagonal_ggn(
@@ -72,6 +75,7 @@ class Shard:
 
     def full_curvature(self, weights: Tensor) -> Tensor:
         """The GGN of the SUMMED loss at `weights`: (P, P) float32, symmetric."""
+        self.net.likelihood.classes_only("the full GGN")
         self.net.load(weights)
         self.net.module.eval()
         chunks = torch.split(self.inputs, best_chunk(self.net.module))

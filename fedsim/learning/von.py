@@ -24,7 +24,6 @@ from functools import partial
 from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from msgspec import Meta
 from torch import Tensor
 
@@ -252,8 +251,8 @@ def _finite(values: Tensor, what: str) -> Tensor:
 
 
 def _mean_loss(shard: Shard, mean: Tensor, rng: Stream) -> float:
-    """Mean cross-entropy in nats per example."""
+    """Mean loss in nats per example."""
     total = 0.0
     for inputs, targets in shard.batches(best_chunk(shard.net.module), rng.torch("loss")):
-        total += float(F.cross_entropy(shard.net.logits(mean, inputs), targets, reduction="sum"))
+        total += float(shard.net.likelihood.loss(shard.net.logits(mean, inputs), targets)) * len(targets)
     return total / shard.size
