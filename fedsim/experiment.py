@@ -101,14 +101,14 @@ def parse_setting(text: str) -> tuple[str, Any]:
     return key, parsed["v"] if isinstance(parsed["v"], bool | int | float | str) else value.strip()
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, whose: str = "--config") -> dict[str, Any]:
     """The contents of a configuration file. Errors: UsageError with the path."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise UsageError(f"--config {path}: {e.strerror}") from None
+        raise UsageError(f"{whose} {path}: {e.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise UsageError(f"--config {path}: {e}") from None
+        raise UsageError(f"{whose} {path}: {e}") from None
 
 
 def hyperparameter_names(algorithm: type) -> dict[str, str]:

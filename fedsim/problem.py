@@ -55,7 +55,7 @@ class Problem:
         device: str = "cpu",
     ) -> Problem:
         """Errors: UsageError or DataError, naming what does not exist or does not fit."""
-        experiment = _resolved(experiment, algorithm)
+        experiment = resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)
         clients = partition(
             experiment.partition,
@@ -242,7 +242,7 @@ def _scored(log_probabilities: Tensor, targets: Tensor) -> tuple[int, float]:
     return int((log_probabilities.argmax(dim=1) == targets).sum()), float(nll)
 
 
-def _resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -> Experiment:
+def resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -> Experiment:
     """The experiment with what it leaves to the algorithm and the data set filled in."""
     info = DATASETS.get(experiment.dataset)
     samples = algorithm.eval_samples if experiment.eval_samples < 0 else experiment.eval_samples

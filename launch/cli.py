@@ -128,3 +128,28 @@ def describe(algo: str) -> None:
     from launch.catalogue import describe as show
 
     show(algo)
+
+
+@main.command(short_help="Run a recipe's experiments side by side and tabulate them.")
+@click.argument("recipe", type=click.Path(dir_okay=False))
+@click.option("--out", metavar="DIR", help="Write NAME.md, NAME.csv and the plots there.")
+@click.option("--runs", metavar="DIR", default="runs/sweep", show_default=True, help="Folder of the runs.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs side by side.  [one per core]")
+@click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
+@click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
+def sweep(
+    recipe: str, out: str | None, runs: str, jobs: int | None, data_dir: str | None, dry_run: bool
+) -> None:
+    """Run a grid of experiments (docs/recipes/*.toml), each an ordinary run folder.
+
+    A configuration that is in --runs already is not run again, so an interrupted sweep goes on where it
+    was. Tables show mean and standard deviation over the recipe's seeds.
+    """
+    from pathlib import Path
+
+    from launch.sweep.command import cores
+    from launch.sweep.command import sweep as run
+
+    folder = Path(out) if out else None
+    jobs = jobs or cores()
+    run(Path(recipe), out=folder, runs=Path(runs), side_by_side=jobs, data_dir=data_dir, dry=dry_run)

@@ -1,0 +1,125 @@
+"""fedsim sweep: read the recipe, run what is missing, show the tables, write page, CSV and plots."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from fedsim.errors import DiskError, TaskError, UsageError
+from launch.sweep.figures import draw
+from launch.sweep.page import write_page
+from launch.sweep.pool import Pool
+from launch.sweep.recipe import Recipe
+from launch.sweep.runner import Progress, carry_out
+from launch.sweep.table import Grid, Results, grid, write_csv
+
+
+def sweep(
+    file: Path, *, out: Path | None, runs: Path, side_by_side: int, data_dir: str | None, dry: bool
+) -> None:
+    """Errors: UsageError for the recipe; TaskError if a run failed, after everything has been written."""
+    console = Console(highlight=False, emoji=False)
+    recipe = Recipe.read(file)
+    trials, pool = tuple(recipe.trials()), Pool(runs)
+    if not trials:
+        raise UsageError(f"recipe {file}: no variant, so nothing to run")
+    missing = sum(not pool.done(t) for t in {t.id: t for t in trials}.values())
+    lines = len(list(recipe.rows()))
+    console.print(
+        f"[bold]{escape(recipe.title)}[/]: {lines} lines x {len(recipe.seeds)} seeds, {missing} runs to do"
+    )
+    if dry:
+        for t in trials:
+            state = "done" if pool.done(t) else "to do"
+            console.print(f"{state:5} {escape(t.row.name)}, seed {t.seed}: {pool.folder(t)}", soft_wrap=True)
+        return
+    execution = recipe.how(str(Path(data_dir).resolve()) if data_dir else None)
+    with _Watch(console) as watch:
+        errors = carry_out(trials, execution, pool, side_by_side, watch.show)
+    results = Results(recipe, pool, trials)
+    grids = [grid(results, t) for t in recipe.table]
+    for g in grids:
+        _print(console, g)
+    if out is not None:
+        _write(file, out, results, grids, console)
+    if errors:
+        failed = next(t for t in trials if t.id in errors)
+        raise TaskError(
+            f"{len(errors)} of {len(trials)} runs failed; the first, {failed.row.name} with seed "
+            f"{failed.seed}: {errors[failed.id].strip()} (folder {pool.folder(failed)})"
+        )
+
+
+def _write(file: Path, out: Path, results: Results, grids: list[Grid], console: Console) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        plots = [draw(p, results, out) for p in results.recipe.plot]
+        page = out / f"{file.stem}.md"
+        write_csv(out / f"{file.stem}.csv", results)
+        write_page(page, results, grids, plots, shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+    except OSError as e:
+        raise DiskError(f"cannot write to {out}: {e.strerror}") from None
+    console.print(f"page: {page}", soft_wrap=True)
+
+
+def _print(console: Console, g: Grid) -> None:
+    shown = RichTable(
+        title=g.title or None, title_justify="left", box=None, pad_edge=False, header_style="bold"
+    )
+    for n, name in enumerate(g.header):
+        shown.add_column(name, justify="left" if n == 0 else "right")
+    for cells in g.lines:
+        style = "dim" if cells[0] == "published" else ""
+        shown.add_row(*(escape(c.replace("**", "")) for c in cells), style=style)
+    console.print()
+    console.print(shown)
+
+
+class _Watch:
+    """Progress: a live block on a terminal, a line per finished run elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)
+        self._said = -1
+
+    def __enter__(self) -> _Watch:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, p: Progress) -> None:
+        over = p.done + p.failed
+        left = f", about {_span(p.left)} left" if p.left is not None and over < p.total else ""
+        failed = f", {p.failed} failed" if p.failed else ""
+        line = f"{over} of {p.total} runs{failed}{left}"
+        if self._console.is_terminal:
+            inner = "".join(f"\n  {share:4.0%}  {escape(name)}" for name, share in p.running)
+            self._live.update(line + inner, refresh=True)
+        elif over != self._said:
+            self._said = over
+            print(line, flush=True)
+
+
+def _span(seconds: float) -> str:
+    minutes = seconds / 60
+    return (
+        f"{minutes / 60:.1f} h"
+        if minutes >= 90
+        else f"{minutes:.0f} min"
+        if minutes >= 2
+        else f"{seconds:.0f} s"
+    )
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,86 @@
+"""Plots of a sweep: one line per row, the mean over seeds, with the range of the seeds as a band."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from launch.sweep.columns import heading, percent
+from launch.sweep.recipe import Plot, Row
+from launch.sweep.table import Results
+
+# Okabe and Ito's palette, which people with any colour vision can tell apart, black last
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#000000")
+DASHES = ("-", "--", ":", "-.")
+
+
+def draw(plot: Plot, results: Results, folder: Path) -> Path:
+    """Write the picture; returns its path."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = results.rows(plot.only)
+    over_grid = "." in plot.x
+    figure, axes = pyplot.subplots(figsize=(7.6, 4.6), dpi=120, layout="constrained")
+    scale = 100.0 if percent(plot.y) else 1.0
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        lines.setdefault(_name(row, plot.x) if over_grid else row.name, []).append(row)
+    for n, (name, members) in enumerate(lines.items()):
+        x, low, mean, high = (
+            _over_grid(plot, results, members) if over_grid else _curves(plot, results, members)
+        )
+        if not len(x):
+            continue
+        colour, dash = COLOURS[n % len(COLOURS)], DASHES[n // len(COLOURS) % len(DASHES)]
+        mark = "o" if over_grid else ""
+        axes.plot(x, scale * mean, label=name, linewidth=1.6, marker=mark, color=colour, linestyle=dash)
+        axes.fill_between(x, scale * low, scale * high, color=colour, alpha=0.12, linewidth=0)
+    if plot.logx:
+        axes.set_xscale("log")
+    axes.set_ylim(plot.low, plot.high)
+    name = plot.x.partition(".")[2] if over_grid else {"MB": "megabytes, both directions"}.get(plot.x, plot.x)
+    axes.set_xlabel(name)
+    axes.set_ylabel(heading(plot.y) + (" (%)" if percent(plot.y) else ""))
+    if plot.title:
+        axes.set_title(plot.title, fontsize=11)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    path = folder / plot.file
+    figure.savefig(path)
+    pyplot.close(figure)
+    return path
+
+
+def _name(row: Row, without: str) -> str:
+    rest = {k: v for k, v in row.point.items() if k != without}
+    return Row(row.variant, rest).name
+
+
+Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def _curves(plot: Plot, results: Results, rows: list[Row]) -> Band:
+    """x, low, mean, high over rounds or megabytes; what all seeds have."""
+    (row,) = rows
+    curves = [results.pool.curve(t) for t in results.of(row)]
+    if not curves:
+        return (np.zeros(0),) * 4
+    count = min(len(c.lines) for c in curves)
+    ys = np.array([c.metric(plot.y)[:count] for c in curves])
+    if plot.window > 1:
+        ys = np.array([[y[max(0, i + 1 - plot.window) : i + 1].mean() for i in range(count)] for y in ys])
+    xs = np.mean([(c.rounds() if plot.x == "round" else c.metric(plot.x))[:count] for c in curves], axis=0)
+    first = 1 if plot.logx else 0
+    return xs[first:], ys.min(0)[first:], ys.mean(0)[first:], ys.max(0)[first:]
+
+
+def _over_grid(plot: Plot, results: Results, rows: list[Row]) -> Band:
+    found = [(row.point[plot.x], results.values(row, plot.y, plot.window)) for row in rows]
+    found = [(x, v) for x, v in found if v]
+    xs = np.array([x for x, _ in found], dtype=object if found and isinstance(found[0][0], str) else float)
+    return xs, *(np.array([f(v) for _, v in found]) for f in (min, np.mean, max))  # type: ignore[return-value]

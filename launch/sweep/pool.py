@@ -1,0 +1,82 @@
+"""The folders of a sweep's runs: one per configuration, shared by all recipes, so that none runs twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from launch.sweep.columns import Curve
+from launch.sweep.recipe import Trial
+
+
+@dataclass(frozen=True)
+class Pool:
+    """POOL/<algorithm>-<digest of the experiment>/ is an ordinary run folder, with sweep.json beside its
+    files: the commit and the seconds of the run."""
+
+    path: Path
+
+    def folder(self, trial: Trial) -> Path:
+        return self.path / trial.id
+
+    def done(self, trial: Trial) -> bool:
+        return self.status(trial) == "done" and (self.folder(trial) / "sweep.json").is_file()
+
+    def status(self, trial: Trial) -> str:
+        """'missing', or what its summary says."""
+        return str(_json(self.folder(trial) / "summary.json").get("status", "missing"))
+
+    def error(self, trial: Trial) -> str:
+        return str(_json(self.folder(trial) / "summary.json").get("error") or "no summary was written")
+
+    def clear(self, trial: Trial) -> None:
+        """Remove what an earlier attempt has left."""
+        shutil.rmtree(self.folder(trial), ignore_errors=True)
+
+    def sign(self, trial: Trial, seconds: float) -> None:
+        """Record when and from what a finished run came."""
+        about = {"seconds": round(seconds, 1), "commit": commit()}
+        (self.folder(trial) / "sweep.json").write_text(json.dumps(about) + "\n")
+
+    def signed(self, trial: Trial) -> dict[str, Any]:
+        return _json(self.folder(trial) / "sweep.json")
+
+    def summary(self, trial: Trial) -> dict[str, Any]:
+        return _json(self.folder(trial) / "summary.json")
+
+    def manifest(self, trial: Trial) -> dict[str, Any]:
+        return _json(self.folder(trial) / "manifest.json")
+
+    def curve(self, trial: Trial) -> Curve:
+        return Curve.read(self.folder(trial) / "metrics.jsonl")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """{} where there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@cache
+def commit() -> str:
+    """The commit of the source, '+' if it was changed since; 'unknown' outside a repository."""
+    here = Path(__file__).parent
+    try:
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=9", "--exclude=*"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return said.stdout.strip() or "unknown"

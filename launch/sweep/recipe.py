@@ -1,0 +1,178 @@
+"""A recipe: which runs, which tables, which plots; read from one TOML file.
+
+title = "..."                        about = "text before the tables"      notes = "text behind them"
+seeds = [62, 63, 64]
+[experiment] [hyperparameters] [codecs] [execution]      as in `fedsim launch --config`, for all runs
+[grid]                               lists of values for dotted keys; all combinations
+"experiment.participation" = ["full", "0.3"]
+[[variant]]                          one line of the tables per variant and point of its grids
+label = "fedlap_cov"
+experiment = {algo = "fedlap_cov"}   hyperparameters = {delta = 0.01}      codecs = {precision = "best:0.1"}
+grid = {"hyperparameters.local.epochs" = [5, 10]}
+published = {"test_accuracy@50" = "80.5±0.6"}
+[[table]]                            columns are expressions of launch.sweep.columns
+title = "Accuracy"   columns = ["test_accuracy@10", "test_accuracy@50"]   window = 3
+[[plot]]
+file = "accuracy.png"   x = "MB"   y = "test_accuracy"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from fedsim import plugin
+from fedsim.errors import UsageError, unknown
+from fedsim.experiment import Experiment, build_algorithm, convert, read_toml, resolved_hyperparameters
+from fedsim.problem import resolved
+from launch.execution import Execution
+from protocols import find
+
+TABLES = ("experiment", "hyperparameters", "codecs")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One algorithm with its settings, or several with a grid of its own."""
+
+    label: str
+    experiment: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    codecs: Mapping[str, str] = field(default_factory=dict)
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    published: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """columns: expressions; window: rounds that a value is the mean (or maximum) of; only: labels.
+
+    pivot: a grid key whose values become columns, each with the one expression of `columns`.
+    """
+
+    columns: tuple[str, ...]
+    title: str = ""
+    window: Annotated[int, Meta(ge=1)] = 1
+    only: tuple[str, ...] = ()
+    pivot: str = ""
+    best: bool = False
+    """Print the best mean of every column in bold."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Lines of `y` over `x`: round, MB (so far), or a grid key, whose values are the points; y then has an
+    @ROUND."""
+
+    file: str
+    y: str
+    x: str = "round"
+    title: str = ""
+    only: tuple[str, ...] = ()
+    window: Annotated[int, Meta(ge=1)] = 1
+    logx: bool = False
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    title: str
+    variant: tuple[Variant, ...]
+    seeds: Annotated[tuple[int, ...], Meta(min_length=1)] = (0,)
+    about: str = ""
+    notes: str = ""
+    experiment: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    codecs: Mapping[str, str] = field(default_factory=dict)
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    table: tuple[Table, ...] = (Table(("test_accuracy@end", "test_nll@end", "MB@end")),)
+    plot: tuple[Plot, ...] = ()
+
+    @staticmethod
+    def read(path: Path) -> Recipe:
+        """Errors: UsageError naming the file and the key that is wrong."""
+        recipe = convert(Recipe, read_toml(path, "recipe"), f"recipe {path}")
+        labels = [v.label for v in recipe.variant]
+        if twice := sorted({label for label in labels if labels.count(label) > 1}):
+            raise UsageError(f"recipe {path}: two variants are called {twice[0]!r}; labels tell rows apart")
+        for chosen in (*(t.only for t in recipe.table), *(p.only for p in recipe.plot)):
+            for label in chosen:
+                if label not in labels:
+                    raise unknown(f"variant in recipe {path}:", label, labels)
+        return recipe
+
+    def rows(self) -> Iterator[Row]:
+        """One per variant and point of the grids, in the order of the file."""
+        for v in self.variant:
+            axes = {**self.grid, **v.grid}
+            for point in itertools.product(*axes.values()):
+                yield Row(v, dict(zip(axes, point, strict=True)))
+
+    def trials(self) -> Iterator[Trial]:
+        """All runs: rows x seeds. Errors: UsageError naming row and key."""
+        for row in self.rows():
+            for seed in self.seeds:
+                yield Trial(row, seed, self.configure(row, seed))
+
+    def configure(self, row: Row, seed: int) -> Experiment:
+        """The experiment of a row, everything resolved: equal configurations are equal values."""
+        parts = {name: {**getattr(self, name), **getattr(row.variant, name)} for name in TABLES}
+        for key, value in row.point.items():
+            table, dot, name = key.partition(".")
+            if table not in parts or not dot:
+                raise UsageError(
+                    f"grid key {key!r}: write experiment.KEY, hyperparameters.KEY or codecs.FIELD"
+                )
+            parts[table][name] = value
+        values = {**parts["experiment"], "seed": seed}
+        for name in ("algo", "model", "dataset"):
+            if isinstance(values.get(name), str) and plugin.is_spec(values[name]):
+                values[name] = plugin.absolute(values[name])
+        where = f"the experiment of {row.name}"
+        made = convert(Experiment, {**values, **{k: parts[k] for k in TABLES[1:]}}, where)
+        algorithm = build_algorithm(find(made.algo), made.hyperparameters)
+        return resolved(replace(made, hyperparameters=resolved_hyperparameters(algorithm)), algorithm)
+
+    def how(self, data_dir: str | None) -> Execution:
+        """In process: runs are side by side, so a run needs no workers."""
+        given = {"workers": 0, "devices": "cpu", **self.execution}
+        if data_dir is not None:
+            given["data_dir"] = data_dir
+        return convert(Execution, given, "[execution] of the recipe")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant at a point of the grids."""
+
+    variant: Variant
+    point: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        at = ", ".join(f"{key.partition('.')[2]} {value}" for key, value in self.point.items())
+        return f"{self.variant.label} ({at})" if at else self.variant.label
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    row: Row
+    seed: int
+    experiment: Experiment
+
+    @property
+    def id(self) -> str:
+        """Digest of everything that its bits depend on, besides code and library versions."""
+        text = json.dumps(asdict(self.experiment), sort_keys=True)
+        return f"{plugin.short(self.experiment.algo)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

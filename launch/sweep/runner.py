@@ -1,0 +1,155 @@
+"""Runs of a sweep side by side: each in a process of its own, forked where torch is imported already."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import FedsimError, Interrupted
+from fedsim.experiment import Experiment, convert
+from launch.execution import Execution
+from launch.server import ENVIRONMENT
+from launch.sweep.pool import Pool
+from launch.sweep.recipe import Trial
+
+LOOK = 1.0
+"""Seconds between two looks at how far the running ones have come; nothing waits for it."""
+
+
+@dataclass
+class Running:
+    trial: Trial
+    process: BaseProcess
+    began: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.trial.row.name}, seed {self.trial.seed}"
+
+
+@dataclass
+class Progress:
+    """What a display may show."""
+
+    total: int
+    done: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    """Of finished runs, summed."""
+    running: tuple[tuple[str, float], ...] = ()
+    """Names and the share of their rounds that is over."""
+    side_by_side: int = 1
+
+    @property
+    def left(self) -> float | None:
+        """Estimate of the seconds left: remaining runs at the mean of the finished ones."""
+        if not self.done:
+            return None
+        remaining = self.total - self.done - self.failed - sum(share for _, share in self.running)
+        return max(0.0, remaining) * self.seconds / self.done / self.side_by_side
+
+
+def carry_out(
+    trials: Sequence[Trial],
+    execution: Execution,
+    pool: Pool,
+    side_by_side: int,
+    watch: Callable[[Progress], None],
+) -> dict[str, str]:
+    """Run what the pool does not have; returns what went wrong, by trial id.
+
+    A run that fails is reported and the others go on. Errors: Interrupted after Ctrl-C; runs that
+    were under way count as not run.
+    """
+    waiting = list({t.id: t for t in trials if not pool.done(t)}.values())
+    progress = Progress(len(waiting), side_by_side=side_by_side)
+    if not waiting:
+        return {}
+    os.environ.update(ENVIRONMENT)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["launch.session"])
+    running: list[Running] = []
+    errors: dict[str, str] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < side_by_side:
+                trial = waiting.pop(0)
+                pool.clear(trial)
+                how = replace(execution, out=str(pool.folder(trial)))
+                orders = json.dumps([asdict(trial.experiment), asdict(how), os.getpid()])
+                process = context.Process(target=_one, args=(orders,), daemon=True)
+                process.start()
+                running.append(Running(trial, process, time.monotonic()))
+            wait([r.process.sentinel for r in running], timeout=LOOK)
+            for r in [r for r in running if not r.process.is_alive()]:
+                running.remove(r)
+                r.process.join()
+                seconds = time.monotonic() - r.began
+                if r.process.exitcode == Interrupted.exit_code:
+                    raise KeyboardInterrupt
+                if r.process.exitcode == 0 and pool.status(r.trial) == "done":
+                    pool.sign(r.trial, seconds)
+                    progress.done, progress.seconds = progress.done + 1, progress.seconds + seconds
+                else:
+                    errors[r.trial.id] = pool.error(r.trial)
+                    progress.failed += 1
+            progress.running = tuple((r.name, _share(r, pool)) for r in running)
+            watch(progress)
+    except KeyboardInterrupt:
+        where = f"{progress.done} runs are done and kept in {pool.path}; the same command goes on from there"
+        raise Interrupted(f"interrupted: {where}") from None
+    finally:
+        for r in running:
+            r.process.kill()
+            r.process.join()
+    return errors
+
+
+def _share(r: Running, pool: Pool) -> float:
+    """The share of its rounds that a run has evaluated."""
+    try:
+        last = (pool.folder(r.trial) / "metrics.jsonl").read_text().splitlines()[-1]
+        return float(json.loads(last)["round"]) / max(1, r.trial.experiment.rounds)
+    except (OSError, ValueError, LookupError):
+        return 0.0
+
+
+def _one(orders: str) -> None:
+    """A child process: one run; its exit code is the command line's."""
+    from launch.run import launch
+    from workers.forkserver import die_with_parent
+
+    values: Sequence[Mapping[str, Any]] = json.loads(orders)[:2]
+    die_with_parent(os.getppid())
+    experiment = convert(Experiment, values[0], "a sweep's experiment")
+    execution = convert(Execution, values[1], "a sweep's execution")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            launch(experiment, execution, quiet=True)
+    except FedsimError as e:
+        _leave(Path(str(execution.out)), str(e))
+        sys.exit(e.exit_code)
+    except BaseException:
+        _leave(Path(str(execution.out)), traceback.format_exc())
+        sys.exit(1)
+
+
+def _leave(folder: Path, error: str) -> None:
+    """A summary that says what went wrong, where the run could not write one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "summary.json"
+    if not path.exists():
+        path.write_text(json.dumps({"format": 1, "status": "failed", "error": error}) + "\n")

@@ -1,0 +1,124 @@
+"""Tables of a sweep: mean and standard deviation over seeds, as Markdown, as CSV and on a terminal."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.sweep.columns import heading, percent, shown, value
+from launch.sweep.pool import Pool
+from launch.sweep.recipe import Recipe, Row, Table, Trial
+
+
+@dataclass(frozen=True)
+class Results:
+    """Of a recipe whose runs are in a pool."""
+
+    recipe: Recipe
+    pool: Pool
+    trials: tuple[Trial, ...]
+
+    def of(self, row: Row) -> list[Trial]:
+        """The finished runs of a row, by seed."""
+        return [t for t in self.trials if t.row == row and self.pool.done(t)]
+
+    def values(self, row: Row, expression: str, window: int = 1) -> list[float]:
+        """One per finished run."""
+        return [value(expression, self.pool.curve(t), window) for t in self.of(row)]
+
+    def rows(self, only: tuple[str, ...] = ()) -> list[Row]:
+        return [r for r in self.recipe.rows() if not only or r.variant.label in only]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as text: a header and lines of equal length, the first cell naming the row."""
+
+    title: str
+    header: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        rows = [self.header, ("---",) * len(self.header), *self.lines]
+        body = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+        return f"### {self.title}\n\n{body}\n" if self.title else f"{body}\n"
+
+
+def grid(results: Results, table: Table) -> Grid:
+    """The cells of a table, published values in a line of their own below ours."""
+    return _pivoted(results, table) if table.pivot else _plain(results, table)
+
+
+def _plain(results: Results, table: Table) -> Grid:
+    rows = results.rows(table.only)
+    axes = _axes(rows)
+    cells = [[results.values(row, column, table.window) for column in table.columns] for row in rows]
+    winners = [_best(c, [line[i] for line in cells]) for i, c in enumerate(table.columns)]
+    lines = []
+    for at, (row, line) in enumerate(zip(rows, cells, strict=True)):
+        texts = [shown(c, v) if v else "not run" for c, v in zip(table.columns, line, strict=True)]
+        if table.best:
+            texts = [f"**{t}**" if at == w else t for t, w in zip(texts, winners, strict=True)]
+        lines.append((row.variant.label, *(_setting(row.point.get(a, "")) for a in axes), *texts))
+        said = [row.variant.published.get(column, "") for column in table.columns]
+        if any(said):
+            lines.append(("published", *("" for _ in axes), *said))
+    heads = [f"{heading(c)}{' %' if percent(c) else ''}" for c in table.columns]
+    return Grid(table.title, ("", *(a.partition(".")[2] for a in axes), *heads), tuple(lines))
+
+
+def _pivoted(results: Results, table: Table) -> Grid:
+    (column,) = table.columns
+    rows = results.rows(table.only)
+    across = list(dict.fromkeys(row.point[table.pivot] for row in rows))
+    rest = [a for a in _axes(rows) if a != table.pivot]
+    lines: dict[tuple[str, ...], dict[object, str]] = {}
+    for row in rows:
+        name = (row.variant.label, *(_setting(row.point.get(a, "")) for a in rest))
+        values = results.values(row, column, table.window)
+        lines.setdefault(name, {})[row.point[table.pivot]] = shown(column, values) if values else "not run"
+    header = ("", *(a.partition(".")[2] for a in rest), *(_setting(x) for x in across))
+    unit = " (%)" if percent(column) else ""
+    title = table.title or f"{heading(column)}{unit} over {table.pivot.partition('.')[2]}"
+    return Grid(
+        title, header, tuple((*name, *(line.get(x, "") for x in across)) for name, line in lines.items())
+    )
+
+
+def _axes(rows: Sequence[Row]) -> list[str]:
+    """The grid keys in use, in order; those that say the same everywhere are left out."""
+    keys = dict.fromkeys(key for row in rows for key in row.point)
+    return [k for k in keys if len({str(row.point.get(k)) for row in rows}) > 1]
+
+
+def _best(expression: str, column: Sequence[Sequence[float]]) -> int:
+    """The row with the highest accuracy, the lowest NLL, the fewest rounds or megabytes; -1: none."""
+    sign = 1 if percent(expression) and " to " not in expression else -1
+    means = [sign * sum(v) / len(v) if v and not any(map(math.isnan, v)) else -math.inf for v in column]
+    return means.index(max(means)) if means and max(means) > -math.inf else -1
+
+
+def _setting(x: object) -> str:
+    return f"{x:g}" if isinstance(x, float) else str(x)
+
+
+def write_csv(path: Path, results: Results) -> None:
+    """One line per finished run and evaluated round: what a plotting program wants."""
+    with path.open("w", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(
+            ["variant", "settings", "seed", "round", "test_accuracy", "test_nll", "MB_down", "MB_up"]
+        )
+        for trial in results.trials:
+            if not results.pool.done(trial):
+                continue
+            curve, point = results.pool.curve(trial), trial.row.point
+            down, up = curve.metric("MB down"), curve.metric("MB up")
+            settings = "; ".join(f"{key}={_setting(x)}" for key, x in point.items())
+            for at, line in enumerate(curve.lines):
+                numbers = [line["round"], line["test_accuracy"], line["test_nll"]]
+                traffic = [f"{down[at]:.6f}", f"{up[at]:.6f}"]
+                out.writerow([trial.row.variant.label, settings, trial.seed, *numbers, *traffic])
