@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Generic, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from msgspec import Meta
@@ -119,6 +119,14 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     eval_samples: ClassVar[int] = 0
     """Posterior samples that an evaluation averages over, beside the mean; for members whose model is a
     distribution."""
+    fed_back: ClassVar[tuple[str, ...]] = ()
+    """Upload fields of shape (P,) that fedsim.error_feedback may correct: increments that nobody refers to
+    once they are added up."""
+
+    @property
+    def unwrapped(self) -> Algorithm[Any, Any, Any, Any]:
+        """The algorithm itself, where this is a wrapper around it."""
+        return self
 
     @property
     @abstractmethod

@@ -28,6 +28,8 @@ class Experiment:
     hyperparameters: those that differ from the algorithm's defaults, by dotted name (local.lr).
     model '', rounds -1 and eval_samples -1 are the algorithm's defaults, inputs '' is the dataset's.
     rounds may grow on resume. eval_samples: posterior samples to average over, 0 for none.
+    error_feedback: clients add to an upload what a lossy codec took from their last one. evaluate_on:
+    test, or training rows held out (fedsim.data.holdout).
     """
 
     algo: str = "fedlap_cov"
@@ -46,6 +48,8 @@ class Experiment:
     device: Literal["cpu", "cuda"] = "cpu"
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     codecs: Mapping[str, str] = field(default_factory=dict)
+    error_feedback: bool = False
+    evaluate_on: str = "test"
 
 
 DEFAULTS = Experiment()

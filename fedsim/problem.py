@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +19,14 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, Context, Exchange, Task
 from fedsim.data.datasets import DATASETS, Dataset, load_dataset
+from fedsim.data.holdout import hold_out
 from fedsim.data.partition import partition
+from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment, resolved_hyperparameters
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.likelihood import likelihood
+from fedsim.learning.metrics import MEASURES, Measure, Tally, added, classified
 from fedsim.learning.models import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shard import Shard, as_floats
@@ -66,6 +69,11 @@ class Problem:
             fraction=experiment.fraction,
             centres=dataset.centres,
         )
+        examples, seed = len(dataset.train_targets), experiment.seed
+        clients, held = hold_out(experiment.evaluate_on, examples, clients, seed)
+        if held is not None:
+            inputs, targets = dataset.train_inputs[held], dataset.train_targets[held]
+            dataset = replace(dataset, test_inputs=inputs, test_targets=targets)
         net = _network(experiment, dataset, torch.device(device))
         algorithm.check(net.layout.size)
         for name, value in resolved_hyperparameters(algorithm).items():
@@ -73,7 +81,9 @@ class Problem:
                 raise UsageError(f"{name} = exact needs clients with a quadratic loss; a network has none")
         scale = dataset.scale if experiment.inputs == "scaled" else 1.0
         problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot().cpu(), scale)
-        problem.codecs  # noqa: B018  (checks the names now, not in round 1)
+        lossy = frozenset(name for name, chosen in problem.codecs["up"].items() if codec(chosen).lossy)
+        if experiment.error_feedback:
+            problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
         return problem
 
     @cached_property
@@ -116,12 +126,12 @@ class Problem:
                 raise unknown("message field", field, known["down"] | known["up"])
             for side in hit:
                 for kind in dict.fromkeys(f.kind for f in fields[side] if f.name == field):
-                    if why := self._unfit(made, side, field, kind):
+                    if why := self.unfit(made, side, field, kind):
                         raise UsageError(f"--codec {name}={chosen}: {why}")
                 sides[side][field] = made.name
         return sides
 
-    def _unfit(self, made: Codec, side: str, field: str, kind: Kind) -> str:
+    def unfit(self, made: Codec, side: str, field: str, kind: Kind) -> str:
         """Why a codec cannot encode this field; '' if it can."""
         floats = kind.dtype.startswith("f")
         if (made.lossy or made.delta) and not floats:
@@ -130,16 +140,13 @@ class Problem:
             return (
                 f"{field!r} is sent as it is stored, in whole numbers of one byte; this codec is for floats"
             )
-        if made.lossy and kind.positive and kind.dims == (TRIANGLE,):
+        if made.lossy and kind.dims == (TRIANGLE,) and (kind.positive or made.kinds is not None):
             return (
-                "a full precision whose entries are rounded one by one is in general not positive "
-                "definite any more; send it dense or by a lossless codec"
+                "a full precision whose entries are rounded or left out one by one is in general not "
+                "positive definite any more; send it dense or by a lossless codec"
             )
-        if made.signs and kind.name not in ("precision", "curvature"):
-            return (
-                f"this codec keeps the large values of a layer and merges the small ones, whatever their "
-                f"sign; it is for a precision or a curvature, and {field!r} is a {kind.name}"
-            )
+        if made.kinds is not None and kind.name not in made.kinds:
+            return f"{made.why}, and {field!r} is a {kind.name}"
         if made.delta and side == "down":
             return (
                 "a broadcast has nothing to refer to, because a client may have missed the last one; "
@@ -195,6 +202,16 @@ class Problem:
         """Number of evaluation chunks of the test set."""
         return -(-len(self.dataset.test_targets) // CHUNK)
 
+    @property
+    def measure(self) -> Measure:
+        """What the data set's likelihood lets one say about predictions."""
+        return MEASURES[self.dataset.likelihood]
+
+    @property
+    def eval_samples(self) -> int:
+        """Posterior samples to average predictions over; 0 where targets are not classes."""
+        return self.experiment.eval_samples if self.measure.averages else 0
+
     def score(self, model: Point | Gaussian, chunk: int, round: int) -> Score:
         """One test chunk, at the mean of `model` and, if it is a Gaussian and posterior samples are
         asked for, with the softmax averaged over samples of it (the same ones for every chunk)."""
@@ -203,19 +220,21 @@ class Problem:
         targets = torch.from_numpy(np.array(self.dataset.test_targets[rows])).to(self.net.device)
         floats = self.read(inputs)
 
-        def logits(weights: Tensor) -> Tensor:
-            return self.net.logits(weights.to(self.net.device), floats).double()
+        def logits(weights: Tensor, rows: Tensor) -> Tensor:
+            return self.net.logits(weights.to(self.net.device), rows).double()
 
-        correct, nll = _scored(logits(model.mean).log_softmax(dim=1), targets)
-        count = self.experiment.eval_samples
+        measure = self.measure
+        pieces = zip(torch.split(floats, measure.rows), torch.split(targets, measure.rows), strict=True)
+        tally = reduce(added, (measure.tally(logits(model.mean, x), y) for x, y in pieces))
+        count = self.eval_samples
         if not count or isinstance(model, Point):
-            return Score(correct, nll, len(targets), 0, math.nan)
+            return Score(tally)
         rng = Stream(self.experiment.seed, "posterior", round)
         total = torch.full((len(targets), self.dataset.classes), -math.inf, dtype=torch.float64)
         total = total.to(floats.device)
         for weights in model.samples(count, rng.torch("samples")):  # in logs: a probability may underflow
-            total = torch.logaddexp(total, logits(weights).log_softmax(dim=1))
-        return Score(correct, nll, len(targets), *_scored(total - math.log(count), targets))
+            total = torch.logaddexp(total, logits(weights, floats).log_softmax(dim=1))
+        return Score(tally, classified(total - math.log(count), targets))
 
 
 def _refers(exchange: Exchange, field: str, kind: Kind) -> bool:
@@ -227,19 +246,11 @@ def _refers(exchange: Exchange, field: str, kind: Kind) -> bool:
 
 
 class Score(NamedTuple):
-    """Of one test chunk: correct predictions, sum of NLL (nats, float64) and examples; then the same of
-    the average over posterior samples (NaN: there was none)."""
+    """Of one test chunk: the tally of the model's mean, and that of the average over posterior samples
+    (none: there was no average)."""
 
-    correct: int
-    nll: float
-    examples: int
-    ensemble_correct: int
-    ensemble_nll: float
-
-
-def _scored(log_probabilities: Tensor, targets: Tensor) -> tuple[int, float]:
-    nll = torch.nn.functional.nll_loss(log_probabilities, targets, reduction="sum")
-    return int((log_probabilities.argmax(dim=1) == targets).sum()), float(nll)
+    tally: Tally
+    ensemble: Tally = ()
 
 
 def resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -> Experiment:
@@ -258,5 +269,5 @@ def resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -
 def _network(experiment: Experiment, dataset: Dataset, device: torch.device) -> Net:
     shape = tuple(dataset.train_inputs.shape[1:])
     with seeded_torch(experiment.seed):
-        module = build_model(experiment.model, shape, dataset.classes)
+        module = build_model(experiment.model, shape, dataset.classes, dataset.likelihood)
         return Net(module, device, likelihood(dataset.likelihood))

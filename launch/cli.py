@@ -72,8 +72,19 @@ def main() -> None:
     metavar="FIELD=CODEC",
     help="Encoding of a message field, or up.FIELD / down.FIELD; repeatable.",
 )
+@click.option(
+    "--error-feedback",
+    is_flag=True,
+    default=None,
+    help="Add to an upload what a lossy codec took from the client's last one.",
+)
 @click.option("--seed", type=int, metavar="S", help="Seed of all random streams.  [0]")
 @click.option("--eval-every", type=int, metavar="N", help="Evaluate every N rounds.  [1]")
+@click.option(
+    "--evaluate-on",
+    metavar="ROWS",
+    help="test, or held out: unused:N training rows, or fold:I/N of the clients' rows.  [test]",
+)
 @click.option(
     "--eval-samples",
     type=int,
@@ -128,6 +139,38 @@ def describe(algo: str) -> None:
     from launch.catalogue import describe as show
 
     show(algo)
+
+
+@main.command(short_help="Compare all codecs on the messages of a run.")
+@click.argument("run", required=False, type=click.Path())
+@click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [the run's]")
+@click.option(
+    "--keep",
+    "fractions",
+    type=float,
+    multiple=True,
+    default=(0.1,),
+    show_default=True,
+    metavar="P",
+    help="Fraction that csr, bitmap, best and topk keep; repeatable.",
+)
+@click.option("--csv", "file", metavar="FILE", help="Write the figures there, too.")
+def codecs(run: str | None, data_dir: str | None, fractions: tuple[float, ...], file: str | None) -> None:
+    """Show bytes, speed and error of every codec on the messages that RUN would send next.
+
+    One client, the largest of the next round's, computes its next task here from its committed state;
+    nothing in the folder is changed. Without RUN, the main job is trained for 3 rounds first.
+    """
+    import os
+    from pathlib import Path
+
+    from launch.server import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT)  # before torch is imported
+    from launch.codec_table import codecs as show
+
+    paths = [Path(given) if given else None for given in (run, data_dir, file)]
+    show(paths[0], paths[1], fractions, paths[2])
 
 
 @main.command(short_help="Run a recipe's experiments side by side and tabulate them.")

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from fedsim.learning.metrics import EXTRA
+
 
 class Display:
     """Progress on a terminal, one plain line per evaluated round elsewhere."""
@@ -41,8 +43,9 @@ class Display:
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         """Fits 80 columns beside the bar."""
+        accuracy = metrics["test_accuracy"]
         status = (
-            f"accuracy {metrics['test_accuracy']:.4f}  NLL {metrics['test_nll']:.4f}  "
+            f"{'' if accuracy is None else f'accuracy {accuracy:.4f}  '}NLL {_number(metrics['test_nll'])}  "
             f"MB {metrics['bytes_down'] / 1e6:.2f} down {metrics['bytes_up'] / 1e6:.2f} up  "
             f"{metrics['seconds']:.2f} s"
         )
@@ -97,11 +100,15 @@ class Display:
         self.console.print(
             f"P = {grouped(summary['params'])} parameters; other bytes: {other}", soft_wrap=True
         )
-        if summary["test_accuracy"] is not None:
+        accuracy = summary["test_accuracy"]  # there is none of regression
+        if accuracy is not None or summary["test_nll"] is not None:
+            told = [f"test accuracy [bold]{accuracy:.4f}[/]"] if accuracy is not None else []
+            told += [f"NLL {_number(summary['test_nll'])}"]
             self.console.print(
-                f"[bold]{summary['status']}[/] after {summary['rounds']} rounds: test accuracy "
-                f"[bold]{summary['test_accuracy']:.4f}[/], NLL {_number(summary['test_nll'])}"
+                f"[bold]{summary['status']}[/] after {summary['rounds']} rounds: {', '.join(told)}"
             )
+            if more := [f"{key} {_number(summary[key])}" for key in EXTRA if key in summary]:
+                self.console.print(", ".join(more), soft_wrap=True)
         if summary.get("ensemble_accuracy") is not None:
             self.console.print(
                 f"average over posterior samples: accuracy [bold]{summary['ensemble_accuracy']:.4f}[/], "

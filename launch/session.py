@@ -79,7 +79,7 @@ class Session:
         files and their sha256."""
         experiment, problem = self.problem.experiment, self.problem
         return asdict(experiment) | {
-            "hyperparameters": resolved_hyperparameters(problem.algorithm),
+            "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
             "params": problem.net.layout.size,
             "client_sizes": list(problem.sizes),
             "sources": plugin.sources((experiment.algo, experiment.model, experiment.dataset)),
@@ -93,7 +93,7 @@ class Session:
             outcome = self._carry_out(supervisor, wakeup)
             summary = self._summary("done", outcome)
             self.display.bill(summary, str(self.rundir.path))
-            if self.problem.experiment.eval_samples and "ensemble_accuracy" not in summary:
+            if self.problem.eval_samples and "ensemble_accuracy" not in summary:
                 self.display.note("no average over posterior samples: this algorithm's model is a point")
         except Interrupted:
             supervisor.stop(gently=False)

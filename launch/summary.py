@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsim.errors import DiskError
 from fedsim.learning.gaussian import Gaussian, Point, is_full
+from fedsim.learning.metrics import EXTRA
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from workers.coordinator import Outcome
@@ -83,7 +84,7 @@ def summarise(
         "params": params,
         "test_accuracy": metrics["test_accuracy"] if metrics else None,
         "test_nll": metrics["test_nll"] if metrics else None,
-        **{k: v for k, v in (metrics or {}).items() if k.startswith("ensemble_")},
+        **{k: v for k, v in (metrics or {}).items() if k.startswith("ensemble_") or k in EXTRA},
         "bytes": ledger.nested(),
         "bytes_down": down,
         "bytes_up": up,

@@ -64,6 +64,7 @@ class Pseudogradient(Algorithm[Server, Client, Down, Up]):
 
     server_type: ClassVar[type] = Server
     client_type: ClassVar[type] = Client
+    fed_back: ClassVar[tuple[str, ...]] = ("delta",)
 
     @property
     @abstractmethod

@@ -23,7 +23,7 @@ from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparamet
 from fedsim.problem import Problem
 from fedsim.schedules import Schedule, Turnout, schedule
 from fedsim.wire.ledger import Entry, Ledger
-from fedsim.wire.letter import VERSION, Header, Letter, decode, encode, open_letter, seal
+from fedsim.wire.letter import VERSION, Header, Letter, decode, encode, open_letter, references, seal
 from fedsim.wire.messages import check_values, part_of
 from fedsim.wire.state import encode_state
 from launch.summary import precision_of
@@ -200,16 +200,23 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def letter_of(message: object, codecs: Mapping[str, str], problem: Problem) -> Letter:
+def letter_of(
+    message: object,
+    codecs: Mapping[str, str],
+    problem: Problem,
+    refs: Mapping[str, Tensor] | None = None,
+) -> Letter:
     """The message as it arrives: encoded, and opened from copies of its bytes."""
-    payload = encode(message, codecs, problem.dims)
+    payload = encode(message, codecs, problem.dims, refs, problem.net.layout)
     sent = seal(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
     return open_letter([bytes(f) for f in (sent.head, *sent.frames)], "here")
 
 
-def carried(message: Any, problem: Problem, direction: str) -> Any:
-    codecs = problem.codecs[direction]
-    return decode(type(message), letter_of(message, codecs, problem), codecs, problem.dims, "here")
+def carried(message: Any, problem: Problem, direction: str, down: Any = None) -> Any:
+    """The message as the other side gets it; `down`: the decoded broadcast that an upload answers."""
+    codecs, refs = problem.codecs[direction], None if down is None else references(down)
+    letter = letter_of(message, codecs, problem, refs)
+    return decode(type(message), letter, codecs, problem.dims, "here", refs, problem.net.layout)
 
 
 @dataclass(frozen=True)
@@ -249,7 +256,7 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
                 task, shard = problem.task(r, e, k), problem.shard(k)
                 draft, up = algorithm.client_update(clients[k], down, shard, task)
                 messages.append(up)
-                seen = carried(up, problem, "up")
+                seen = carried(up, problem, "up", down)
                 check_values(seen, "here")
                 committed = algorithm.client_commit(draft, down, seen, task)
                 made.append(Step(clients[k], down, shard, task, draft, up, committed))

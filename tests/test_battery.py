@@ -20,6 +20,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -31,6 +32,7 @@ from torch import Tensor
 from fedsim.experiment import build_algorithm, resolved_hyperparameters
 from fedsim.problem import Problem
 from fedsim.schedules import Turnout
+from fedsim.wire.codecs import codec
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import decode, encode
 from fedsim.wire.messages import DTYPES, TRIANGLE, Field, all_fields, schema, values_of
@@ -107,6 +109,12 @@ def _numerics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
     torch.set_num_threads(threads)
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Class], Run]:
+    """An algorithm's short run, in process and without codecs: played once, for all that compare with it."""
+    return cache(lambda algorithm: play(problem_of(algorithm), tmp_path_factory.mktemp("dense") / "run"))
 
 
 # ---- duals
@@ -281,7 +289,7 @@ def test_server_methods_change_no_state(algorithm: Class) -> None:
             problem.algorithm.broadcast_to(server, k, ctx)
         problem.algorithm.model(server, ctx)
         problem.algorithm.report(server, ctx)
-        ups = [(k, carried(step.up, problem, "up")) for k, step in enumerate(mine)]
+        ups = [(k, carried(step.up, problem, "up", step.down)) for k, step in enumerate(mine)]
         kept = frozen(mine[0].down, *(up for _, up in ups), ctx.start)
         again = problem.algorithm.server_update(server, mine[0].down, iter(ups), ctx)
         assert frozen(mine[0].down, *(up for _, up in ups), ctx.start) == kept
@@ -289,10 +297,10 @@ def test_server_methods_change_no_state(algorithm: Class) -> None:
     assert frozen(*servers) == before
 
 
-def test_the_coordinator_plays_the_box(algorithm: Class, tmp_path: Path) -> None:
+def test_the_coordinator_plays_the_box(algorithm: Class, dense: Callable[[Class], Run]) -> None:
     """The whole machinery gives the bits of the methods called by hand, folded in ascending id."""
     made, servers, _ = steps(problem_of(algorithm))
-    run = play(problem_of(algorithm), tmp_path / "run")
+    run = dense(algorithm)
     assert frozen(run.outcome.server) == frozen(servers[-1])
     assert frozen(*run.states) == frozen(*(step.committed for step in made[-CLIENTS:]))
 
@@ -301,7 +309,9 @@ def test_the_coordinator_plays_the_box(algorithm: Class, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("order", ["highest client first", "lowest client first", "random"])
-def test_arrival_order_does_not_matter(algorithm: Class, order: str, tmp_path: Path) -> None:
+def test_arrival_order_does_not_matter(
+    algorithm: Class, order: str, dense: Callable[[Class], Run], tmp_path: Path
+) -> None:
     problem = problem_of(algorithm)
     draws = random.Random(4)
     choose: dict[str, Callable[[dict[int, int]], int]] = {
@@ -321,7 +331,7 @@ def test_arrival_order_does_not_matter(algorithm: Class, order: str, tmp_path: P
     setup = [(0, k) for k in range(CLIENTS)] * len(algorithm().setup)
     assert sorted(arrived) == sorted(setup + everyone * len(algorithm().exchanges))
     assert arrived != sorted(arrived) or order != "highest client first"
-    assert shuffled.bits == play(problem, tmp_path / "straight").bits
+    assert shuffled.bits == dense(algorithm).bits
 
 
 def test_metrics_are_written_in_the_order_of_rounds(tmp_path: Path) -> None:
@@ -409,7 +419,72 @@ def test_a_lost_upload_leaves_no_trace_but_its_bytes(algorithm: Class, tmp_path:
     assert len(lost.bits[4]) > len(absent.bits[4])
 
 
-# ---- lossy codecs
+# ---- codecs
+
+
+def float_fields(algorithm: Class) -> list[tuple[str, Field]]:
+    """Direction and field, of all messages."""
+    return [
+        (side, f)
+        for e in (*algorithm().setup, *algorithm().exchanges)
+        for side in ("down", "up")
+        for f in all_fields(getattr(e, side))
+        if f.kind.dtype.startswith("f") and not f.kind.stored
+    ]
+
+
+def used(run: Run) -> set[str]:
+    """The codecs of its ledger."""
+    return {e.codec for e in run.entries if e.kind == "algorithm" and e.layer == "values"}
+
+
+def test_lossless_codecs_change_nothing_but_bytes(
+    algorithm: Class, dense: Callable[[Class], Run], tmp_path: Path
+) -> None:
+    problem, wanted = problem_of(algorithm), dense(algorithm)
+    plain = {f"{side}.{f.name}": "zstd" for side, f in float_fields(algorithm)}
+    refers = dict.fromkeys(f"{side}.{f.name}" for side, f in float_fields(algorithm))
+    delta = codec("delta+zstd")
+    for side, f in float_fields(algorithm):  # of one name in two exchanges, both must have a reference
+        if problem.unfit(delta, side, f.name, f.kind):
+            refers.pop(f"{side}.{f.name}", None)
+    choices = {"zstd": plain, delta.name: plain | dict.fromkeys(refers, delta.name)}
+    for name, codecs in choices.items():
+        if name not in codecs.values():
+            continue
+        coded = problem_of(algorithm, codecs=codecs)
+        run = play(coded, tmp_path / name)
+        assert name in used(run)
+        assert run.bits[:4] == wanted.bits[:4]
+    made, servers, _ = steps(coded)  # by hand, with the last of them
+    assert frozen(servers[-1]) == frozen(wanted.outcome.server)
+    assert frozen(*(step.committed for step in made[-CLIENTS:])) == frozen(*wanted.states)
+
+
+MERGING = ("csr:0.4", "best:0.5", "log8", "topk:0.5")
+"""Codecs that merge values; csr:0.5 would be larger than dense, which would be sent."""
+
+
+def fields_for(algorithm: Class, name: str) -> set[str]:
+    kinds = codec(name).kinds or set()
+    fields = [(s, f) for s, f in float_fields(algorithm) if f.kind.dims == ("P",)]
+    return {f"{side}.{f.name}" for side, f in fields if f.kind.name in kinds}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [pytest.param(a, n, id=f"{a.name}-{n}") for a in ALGORITHMS for n in MERGING if fields_for(a, n)],
+)
+def test_codecs_that_merge_values_keep_the_sums(algorithm: Class, name: str, tmp_path: Path) -> None:
+    codecs = dict.fromkeys(fields_for(algorithm, name), name)
+    turnouts = (EVERYONE, Turnout((0, 1, 2), frozenset({1})), Turnout((1, 2)))
+    run = play(problem_of(algorithm, codecs=codecs, rounds=3), tmp_path / "run", listed(*turnouts))
+    assert sums_error(run) < SUMS
+    assert name in used(run)
+    assert run.outcome.model.mean.isfinite().all()
+
+
+# ---- bf16
 
 
 def is_triangle(field: Field) -> bool:
@@ -418,13 +493,7 @@ def is_triangle(field: Field) -> bool:
 
 
 def test_bf16_on_every_field_keeps_the_sums(algorithm: Class, tmp_path: Path) -> None:
-    floats = {
-        f"{side}.{f.name}"
-        for e in (*algorithm().setup, *algorithm().exchanges)
-        for side in ("down", "up")
-        for f in all_fields(getattr(e, side))
-        if f.kind.dtype.startswith("f") and not f.kind.stored and not is_triangle(f)
-    }
+    floats = {f"{side}.{f.name}" for side, f in float_fields(algorithm) if not is_triangle(f)}
     problem = problem_of(algorithm, codecs=dict.fromkeys(floats, "bf16"), rounds=3)
     turnouts = listed(EVERYONE, Turnout((0, 1, 2), frozenset({1})), Turnout((1, 2)))
     run = play(problem, tmp_path / "bf16", turnouts)
@@ -495,13 +564,15 @@ def pool() -> Iterator[Pool]:
         pool.close()
 
 
-def test_in_process_equals_over_zeromq_bit_for_bit(algorithm: Class, pool: Pool, tmp_path: Path) -> None:
+def test_in_process_equals_over_zeromq_bit_for_bit(
+    algorithm: Class, pool: Pool, dense: Callable[[Class], Run], tmp_path: Path
+) -> None:
     problem = problem_of(algorithm)
     try:
         remote = play(problem, tmp_path / "remote", connect=pool.connect, workers=2, crew=pool)
     finally:
         pool.finish()
-    here = play(problem, tmp_path / "here")
+    here = dense(algorithm)
     assert remote.bits == here.bits
     assert {e.worker for e in remote.entries if e.kind == "algorithm"} == {0, 1}
     for direction in ("down", "up"):

@@ -7,7 +7,6 @@ deadlines of their own.
 from __future__ import annotations
 
 import select
-import struct
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,9 +16,9 @@ from typing import Any, Protocol
 import msgspec
 
 from fedsim import rounds
-from fedsim.errors import DiskError, FedsimError, TaskError
+from fedsim.errors import DiskError, FedsimError, TaskError, WireError
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.problem import Problem, Score
+from fedsim.problem import Problem
 from fedsim.rounds import (
     Arrived,
     Close,
@@ -49,7 +48,7 @@ from workers.scoreboard import Scoreboard
 from workers.spool import Spool
 from workers.store import Checkpoints
 from workers.wakeup import Wakeup
-from workers.worker import SCORE, task_of, to_evaluate
+from workers.worker import task_of, to_evaluate, unpack_score
 
 JOIN_DEADLINE = 120.0
 DEATH_DEADLINE = 1.0
@@ -115,7 +114,7 @@ class Coordinator:
         self.spool = Spool(checkpoints.folder.parent / "spool")
         self.folder = Folder(problem, self.spool.take, self._wakeup.set)
         self._payload = Payload((), ())
-        self.board = Scoreboard(problem.chunks, observer.evaluated)
+        self.board = Scoreboard(problem.chunks, observer.evaluated, problem.measure)
         setup = problem.algorithm.setup
         start = self.board.open(0, tuple(range(len(problem.clients))) if setup else ())
         start.model, start.committed = self._model(), not setup
@@ -234,13 +233,13 @@ class Coordinator:
         h = letter.header
         if h.round not in self.board:
             raise TaskError(f"worker {worker} scored round {h.round}, which nobody asked for")
-        try:
-            score = Score(*SCORE.unpack(letter.frames[0]))
-        except (struct.error, IndexError) as e:
-            raise TaskError(f"worker {worker} sent an unreadable score of round {h.round}: {e}") from None
         about = self.board[h.round]
-        about.scores[h.exchange] = score
-        about.sampled = bool(self.problem.experiment.eval_samples) and isinstance(about.model, Gaussian)
+        about.sampled = bool(self.problem.eval_samples) and isinstance(about.model, Gaussian)
+        width = self.problem.measure.width(self.problem.dataset.classes)
+        try:
+            about.scores[h.exchange] = unpack_score(letter, width, about.sampled)
+        except WireError as e:
+            raise TaskError(f"worker {worker} sent an unreadable score of round {h.round}: {e}") from None
         self.board.flush()
         try:
             self._handle(Scored(worker, h.round, h.exchange))
@@ -311,7 +310,7 @@ class Coordinator:
         if self._models_sent.get(worker) != round:
             model = self.board[round].model
             assert model is not None  # taken at the round's commit, before any Score command
-            evaluate = to_evaluate(model, self.problem.experiment.eval_samples)
+            evaluate = to_evaluate(model, self.problem.eval_samples)
             payload = encode(evaluate, {}, self.problem.dims)
             self._models_sent[worker] = round
         header = Header(VERSION, "evaluate", self.run_name, 1, round, chunk)

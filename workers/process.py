@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from fedsim.experiment import Experiment, build_algorithm, convert
@@ -65,7 +66,8 @@ def _set_up(welcome: Letter, spec: dict[str, Any]) -> WorkerRuntime:
 def warm_up(problem: Problem) -> None:
     """Train on two blank examples: first calls of forward, backward and optimiser cost milliseconds."""
     net, shape = problem.net, problem.dataset.train_inputs.shape[1:]
-    targets = torch.zeros(2, dtype=torch.long, device=net.device)
+    stored = problem.dataset.train_targets
+    targets = torch.from_numpy(np.zeros((2, *stored.shape[1:]), stored.dtype)).to(net.device)
     blank = Shard(net, torch.zeros((2, *shape), device=net.device), targets, 1.0)
     minimise(blank, problem.start, how=LocalTraining(epochs=1), rng=Stream(0, "warm up"))
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.metrics import EXTRA, Measure, added
 from fedsim.problem import Score
 
 RESERVED = {
     *("round", "participants", "test_accuracy", "test_nll", "bytes_down", "bytes_up"),
     *("ensemble_accuracy", "ensemble_nll"),
+    *EXTRA,
 }
 
 
@@ -43,20 +46,18 @@ class RoundRecord:
                 raise UsageError(f"an algorithm cannot report {name!r}: metrics.jsonl has its own")
         self.reported.update(numbers)
 
-    def line(self, chunks: int) -> dict[str, Any]:
+    def line(self, chunks: int, measure: Measure) -> dict[str, Any]:
         """One line of metrics.jsonl; sums are combined in chunk order."""
         scores = [self.scores[chunk] for chunk in range(chunks)]
-        count = sum(s.examples for s in scores)
-        ensemble = {
-            "ensemble_accuracy": sum(s.ensemble_correct for s in scores) / count,
-            "ensemble_nll": sum(s.ensemble_nll for s in scores) / count,
-        }
+        ensemble = {}
+        if self.sampled:
+            averaged = measure.numbers(reduce(added, (s.ensemble for s in scores)))
+            ensemble = {f"ensemble_{name.removeprefix('test_')}": n for name, n in averaged.items()}
         return {
             "round": self.number,
             "participants": list(self.participants),
-            "test_accuracy": sum(s.correct for s in scores) / count,
-            "test_nll": sum(s.nll for s in scores) / count,
-            **(ensemble if self.sampled else {}),
+            **measure.numbers(reduce(added, (s.tally for s in scores))),
+            **ensemble,
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
             **self.reported,
@@ -68,8 +69,8 @@ class RoundRecord:
 class Scoreboard:
     """Records by round, from its first broadcast until its line is reported."""
 
-    def __init__(self, chunks: int, report: Callable[[Mapping[str, Any]], None]) -> None:
-        self.chunks, self._report = chunks, report
+    def __init__(self, chunks: int, report: Callable[[Mapping[str, Any]], None], measure: Measure) -> None:
+        self.chunks, self._report, self._measure = chunks, report, measure
         self._records: dict[int, RoundRecord] = {}
 
     def open(self, round: int, participants: tuple[int, ...]) -> RoundRecord:
@@ -92,5 +93,5 @@ class Scoreboard:
             first = self._records[min(self._records)]
             if not first.committed or len(first.scores) < self.chunks:
                 return
-            self._report(first.line(self.chunks))
+            self._report(first.line(self.chunks, self._measure))
             del self._records[first.number]

@@ -5,7 +5,6 @@ WorkerRuntime is the role without any socket; `--workers 0` drives the same obje
 
 from __future__ import annotations
 
-import struct
 import time
 import traceback
 from dataclasses import dataclass, replace
@@ -13,18 +12,31 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from fedsim.errors import FedsimError, Interrupted, WireError
 from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
-from fedsim.problem import Problem
+from fedsim.problem import Problem, Score
 from fedsim.rounds import TaskId, version
 from fedsim.wire.letter import VERSION, Header, Letter, blob, decode, decode_own, encode, references, seal
 from fedsim.wire.messages import FullPrecision, Mean, Precision, check_values, map_tensors
 from workers.store import ClientStates
 
-SCORE = struct.Struct("<qdqqd")
-"""fedsim.problem.Score: a NaN must survive, so no JSON."""
+
+def pack_score(score: Score) -> bytes:
+    """Both tallies as little-endian float64: a NaN must survive, so no JSON."""
+    return np.array([*score.tally, *score.ensemble], "<f8").tobytes()
+
+
+def unpack_score(letter: Letter, width: int, sampled: bool) -> Score:
+    """The score of a reply; `width` (Measure.width) and `sampled` say how long it is. Errors: WireError."""
+    sizes = [memoryview(frame).nbytes for frame in letter.frames]
+    expected = 8 * width * (2 if sampled else 1)
+    if sizes != [expected]:
+        raise WireError(f"a score of {sizes} bytes where one of {expected} is due")
+    values = tuple(np.frombuffer(letter.frames[0], "<f8").tolist())
+    return Score(values[:width], values[width:])
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,7 @@ class WorkerRuntime:
         if self._to_score is None or self._to_score[0] != h.round:
             raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
         score = self.problem.score(self._to_score[1], h.exchange, h.round)
-        return self._reply("score", letter, *blob("score", SCORE.pack(*score)))
+        return self._reply("score", letter, *blob("score", pack_score(score)))
 
 
 def failure(error: Exception) -> tuple[Any, Any]:

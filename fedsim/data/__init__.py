@@ -2,7 +2,9 @@
 
 catalogue   what data sets there are, without opening any of them
 datasets    Dataset and load_dataset: files to arrays, decoded once per machine (cache)
-digits, idx, cifar, credit, heart      one file format each
+checks      what the arrays of a data set must look like, by likelihood
+digits, idx, cifar, credit, heart, tff, stackoverflow      one file format each
+tokens      how words are numbered
 partition   the splits by name; splits holds their arithmetic
 """
 

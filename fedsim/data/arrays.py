@@ -22,13 +22,14 @@ def bundle(
     test_inputs: Array,
     test_targets: Array,
     centres: Array | None = None,
+    targets: type[np.generic] = np.int64,
 ) -> Arrays:
-    """Contiguous arrays: inputs (n, *shape) as they are, targets and centres (n,) as int64."""
+    """Contiguous arrays: inputs (n, *shape) as they are, targets as `targets`, centres (n,) as int64."""
     arrays = {
         "train_inputs": np.ascontiguousarray(train_inputs),
-        "train_targets": np.ascontiguousarray(train_targets, dtype=np.int64),
+        "train_targets": np.ascontiguousarray(train_targets, dtype=targets),
         "test_inputs": np.ascontiguousarray(test_inputs),
-        "test_targets": np.ascontiguousarray(test_targets, dtype=np.int64),
+        "test_targets": np.ascontiguousarray(test_targets, dtype=targets),
     }
     if centres is not None:
         arrays["centres"] = np.ascontiguousarray(centres, dtype=np.int64)

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from fedsim import plugin
-from fedsim.data import cifar, credit, digits, heart, idx
+from fedsim.data import cifar, credit, digits, heart, idx, stackoverflow, tff
 from fedsim.data.arrays import REQUIRED, Array, Arrays
 from fedsim.data.cache import cached
 from fedsim.data.catalogue import DATASETS, DatasetInfo
+from fedsim.data.checks import KINDS, check_kind, checked
 from fedsim.errors import DataError, UsageError, unknown
 
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "load_dataset"]
@@ -26,8 +27,9 @@ __all__ = ["DATASETS", "Dataset", "DatasetInfo", "load_dataset"]
 class Dataset:
     """One data set; all arrays are read-only, memory-mapped where they come from the cache.
 
-    train_inputs, test_inputs     (n, *shape); uint8 for images, float32 for tables
-    train_targets, test_targets   (n,) int64, 0..classes-1
+    train_inputs, test_inputs     (n, *shape); uint8 for images, float32 for tables, int32 for tokens
+    train_targets, test_targets   (n,) int64, 0..classes-1; of other likelihoods as fedsim.data.checks says
+    classes                       what a model puts out per example (or token)
     scale                         "scaled" inputs are x / scale, "raw" are x, both as float32;
                                   255 for images (digits: 16), 1 for tables
     centres                       (n,) int64, the natural client of every training row, or None
@@ -50,21 +52,21 @@ class Dataset:
 
 def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     """The data set `name` of DATASETS from `data_dir` (default: $FEDSIM_DATA), or path/to/file.py:NAME, a
-    Dataset or a callable without arguments that returns one.
+    Dataset or a callable without arguments that returns one. NAME:CLIENTS reads that many clients of a
+    data set that is not read whole (DatasetInfo.clients).
 
     Raises UsageError for an unknown name and for what is wrong with a user's file, DataError for a
     missing or malformed file and for arrays that do not fit.
     """
     if plugin.is_spec(name):
         return _users(name)
-    info = DATASETS.get(name)
-    if info is None:
-        raise unknown("data set", name, DATASETS)
+    info = _chosen(name)
     if not info.files:
         arrays = digits.read_digits(digits.digits_file())
     else:
-        sources, read = _source(info, _data_dir(name, data_dir))
-        arrays = cached(name, sources, lambda: _public(info, read()))
+        sources, read = _source(info, _data_dir(info.name, data_dir))
+        folder = f"{info.name}-{info.clients}" if info.clients else info.name
+        arrays = cached(folder, sources, lambda: _public(info, read()))
     for array in arrays.values():
         array.setflags(write=False)
     return Dataset(
@@ -76,7 +78,23 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
         classes=info.classes,
         scale=info.scale,
         centres=arrays.get("centres"),
+        likelihood=info.likelihood,
     )
+
+
+def _chosen(name: str) -> DatasetInfo:
+    """The catalogue's entry of NAME or NAME:CLIENTS, with the number of clients to read."""
+    base, colon, number = name.partition(":")
+    info = DATASETS.get(base)
+    if info is None:
+        raise unknown("data set", base, DATASETS)
+    if not colon:
+        return info
+    if not info.clients:
+        raise UsageError(f"data set {name!r}: {base!r} is always read whole; write just {base}")
+    if not (number.isdecimal() and number.isascii() and int(number) > 0):
+        raise UsageError(f"data set {name!r}: how many clients to read is a whole number, not {number!r}")
+    return replace(info, clients=int(number))
 
 
 def _data_dir(name: str, data_dir: Path | None) -> Path:
@@ -104,6 +122,14 @@ def _source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Callable[[
         return files, partial(cifar.read_jpeg, files[0])
     if info.name == "uci_credit":
         return files, partial(credit.read_credit, files[0])
+    if info.name == "emnist62":
+        return files, partial(tff.read_emnist, files)
+    if info.name == "cifar100_lda":
+        return files, partial(tff.read_cifar100, files)
+    if info.name == "stackoverflow_nwp":
+        return files, partial(stackoverflow.read_next_words, files, info.clients)
+    if info.name == "stackoverflow_lr":
+        return files, partial(stackoverflow.read_tags, files, info.clients)
     return files, partial(heart.read_heart, files)
 
 
@@ -135,29 +161,8 @@ def _present(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = ("",)) -
 
 def _public(info: DatasetInfo, arrays: Arrays) -> Arrays:
     """The same arrays, if they are what the catalogue promises."""
-    return _checked(
-        f"data set {info.name!r}", info.shape, info.classes, arrays, "a file is not the public one"
-    )
-
-
-def _checked(whose: str, shape: tuple[int, ...], classes: int, arrays: Arrays, hint: str) -> Arrays:
-    """The same arrays, if they fit each other, the shape of one input and the classes."""
-    for part in ("train", "test"):
-        inputs, targets = arrays[f"{part}_inputs"], arrays[f"{part}_targets"]
-        if inputs.shape[1:] != shape:
-            raise DataError(
-                f"{whose}: the {part} inputs have shape {inputs.shape[1:]} each, not {shape}; {hint}"
-            )
-        if len(inputs) != len(targets) or len(targets) == 0:
-            raise DataError(
-                f"{whose}: {len(inputs)} {part} inputs but {len(targets)} labels; they do not belong together"
-            )
-        if targets.min() < 0 or targets.max() >= classes:
-            reach = f"from {targets.min()} to {targets.max()}"
-            raise DataError(f"{whose}: {part} labels reach {reach}, not 0 to {classes - 1}")
-        if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-            raise DataError(f"{whose}: a {part} input is not a finite number")
-    return arrays
+    hint = "a file is not the public one"
+    return checked(f"data set {info.name!r}", info.shape, info.classes, arrays, hint, info.likelihood)
 
 
 def _users(spec: str) -> Dataset:
@@ -171,11 +176,14 @@ def _users(spec: str) -> Dataset:
             f"{whose} must be a fedsim.data.Dataset, or a function without arguments that returns one; "
             f"it gives a {type(made).__name__}"
         )
+    if made.likelihood not in KINDS:
+        raise unknown(f"likelihood of {whose}", str(made.likelihood), KINDS)
     names = REQUIRED if made.centres is None else (*REQUIRED, "centres")
     for name in names:
-        _check_kind(whose, name, getattr(made, name))
-    if type(made.classes) is not int or made.classes < 2:
-        raise DataError(f"{whose}: classes must be a whole number of at least 2, not {made.classes!r}")
+        check_kind(whose, name, getattr(made, name), made.likelihood)
+    least = KINDS[made.likelihood].least
+    if type(made.classes) is not int or made.classes < least:
+        raise DataError(f"{whose}: classes must be a whole number of at least {least}, not {made.classes!r}")
     if not isinstance(made.scale, int | float) or not (math.isfinite(made.scale) and made.scale > 0):
         raise DataError(f"{whose}: scale must be a positive number, not {made.scale!r}")
     if made.test_inputs.dtype != made.train_inputs.dtype:
@@ -183,29 +191,16 @@ def _users(spec: str) -> Dataset:
             f"{whose}: train_inputs are {made.train_inputs.dtype} but test_inputs {made.test_inputs.dtype}; "
             "they share one scale, so make them alike"
         )
-    if made.centres is not None and made.centres.shape != made.train_targets.shape:
+    if made.likelihood == "tokens" and made.scale != 1:
+        raise DataError(f"{whose}: tokens are ids, so scale must be 1, not {made.scale!r}")
+    if made.centres is not None and len(made.centres) != len(made.train_targets):
         raise DataError(f"{whose}: {len(made.centres)} centres but {len(made.train_targets)} training rows")
     # contiguous, and read-only without a change to the user's own arrays
     arrays: Arrays = {name: np.ascontiguousarray(getattr(made, name)).view() for name in names}
     shape = made.train_inputs.shape[1:]
-    _checked(whose, shape, made.classes, arrays, "train and test inputs must be alike")
+    hint = "train and test inputs must be alike"
+    checked(whose, shape, made.classes, arrays, hint, made.likelihood)
     for array in arrays.values():
         array.setflags(write=False)
     changes: dict[str, Any] = {**arrays, "scale": float(made.scale)}
     return replace(made, **changes)
-
-
-def _check_kind(whose: str, name: str, array: object) -> None:
-    """Inputs are float32 or uint8 (n, ...), everything else int64 (n,)."""
-    inputs = name.endswith("inputs")
-    kinds = ("float32", "uint8") if inputs else ("int64",)
-    if not isinstance(array, np.ndarray):
-        raise DataError(f"{whose}: {name} must be a numpy array, not a {type(array).__name__}")
-    if array.dtype.name not in kinds or not array.dtype.isnative:
-        raise DataError(
-            f"{whose}: {name} must be {' or '.join(kinds)}, not {array.dtype}; convert it with "
-            f".astype(numpy.{kinds[0]})"
-        )
-    if array.ndim < 2 if inputs else array.ndim != 1:
-        needed = "(examples, ...)" if inputs else "(examples,)"
-        raise DataError(f"{whose}: {name} must have the shape {needed}, not {array.shape}")

@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedsim.data import splits
 from fedsim.errors import DataError, UsageError, unknown
+
+_WITHOUT_CLASSES = ("iid", "natural")
 
 _CREDIT_CLIENTS = {name: len(table) for name, table in splits.CREDIT_TABLES.items()}
 
@@ -54,7 +57,17 @@ _ALL = (
         (300,),
     ),
     PartitionInfo("dirichlet", "every class divided over clients ~ Dir(ALPHA)", ("ALPHA",)),
-    PartitionInfo("natural", "by the data set's own centres (flamby_heart: 4 hospitals)"),
+    PartitionInfo(
+        "natural",
+        "by the data set's own clients (flamby_heart: 4 hospitals, emnist62: 3400 writers, ...); with "
+        "fewer --clients, the first of them",
+    ),
+    PartitionInfo(
+        "pachinko",
+        "cifar100, two-step LDA: 100 rows per client, coarse classes ~ Dir(0.1), fine ones ~ Dir(10)",
+        ("COARSE_ALPHA", "FINE_ALPHA", "ROWS"),
+        (0.1, 10.0, 100.0),
+    ),
     PartitionInfo("credit_het", "uci_credit, 10 clients, 6 % or 67 % positive, 36 or 67 rows"),
     PartitionInfo("credit_hom", "uci_credit, 10 clients alike, 51 or 52 rows"),
     PartitionInfo("credit_two", "uci_credit, 2 clients alike, 260 rows"),
@@ -66,7 +79,7 @@ PARTITIONS: Mapping[str, PartitionInfo] = MappingProxyType({info.name: info for 
 def partition(
     spec: str,
     *,
-    targets: npt.NDArray[np.int64],
+    targets: npt.NDArray[Any],
     classes: int,
     clients: int,
     seed: int,
@@ -76,7 +89,8 @@ def partition(
     """Training-row indices (int64) of every client, in the order the client sees them.
 
     spec       NAME or NAME:ARGUMENTS of PARTITIONS
-    targets    (n,) labels 0..classes-1 of all training rows
+    targets    (n,) labels 0..classes-1 of all training rows; targets that are not classes are (n, ...),
+               and only `iid` and `natural` can divide them
     fraction   how much of the training data is used at all, in (0, 1]
     centres    (n,) natural client of every row, for `natural`
 
@@ -86,11 +100,12 @@ def partition(
     """
     info, arguments = _parse(spec)
     _check(info, targets, classes, clients, seed, fraction)
+    if info.name == "pachinko":
+        _check_cifar100(targets, classes, clients, _rows(info, arguments[-1]))
     rng = np.random.RandomState(seed)
-    targets = np.asarray(targets, dtype=np.int64)
     name = info.name
     if name == "iid":
-        split = splits.iid(rng, targets, clients, fraction)
+        split = splits.iid(rng, len(targets), clients, fraction)
     elif name == "two_dirichlet":
         split = splits.two_dirichlet(rng, targets, classes, clients, fraction, *arguments)
     elif name == "dirichlet":
@@ -98,7 +113,10 @@ def partition(
     elif name == "two_classes":
         split = splits.two_classes(rng, targets, classes, clients, _rows(info, arguments[0]))
     elif name == "natural":
-        split = splits.natural(rng, _centres(centres, targets, clients), fraction)
+        split = splits.natural(rng, _centres(centres, len(targets), clients), clients, fraction)
+    elif name == "pachinko":
+        coarse_alpha, fine_alpha, points = arguments
+        split = splits.pachinko(rng, targets, clients, coarse_alpha, fine_alpha, _rows(info, points))
     else:
         split = splits.by_table(rng, targets, splits.CREDIT_TABLES[name])
     for k, rows in enumerate(split):
@@ -138,7 +156,7 @@ def _parse(spec: str) -> tuple[PartitionInfo, tuple[float, ...]]:
 
 def _check(
     info: PartitionInfo,
-    targets: npt.NDArray[np.int64],
+    targets: npt.NDArray[Any],
     classes: int,
     clients: int,
     seed: int,
@@ -150,11 +168,16 @@ def _check(
         raise UsageError(f"the seed of a partition must be in 0 .. 2**32 - 1, not {seed}")
     if not 0 < fraction <= 1:
         raise UsageError(f"fraction must be above 0 and at most 1, not {fraction}")
-    if targets.ndim != 1 or len(targets) == 0:
+    if targets.ndim == 0 or len(targets) == 0:
         raise UsageError(f"targets must be a row of labels, not an array of shape {targets.shape}")
-    if targets.min() < 0 or targets.max() >= classes:
+    if targets.ndim > 1 and info.name not in _WITHOUT_CLASSES:
+        raise UsageError(
+            f"partition {info.name!r} divides examples by their class, and targets of this data set are not "
+            "classes; use 'iid', or 'natural' where the data set has clients of its own"
+        )
+    if targets.ndim == 1 and (targets.min() < 0 or targets.max() >= classes):
         raise UsageError(f"a label lies outside 0 .. {classes - 1}")
-    if fraction < 1 and (info.name == "two_classes" or info.name in _CREDIT_CLIENTS):
+    if fraction < 1 and (info.name in ("two_classes", "pachinko") or info.name in _CREDIT_CLIENTS):
         raise UsageError(f"partition {info.name!r} fixes its sizes; fraction must be 1")
     if info.name == "two_classes" and classes < 2:
         raise UsageError("partition 'two_classes' needs at least 2 classes")
@@ -169,24 +192,35 @@ def _check(
             )
 
 
+def _check_cifar100(targets: npt.NDArray[Any], classes: int, clients: int, points: int) -> None:
+    if classes != len(splits.CIFAR100_COARSE):
+        raise UsageError(f"partition 'pachinko' is for 'cifar100' (100 fine classes), not {classes} classes")
+    if clients * points > len(targets):
+        raise UsageError(
+            f"partition 'pachinko' gives {clients} clients {points} rows each, and there are "
+            f"{len(targets)}; use fewer clients or rows (pachinko:0.1,10,ROWS)"
+        )
+
+
 def _rows(info: PartitionInfo, value: float) -> int:
     if value != int(value):
-        raise UsageError(f"{info.usage}: {info.arguments[0]} must be a whole number, not {value:g}")
+        raise UsageError(f"{info.usage}: {info.arguments[-1]} must be a whole number, not {value:g}")
     return int(value)
 
 
-def _centres(
-    centres: npt.NDArray[np.int64] | None, targets: npt.NDArray[np.int64], clients: int
-) -> npt.NDArray[np.int64]:
+def _centres(centres: npt.NDArray[np.int64] | None, examples: int, clients: int) -> npt.NDArray[np.int64]:
     if centres is None:
         raise UsageError(
             "partition 'natural' needs a data set with centres of its own, such as 'flamby_heart'"
         )
-    if centres.shape != targets.shape:
-        raise UsageError(f"{len(centres)} centres do not fit {len(targets)} targets")
+    if centres.shape != (examples,):
+        raise UsageError(f"{len(centres)} centres do not fit {examples} targets")
     count = len(np.unique(centres))
     if centres.min() < 0 or int(centres.max()) + 1 != count:
         raise UsageError(f"centres must be numbered 0 .. {count - 1} without gaps")
-    if clients != count:
-        raise UsageError(f"partition 'natural' has one client per centre: {count} clients, not {clients}")
+    if clients > count:
+        raise UsageError(
+            f"partition 'natural' has one client per centre, and there are {count}: at most {count} clients, "
+            f"not {clients}"
+        )
     return np.asarray(centres, dtype=np.int64)

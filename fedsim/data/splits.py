@@ -32,14 +32,23 @@ CREDIT_TABLES: dict[str, tuple[tuple[int, int], ...]] = {
     "credit_two": ((142, 118),) * 2,
 }
 
+# The coarse class (0..19) of each of CIFAR-100's fine classes, as in its own files (Krizhevsky 2009).
+CIFAR100_COARSE = (
+    *(4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11),
+    *(6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5),
+    *(5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17),
+    *(10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13),
+    *(16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13),
+)
 
-def iid(rng: RandomState, targets: Indices, clients: int, fraction: float) -> Split:
+
+def iid(rng: RandomState, examples: int, clients: int, fraction: float) -> Split:
     """A shuffled `fraction` of all rows in parts whose sizes differ by one at most.
 
     Differs: the papers' homogeneous split fixes the class counts too; that one is
     two_dirichlet with both concentrations 1e15.
     """
-    rows = rng.permutation(len(targets))[: round(fraction * len(targets))].astype(np.int64)
+    rows = rng.permutation(examples)[: round(fraction * examples)].astype(np.int64)
     return tuple(np.array_split(rows, clients))
 
 
@@ -146,15 +155,65 @@ def dirichlet(
     return _none_empty(_joined(parts))
 
 
-def natural(rng: RandomState, centres: Indices, fraction: float) -> Split:
-    """One client per centre, rows in file order; of each a random `fraction`."""
+def natural(rng: RandomState, centres: Indices, clients: int, fraction: float) -> Split:
+    """Client k has centre k, rows in file order; of each a random `fraction`. Further centres are unused."""
+    # sorted once: thousands of centres times a million rows would take seconds
+    by_centre = np.argsort(centres, kind="stable").astype(np.int64)
+    ends = np.cumsum(np.bincount(centres))[:clients]
     split = []
-    for centre in range(int(centres.max()) + 1):
-        rows = np.flatnonzero(centres == centre).astype(np.int64)
+    for rows in np.split(by_centre, ends)[:clients]:
         if fraction < 1:
             rows = np.sort(rng.permutation(rows)[: round(fraction * len(rows))])
         split.append(rows)
     return tuple(split)
+
+
+def pachinko(
+    rng: RandomState, targets: Indices, clients: int, coarse_alpha: float, fine_alpha: float, points: int
+) -> Split:
+    """CIFAR-100's two-step LDA split (Reddi et al. 2021, App. F; Pachinko allocation, Li & McCallum 2006).
+
+    Each client draws a mix of the coarse classes ~ Dir(coarse_alpha) and, of every coarse class, a mix
+    of its fine classes ~ Dir(fine_alpha). Each of its `points` examples: a coarse class, a fine class of
+    it, and one of this class's remaining examples, all at random. What has no example left is taken out
+    and the mixes renormalised. Rows are in the order drawn.
+
+    Differs: a published file holds one draw of this (data set cifar100_lda); here it depends on the seed.
+    """
+    left = [_shuffled_class(rng, targets, label).tolist() for label in range(len(CIFAR100_COARSE))]
+    fine_of = [np.flatnonzero(np.array(CIFAR100_COARSE) == coarse).tolist() for coarse in range(20)]
+    open_fine = [[bool(left[label]) for label in labels] for labels in fine_of]
+    open_coarse = [any(there) for there in open_fine]
+    split = []
+    for _ in range(clients):
+        coarse_mix = _mix(rng, coarse_alpha, len(fine_of))
+        fine_mix = [_mix(rng, fine_alpha, len(labels)) for labels in fine_of]
+        rows = []
+        for coarse_draw, fine_draw in rng.random_sample((points, 2)).tolist():
+            coarse = _picked(coarse_mix, open_coarse, coarse_draw)
+            fine = _picked(fine_mix[coarse], open_fine[coarse], fine_draw)
+            remaining = left[fine_of[coarse][fine]]
+            rows.append(remaining.pop())
+            open_fine[coarse][fine] = bool(remaining)
+            open_coarse[coarse] = any(open_fine[coarse])
+        split.append(np.array(rows, dtype=np.int64))
+    return tuple(split)
+
+
+def _mix(rng: RandomState, alpha: float, n: int) -> list[float]:
+    """A draw of Dir(alpha, ..., alpha) without zeros: the last class left may be one of tiny share."""
+    return np.maximum(_small_dirichlet(rng, alpha, n), 1e-300).tolist()  # type: ignore[no-any-return]
+
+
+def _picked(mix: Sequence[float], still: Sequence[bool], draw: float) -> int:
+    """Of the entries that are `still` there, the one at `draw` in [0, 1) of their renormalised shares."""
+    open_ = [i for i, there in enumerate(still) if there]
+    target = draw * sum(mix[i] for i in open_)
+    for i in open_:
+        target -= mix[i]
+        if target < 0:
+            return i
+    return open_[-1]  # rounding
 
 
 def by_table(rng: RandomState, targets: Indices, table: Sequence[tuple[int, int]]) -> Split:

@@ -93,6 +93,32 @@ def diagonal_ggn(
     return total
 
 
+def contracts(module: nn.Module) -> bool:
+    """Whether every layer of the module has a rule here."""
+    try:
+        _check_layers(module)
+    except UsageError:
+        return False
+    return True
+
+
+def squared_pullback(module: nn.Module, inputs: Tensor, cotangent: Callable[[Tensor], Tensor]) -> Tensor:
+    """sum_n (J_n' r_n)^2 with the rows r_n of `cotangent(outputs)`, outputs (n, C) of the inputs (n, *shape):
+    (P,), by one backward pass in eval mode.
+
+    Raises: UsageError as diagonal_ggn.
+    """
+    layers = _check_layers(module)
+    total, slots = _accumulators(module)
+    with _eval_mode(module), _recording(layers) as records:
+        with torch.enable_grad():
+            outputs = module(inputs)
+        with torch.no_grad():
+            _check_forward(outputs, len(inputs), layers, records)
+            _add_chunk(outputs, [cotangent(outputs.detach())], records, slots)
+    return total
+
+
 @dataclass(frozen=True, eq=False)
 class _Record:
     """One call of one layer: its input, and the edge of the graph where its output appears.

@@ -8,13 +8,19 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from fedsim.learning.curvature import contracts, squared_pullback
 from fedsim.learning.params import Net
 from fedsim.learning.shard import QuadraticShard, Shard
 
 
 def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """sum_i (grad log p(y_i | x_i, w))^2 over the examples given: (P,), evaluation mode."""
+    """sum_i (grad log p(y_i | x_i, w))^2 over the examples given: (P,), evaluation mode.
+
+    By one backward pass and a contraction per layer where all layers have a rule for it, else by vmap.
+    """
     net.load(weights)
+    if net.likelihood.name != "tokens" and contracts(net.module):
+        return squared_pullback(net.module, inputs, lambda outputs: _uphill(net, outputs, targets))
     net.module.eval()
     values = {name: p.detach() for name, p in net.module.named_parameters()}
 
@@ -24,6 +30,15 @@ def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor
 
     each = vmap(grad(loss), in_dims=(None, 0, 0))(values, inputs, targets)
     return torch.cat([each[name].flatten(1).square().sum(0) for name in values])
+
+
+def _uphill(net: Net, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The gradient of every example's own loss in its outputs (n, C)."""
+    leaf = outputs.requires_grad_(True)
+    with torch.enable_grad():
+        loss = net.likelihood.loss(leaf, targets)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    return gradient * len(targets)
 
 
 def mean_fisher(shard: Shard | QuadraticShard, weights: Tensor, chunk: int = 64) -> Tensor:

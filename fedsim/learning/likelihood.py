@@ -2,7 +2,7 @@
 
     categorical   outputs (n, C) logits,     targets (n,) int64 classes      cross-entropy
     bernoulli     outputs (n, C) logits,     targets (n, C) 0/1              summed over C tags
-    tokens        outputs (n, T, C) logits,  targets (n, T) int64, < 0: none cross-entropy per token
+    tokens        outputs (n, T, C) logits,  targets (n, T) int64, -1: none  cross-entropy per token
     gaussian      outputs (n, C) means,      targets (n, C) float32          1/2 |y - f(x)|^2
 
 Losses are MEANS over the examples of the batch (tokens: over its tokens), in nats; constants are left out.
@@ -36,17 +36,28 @@ class Likelihood:
             )
 
 
+def _fits(outputs: Tensor, shape: tuple[int, ...], what: str) -> None:
+    """Errors: UsageError where a loss would fail obscurely, or worse, broadcast."""
+    if outputs.shape != shape:
+        raise UsageError(
+            f"the model gives outputs of shape {tuple(outputs.shape)} where {what} need {tuple(shape)}"
+        )
+
+
 def _bernoulli(outputs: Tensor, targets: Tensor) -> Tensor:
+    _fits(outputs, targets.shape, "bernoulli targets")
     summed = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="sum")
     return summed / len(outputs)
 
 
 def _tokens(outputs: Tensor, targets: Tensor) -> Tensor:
+    _fits(outputs, (*targets.shape, outputs.shape[-1]), "tokens")
     each = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
     return each / (targets >= 0).sum().clamp(min=1)
 
 
 def _gaussian(outputs: Tensor, targets: Tensor) -> Tensor:
+    _fits(outputs, targets.shape, "gaussian targets")
     return (outputs - targets).square().sum() / 2 / len(outputs)
 
 

@@ -1,16 +1,18 @@
 """The networks of the papers, built for the shape of a dataset.
 
-Every model maps a float32 batch (n, *shape) to logits (n, classes). Dense models flatten by
-themselves, so a table (42,) and an image (1, 28, 28) both fit; convolutional models take
-(channels, height, width) of any size that leaves at least one pixel before the first dense layer.
+Every model maps a float32 batch (n, *shape) to outputs (n, classes); a sequence model maps ids
+(n, T), exact in float32, to (n, T, classes). Dense models flatten by themselves, so a table (42,)
+and an image (1, 28, 28) both fit; convolutional models take (channels, height, width) of any size
+that leaves at least one pixel before the first dense layer.
 
-Initialisation is PyTorch's default, layer by layer in the order of the forward pass, drawn from
-torch's global generator: `torch.manual_seed(seed)` and then `build_model` gives the start of the
-released code (bayes-admm `models.py`, `train.py` L195-225). No activation works in place, so that
-layer outputs may be recorded by hooks.
+Initialisation is PyTorch's default if nothing else is said, layer by layer in the order of the
+forward pass, drawn from torch's global generator: `torch.manual_seed(seed)` and then `build_model`
+gives the start of the released code (bayes-admm `models.py`, `train.py` L195-225). No activation
+works in place, so that layer outputs may be recorded by hooks.
 
 Short names of papers: v1/v2 = Moellenhoff et al., Federated ADMM from Bayesian Duality;
 FedLap = Swaroop et al., Connecting Federated ADMM to Bayes; Gaussian product = Liu & Zheng.
+tff_models has those of FedPA.
 """
 
 from __future__ import annotations
@@ -27,37 +29,52 @@ from torch import Tensor, nn
 
 from fedsim import plugin
 from fedsim.errors import UsageError, unknown
-
-Shape = tuple[int, ...]
+from fedsim.learning.shapes import Shape, image
+from fedsim.learning.tff_models import cnn_emnist, lstm, resnet18_gn
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """One entry of the registry: `build(shape, classes)` returns a freshly initialised module."""
+    """One entry of the registry: `build(shape, classes)` returns a freshly initialised module.
+
+    sequence: it has outputs for every place of a row of tokens, not one row of outputs per example.
+    """
 
     name: str
     about: str
     build: Callable[[Shape, int], nn.Module]
+    sequence: bool = False
 
 
-def build_model(name: str, shape: Shape, classes: int) -> nn.Module:
-    """The model `name`, or path/to/file.py:NAME, for inputs (n, *shape) and `classes` logits.
+def build_model(name: str, shape: Shape, classes: int, likelihood: str = "categorical") -> nn.Module:
+    """The model `name`, or path/to/file.py:NAME, for inputs (n, *shape) and `classes` outputs.
 
     Draws the initialisation from torch's global generator; the caller seeds it.
-    Raises UsageError for an unknown name, for an empty shape or fewer than two classes, when the
-    model cannot take inputs of this shape, and for what is wrong with a user's own.
+    Raises UsageError for an unknown name, for an empty shape or too few classes, when the model cannot
+    take inputs of this shape or its outputs do not suit the likelihood, and for what is wrong with a
+    user's own.
     """
     if name not in MODELS and not plugin.is_spec(name):
         raise unknown("model", name, MODELS)
     if not shape or any(side < 1 for side in shape):
         raise UsageError(f"model {name!r}: an input shape needs sides of at least 1, got {shape}")
-    if classes < 2:
+    if likelihood == "categorical" and classes < 2:
         raise UsageError(f"model {name!r}: a classifier needs at least 2 classes, got {classes}")
-    return MODELS[name].build(shape, classes) if name in MODELS else _users_model(name, shape, classes)
+    sequence = likelihood == "tokens"
+    if name not in MODELS:
+        return _users_model(name, shape, classes, (2, *shape, classes) if sequence else (2, classes))
+    if MODELS[name].sequence is not sequence:
+        fit = ", ".join(info.name for info in MODELS.values() if info.sequence is sequence)
+        has = "one row of outputs per example" if sequence else "outputs at every place of a sentence"
+        raise UsageError(
+            f"model {name!r} has {has}, and this data set's targets are {likelihood}; choose from: {fit}"
+        )
+    return MODELS[name].build(shape, classes)
 
 
-def _users_model(spec: str, shape: Shape, classes: int) -> nn.Module:
-    """A new module from the callable NAME(shape, classes) of a user's file, tried on two blank examples."""
+def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.Module:
+    """A new module from the callable NAME(shape, classes) of a user's file, tried on two blank examples,
+    of which it must make a tensor of the `expected` shape."""
     whose = f"--model {plugin.short(spec)}"
     with torch.random.fork_rng(devices=[]):  # executing the file may draw, but only the first time
         build = plugin.load(spec, "--model")
@@ -72,11 +89,11 @@ def _users_model(spec: str, shape: Shape, classes: int) -> nn.Module:
         raise UsageError(f"{whose} must return a torch.nn.Module; it returned a {type(module).__name__}")
     with plugin.blame(spec, "--model", f"a forward pass of two examples of shape {shape}"), torch.no_grad():
         out = module.eval()(torch.zeros(2, *shape))
-    if not isinstance(out, Tensor) or out.shape != (2, classes):
+    if not isinstance(out, Tensor) or out.shape != expected:
         came = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
         raise UsageError(
             f"{whose} must give one logit per class: for two examples of shape {shape} a tensor of shape "
-            f"(2, {classes}); it gave {came}"
+            f"{expected}; it gave {came}"
         )
     trained = [p.requires_grad for p in module.parameters()]
     if not trained or not all(trained):
@@ -114,20 +131,9 @@ def _mlp(hidden: tuple[int, ...], activation: type[nn.Module]) -> Callable[[Shap
     return build
 
 
-def _image(name: str, shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
-    """`shape` as (channels, height, width); UsageError naming the model if it is not an image."""
-    if len(shape) != 3 or min(shape[1:]) < smallest:
-        raise UsageError(
-            f"model {name!r} cannot take inputs of shape {shape}: it needs (channels, height, "
-            f"width) with height and width of at least {smallest}; choose a dense model such as "
-            "'mlp' or another dataset"
-        )
-    return shape[0], shape[1], shape[2]
-
-
 def _cnn_zenke(shape: Shape, classes: int) -> nn.Module:
     """Two blocks conv3x3 (pad 1) - conv3x3 - pool - dropout, then FC 512 (bayes-admm CifarNet)."""
-    channels, *sides = _image("cnn_zenke", shape, smallest=10)
+    channels, *sides = image("cnn_zenke", shape, smallest=10)
     # Per block: the unpadded convolution takes 2, the pool halves (rounding down).
     height, width = (((side - 2) // 2 - 2) // 2 for side in sides)
     return nn.Sequential(
@@ -157,7 +163,7 @@ def _two_conv5(
     name: str, shape: Shape, classes: int, convs: tuple[int, int], dense: tuple[int, ...]
 ) -> nn.Module:
     """Twice conv5x5 (no padding) - ReLU - max pool 2, then ReLU dense layers."""
-    channels, *sides = _image(name, shape, smallest=16)
+    channels, *sides = image(name, shape, smallest=16)
     height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
     layers = OrderedDict[str, nn.Module](
         conv1=nn.Conv2d(channels, convs[0], 5),
@@ -219,7 +225,7 @@ def _resnet20(shape: Shape, classes: int) -> nn.Module:
     kaiming_normal on the weights of convolutions and of the dense layer, whose bias keeps the
     default init.
     """
-    channels, _, _ = _image("resnet20", shape)
+    channels, _, _ = image("resnet20", shape)
     layers = OrderedDict[str, nn.Module](
         conv=nn.Conv2d(channels, 16, 3, padding=1, bias=False),
         norm=nn.GroupNorm(2, 16),
@@ -251,5 +257,10 @@ _ALL = (
     ModelInfo("cnn_acar", "2 conv5x5 of 64, FC 384-192 (FedDyn; v1/v2)", _cnn_acar),
     ModelInfo("cnn_mcmahan", "conv5x5 32-64, FC 512 (McMahan; Gaussian product)", _cnn_mcmahan),
     ModelInfo("resnet20", "ResNet-20, GroupNorm, option-A shortcuts (v2: CIFAR-100)", _resnet20),
+    ModelInfo("cnn_emnist", "conv3x3 32-64, max pool, FC 128, dropout (FedPA: EMNIST-62)", cnn_emnist),
+    ModelInfo("resnet18_gn", "ResNet-18 v2, GroupNorm (FedPA: CIFAR-100)", resnet18_gn),
+    ModelInfo(
+        "lstm", "embedding 96, LSTM 670, dense 96 (FedPA: StackOverflow next words)", lstm, sequence=True
+    ),
 )
 MODELS: Mapping[str, ModelInfo] = MappingProxyType({info.name: info for info in _ALL})

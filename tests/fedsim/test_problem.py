@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from click.testing import CliRunner
 from torch import Tensor
 
 import fedsim.problem
+from fedsim.errors import WireError
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.metrics import added
 from fedsim.learning.solvers import LocalTraining, minimise
 from fedsim.problem import CHUNK, Problem, Score
 from fedsim.schedules import Turnout
@@ -25,7 +28,15 @@ from launch.cli import main
 from protocols.fedavg import FedAvg
 from protocols.ivon_admm import IvonADMM
 from tests.harness import listed, play
-from workers.worker import SCORE, Evaluate, EvaluateFull, WorkerRuntime, to_evaluate, to_score
+from workers.worker import (
+    Evaluate,
+    EvaluateFull,
+    WorkerRuntime,
+    pack_score,
+    to_evaluate,
+    to_score,
+    unpack_score,
+)
 
 P, CLASSES, SAMPLES, ROUND = 640, 10, 7, 3
 EQUAL = 1e-6
@@ -99,14 +110,18 @@ def by_hand(problem: Problem, q: Gaussian, count: int = SAMPLES) -> Score:
     rows = torch.arange(len(targets))
     right = [int((p.argmax(dim=1) == targets).sum()) for p in (at_mean, average)]
     nll = [-float(p[rows, targets].log().sum()) for p in (at_mean, average)]
-    return Score(right[0], nll[0], len(targets), right[1], nll[1])
+    mine, ensemble = ((float(len(targets)), float(r), n) for r, n in zip(right, nll, strict=True))
+    return Score(mine, ensemble)
+
+
+NLL = 2
+"""Its place in a tally: examples, correct, nll."""
 
 
 def assert_same(found: Score, expected: Score, tolerance: float = EQUAL) -> None:
-    assert (found.correct, found.examples) == (expected.correct, expected.examples)
-    assert found.nll == pytest.approx(expected.nll, rel=tolerance)
-    assert found.ensemble_correct == expected.ensemble_correct
-    assert found.ensemble_nll == pytest.approx(expected.ensemble_nll, rel=tolerance)
+    for one, other in ((found.tally, expected.tally), (found.ensemble, expected.ensemble)):
+        assert one[:NLL] == other[:NLL]
+        assert one[NLL] == pytest.approx(other[NLL], rel=tolerance)
 
 
 # ---- the average
@@ -119,17 +134,17 @@ def test_an_ensemble_is_the_softmax_averaged_over_the_streams_samples(
     q = posterior(mean, kind)
     found = problem.score(q, 0, ROUND)
     assert_same(found, by_hand(problem, q))
-    assert abs(found.ensemble_nll / found.nll - 1) > 0.01  # it is another number than the mean's
+    assert abs(found.ensemble[NLL] / found.tally[NLL] - 1) > 0.01  # it is another number than the mean's
     assert problem.score(q, 0, ROUND) == found
     other = problem.score(q, 0, ROUND + 1)
-    assert other[:3] == found[:3]
-    assert other.ensemble_nll != found.ensemble_nll
+    assert other.tally == found.tally
+    assert other.ensemble[NLL] != found.ensemble[NLL]
 
 
 def test_the_number_of_samples_is_the_experiments(mean: Tensor) -> None:
     q = posterior(mean, "diagonal")
     scores = [problem_of(samples=n).score(q, 0, ROUND) for n in (1, 2, SAMPLES)]
-    assert len({s.ensemble_nll for s in scores}) == 3
+    assert len({s.ensemble[NLL] for s in scores}) == 3
     for n, score in zip((1, 2, SAMPLES), scores, strict=True):
         assert_same(score, by_hand(problem_of(samples=n), q, n))
 
@@ -140,11 +155,12 @@ def test_an_ensemble_does_not_depend_on_the_chunks(
 ) -> None:
     q = posterior(mean, kind)
     whole = problem.score(q, 0, ROUND)
-    assert problem.chunks == 1 and whole.examples < CHUNK
+    assert problem.chunks == 1 and whole.tally[0] < CHUNK
     monkeypatch.setattr(fedsim.problem, "CHUNK", 100)
     assert problem.chunks == 4
     parts = [problem.score(q, chunk, ROUND) for chunk in (3, 1, 0, 2)]
-    assert_same(Score(*(sum(numbers) for numbers in zip(*parts, strict=True))), whole)  # type: ignore[arg-type]
+    tally, ensemble = (reduce(added, tallies) for tallies in zip(*parts, strict=True))
+    assert_same(Score(tally, ensemble), whole)
 
 
 @pytest.mark.parametrize("scale", [1e12, 1e-4])
@@ -152,18 +168,19 @@ def test_the_ensemble_has_the_precision_of_the_posterior(
     scale: float, problem: Problem, mean: Tensor
 ) -> None:
     found = problem.score(Gaussian.at(mean, scale), 0, ROUND)
-    assert found[:3] == problem.score(Point(mean), 0, ROUND)[:3]
+    assert found.tally == problem.score(Point(mean), 0, ROUND).tally
+    (_, correct, nll), (_, ensemble_correct, ensemble_nll) = found
     if scale > 1:
-        assert found.ensemble_correct == found.correct
-        assert found.ensemble_nll == pytest.approx(found.nll, rel=1e-6)
+        assert ensemble_correct == correct
+        assert ensemble_nll == pytest.approx(nll, rel=1e-6)
     else:  # weights of size 100: seven confident networks that know nothing
-        assert found.ensemble_correct < 0.5 * found.correct
-        assert found.ensemble_nll > 2 * found.nll
+        assert ensemble_correct < 0.5 * correct
+        assert ensemble_nll > 2 * nll
 
 
 def test_the_wider_the_posterior_the_less_certain_its_ensemble(mean: Tensor) -> None:
     problem = problem_of(samples=32)
-    nll = [problem.score(Gaussian.at(mean, s), 0, ROUND).ensemble_nll for s in (1e6, 10.0, 1.0, 0.1)]
+    nll = [problem.score(Gaussian.at(mean, s), 0, ROUND).ensemble[NLL] for s in (1e6, 10.0, 1.0, 0.1)]
     assert nll == sorted(nll)
     assert nll[-1] > 1.5 * nll[0]
 
@@ -171,9 +188,7 @@ def test_the_wider_the_posterior_the_less_certain_its_ensemble(mean: Tensor) -> 
 def test_a_point_or_no_samples_have_no_ensemble(problem: Problem, mean: Tensor) -> None:
     q = posterior(mean, "diagonal")
     for score in (problem.score(Point(q.mean), 0, ROUND), problem_of(samples=0).score(q, 0, ROUND)):
-        assert score[:3] == problem.score(q, 0, ROUND)[:3]
-        assert score.ensemble_correct == 0
-        assert math.isnan(score.ensemble_nll)
+        assert score == Score(problem.score(q, 0, ROUND).tally)
 
 
 @pytest.mark.parametrize("kind", ["isotropic", "diagonal", "full"])
@@ -183,13 +198,34 @@ def test_a_mean_that_is_not_a_number_has_a_score_that_is_none(
     spoilt = mean.clone()
     spoilt[::64] = math.nan  # one weight of every class
     found = problem.score(posterior(spoilt, kind), 0, ROUND)
-    assert math.isnan(found.nll) and math.isnan(found.ensemble_nll)
-    assert found.examples == len(problem.dataset.test_targets)
-    assert math.isnan(problem.score(Point(spoilt), 0, ROUND).nll)
-    assert all(math.isnan(x) for x in (SCORE.unpack(SCORE.pack(*found))[i] for i in (1, 4)))
+    assert math.isnan(found.tally[NLL]) and math.isnan(found.ensemble[NLL])
+    assert found.tally[0] == len(problem.dataset.test_targets)
+    assert math.isnan(problem.score(Point(spoilt), 0, ROUND).tally[NLL])
+    carried = unpack_score(reply(pack_score(found)), 3, sampled=True)
+    assert math.isnan(carried.tally[NLL]) and math.isnan(carried.ensemble[NLL])
+    assert carried.tally[:NLL] == found.tally[:NLL]
 
 
 # ---- over the wire
+
+
+def reply(*frames: bytes) -> Letter:
+    return Letter(Header(VERSION, "score", "run"), b"", frames)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("width", [2, 3, 1505])
+def test_a_score_crosses_the_wire_whole_and_only_in_its_own_length(width: int, sampled: bool) -> None:
+    tally = tuple(float(i) / 3 for i in range(width))
+    score = Score(tally, tuple(-x for x in tally) if sampled else ())
+    data = pack_score(score)
+    assert len(data) == 8 * width * (1 + sampled)
+    assert unpack_score(reply(data), width, sampled) == score
+    for wrong in ((data[:-8],), (data + b"x",), (data, data), (), (b"",)):
+        with pytest.raises(WireError, match="where one of"):
+            unpack_score(reply(*wrong), width, sampled)
+    with pytest.raises(WireError):
+        unpack_score(reply(data), width, not sampled)
 
 
 def carried(message: Evaluate | EvaluateFull, problem: Problem) -> Any:
@@ -234,10 +270,9 @@ def test_a_worker_scores_as_its_problem_does(
     replies = [WorkerRuntime(problem_of(), tmp_path, "run", w).handle(letter) for w in (0, 1)]
     assert [r.header.kind for r in replies] == ["score", "score"]
     assert bytes(replies[0].frames[0]) == bytes(replies[1].frames[0])
-    direct, remote = problem.score(model, 0, ROUND), Score(*SCORE.unpack(replies[0].frames[0]))
+    direct, remote = problem.score(model, 0, ROUND), unpack_score(replies[0], 3, sampled=kind != "point")
     if kind == "point":
-        assert remote[:4] == direct[:4]
-        assert math.isnan(remote.ensemble_nll)
+        assert remote == direct
     else:
         assert_same(remote, direct)
 

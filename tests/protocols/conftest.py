@@ -20,7 +20,7 @@ from fedsim.algorithm import Algorithm, Context, Task
 from fedsim.learning.params import Layout
 from fedsim.learning.shard import QuadraticShard
 from fedsim.seeds import Stream
-from fedsim.wire.letter import VERSION, Header, decode, encode, open_letter, seal
+from fedsim.wire.letter import VERSION, Header, decode, encode, open_letter, references, seal
 from fedsim.wire.messages import TRIANGLE, check_values, part_of
 
 
@@ -120,7 +120,7 @@ class Federation:
             part = self.algorithm.broadcast_to(self.server, k, ctx)
             got = down if part is None else self.carry(with_part(message, part), "down")
             draft, up = self.algorithm.client_update(self.clients[k], got, self.shards[k], task)
-            self.uploads[k] = up = self.carry(up, "up")
+            self.uploads[k] = up = self.carry(up, "up", got)
             if k not in lost:
                 ups.append((k, up))
             if k not in lost or self.commit_on_send:
@@ -128,16 +128,17 @@ class Federation:
         if ups:
             self.server = self.algorithm.server_update(self.server, down, iter(ups), ctx)
 
-    def carry(self, message: Any, direction: str) -> Any:
-        """The message as the other side gets it."""
+    def carry(self, message: Any, direction: str, down: Any = None) -> Any:
+        """The message as the other side gets it; `down`: the broadcast that an upload answers, as decoded."""
         if self.codecs is None:
             return message
         size, clients = len(self.start), len(self.shards)
         chosen, dims = self.codecs[direction], {"P": size, TRIANGLE: size * (size + 1) // 2, "K": clients}
-        payload = encode(message, chosen, dims)
+        refs, layout = None if down is None else references(down), Layout.vector(size)
+        payload = encode(message, chosen, dims, refs, layout)
         sent = seal(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
         letter = open_letter([bytes(f) for f in (sent.head, *sent.frames)], "here")
-        received = decode(type(message), letter, chosen, dims, "here")
+        received = decode(type(message), letter, chosen, dims, "here", refs, layout)
         check_values(received, "here")
         return received
 

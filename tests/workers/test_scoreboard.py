@@ -9,19 +9,22 @@ from typing import Any
 import pytest
 
 from fedsim.errors import UsageError
+from fedsim.learning.metrics import EXTRA, MEASURES
 from fedsim.problem import Score
 from workers.scoreboard import RESERVED, RoundRecord, Scoreboard
+
+CATEGORICAL = MEASURES["categorical"]
 
 
 def board(chunks: int = 2) -> tuple[Scoreboard, list[Mapping[str, Any]]]:
     lines: list[Mapping[str, Any]] = []
-    return Scoreboard(chunks, lines.append), lines
+    return Scoreboard(chunks, lines.append, CATEGORICAL), lines
 
 
 def score(
     correct: int, nll: float, examples: int = 10, *, ensemble: tuple[int, float] = (0, math.nan)
 ) -> Score:
-    return Score(correct, nll, examples, *ensemble)
+    return Score((examples, correct, nll), (examples, *ensemble))
 
 
 def test_a_line_waits_for_its_scores_its_commit_and_its_predecessors() -> None:
@@ -104,12 +107,21 @@ def test_an_algorithm_cannot_report_what_a_line_has(name: str) -> None:
 
 def test_reserved_names_are_all_that_a_line_has() -> None:
     record = RoundRecord(1, sampled=True, scores={0: score(1, 1.0)})
-    keys = {k for k in record.line(1) if not k.startswith("seconds")}
-    assert keys == RESERVED
+    keys = {k for k in record.line(1, CATEGORICAL) if not k.startswith("seconds")}
+    assert keys == RESERVED - set(EXTRA)
+    tags = RoundRecord(1, scores={0: Score((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3))})
+    keys = {k for k in tags.line(1, MEASURES["bernoulli"]) if not k.startswith("seconds")}
+    assert keys == {k for k in RESERVED if not k.startswith("ensemble")}
 
 
 def test_what_is_reported_stands_in_the_line() -> None:
     record = RoundRecord(1, scores={0: score(1, 1.0)})
     record.report({"rho": 0.5})
     record.report({"loss": 2.0})
-    assert {k: record.line(1)[k] for k in ("rho", "loss")} == {"rho": 0.5, "loss": 2.0}
+    assert {k: record.line(1, CATEGORICAL)[k] for k in ("rho", "loss")} == {"rho": 0.5, "loss": 2.0}
+
+
+def test_regression_has_no_accuracy() -> None:
+    record = RoundRecord(1, scores={0: Score((4.0, 2.0)), 1: Score((4.0, 6.0))})
+    line = record.line(2, MEASURES["gaussian"])
+    assert (line["test_accuracy"], line["test_nll"]) == (None, 1.0)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import UsageError, WireError, unknown
-from fedsim.wire.codecs import log8, lossless, plain, sparse
+from fedsim.wire.codecs import bitmaps, log8, lossless, plain, sparse
 from fedsim.wire.codecs.tensors import Codec, Part, Spec, from_bytes, raw_bytes
 
 __all__ = [
@@ -78,13 +78,20 @@ CODECS: Mapping[str, Family] = {
         Family(
             "bitmap",
             f"the numbers of csr, as a bitmap and shuffled float32 under zstd; {_SIGNS}",
-            sparse.bitmap,
+            bitmaps.bitmap,
             fraction=True,
         ),
         Family(
             "best",
             f"the numbers of csr, but bfloat16, as a bitmap and shuffled values under zstd; {_SIGNS}",
-            sparse.best,
+            bitmaps.best,
+            fraction=True,
+        ),
+        Family(
+            "topk",
+            "per layer the fraction p of largest magnitude, the rest 0, as a bitmap and shuffled float32 "
+            "under zstd; delta and gradient only",
+            bitmaps.topk,
             fraction=True,
         ),
         Family("zstd", "lossless: byte shuffle and zstd", lossless.zstd),

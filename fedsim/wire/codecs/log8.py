@@ -18,16 +18,28 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.errors import WireError
-from fedsim.wire.codecs.tensors import Array, Bound, Codec, Part, Spec, fixed, flat32, joined, tensor_of
+from fedsim.wire.codecs.tensors import (
+    ONE_SIGN,
+    Array,
+    Bound,
+    Codec,
+    Part,
+    Spec,
+    fixed,
+    flat32,
+    joined,
+    tensor_of,
+)
 
 DEPTH = 1e-9
 """Smallest level of a layer, as a fraction of its largest value."""
 _NORMAL = np.finfo(np.float32).tiny
 """No level is denormal: a thread that flushes those would decode another number."""
+_WHY = "this codec has no levels below zero; it is for a precision or a curvature"
 
 
 def log8() -> Codec:
-    return Codec("log8", _pack, _unpack, _bounds, lossy=True, signs=True)
+    return Codec("log8", _pack, _unpack, _bounds, lossy=True, kinds=ONE_SIGN, why=_WHY, side=8, width=1)
 
 
 def _pack(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:

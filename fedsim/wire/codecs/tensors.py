@@ -19,6 +19,10 @@ Part = tuple[str, memoryview]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+ONE_SIGN = frozenset({"precision", "curvature"})
+INCREMENTS = frozenset({"delta", "gradient"})
+"""Kinds of field (fedsim.wire.messages.Kind) for which some codecs are made."""
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -65,9 +69,12 @@ class Bound(NamedTuple):
 class Codec:
     """One encoding: a pure pair and the sizes that a receiver checks before it parses anything.
 
-    lossy: the decoded tensor may differ from what was packed. signs: it is made for values of one sign,
-    precisions and curvatures. delta: both sides need `ref`, a tensor of the same shape that both have.
+    lossy: the decoded tensor may differ from what was packed. kinds: the only kinds of field that it is
+    made for, if not all, and why. delta: both sides need `ref`, a tensor of the same shape that both have.
     packer gives None for values that it cannot stand for; they are sent dense.
+
+    The part 'values' is, before any compression, `side` bytes per layer, then `width` bytes per value
+    (None: as many as its dtype has) of `kept` entries of each layer (None: of all).
     """
 
     name: str
@@ -75,8 +82,12 @@ class Codec:
     unpacker: Callable[[tuple[memoryview, ...], Spec, Tensor | None], Tensor]
     bounds: Callable[[Spec], tuple[Bound, ...]]
     lossy: bool = False
-    signs: bool = False
+    kinds: frozenset[str] | None = None
+    why: str = ""
     delta: bool = False
+    side: int = 0
+    width: int | None = None
+    kept: Callable[[int], int] | None = None
 
     def pack(self, x: Tensor, spec: Spec | None = None, ref: Tensor | None = None) -> tuple[Part, ...] | None:
         """The parts of `x`. Errors: UsageError for a dtype that the codec does not encode."""
@@ -93,6 +104,10 @@ class Codec:
         """Largest bytes of every part (of most codecs the exact ones) for one layer of `count` values."""
         dtype = next(d for d in (torch.float32, torch.float64, torch.uint8) if d.itemsize == itemsize)
         return tuple((b.layer, b.most) for b in self.bounds(Spec.of((count,), dtype)))
+
+    def numbers(self, spec: Spec) -> int:
+        """How many values a tensor's encoding has."""
+        return sum(self.kept(s.size) if self.kept else s.size for s in spec.layout.slices)
 
     def _checked(self, ref: Tensor | None, spec: Spec) -> Tensor | None:
         if not self.delta:

@@ -24,7 +24,9 @@ HALF_UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11}
 
 NAMES = sorted(f"{f.name}:0.3" if f.fraction else f.name for f in CODECS.values())
 LOSSY = [n for n in NAMES if codec(n).lossy]
-SIGNED = [n for n in NAMES if codec(n).signs]
+ONE_SIGN = [n for n in NAMES if codec(n).kinds == {"precision", "curvature"}]
+CHECKED = [n for n in NAMES if codec(n).kinds is not None]
+"""Those that merge values, so that a bad one could hide."""
 EXACT_SIZE = ["bf16", "dense", "f16"]
 
 
@@ -96,7 +98,7 @@ def test_half_overflows_above_65504_and_bfloat_does_not() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (7,), (2, 3), (3, 0, 2)])
 def test_sizes_are_within_the_bounds(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    x = torch.ones(shape, dtype=dtype)
+    x = torch.full(shape, float(not name.startswith("topk")), dtype=dtype)
     bounds, parts = codec(name).bounds(spec_of(x)), packed(name, x)
     assert [layer for layer, _ in parts] == [b.layer for b in bounds]
     assert all(b.least <= data.nbytes <= b.most for b, (_, data) in zip(bounds, parts, strict=True))
@@ -161,6 +163,12 @@ def test_codecs_of_floats_refuse_bytes(name: str) -> None:
         codec(name).pack(torch.zeros(3, dtype=torch.uint8), ref=torch.zeros(3))
 
 
+def test_every_codec_says_where_it_fits() -> None:
+    assert ONE_SIGN == ["best:0.3", "bitmap:0.3", "csr:0.3", "log8"]
+    assert {n for n in NAMES if codec(n).kinds == {"delta", "gradient"}} == {"topk:0.3"}
+    assert all((codec(n).kinds is None) == (not codec(n).why) for n in NAMES)
+
+
 def test_a_layout_of_another_size_is_refused() -> None:
     with pytest.raises(WireError, match="3 values where the layout has 4"):
         Spec.of((3,), torch.float32, Layout.vector(4))
@@ -202,6 +210,7 @@ def test_a_fraction_has_one_spelling_on_the_wire() -> None:
 @pytest.mark.parametrize(("name", "x"), [
     ("csr:0.6", torch.rand(1000)),
     ("bitmap:0.5", torch.rand(3)),
+    ("topk:0.5", torch.rand(3)),
     ("zstd", torch.frombuffer(bytearray(Random(0).randbytes(2000)), dtype=torch.float32)),
     ("log8", torch.ones(2)),
     ("best:0.1", torch.ones(1)),
@@ -219,7 +228,7 @@ def test_what_shrinks_is_not(name: str) -> None:
     assert chosen == name and sum(data.nbytes for _, data in parts) <= 4000
 
 
-@pytest.mark.parametrize("name", SIGNED)
+@pytest.mark.parametrize("name", CHECKED)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_values_that_the_receiver_must_see_are_sent_dense(name: str, bad: float) -> None:
     x = torch.arange(1.0, 1001)
@@ -227,7 +236,7 @@ def test_values_that_the_receiver_must_see_are_sent_dense(name: str, bad: float)
     assert pack_or_dense(codec(name), x, spec_of(x))[0] == "dense"
 
 
-@pytest.mark.parametrize("name", [n for n in SIGNED if n != "log8"])
+@pytest.mark.parametrize("name", [n for n in ONE_SIGN if n != "log8"])
 @pytest.mark.parametrize("bad", [0.0, -1.0])
 def test_the_mean_hides_no_value_that_is_not_positive(name: str, bad: float) -> None:
     x = torch.arange(1.0, 1001)

@@ -138,7 +138,10 @@ def test_the_choice_is_kept_by_direction_in_one_spelling() -> None:
     ("algo", "field", "name", "says"),
     [
         ("fedlap_cov", "mean", "csr:0.1", "is for a precision or a curvature, and 'mean' is a mean"),
-        ("fedlap_cov", "up.mean", "log8", "whatever their sign"),
+        ("fedlap_cov", "up.mean", "log8", "no levels below zero"),
+        ("fedlap_cov", "up.mean", "topk:0.1", "is for an increment.* and 'mean' is a mean"),
+        ("fedlap_cov", "precision", "topk:0.1", "a delta or a gradient, and 'precision' is a precision"),
+        ("mimelite", "down.momentum", "topk:0.1", "'momentum' is a statistic"),
         ("fedlap_cov", "up.mean", "best:0.1", "is for a precision or a curvature"),
         ("fedlap_cov", "up.train_loss", "bitmap:0.1", "'train_loss' is a scalar"),
         ("fedlap_cov", "down.mean", "delta+zstd", r"nothing to refer to.* \(up.mean\)"),
@@ -161,6 +164,24 @@ def test_a_delta_of_a_full_precision_is_lossless_and_fine_but_csr_is_not() -> No
         with pytest.raises(UsageError, match="not positive definite any more"):
             problem(full, {"precision": name})
     assert problem(full, {"up.precision": "delta+zstd"}).codecs["up"] == {"precision": "delta+zstd"}
+
+
+def test_no_entries_are_left_out_of_an_increment_of_a_full_precision() -> None:
+    algorithm = build_algorithm(find("bayes_admm"), {"silent": "last"})
+    for name, fits in (("topk:0.1", False), ("bf16", True)):
+        experiment = Experiment(
+            algo="bayes_admm", model="logistic", clients=3, codecs={"up.z_precision": name}
+        )
+        if fits:
+            Problem.build(experiment, algorithm, None)
+            continue
+        with pytest.raises(UsageError, match="not positive definite any more"):
+            Problem.build(experiment, algorithm, None)
+
+
+@pytest.mark.parametrize(("algo", "field"), [("fedavgm", "up.delta"), ("mime", "gradient"), ("bcm", "shift")])
+def test_topk_fits_increments(algo: str, field: str) -> None:
+    assert set(problem(algo, {field: "topk:0.1"}).codecs["up"].values()) == {"topk:0.1"}
 
 
 def _sent_up(algorithm: AnyAlgorithm) -> set[tuple[str, tuple[str, ...]]]:

@@ -1,4 +1,5 @@
-"""csr is the paper's rule in scipy's arrays; bitmap and best are the same numbers in fewer bytes."""
+"""csr is the paper's rule in scipy's arrays; bitmap and best are the same numbers in fewer bytes; topk
+keeps magnitudes and leaves zeros."""
 
 from __future__ import annotations
 
@@ -176,6 +177,63 @@ def test_csr_and_bitmap_follow_the_rule_and_agree_bit_for_bit(case: tuple[Layout
         assert abs(next(sums) - next(sums)) <= 1e-6 * size
 
 
+# ---- topk
+
+
+def of_largest_magnitude(x: Tensor, p: float, layout: Layout = LAYOUT) -> Tensor:
+    """The rule of topk, one layer and one entry at a time."""
+    out = torch.zeros_like(x)
+    for s in layout.slices:
+        layer = x[s.offset : s.offset + s.size]
+        order = sorted(range(s.size), key=lambda i: (-abs(float(layer[i])), i))
+        kept = [s.offset + i for i in order[: max(1, round(p * s.size))]]
+        out[kept] = x[kept]
+    return out
+
+
+@pytest.mark.parametrize("p", [0.001, 0.1, 0.25, 0.5, 0.9, 1.0])
+def test_topk_keeps_the_largest_magnitudes(p: float) -> None:
+    x = torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(5))
+    back = round_trip(f"topk:{p}", x)
+    assert torch.equal(back, of_largest_magnitude(x, p))
+    assert p < 1 or torch.equal(back, x)
+
+
+def test_of_equal_magnitudes_topk_keeps_the_first() -> None:
+    about = Spec.of((6,), torch.float32)
+    x = torch.tensor([1.0, -3.0, 2.0, 3.0, -2.0, 2.0])
+    assert round_trip("topk:0.5", x, about).tolist() == [0, -3, 2, 3, 0, 0]
+    assert round_trip("topk:0.5", torch.zeros(6), about).tolist() == [0] * 6
+
+
+@pytest.mark.parametrize("x", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_topk_of_hostile_values(x: Tensor, p: float) -> None:
+    for signed in (x, -x):
+        assert torch.equal(round_trip(f"topk:{p}", signed), of_largest_magnitude(signed, p))
+
+
+@fixed
+@given(cases())
+def test_topk_follows_its_rule_bit_for_bit(case: tuple[Layout, Tensor, float]) -> None:
+    layout, x, p = case
+    about = spec(layout)
+    back = round_trip(f"topk:{p}", x, about)
+    assert back.numpy().tobytes() == of_largest_magnitude(x, p, layout).numpy().tobytes()
+    again = round_trip(f"topk:{p}", back, about)
+    assert torch.equal(again, back)
+
+
+def test_topk_sends_no_means() -> None:
+    """Values only: 300 kept of 1000, and nothing beside them."""
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(6))
+    about = Spec.of((1000,), torch.float32)
+    indices, values = codec("topk:0.3").bounds(about)
+    assert values.least == 0 and values.most <= 4 * 300 + 100 and indices.most <= 125 + 100
+    float64 = round_trip("topk:0.3", x.double(), Spec.of((1000,), torch.float64))
+    assert float64.dtype == torch.float64 and int((float64 != 0).sum()) == 300
+
+
 # ---- what is not canonical is refused
 
 
@@ -228,23 +286,28 @@ def bits(*numbers: int) -> memoryview:
 )
 def test_bitmaps_that_say_something_else_are_refused(indices: memoryview, says: str) -> None:
     x = torch.tensor([[5.0, 4, 3], [1, 1, 1]])
-    (_, good), values = packed("bitmap:0.5", x, TABLE)
-    assert good == bits(7)
-    with pytest.raises(WireError, match=f"x: {says}"):
-        unpack_checked("bitmap:0.5", (("indices", indices), values), TABLE, "x")
+    for name in ("bitmap:0.5", "topk:0.5"):
+        (_, good), values = packed(name, x, TABLE)
+        assert good == bits(7)
+        with pytest.raises(WireError, match=f"x: {says}"):
+            unpack_checked(name, (("indices", indices), values), TABLE, "x")
 
 
-@pytest.mark.parametrize("name", ["bitmap:0.1", "best:0.1"])
+@pytest.mark.parametrize("name", ["bitmap:0.1", "best:0.1", "topk:0.1"])
 def test_values_of_another_number_are_refused(name: str) -> None:
     indices, (_, values) = packed(name, precision())
-    side = 4 * len(SHAPES)
+    side = 0 if name.startswith("topk") else 4 * len(SHAPES)
     other = memoryview(bytes(values[:side]) + zstandard.compress(bytes(400), 3))
     with pytest.raises(WireError, match="x: a zstd frame declares 400 bytes; the layout demands"):
         unpack_checked(name, (indices, ("values", other)), spec(), "x")
 
 
 @fixed
-@given(st.sampled_from(["csr:0.2", "bitmap:0.2", "best:0.2"]), st.integers(0, 10**6), st.integers(1, 255))
+@given(
+    st.sampled_from(["csr:0.2", "bitmap:0.2", "best:0.2", "topk:0.2"]),
+    st.integers(0, 10**6),
+    st.integers(1, 255),
+)
 def test_a_changed_byte_gives_another_tensor_or_a_wire_error(name: str, where: int, change: int) -> None:
     parts = packed(name, precision())
     i = where % len(parts)

@@ -1,0 +1,50 @@
+"""Which rows a run is scored on: the test set, or training rows held out, so that hyperparameters can be
+chosen without looking at the test set.
+
+    test          the data set's own test rows
+    unused:N      N random training rows that no client has (with --fraction below 1)
+    fold:I/N      the I-th of N random folds of the clients' rows (I from 1), taken away from the clients
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.errors import DataError, UsageError
+
+Rows = npt.NDArray[np.int64]
+
+
+def hold_out(
+    spec: str, examples: int, clients: tuple[Rows, ...], seed: int
+) -> tuple[tuple[Rows, ...], Rows | None]:
+    """The clients' rows, and the training rows to score on (None: the test set).
+
+    A pure function of its arguments; the folds of one seed divide the clients' rows.
+    Errors: UsageError for a spec that does not exist, DataError where it does not fit the data.
+    """
+    if spec == "test":
+        return clients, None
+    used = np.zeros(examples, dtype=bool)
+    for rows in clients:
+        used[rows] = True
+    draws = np.random.Generator(np.random.PCG64([seed, 0x5C0]))
+    if found := re.fullmatch(r"unused:(\d+)", spec):
+        free, count = np.flatnonzero(~used), int(found[1])
+        if not 0 < count <= len(free):
+            raise DataError(f"evaluate_on {spec!r}: the clients leave {len(free)} training rows unused")
+        return clients, np.sort(draws.choice(free, count, replace=False))
+    if found := re.fullmatch(r"fold:(\d+)/(\d+)", spec):
+        fold, folds = int(found[1]), int(found[2])
+        if folds < 2 or not 1 <= fold <= folds:
+            raise UsageError(f"evaluate_on {spec!r}: write fold:1/5 to fold:5/5 for five folds")
+        taken = np.zeros(examples, dtype=bool)
+        taken[draws.permutation(np.flatnonzero(used))[fold - 1 :: folds]] = True
+        kept = tuple(rows[~taken[rows]] for rows in clients)
+        if empty := [k for k, rows in enumerate(kept) if not len(rows)]:
+            raise DataError(f"evaluate_on {spec!r} leaves client {empty[0]} without training examples")
+        return kept, np.flatnonzero(taken)
+    raise UsageError(f"evaluate_on {spec!r}: it is test, unused:N or fold:I/N, such as fold:1/5")

@@ -1,0 +1,172 @@
+"""How good predictions are: a tally per part of the test set, and numbers from the sum of all tallies.
+
+A tally is a tuple of float64 sums of which every entry adds up over examples, so that it does not matter
+who computes which part. Predictions that count as numbers of examples are whole, hence exact.
+
+    likelihood    test_accuracy                               test_nll (nats)        more
+    categorical   share of examples                           per example
+    bernoulli     share of (example, tag) pairs, at p = 1/2   per example (all tags) precision, micro_f1,
+                                                                                     macro_f1, recall_at_5,
+                                                                                     micro_recall_at_5
+    tokens        share of content words (fedsim.data.tokens) per token
+    gaussian      None                                        per example, 1/2 |y - f|^2
+
+precision and micro_f1 are over all pairs. macro_f1 is the mean of F1 over all tags; a tag that neither
+occurs nor is predicted counts as 0. recall_at_5 is the mean over examples with a tag of the share of
+their tags among the 5 largest outputs; micro_recall_at_5 the same share of all tags together, which is
+what TensorFlow's Recall(top_k=5), and so FedPA's table, reports. A ratio of nothing is None (precision,
+micro_f1: 0, as elsewhere).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedsim.data import tokens
+
+Tally = tuple[float, ...]
+Numbers = dict[str, float | None]
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured under one likelihood.
+
+    width      length of a tally, from the number of classes
+    tally      of outputs (n, ..., C) float64 and their targets
+    numbers    of a sum of tallies: test_accuracy, test_nll and, by name, what else there is
+    rows       examples whose outputs are computed at a time, to bound memory
+    averages   whether predictions can be averaged over samples of a posterior
+    """
+
+    name: str
+    width: Callable[[int], int]
+    tally: Callable[[Tensor, Tensor], Tally]
+    numbers: Callable[[Tally], Numbers]
+    rows: int = 2000
+    averages: bool = False
+
+
+def added(one: Tally, other: Tally) -> Tally:
+    """The tally of both parts together."""
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+# ---- categorical: examples, correct, nll
+
+
+def classified(log_probabilities: Tensor, targets: Tensor) -> Tally:
+    """The categorical tally of log-probabilities (n, C)."""
+    nll = F.nll_loss(log_probabilities, targets, reduction="sum")
+    correct = (log_probabilities.argmax(dim=1) == targets).sum()
+    return float(len(targets)), float(correct), float(nll)
+
+
+def _categorical(outputs: Tensor, targets: Tensor) -> Tally:
+    return classified(outputs.log_softmax(dim=1), targets)
+
+
+def _categorical_numbers(tally: Tally) -> Numbers:
+    examples, correct, nll = tally
+    return {"test_accuracy": correct / examples, "test_nll": nll / examples}
+
+
+# ---- bernoulli: examples, nll, examples with a tag, their summed recall, found tags, then per class
+# true positives, false positives, false negatives
+
+_HEAD = 5
+
+
+def _bernoulli(outputs: Tensor, targets: Tensor) -> Tally:
+    applies, predicted = targets > 0, outputs > 0
+    nll = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="sum")
+    # stable, so that equal outputs (a model of zeros) have an order: the lower class first
+    order = outputs.sort(dim=1, descending=True, stable=True).indices[:, :TOP]
+    found, tags = applies.gather(1, order).sum(dim=1), applies.sum(dim=1)
+    tagged = tags > 0
+    recall = (found[tagged].double() / tags[tagged]).sum()
+    head = (float(len(targets)), float(nll), float(tagged.sum()), float(recall), float(found.sum()))
+    per_class = torch.stack(
+        [
+            (applies & predicted).sum(dim=0),
+            (predicted & ~applies).sum(dim=0),
+            (applies & ~predicted).sum(dim=0),
+        ]
+    )
+    return (*head, *per_class.double().flatten().tolist())
+
+
+def _bernoulli_numbers(tally: Tally) -> Numbers:
+    examples, nll, tagged, recall, found = tally[:_HEAD]
+    classes = (len(tally) - _HEAD) // 3
+    right, false, missed = (tally[_HEAD + i * classes : _HEAD + (i + 1) * classes] for i in range(3))
+    all_right, all_false, all_missed = sum(right), sum(false), sum(missed)
+    each = [
+        2 * r / (2 * r + f + m) if r + f + m else 0.0 for r, f, m in zip(right, false, missed, strict=True)
+    ]
+    return {
+        "test_accuracy": 1 - (all_false + all_missed) / (examples * classes),
+        "test_nll": nll / examples,
+        "recall_at_5": recall / tagged if tagged else None,
+        "micro_recall_at_5": found / (all_right + all_missed) if tagged else None,
+        "precision": all_right / max(all_right + all_false, 1.0),
+        "micro_f1": 2 * all_right / max(2 * all_right + all_false + all_missed, 1.0),
+        "macro_f1": sum(each) / classes,
+    }
+
+
+# ---- tokens: tokens, nll, content words, correct ones
+
+
+def _tokens(outputs: Tensor, targets: Tensor) -> Tally:
+    there = targets >= 0
+    log_probabilities, wanted = outputs[there].log_softmax(dim=1), targets[there]
+    nll = F.nll_loss(log_probabilities, wanted, reduction="sum")
+    content = (wanted >= 1) & (wanted <= tokens.words(outputs.shape[-1]))
+    correct = (log_probabilities.argmax(dim=1) == wanted) & content
+    return float(len(wanted)), float(nll), float(content.sum()), float(correct.sum())
+
+
+def _tokens_numbers(tally: Tally) -> Numbers:
+    count, nll, content, correct = tally
+    return {
+        "test_accuracy": correct / content if content else None,
+        "test_nll": nll / count if count else None,
+    }
+
+
+# ---- gaussian: examples, nll
+
+
+def _gaussian(outputs: Tensor, targets: Tensor) -> Tally:
+    return float(len(targets)), float((outputs - targets).square().sum() / 2)
+
+
+def _gaussian_numbers(tally: Tally) -> Numbers:
+    examples, nll = tally
+    return {"test_accuracy": None, "test_nll": nll / examples}
+
+
+MEASURES: Mapping[str, Measure] = MappingProxyType(
+    {
+        made.name: made
+        for made in (
+            Measure("categorical", lambda classes: 3, _categorical, _categorical_numbers, averages=True),
+            Measure("bernoulli", lambda classes: _HEAD + 3 * classes, _bernoulli, _bernoulli_numbers),
+            # 32 sentences of 20 words over 10,004 ids are 51 MB in float64
+            Measure("tokens", lambda classes: 4, _tokens, _tokens_numbers, rows=32),
+            Measure("gaussian", lambda classes: 2, _gaussian, _gaussian_numbers),
+        )
+    }
+)
+
+EXTRA = ("recall_at_5", "micro_recall_at_5", "precision", "micro_f1", "macro_f1")
+"""Keys of metrics.jsonl that some likelihoods have besides test_accuracy and test_nll."""

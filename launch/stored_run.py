@@ -1,0 +1,154 @@
+"""A run folder read back: its experiment, its last committed round, and the messages it would send next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import DataError, DiskError, UsageError, WireError
+from fedsim.experiment import Experiment, build_algorithm, convert
+from fedsim.problem import Problem
+from fedsim.schedules import schedule
+from fedsim.wire.letter import decode_own, encode, references
+from fedsim.wire.messages import check_values, map_tensors, part_of
+from protocols import find
+from workers.numerics import fix_numerics
+from workers.store import Checkpoint, ClientStates, read_checkpoint
+
+FORMAT = 1
+"""Of manifest.json."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message as it is before any codec, tensors in their dtype on the wire. refs: what an upload may
+    refer to, the decoded broadcast that it answers."""
+
+    side: str
+    exchange: int
+    value: Any
+    refs: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as its folder has it; its numerics are this process's from then on."""
+
+    folder: Path
+    problem: Problem
+    checkpoint: Checkpoint[Any]
+
+    @staticmethod
+    def open(folder: Path, data_dir: Path | None = None) -> StoredRun:
+        """data_dir overrides the manifest's. Errors: UsageError if this is no run, DataError if its data or
+        its files are not what they were."""
+        manifest = _manifest(folder)
+        where = f"the experiment of {folder / 'manifest.json'}"
+        known = {f.name for f in fields(Experiment)}
+        described: Mapping[str, Any] = manifest["experiment"]
+        experiment = convert(Experiment, {k: v for k, v in described.items() if k in known}, where)
+        algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)  # see Session.prepare
+        device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
+        fix_numerics(experiment.threads, device)
+        kept = manifest.get("execution", {}).get("data_dir")
+        problem = Problem.build(experiment, algorithm, data_dir or (Path(kept) if kept else None), device)
+        for name, now in (("params", problem.net.layout.size), ("client_sizes", list(problem.sizes))):
+            if name in described and described[name] != now:
+                raise DataError(f"{folder}: its {name} was {described[name]}; with this data it is {now}")
+        checkpoint = _newest(folder, problem.algorithm.server_type, len(problem.clients))
+        return StoredRun(folder, problem, checkpoint)
+
+    @property
+    def round(self) -> int:
+        """The last one that was committed."""
+        return self.checkpoint.round
+
+    def largest_participant(self) -> int:
+        """Of the next round, the client with the most examples; of an empty round, of all."""
+        experiment = self.problem.experiment
+        turnouts = schedule(experiment.participation, clients=experiment.clients, seed=experiment.seed)
+        people = turnouts(self.round + 1).participants or range(experiment.clients)
+        return max(people, key=lambda k: self.problem.sizes[k])
+
+    def state(self, client: int) -> Any:
+        """A client's committed state. Errors: DataError."""
+        problem, version = self.problem, int(self.checkpoint.versions[client])
+        if not version:
+            return problem.algorithm.client_init(problem.context(0, 0), client)
+        try:
+            return ClientStates(self.folder / "state", problem.algorithm.client_type).load(client, version)
+        except (DiskError, WireError) as e:
+            raise DataError(str(e)) from None
+
+    def next_messages(self, client: int) -> Iterator[Message]:
+        """What crosses the wire in the next round if this client is the only one who takes part."""
+        problem, algorithm = self.problem, self.problem.algorithm
+        codecs, dims, layout, device = problem.codecs, problem.dims, problem.net.layout, problem.net.device
+        server, state, round = self.checkpoint.server, self.state(client), self.round + 1
+        for number in range(1, len(algorithm.exchanges_in(round)) + 1):
+            types, ctx = problem.exchange(round, number), problem.context(round, number)
+            sent = algorithm.broadcast(server, ctx)
+            part = part_of(types.down)
+            if part is not None:
+                sent = replace(sent, **{part.name: algorithm.broadcast_to(server, client, ctx)})
+            yield Message("down", number, self._plain(sent), {})
+            payload = encode(sent, codecs["down"], dims, layout=layout)
+            down: Any = decode_own(types.down, payload, codecs["down"], dims, layout=layout)
+            check_values(down, f"broadcast of round {round}")
+            task, refs = problem.task(round, number, client), references(down)
+            draft, up = algorithm.client_update(
+                map_tensors(state, lambda t: t.to(device)),
+                map_tensors(down, lambda t: t.to(device)),
+                problem.shard(client),
+                task,
+            )
+            up = map_tensors(up, lambda t: t.cpu())
+            yield Message("up", number, self._plain(up), refs)
+            payload = encode(up, codecs["up"], dims, refs, layout)
+            seen: Any = decode_own(types.up, payload, codecs["up"], dims, refs, layout)
+            check_values(seen, f"upload of client {client}")
+            if number < len(algorithm.exchanges_in(round)):
+                draft = map_tensors(draft, lambda t: t.cpu())
+                state = algorithm.client_commit(draft, down, seen, replace(task, start=problem.start))
+                server = algorithm.server_update(server, down, iter([(client, seen)]), ctx)
+
+    def _plain(self, message: Any) -> Any:
+        """The message as the other side would get it dense."""
+        return decode_own(type(message), encode(message, {}, self.problem.dims), {}, self.problem.dims)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{folder} is no run folder: there is no {path}") from None
+    except OSError as e:
+        raise UsageError(f"{path}: {e.strerror}") from None
+    except ValueError as e:
+        raise DataError(f"{path} is damaged: {e}") from None
+    given = read.get("format") if isinstance(read, dict) else None
+    if given != FORMAT or not isinstance(read.get("experiment"), dict):
+        raise UsageError(f"{path} has format {given!r}; this version of fedsim reads format {FORMAT}")
+    return dict(read)
+
+
+def _newest(folder: Path, server_type: type, clients: int) -> Checkpoint[Any]:
+    """The last checkpoint that can be read: a damaged one falls back to the one before."""
+    damage = ""
+    for path in sorted((folder / "checkpoints").glob("*.checkpoint"), reverse=True):
+        try:
+            read: Checkpoint[Any] = read_checkpoint(path, server_type)
+        except (WireError, DiskError) as e:
+            damage = damage or f" that can be read: {e}"
+            continue
+        if len(read.versions) == clients:
+            return read
+        damage = damage or f" of {clients} clients: {path} has {len(read.versions)}"
+    raise DataError(f"{folder} has no checkpoint{damage or '; no round of it was committed'}")

@@ -1,0 +1,222 @@
+"""Tallies against scikit-learn and against sums by hand, whole and in parts."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as reference
+from torch import Tensor
+
+from fedsim.data import checks, tokens
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.likelihood import LIKELIHOODS, likelihood
+from fedsim.learning.metrics import EXTRA, MEASURES, Tally, added
+from fedsim.problem import Problem
+from protocols.fedavg import FedAvg
+
+CLASSES = 12
+
+
+def draws(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def outputs_and_targets(kind: str, n: int = 40) -> tuple[Tensor, Tensor]:
+    g = draws(3)
+    if kind == "categorical":
+        return torch.randn(n, CLASSES, generator=g).double(), torch.randint(CLASSES, (n,), generator=g)
+    if kind == "bernoulli":
+        outputs = torch.randn(n, CLASSES, generator=g).double() - 1
+        targets = (torch.rand(n, CLASSES, generator=g) < 0.15).to(torch.uint8)
+        targets[:3] = 0  # examples without a tag
+        targets[:, 4], outputs[:, 4] = 0, -1  # a tag that neither occurs nor is predicted
+        return outputs, targets
+    if kind == "tokens":
+        outputs = 3 * torch.randn(n, 7, CLASSES, generator=g).double()
+        targets = torch.randint(-1, CLASSES, (n, 7), generator=g)
+        return outputs, torch.where(targets == tokens.PAD, tokens.NO_TARGET, targets)
+    return torch.randn(n, 3, generator=g).double(), torch.randn(n, 3, generator=g)
+
+
+def measured(kind: str) -> dict[str, float | None]:
+    measure = MEASURES[kind]
+    return measure.numbers(measure.tally(*outputs_and_targets(kind)))
+
+
+# ---- what holds for all
+
+
+def test_every_likelihood_is_measured_and_checked() -> None:
+    assert set(MEASURES) == set(LIKELIHOODS) == set(checks.KINDS)
+    assert all(key == made.name for key, made in MEASURES.items())
+    extra = {k for kind in MEASURES for k in measured(kind)} - {"test_accuracy", "test_nll"}
+    assert extra == set(EXTRA)
+
+
+@pytest.mark.parametrize("kind", MEASURES)
+def test_a_tally_adds_up_over_parts(kind: str) -> None:
+    measure = MEASURES[kind]
+    outputs, targets = outputs_and_targets(kind)
+    whole = measure.tally(outputs, targets)
+    assert len(whole) == measure.width(outputs.shape[-1])
+    assert all(type(x) is float for x in whole)
+    parts = [measure.tally(outputs[i : i + 7], targets[i : i + 7]) for i in range(0, len(outputs), 7)]
+    np.testing.assert_allclose(reduce(added, parts), whole, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", MEASURES)
+def test_the_nll_is_the_mean_loss(kind: str) -> None:
+    outputs, targets = outputs_and_targets(kind)
+    found = measured(kind)["test_nll"]
+    assert found == pytest.approx(float(likelihood(kind).loss(outputs, targets)), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", MEASURES)
+def test_a_model_that_is_not_a_number_has_a_score(kind: str) -> None:
+    measure = MEASURES[kind]
+    outputs, targets = outputs_and_targets(kind)
+    numbers = measure.numbers(measure.tally(torch.full_like(outputs, math.nan), targets))
+    assert math.isnan(numbers["test_nll"] or 0.0)
+    assert numbers["test_accuracy"] is None or 0 <= numbers["test_accuracy"] <= 1
+
+
+def test_tallies_of_different_lengths_do_not_add() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        added((1.0, 2.0), (1.0,))
+
+
+# ---- one by one
+
+
+def test_classes() -> None:
+    outputs, targets = outputs_and_targets("categorical")
+    found = measured("categorical")
+    assert found["test_accuracy"] == reference.accuracy_score(targets, outputs.argmax(1))
+    assert found["test_nll"] == pytest.approx(
+        reference.log_loss(targets, outputs.softmax(1), labels=range(CLASSES)), rel=1e-12
+    )
+
+
+def test_tags_against_scikit_learn() -> None:
+    outputs, targets = outputs_and_targets("bernoulli")
+    y, predicted = targets.numpy(), (outputs.sigmoid() > 0.5).numpy().astype(int)
+    found = measured("bernoulli")
+    assert found["test_accuracy"] == pytest.approx((y == predicted).mean(), rel=1e-12)
+    expected = {
+        "precision": reference.precision_score(y, predicted, average="micro"),
+        "micro_f1": reference.f1_score(y, predicted, average="micro"),
+        # scikit-learn's zero_division=0 is our rule for a tag that neither occurs nor is predicted
+        "macro_f1": reference.f1_score(y, predicted, average="macro", zero_division=0),
+    }
+    assert {k: found[k] for k in expected} == pytest.approx(expected, rel=1e-12)
+    top = np.argsort(-outputs.numpy(), axis=1)[:, :5]
+    hits = np.take_along_axis(y, top, axis=1).sum(axis=1)
+    tagged = y.sum(axis=1) > 0
+    assert 0 < (~tagged).sum() < len(y)
+    assert found["recall_at_5"] == pytest.approx((hits[tagged] / y[tagged].sum(axis=1)).mean(), rel=1e-12)
+    assert found["micro_recall_at_5"] == pytest.approx(hits.sum() / y.sum(), rel=1e-12)
+    assert found["recall_at_5"] != pytest.approx(found["micro_recall_at_5"], rel=1e-3)
+
+
+def test_tags_by_hand() -> None:
+    """Two examples, three tags: pairs right 4 of 6; tag 0 found once, tag 1 missed once, tag 2 false once."""
+    outputs = torch.tensor([[2.0, -1.0, 1.0], [-1.0, -1.0, -1.0]]).double()
+    targets = torch.tensor([[1, 1, 0], [0, 0, 0]], dtype=torch.uint8)
+    measure = MEASURES["bernoulli"]
+    found = measure.numbers(measure.tally(outputs, targets))
+    assert found["test_accuracy"] == pytest.approx(4 / 6)
+    assert (found["precision"], found["micro_f1"], found["macro_f1"]) == (1 / 2, 2 / 4, 1 / 3)
+    assert (found["recall_at_5"], found["micro_recall_at_5"]) == (
+        1.0,
+        1.0,
+    )  # of three tags all are in the top 5
+
+
+def test_tags_of_a_model_of_zeros_and_of_no_tags() -> None:
+    """Equal outputs are ordered by class, so that recall does not depend on the machine."""
+    measure = MEASURES["bernoulli"]
+    targets = torch.zeros(4, CLASSES, dtype=torch.uint8)
+    none = measure.numbers(measure.tally(torch.zeros(4, CLASSES).double(), targets))
+    assert none["test_accuracy"] == 1.0 and none["recall_at_5"] is None and none["micro_recall_at_5"] is None
+    assert (none["precision"], none["micro_f1"], none["macro_f1"]) == (0.0, 0.0, 0.0)
+    targets[0, 4] = targets[1, 5] = 1
+    some = measure.numbers(measure.tally(torch.zeros(4, CLASSES).double(), targets))
+    assert some["recall_at_5"] == 0.5
+
+
+def test_words_by_hand() -> None:
+    """12 ids: PAD 0, words 1..8, OOV 9, BOS 10, EOS 11. Right: a word, OOV, EOS; wrong: two words."""
+    targets = torch.tensor([[3, 9, 11, -1], [8, 1, -1, -1]])
+    predicted = torch.tensor([[3, 9, 11, 5], [1, 9, 2, 2]])
+    outputs = torch.nn.functional.one_hot(predicted, CLASSES).double()
+    measure = MEASURES["tokens"]
+    tally = measure.tally(outputs, targets)
+    right, wrong = math.log(math.e + 11) - 1, math.log(math.e + 11)
+    assert tally == pytest.approx((5.0, 3 * right + 2 * wrong, 3.0, 1.0))
+    found = measure.numbers(tally)
+    assert found["test_accuracy"] == 1 / 3
+    assert found["test_nll"] == pytest.approx((3 * right + 2 * wrong) / 5)
+    empty = measure.numbers(measure.tally(outputs, torch.full_like(targets, -1)))
+    assert empty == {"test_accuracy": None, "test_nll": None}
+
+
+def test_regression() -> None:
+    outputs, targets = outputs_and_targets("gaussian")
+    found = measured("gaussian")
+    assert found["test_accuracy"] is None
+    half = reference.mean_squared_error(targets, outputs) * targets.shape[1] / 2
+    assert found["test_nll"] == pytest.approx(half, rel=1e-6)
+
+
+# ---- in a problem, where outputs are computed a few rows at a time
+
+SOURCE = """
+import numpy as np
+from fedsim.data import Dataset
+
+draws = np.random.RandomState(0)
+words = draws.randint(0, 9, (90, 4))
+following = np.where(words[:, ::-1] == 0, -1, words[:, ::-1])
+
+def sentences():
+    return Dataset("s", words.astype(np.int32), following, words[:70].astype(np.int32), following[:70], 9,
+                   likelihood="tokens")
+
+def made(targets, classes, likelihood):
+    x = draws.rand(90, 3).astype(np.float32)
+    return Dataset("m", x, targets, x, targets, classes, likelihood=likelihood)
+
+def tags(): return made((draws.rand(90, 6) < .3).astype(np.uint8), 6, "bernoulli")
+def curve(): return made(draws.rand(90, 1).astype(np.float32), 1, "gaussian")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "model"),
+    [("sentences", "tokens", "lstm"), ("tags", "bernoulli", "mlp_small"), ("curve", "gaussian", "mlp_small")],
+)
+def test_a_problem_scores_in_pieces_what_is_right_as_a_whole(
+    name: str, kind: str, model: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(SOURCE)
+    experiment = Experiment(
+        algo="fedavg", dataset=f"{path}:{name}", model=model, partition="iid", clients=2, eval_samples=4
+    )
+    problem = Problem.build(experiment, build_algorithm(FedAvg, {}), None)
+    assert problem.measure is MEASURES[kind]
+    assert problem.eval_samples == 0  # only classes have predictions to average
+    score = problem.score(Gaussian.at(problem.start, 4.0), 0, 1)
+    assert score == problem.score(Point(problem.start), 0, 1)
+    assert score.ensemble == ()
+    inputs = problem.read(torch.tensor(problem.dataset.test_inputs))
+    outputs = problem.net.logits(problem.start, inputs).double()
+    whole: Tally = problem.measure.tally(outputs, torch.tensor(problem.dataset.test_targets))
+    np.testing.assert_allclose(score.tally, whole, rtol=1e-5)
+    assert problem.shard(0).targets.dtype == torch.tensor(problem.dataset.train_targets).dtype
