@@ -128,9 +128,9 @@ class _Product(Algorithm[Server, Client, Down, Up]):
 
 @dataclass(frozen=True)
 class FOLA(_Product):
-    gamma: Annotated[float, Meta(gt=0)] = 1e-4
+    gamma: Annotated[float, Meta(gt=0)] = 1e-8
     lam: Annotated[float, Meta(ge=0)] = 1.0
-    squares: Literal["example", "batch"] = "batch"
+    squares: Literal["example", "batch"] = "example"
     aggregation: Aggregation = "product"
     local: LocalTraining = LocalTraining(optimiser="sgd", lr=0.1, clip=10.0)
 
@@ -155,7 +155,7 @@ class FOLA(_Product):
 
 @dataclass(frozen=True)
 class LaplaceOffline(_Product):
-    gamma: Annotated[float, Meta(gt=0)] = 1e-4
+    gamma: Annotated[float, Meta(gt=0)] = 1e-8
     lam: Annotated[float, Meta(ge=0)] = 1.0
     aggregation: Aggregation = "product"
     local: LocalTraining = LocalTraining(optimiser="sgd", lr=0.1, clip=10.0)

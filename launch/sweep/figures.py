@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +23,13 @@ def draw(plot: Plot, results: Results, folder: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = results.rows(plot.only)
+    rows = results.rows(plot.only, plot.at)
     over_grid = "." in plot.x
     figure, axes = pyplot.subplots(figsize=(7.6, 4.6), dpi=120, layout="constrained")
     scale = 100.0 if percent(plot.y) else 1.0
     lines: dict[str, list[Row]] = {}
     for row in rows:
-        lines.setdefault(_name(row, plot.x) if over_grid else row.name, []).append(row)
+        lines.setdefault(_name(row, {plot.x, *plot.at}), []).append(row)
     for n, (name, members) in enumerate(lines.items()):
         x, low, mean, high = (
             _over_grid(plot, results, members) if over_grid else _curves(plot, results, members)
@@ -56,8 +57,8 @@ def draw(plot: Plot, results: Results, folder: Path) -> Path:
     return path
 
 
-def _name(row: Row, without: str) -> str:
-    rest = {k: v for k, v in row.point.items() if k != without}
+def _name(row: Row, without: Collection[str]) -> str:
+    rest = {k: v for k, v in row.point.items() if k not in without}
     return Row(row.variant, rest).name
 
 

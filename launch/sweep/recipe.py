@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,7 +52,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Table:
-    """columns: expressions; window: rounds that a value is the mean (or maximum) of; only: labels.
+    """columns: expressions; window: rounds that a value is the mean (or maximum) of; only: labels; at: values
+    of grid keys.
 
     pivot: a grid key whose values become columns, each with the one expression of `columns`.
     """
@@ -61,6 +62,7 @@ class Table:
     title: str = ""
     window: Annotated[int, Meta(ge=1)] = 1
     only: tuple[str, ...] = ()
+    at: Mapping[str, Any] = field(default_factory=dict)
     pivot: str = ""
     best: bool = False
     """Print the best mean of every column in bold."""
@@ -76,6 +78,7 @@ class Plot:
     x: str = "round"
     title: str = ""
     only: tuple[str, ...] = ()
+    at: Mapping[str, Any] = field(default_factory=dict)
     window: Annotated[int, Meta(ge=1)] = 1
     logx: bool = False
     low: float | None = None
@@ -104,10 +107,15 @@ class Recipe:
         labels = [v.label for v in recipe.variant]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
             raise UsageError(f"recipe {path}: two variants are called {twice[0]!r}; labels tell rows apart")
-        for chosen in (*(t.only for t in recipe.table), *(p.only for p in recipe.plot)):
-            for label in chosen:
-                if label not in labels:
-                    raise unknown(f"variant in recipe {path}:", label, labels)
+        keys = {key for row in recipe.rows() for key in row.point}
+        for table in recipe.table:
+            _known(path, table.only, labels, (*table.at, *([table.pivot] if table.pivot else [])), keys)
+            if table.pivot and len(table.columns) != 1:
+                raise UsageError(
+                    f"recipe {path}: a table with a pivot has one column, not {len(table.columns)}"
+                )
+        for plot in recipe.plot:
+            _known(path, plot.only, labels, (*plot.at, *([plot.x] if "." in plot.x else [])), keys)
         return recipe
 
     def rows(self) -> Iterator[Row]:
@@ -148,6 +156,16 @@ class Recipe:
         if data_dir is not None:
             given["data_dir"] = data_dir
         return convert(Execution, given, "[execution] of the recipe")
+
+
+def _known(path: Path, only: Iterable[str], labels: list[str], used: Iterable[str], keys: set[str]) -> None:
+    """Errors: UsageError for a label or a grid key that the recipe does not have."""
+    for label in only:
+        if label not in labels:
+            raise unknown(f"variant in recipe {path}:", label, labels)
+    for key in used:
+        if key not in keys:
+            raise unknown(f"grid key in recipe {path}:", key, keys)
 
 
 @dataclass(frozen=True)

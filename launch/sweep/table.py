@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launch.sweep.columns import heading, percent, shown, value
 from launch.sweep.pool import Pool
@@ -29,8 +30,10 @@ class Results:
         """One per finished run."""
         return [value(expression, self.pool.curve(t), window) for t in self.of(row)]
 
-    def rows(self, only: tuple[str, ...] = ()) -> list[Row]:
-        return [r for r in self.recipe.rows() if not only or r.variant.label in only]
+    def rows(self, only: tuple[str, ...], at: Mapping[str, Any]) -> list[Row]:
+        """Those of a table or plot."""
+        rows = [r for r in self.recipe.rows() if not only or r.variant.label in only]
+        return [r for r in rows if all(r.point.get(key, value) == value for key, value in at.items())]
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def grid(results: Results, table: Table) -> Grid:
 
 
 def _plain(results: Results, table: Table) -> Grid:
-    rows = results.rows(table.only)
+    rows = results.rows(table.only, table.at)
     axes = _axes(rows)
     cells = [[results.values(row, column, table.window) for column in table.columns] for row in rows]
     winners = [_best(c, [line[i] for line in cells]) for i, c in enumerate(table.columns)]
@@ -72,7 +75,7 @@ def _plain(results: Results, table: Table) -> Grid:
 
 def _pivoted(results: Results, table: Table) -> Grid:
     (column,) = table.columns
-    rows = results.rows(table.only)
+    rows = results.rows(table.only, table.at)
     across = list(dict.fromkeys(row.point[table.pivot] for row in rows))
     rest = [a for a in _axes(rows) if a != table.pivot]
     lines: dict[tuple[str, ...], dict[object, str]] = {}

@@ -1,0 +1,178 @@
+"""fedsim sweep: recipes, columns, and runs that are carried out once."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fedsim.errors import UsageError
+from launch.cli import main
+from launch.sweep.columns import Curve, shown, value
+from launch.sweep.pool import Pool
+from launch.sweep.recipe import Recipe
+
+RECIPE = """
+title = "A small sweep"
+seeds = [0, 1]
+[experiment]
+clients = 3
+rounds = 2
+model = "logistic"
+[grid]
+"experiment.partition" = ["iid", "two_dirichlet"]
+[[variant]]
+label = "fedavg"
+experiment = {algo = "fedavg"}
+[[variant]]
+label = "prox"
+experiment = {algo = "fedprox"}
+grid = {"hyperparameters.local.epochs" = [1, 2]}
+published = {"test_accuracy@2" = "50.0±1.0"}
+[[table]]
+columns = ["test_accuracy@2", "MB@end"]
+best = true
+[[table]]
+title = "Pivoted"
+columns = ["test_nll@end"]
+pivot = "experiment.partition"
+[[plot]]
+file = "lines.png"
+y = "test_accuracy"
+x = "MB"
+at = {"experiment.partition" = "iid"}
+"""
+
+
+def recipe(tmp_path: Path, text: str = RECIPE) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(text)
+    return path
+
+
+def curve(*lines: dict[str, float | None]) -> Curve:
+    whole = [{"round": r, "bytes_down": 10**6, "bytes_up": 10**6, **line} for r, line in enumerate(lines)]
+    return Curve(tuple(whole))
+
+
+# ---- columns
+
+
+def test_columns_read_what_they_say() -> None:
+    c = curve(
+        *(
+            {"test_accuracy": a, "test_nll": n}
+            for a, n in [(0.9, 9), (0.1, 3), (0.5, 2), (0.3, 1), (0.7, None)]
+        )
+    )
+    assert value("test_accuracy@3", c) == 0.3
+    assert value("test_accuracy@3", c, window=2) == pytest.approx(0.4)
+    assert value("test_accuracy@2", c, window=9) == pytest.approx(0.3)  # round 0 is the start, not a result
+    assert value("max test_accuracy@3", c, window=2) == 0.5
+    assert value("best test_accuracy@end", c) == 0.7
+    assert value("rounds to 0.5", c) == 2
+    assert math.isnan(value("rounds to 0.8", c))
+    assert value("MB@2", c) == 6 and value("MB up@2", c) == 3 and value("MB to 0.5", c) == 6
+    assert math.isnan(value("test_nll@end", c))
+    with pytest.raises(UsageError, match="round 9 was not evaluated"):
+        value("test_accuracy@9", c)
+    with pytest.raises(UsageError, match="no metric 'loss'"):
+        value("loss@2", c)
+    with pytest.raises(UsageError, match="write METRIC@ROUND"):
+        value("accuracy", c)
+
+
+def test_cells_have_mean_and_population_deviation() -> None:
+    assert shown("test_accuracy@2", [0.5, 0.7]) == "60.0±10.0"
+    assert shown("test_nll@2", [1.0, 2.0]) == "1.50±0.50"
+    assert shown("test_nll@2", [1.0, math.nan]) == "diverged (1)"
+    assert shown("rounds to 0.5", [3, math.nan]) == "-"
+    assert shown("MB@2", [1234.5, 1234.5]) == "1,234.5"
+
+
+# ---- recipes
+
+
+def test_a_recipe_is_its_grid(tmp_path: Path) -> None:
+    trials = list(Recipe.read(recipe(tmp_path)).trials())
+    assert len(trials) == 2 * (2 + 4)
+    assert len({t.id for t in trials}) == len(trials)
+    assert {
+        t.experiment.hyperparameters["local.epochs"] for t in trials if t.row.variant.label == "prox"
+    } == {1, 2}
+
+
+def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Path) -> None:
+    plain = Recipe.read(
+        recipe(tmp_path, 'title = "a"\n[[variant]]\nlabel = "x"\nexperiment = {algo = "fedavg"}')
+    )
+    said = Recipe.read(
+        recipe(
+            tmp_path,
+            'title = "b"\n[experiment]\nrounds = 20\n[[variant]]\nlabel = "y"\n'
+            'experiment = {algo = "fedavg", model = "mlp_small"}\nhyperparameters = {lr = 0.001}',
+        )
+    )
+    assert [t.id for t in plain.trials()] == [t.id for t in said.trials()]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("title =", "titel ="), "did you mean 'title'"),
+        (('label = "prox"', 'label = "fedavg"'), "labels tell rows apart"),
+        (('algo = "fedprox"', 'algo = "fedprx"'), "did you mean 'fedprox'"),
+        (("hyperparameters.local.epochs", "hyperparameters.local.epoch"), "epoch"),
+        (('"experiment.partition" = ["iid"', '"partition" = ["iid"'), "grid key"),
+        (('pivot = "experiment.partition"', 'pivot = "experiment.model"'), "experiment.model"),
+        (("seeds = [0, 1]", "seeds = []"), "seeds"),
+        (('at = {"experiment.partition"', 'only = ["none"]\nat = {"experiment.partition"'), "none"),
+    ],
+)
+def test_a_mistake_in_a_recipe_is_one_line(tmp_path: Path, change: tuple[str, str], says: str) -> None:
+    assert change[0] in RECIPE
+    path = recipe(tmp_path, RECIPE.replace(*change))
+    result = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(tmp_path / "runs"), "--dry-run"])
+    assert result.exit_code == 2 and says in result.output
+    assert "Traceback" not in result.output
+
+
+# ---- running
+
+
+def test_a_sweep_runs_once_and_writes_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    path, runs, out = recipe(tmp_path), tmp_path / "runs", tmp_path / "out"
+    command = ["sweep", str(path), "--runs", str(runs), "--out", str(out), "--jobs", "2"]
+    first = CliRunner().invoke(main, command)
+    assert first.exit_code == 0, first.output
+    trials, pool = list(Recipe.read(path).trials()), Pool(runs)
+    assert all(pool.done(t) for t in trials)
+    stamps = {t.id: (pool.folder(t) / "summary.json").stat().st_mtime_ns for t in trials}
+    page, table = (out / "small.md").read_text(), (out / "small.csv").read_text()
+    assert "| published |" in page and "### Pivoted" in page and "seeds 0, 1" in page and "**" in page
+    assert len(table.splitlines()) == 1 + len(trials) * 3  # rounds 0, 1, 2
+    assert (out / "lines.png").stat().st_size > 10_000
+    accuracy = [pool.summary(t)["test_accuracy"] for t in trials[:2]]
+    assert shown("test_accuracy@2", accuracy) in page
+
+    pool.clear(trials[0])  # one is missing: only that one runs again
+    again = CliRunner().invoke(main, command)
+    assert again.exit_code == 0 and "1 runs to do" in again.output
+    for t in trials[1:]:
+        assert (pool.folder(t) / "summary.json").stat().st_mtime_ns == stamps[t.id]
+    assert (out / "small.csv").read_text() == table  # the same bits
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    text = RECIPE.replace(
+        '["iid", "two_dirichlet"]', '["iid", "natural"]'
+    )  # digits has no clients of its own
+    path, runs = recipe(tmp_path, text.replace("seeds = [0, 1]", "seeds = [0]")), tmp_path / "runs"
+    result = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(runs)])
+    assert result.exit_code == 1
+    assert "3 of 6 runs failed" in result.output and "partition natural" in result.output
+    assert "not run" in result.output
+    assert sum(Pool(runs).done(t) for t in Recipe.read(path).trials()) == 3
