@@ -36,6 +36,8 @@ from launch.execution import Execution
 from protocols import find
 
 TABLES = ("experiment", "hyperparameters", "codecs")
+LATER = {"evaluate_on": "test", "error_feedback": False}
+"""Keys that came after the first sweeps: runs without them are runs with these values."""
 
 
 @dataclass(frozen=True)
@@ -192,5 +194,9 @@ class Trial:
     @property
     def id(self) -> str:
         """Digest of everything that its bits depend on, besides code and library versions."""
-        text = json.dumps(asdict(self.experiment), sort_keys=True)
+        described = asdict(self.experiment)
+        for key, value in LATER.items():
+            if described[key] == value:
+                del described[key]
+        text = json.dumps(described, sort_keys=True)
         return f"{plugin.short(self.experiment.algo)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -1,86 +1,186 @@
-"""Bytes and speed of every codec on real tensors: the table of docs/wire.md.
+"""Bytes of every codec on the tensors of a trained MLP: the tables of docs/wire.md and docs/compression.md.
 
-    PYTHONPATH=. python -m tests.benchmarks.codec_sizes --data-dir DIR
+    PYTHONPATH=. python -m tests.benchmarks.codec_sizes --data-dir DIR [--plot FILE.png]
 
-MNIST, MLP 784-200-100-10 with ReLU after 600 steps of Adam on everything; then one epoch at a client with
-3,000 examples, mostly of five classes. Its diagonal GGN, and its mean against the broadcast one.
+The setting of wire.md 3.1: MNIST, 20 clients of dirichlet:0.5, MLP 784-200-100-10 with ReLU, 4 rounds, here
+of FedAvg with 2 local epochs of Adam. Then the largest client trains once more, and its two curvatures are
+taken at the weights that it would upload: the empirical Fisher (squared gradients of the true labels) and
+the diagonal GGN.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim.data import load_dataset
-from fedsim.learning.curvature import diagonal_ggn
+from fedsim.experiment import Experiment
+from fedsim.learning.curvature import best_chunk, diagonal_ggn
+from fedsim.learning.fisher import mean_fisher
 from fedsim.learning.params import Layout
 from fedsim.wire.codecs import Spec, codec, pack_or_dense
+from launch.codec_table import errors, fastest, indices_floor
+from launch.execution import Execution
+from launch.run import launch
+from launch.stored_run import StoredRun
 
-CURVATURE = ("csr:0.1", "bitmap:0.1", "best:0.1", "log8", "zstd", "bf16")
-MEAN = ("zstd", "delta+zstd")
-
-
-def train(net: nn.Module, inputs: Tensor, targets: Tensor, rows: Tensor, steps: int) -> Tensor:
-    """The flat parameters after so many steps of Adam on random batches of 64."""
-    optimiser = torch.optim.Adam(net.parameters(), 1e-3)
-    for _ in range(steps):
-        chosen = rows[torch.randint(len(rows), (64,))]
-        optimiser.zero_grad()
-        F.cross_entropy(net(inputs[chosen]), targets[chosen]).backward()
-        optimiser.step()
-    return torch.cat([p.detach().reshape(-1) for p in net.parameters()]).clone()
+FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
+KEEPING = ("csr", "bitmap", "best")
+WHOLE = ("log8", "bf16", "zstd")
+COLOURS = {"csr": "#0072B2", "bitmap": "#D55E00", "best": "#009E73"}
+"""Okabe and Ito's, which people with any colour vision can tell apart."""
+MARKS = {"csr": "s", "bitmap": "o", "best": "^"}
 
 
-def fastest(job: Callable[[], object], repeats: int = 15) -> float:
-    """Seconds of the fastest run."""
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        job()
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+def relu_mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    hidden = (nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(100, classes))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Vectors (P,) float32 of one client: what it was sent, what it uploads, its curvatures there."""
+
+    layout: Layout
+    examples: int
+    broadcast: Tensor
+    mean: Tensor
+    fisher: Tensor
+    ggn: Tensor
+
+
+def trained(data_dir: Path, rounds: int = 4) -> Trained:
+    experiment = Experiment(
+        algo="fedavg",
+        dataset="mnist",
+        partition="dirichlet:0.5",
+        clients=20,
+        rounds=rounds,
+        model=f"{Path(__file__).resolve()}:relu_mlp",
+        hyperparameters={"local.epochs": 2},
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        execution = Execution(workers=0, devices="cpu", data_dir=str(data_dir), out=f"{folder}/run")
+        run = StoredRun.open(launch(experiment, execution, quiet=True))
+        client = run.largest_participant()
+        down, up = run.next_messages(client)
+    shard, mean = run.problem.shard(client), up.value.mean
+    shard.net.load(mean)
+    chunks = torch.split(shard.floats(shard.inputs), best_chunk(shard.net.module))
+    ggn = diagonal_ggn(shard.net.module, chunks)
+    fisher = mean_fisher(shard, mean)
+    return Trained(run.problem.net.layout, shard.size, down.value.mean, mean, fisher, ggn)
+
+
+def size(name: str, x: Tensor, spec: Spec) -> int:
+    """Bytes that the codec itself takes, also where dense would be sent."""
+    parts = codec(name).pack(x, spec)
+    assert parts is not None
+    return sum(part.nbytes for _, part in parts)
+
+
+def by_fraction(title: str, x: Tensor, spec: Spec) -> None:
+    """Bytes, and in brackets the ratio to dense and to the bound of wire.md 3.1: P H(p) / 8 for the
+    positions and whole values of the codec's own width."""
+    zeros = float((x == 0).double().mean())
+    print(f"\n{title}: {zeros:.1%} exact zeros\n")
+    print("| p | " + " | ".join(KEEPING) + " | indices of bitmap / floor | lost, relative L2 |")
+    print("|---|" + "---|" * (len(KEEPING) + 2))
+    for p in FRACTIONS:
+        bitmap = codec(f"bitmap:{p}")
+        floor = indices_floor(bitmap, spec)
+        cells = []
+        for name in KEEPING:
+            chosen, total = codec(f"{name}:{p}"), size(f"{name}:{p}", x, spec)
+            bound = floor + (chosen.width or 4) * chosen.numbers(spec)
+            cells.append(f"{total:,} ({spec.dense_bytes / total:.3g}; {total / bound:.2f})")
+        parts = dict(bitmap.pack(x, spec) or ())
+        lost = errors(bitmap.unpack((parts["indices"], parts["values"]), spec), x)[1]
+        print(f"| {p:g} | {' | '.join(cells)} | {parts['indices'].nbytes / floor:.2f} | {lost:.2f} |")
+    whole = [f"{name} {size(name, x, spec):,}" for name in ("dense", *WHOLE)]
+    print(f"\nwhatever p: {', '.join(whole)}")
 
 
 def line(label: str, name: str, x: Tensor, layout: Layout, ref: Tensor | None = None) -> str:
     chosen, spec = codec(name), Spec.of(tuple(x.shape), x.dtype, layout)
     sent, parts = pack_or_dense(chosen, x, spec, ref)
-    frames, size = tuple(part for _, part in parts), sum(part.nbytes for _, part in parts)
+    frames, total = tuple(part for _, part in parts), sum(part.nbytes for _, part in parts)
     assert sent == chosen.name
-    packing = fastest(lambda: chosen.pack(x, spec, ref))
-    unpacking = fastest(lambda: chosen.unpack(frames, spec, ref))
+    packing = fastest(lambda: chosen.pack(x, spec, ref), 0.3)
+    unpacking = fastest(lambda: chosen.unpack(frames, spec, ref), 0.3)
     rates = " / ".join(f"{spec.dense_bytes / s / 1e6:,.0f}" for s in (packing, unpacking))
-    return f"| {label} | {name} | {size:,} | {spec.dense_bytes / size:.2f} | {rates} |"
+    return f"| {label} | {name} | {total:,} | {spec.dense_bytes / total:.2f} | {rates} |"
+
+
+def draw(file: Path, panels: dict[str, Tensor], spec: Spec) -> None:
+    """Bytes against p, one panel per tensor."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, every = pyplot.subplots(1, len(panels), figsize=(9.6, 4.4), dpi=120, sharey=True)
+    figure.set_layout_engine("constrained")
+    for axes, (title, x) in zip(every, panels.items(), strict=True):
+        axes.axhline(spec.dense_bytes, color="black", linewidth=1.6)
+        axes.text(0.01, spec.dense_bytes * 1.07, "dense", fontsize=9)
+        for name in WHOLE:
+            flat = size(name, x, spec)
+            axes.axhline(flat, color="0.55", linewidth=1.0, linestyle="--")
+            axes.text(0.01, flat * 1.07, name, fontsize=9, color="0.35")
+        for name in KEEPING:
+            sizes = [size(f"{name}:{p}", x, spec) for p in FRACTIONS]
+            axes.plot(FRACTIONS, sizes, color=COLOURS[name], marker=MARKS[name], linewidth=1.8, label=name)
+            axes.annotate(
+                name,
+                (FRACTIONS[0], sizes[0]),
+                xytext=(9, -6),
+                textcoords="offset points",
+                color=COLOURS[name],
+                fontsize=10,
+            )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xticks(FRACTIONS, [f"{p:g}" for p in FRACTIONS])
+        axes.minorticks_off()
+        axes.set_yticks([10**3, 10**4, 10**5, 10**6], ["1 kB", "10 kB", "100 kB", "1 MB"])
+        axes.set_xlim(0.009, 0.56)
+        axes.set_ylim(1000, 1.3e6)
+        axes.set_xlabel("p, the share of entries that is kept")
+        axes.set_title(title, fontsize=11)
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    every[0].set_ylabel("bytes per upload")
+    figure.savefig(file)
+    pyplot.close(figure)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
-    data = load_dataset("mnist", parser.parse_args().data_dir)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    inputs = torch.from_numpy(np.array(data.train_inputs)).flatten(1).float() / data.scale
-    targets = torch.from_numpy(np.array(data.train_targets))
-    hidden = (nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU())
-    net = nn.Sequential(*hidden, nn.Linear(100, 10))
-    layout = Layout.of(net)
-    broadcast = train(net, inputs, targets, torch.arange(len(inputs)), 600)
-    share = torch.tensor([0.3, 0.25, 0.2, 0.15, 0.02, 0.02, 0.02, 0.02, 0.01, 0.01])
-    rows = torch.multinomial(share[targets], 3000)
-    mean = train(net, inputs, targets, rows, 47)
-    curvature = diagonal_ggn(net, [inputs[rows]])
-    print("| tensor | codec | bytes | ratio | encode / decode MB/s |")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png")
+    chosen = parser.parse_args()
+    made = trained(chosen.data_dir)
+    layout, spec = made.layout, Spec.of((made.layout.size,), torch.float32, made.layout)
+    still = float((made.mean == made.broadcast).double().mean())
+    print(
+        f"P = {layout.size:,}; one client with {made.examples:,} examples; {still:.1%} of the weights still"
+    )
+    by_fraction("empirical Fisher", made.fisher, spec)
+    by_fraction("diagonal GGN", made.ggn, spec)
+    print("\n| tensor | codec | bytes | ratio | encode / decode MB/s |")
     print("|---|---|---|---|---|")
-    for name in CURVATURE:
-        print(line("diagonal GGN", name, curvature, layout), flush=True)
-    for name in MEAN:
-        print(line("client mean", name, mean, layout, broadcast), flush=True)
+    for name in ("csr:0.1", "bitmap:0.1", "best:0.1", "log8", "zstd", "bf16"):
+        print(line("diagonal GGN", name, made.ggn, layout), flush=True)
+    for name in ("zstd", "delta+zstd"):
+        print(line("client mean", name, made.mean, layout, made.broadcast), flush=True)
+    print(line("client's change", "topk:0.1", made.mean - made.broadcast, layout), flush=True)
+    if chosen.plot:
+        draw(chosen.plot, {"empirical Fisher": made.fisher, "diagonal GGN": made.ggn}, spec)
 
 
 if __name__ == "__main__":
