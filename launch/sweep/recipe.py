@@ -99,6 +99,7 @@ class Recipe:
     codecs: Mapping[str, str] = field(default_factory=dict)
     execution: Mapping[str, Any] = field(default_factory=dict)
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    repeat: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     table: tuple[Table, ...] = (Table(("test_accuracy@end", "test_nll@end", "MB@end")),)
     plot: tuple[Plot, ...] = ()
 
@@ -123,15 +124,16 @@ class Recipe:
     def rows(self) -> Iterator[Row]:
         """One per variant and point of the grids, in the order of the file."""
         for v in self.variant:
-            axes = {**self.grid, **v.grid}
-            for point in itertools.product(*axes.values()):
-                yield Row(v, dict(zip(axes, point, strict=True)))
+            for point in _points({**self.grid, **v.grid}):
+                yield Row(v, point)
 
     def trials(self) -> Iterator[Trial]:
-        """All runs: rows x seeds. Errors: UsageError naming row and key."""
+        """All runs: rows x seeds x repetitions. Errors: UsageError naming row and key."""
         for row in self.rows():
             for seed in self.seeds:
-                yield Trial(row, seed, self.configure(row, seed))
+                for point in _points(self.repeat):
+                    whole = Row(row.variant, {**row.point, **point})
+                    yield Trial(row, seed, self.configure(whole, seed))
 
     def configure(self, row: Row, seed: int) -> Experiment:
         """The experiment of a row, everything resolved: equal configurations are equal values."""

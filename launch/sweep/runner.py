@@ -7,15 +7,16 @@ import io
 import json
 import multiprocessing
 import os
+import select
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, convert
@@ -129,12 +130,11 @@ def _share(r: Running, pool: Pool) -> float:
 def _one(orders: str) -> None:
     """A child process: one run; its exit code is the command line's."""
     from launch.run import launch
-    from workers.forkserver import die_with_parent
 
-    values: Sequence[Mapping[str, Any]] = json.loads(orders)[:2]
-    die_with_parent(os.getppid())
-    experiment = convert(Experiment, values[0], "a sweep's experiment")
-    execution = convert(Execution, values[1], "a sweep's execution")
+    described, how, sweep = json.loads(orders)
+    threading.Thread(target=_end_with, args=(sweep,), daemon=True).start()
+    experiment = convert(Experiment, described, "a sweep's experiment")
+    execution = convert(Execution, how, "a sweep's execution")
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said):
@@ -145,6 +145,16 @@ def _one(orders: str) -> None:
     except BaseException:
         _leave(Path(str(execution.out)), traceback.format_exc())
         sys.exit(1)
+
+
+def _end_with(sweep: int) -> None:
+    """End this process when the sweep's ends, however that happens: its parent is the fork server, which
+    lives as long as any child, so PR_SET_PDEATHSIG would not do."""
+    with contextlib.suppress(ProcessLookupError):
+        ended = select.poll()
+        ended.register(os.pidfd_open(sweep), select.POLLIN)
+        ended.poll()
+    os._exit(1)
 
 
 def _leave(folder: Path, error: str) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,6 +108,18 @@ def test_a_recipe_is_its_grid(tmp_path: Path) -> None:
     } == {1, 2}
 
 
+def test_repetitions_are_averaged_over(tmp_path: Path) -> None:
+    text = RECIPE.replace("[grid]", '[repeat]\n"experiment.evaluate_on" = ["fold:1/2", "fold:2/2"]\n[grid]')
+    read = Recipe.read(recipe(tmp_path, text))
+    trials = list(read.trials())
+    assert len(trials) == 2 * len(list(Recipe.read(recipe(tmp_path)).trials()))
+    assert len(list(read.rows())) == 2 + 4
+    first = [t for t in trials if t.row == trials[0].row]
+    assert {(t.seed, t.experiment.evaluate_on) for t in first} == {
+        (s, f) for s in (0, 1) for f in ("fold:1/2", "fold:2/2")
+    }
+
+
 def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Path) -> None:
     plain = Recipe.read(
         recipe(tmp_path, 'title = "a"\n[[variant]]\nlabel = "x"\nexperiment = {algo = "fedavg"}')
@@ -176,3 +192,41 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     assert "3 of 6 runs failed" in result.output and "partition natural" in result.output
     assert "not run" in result.output
     assert sum(Pool(runs).done(t) for t in Recipe.read(path).trials()) == 3
+
+
+def test_no_run_outlives_a_killed_sweep(tmp_path: Path) -> None:
+    text = RECIPE.replace("rounds = 2", "rounds = 100000").replace("seeds = [0, 1]", "seeds = [0]")
+    path, runs = recipe(tmp_path, text), tmp_path / "runs"
+    command = [sys.executable, "-m", "launch", "sweep", str(path), "--runs", str(runs), "--jobs", "2"]
+    sweep = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len(list(runs.glob("*/metrics.jsonl"))) == 2, "two runs to start")
+        running = [p for p in children_of(sweep.pid) if p != sweep.pid]
+        assert len(running) >= 2
+    finally:
+        sweep.kill()
+        sweep.wait(timeout=10)
+    wait_until(lambda: not any(alive(p) for p in running), "the runs to end")
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.05)
+
+
+def children_of(pid: int) -> list[int]:
+    """All descendants, from /proc."""
+    found = [
+        int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()
+    ]
+    return found + [d for child in found for d in children_of(child)]
+
+
+def alive(pid: int) -> bool:
+    """Not even as a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
