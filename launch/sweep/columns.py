@@ -1,10 +1,12 @@
 """What a table or plot may show of a run: numbers read from its metrics.jsonl.
 
-METRIC@ROUND            mean over the `window` evaluated rounds that end at ROUND (a number, or end)
-max METRIC@ROUND        the maximum of them;  best METRIC@ROUND: of all rounds up to ROUND
-MB@ROUND                megabytes of the algorithm up to ROUND;  MB up@ROUND, MB down@ROUND
-rounds to VALUE         the first evaluated round with a test_accuracy of at least VALUE
-MB to VALUE             megabytes until then
+    METRIC@ROUND            mean over the `window` evaluated rounds that end at ROUND (a number, or end)
+    max METRIC@ROUND        the maximum of them;  best METRIC@ROUND: of all rounds up to ROUND
+    MB@ROUND                megabytes of the algorithm up to ROUND;  MB up@ROUND, MB down@ROUND
+    rounds to VALUE         the first evaluated round with a test_accuracy of at least VALUE
+    MB to VALUE             megabytes until then
+
+METRIC is a key of metrics.jsonl.
 """
 
 from __future__ import annotations

@@ -1,19 +1,22 @@
 """A recipe: which runs, which tables, which plots; read from one TOML file.
 
-title = "..."                        about = "text before the tables"      notes = "text behind them"
-seeds = [62, 63, 64]
-[experiment] [hyperparameters] [codecs] [execution]      as in `fedsim launch --config`, for all runs
-[grid]                               lists of values for dotted keys; all combinations
-"experiment.participation" = ["full", "0.3"]
-[[variant]]                          one line of the tables per variant and point of its grids
-label = "fedlap_cov"
-experiment = {algo = "fedlap_cov"}   hyperparameters = {delta = 0.01}      codecs = {precision = "best:0.1"}
-grid = {"hyperparameters.local.epochs" = [5, 10]}
-published = {"test_accuracy@50" = "80.5±0.6"}
-[[table]]                            columns are expressions of launch.sweep.columns
-title = "Accuracy"   columns = ["test_accuracy@10", "test_accuracy@50"]   window = 3
-[[plot]]
-file = "accuracy.png"   x = "MB"   y = "test_accuracy"
+    title = "..."               about = "text before the tables"      notes = "text behind them"
+    seeds = [62, 63, 64]
+    [experiment] [hyperparameters] [codecs] [execution]     as in `fedsim launch --config`, for all runs
+    [grid]                      lists of values for dotted keys; every combination is a line of the tables
+    "experiment.participation" = ["full", "0.3"]
+    [repeat]                    the same, but all of them in one line, averaged over as seeds are
+    "experiment.evaluate_on" = ["fold:1/3", "fold:2/3", "fold:3/3"]
+    [[variant]]                 an algorithm with its settings; may have a grid of its own
+    label = "fedlap_cov"
+    experiment = {algo = "fedlap_cov"}   hyperparameters = {delta = 0.01}   codecs = {precision = "csr:0.1"}
+    published = {"test_accuracy@50" = "80.5±0.6"}
+    [[table]]                   columns are expressions of launch.sweep.columns
+    title = "Accuracy"   columns = ["test_accuracy@10", "test_accuracy@50"]   window = 3
+    [[plot]]
+    file = "accuracy.png"   x = "MB"   y = "test_accuracy"
+
+A line of the file holds one key; they are side by side here to save space.
 """
 
 from __future__ import annotations
@@ -160,6 +163,12 @@ class Recipe:
         if data_dir is not None:
             given["data_dir"] = data_dir
         return convert(Execution, given, "[execution] of the recipe")
+
+
+def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """All combinations of the values of the axes."""
+    for point in itertools.product(*axes.values()):
+        yield dict(zip(axes, point, strict=True))
 
 
 def _known(path: Path, only: Iterable[str], labels: list[str], used: Iterable[str], keys: set[str]) -> None:
