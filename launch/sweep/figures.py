@@ -45,7 +45,7 @@ def draw(plot: Plot, results: Results, folder: Path) -> Path:
     axes.set_ylim(plot.low, plot.high)
     name = plot.x.partition(".")[2] if over_grid else {"MB": "megabytes, both directions"}.get(plot.x, plot.x)
     axes.set_xlabel(name)
-    axes.set_ylabel(heading(plot.y) + (" (%)" if percent(plot.y) else ""))
+    axes.set_ylabel(heading(plot.y).replace("@", " at round ") + (" (%)" if percent(plot.y) else ""))
     if plot.title:
         axes.set_title(plot.title, fontsize=11)
     axes.grid(alpha=0.25, linewidth=0.6)

@@ -1,0 +1,249 @@
+"""Bayesian-ADMM paper, Figure 4: two clients, one of them with outliers; ADMM against Bayesian-ADMM.
+
+    python docs/recipes/outlier.py      1 minute; writes docs/results/outlier.{png,md}
+
+Logistic regression in the plane, two weights and a bias. Data and settings: Moellenhoff et al. v2, Fig. 4, and
+main_illustration.py of their release (papers-and-code.md 4.7); the data are drawn anew from its description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from illustrations import Federation
+from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
+from report import BLACK, BLUE, ORANGE, SKY, VERMILION, Page, figure, options, table
+from torch import Tensor, nn
+
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.params import Net
+from fedsim.learning.shard import Shard
+from fedsim.learning.solvers import LocalTraining
+from fedsim.learning.von import VonTraining, von
+from fedsim.seeds import Stream
+from protocols.bayes_admm import BayesADMM
+from protocols.fedadmm import FedADMM
+
+
+@dataclass(frozen=True)
+class Settings:
+    """delta, rho and the rounds shown are the paper's; the solvers run until nothing changes any more."""
+
+    delta: float = 0.2
+    rho: float = 0.2
+    rounds: int = 50
+    admm_shown: tuple[int, ...] = (1, 3, 5)
+    bayes_shown: tuple[int, ...] = (1, 2)
+    gauss: VonTraining = VonTraining(steps=100, samples=64)
+    point: LocalTraining = LocalTraining(epochs=6000, batch_size=1000, lr=0.1, optimiser="sgd", momentum=0.8)
+    draws: int = 400
+    """Weights that a predictive probability is averaged over."""
+
+
+class Line(nn.Module):
+    """Logits (0, w'x + b) of the classes 0 and 1: three parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.pad(self.linear(inputs), (1, 0))
+
+
+def clients() -> tuple[Shard, Shard]:
+    """As main_illustration.py draws them, with the same generator and seed: 103 and 200 points."""
+    draws = np.random.RandomState(1)
+    left, right = np.tile([-5.0, 0.0], (50, 1)), np.tile([5.0, 0.0], (50, 1))
+    one = [
+        draws.normal(left[:45], 0.6),
+        draws.normal(left[45:], 6.0),
+        [[-2.5, -2.5], [-2.4, -2.6], [-2.5, -2.4]],
+        draws.normal(right, 0.6),
+    ]
+    draws = np.random.RandomState(1)
+    two = [draws.normal(np.tile(at, (100, 1)), 0.25) for at in ([-3.2, 0.2], [-0.4, 0.9])]
+    return shard(np.concatenate(one), 53), shard(np.concatenate(two), 100)
+
+
+def shard(points: np.ndarray, ones: int) -> Shard:
+    """The first `ones` points are of class 1."""
+    classes = (torch.arange(len(points)) < ones).long()
+    return Shard(Net(Line()), torch.from_numpy(points).float(), classes, 1.0)
+
+
+def pooled(shards: Sequence[Shard]) -> Shard:
+    return replace(
+        shards[0],
+        inputs=torch.cat([s.inputs for s in shards]),
+        targets=torch.cat([s.targets for s in shards]),
+    )
+
+
+def joint(shards: Sequence[Shard], how: Settings, *, mode: bool) -> Gaussian:
+    """The posterior of all data (VON without a federation), or the Laplace approximation at its mode."""
+    training = replace(how.gauss, samples=1) if mode else how.gauss
+    prior = Gaussian(torch.zeros(3).double(), how.delta * torch.eye(3).double())
+    rng = Stream(0, "joint", 1, 0)
+    return von(pooled(shards), torch.zeros(3), how=training, rng=rng, pull=prior, temperature=1.0).local
+
+
+@dataclass(frozen=True)
+class Known:
+    """After one round: what the clients sent, and the server's model."""
+
+    clients: tuple[Point | Gaussian, ...]
+    server: Point | Gaussian
+
+
+def play(federation: Federation, rounds: int) -> list[Known]:
+    """From round 1."""
+    path = []
+    for _ in range(rounds):
+        model = federation.play()
+        path.append(Known(tuple(known(up) for up in federation.ups.values()), model))
+    return path
+
+
+def known(up: object) -> Point | Gaussian:
+    """q_k of an upload."""
+    if not hasattr(up, "precision"):
+        return Point(up.mean)
+    rows, columns = torch.tril_indices(3, 3)
+    lower = torch.zeros(3, 3).double()
+    lower[rows, columns] = up.precision.double()
+    return Gaussian.at(up.mean, lower + lower.tril(-1).T)
+
+
+XLIM, YLIM = (-6.5, 7), (-3.2, 2.4)
+
+
+def probabilities(model: Point | Gaussian, x: Tensor, draws: int) -> Tensor:
+    """Of class 1 at x (n, 2); of a Gaussian averaged over samples of it."""
+    weights = [model.mean.double()]
+    if isinstance(model, Gaussian):
+        weights = list(model.samples(draws, torch.Generator().manual_seed(0)))
+    return torch.stack([(x @ w[:2].double() + w[2]).sigmoid() for w in weights]).mean(0)
+
+
+def scatter(axes: Axes, shards: Mapping[int, Shard]) -> None:
+    """Circles are class 1, squares class 0; dark client 1, light client 2."""
+    for client, shown in shards.items():
+        for label, marker, colours in ((1, "o", (VERMILION, ORANGE)), (0, "s", (BLUE, SKY))):
+            x = shown.inputs[shown.targets == label]
+            axes.scatter(*x.T, s=13, c=colours[client], marker=marker, edgecolors="white", linewidths=0.25)
+
+
+def boundary(axes: Axes, model: Point | Gaussian, round: int, strength: float, draws: int) -> None:
+    """Where p = 1/2, with the round's number, and of a Gaussian where p = 1/4 and 3/4."""
+    xs, ys = torch.linspace(*XLIM, 160).double(), torch.linspace(*YLIM, 100).double()
+    grid = torch.stack(torch.meshgrid(xs, ys, indexing="xy"), -1)
+    p = probabilities(model, grid.reshape(-1, 2), draws).reshape(len(ys), len(xs)).numpy()
+    shade = str(1 - strength)
+    if isinstance(model, Gaussian):
+        axes.contour(xs, ys, p, [0.25, 0.75], colors=shade, linewidths=0.9, linestyles="dashed")
+    lines = axes.contour(xs, ys, p, [0.5], colors=shade, linewidths=2)
+    for label in axes.clabel(lines, fmt={0.5: str(round)}, fontsize=11, colors=BLACK, inline_spacing=3):
+        label.set(rotation=0, path_effects=[withStroke(linewidth=2.5, foreground="white")])
+
+
+def draw(paths: Mapping[str, list[Known]], shards: Sequence[Shard], how: Settings, page: Page) -> None:
+    drawn, rows = figure(11.5, 5.4, 2, 3, sharex=True, sharey=True)
+    everyone = dict(enumerate(shards))
+    for (name, path), row, shown in zip(paths.items(), rows, (how.admm_shown, how.bayes_shown), strict=True):
+        for column, axes in enumerate(row):
+            scatter(axes, everyone if column == 2 else {column: shards[column]})
+            for place, round in enumerate(shown, 1):
+                now = path[round - 1]
+                model = now.server if column == 2 else now.clients[column]
+                boundary(axes, model, round, 0.3 + 0.7 * place / len(shown), how.draws)
+            axes.set(xlim=XLIM, ylim=YLIM, xticks=[], yticks=[])
+            axes.spines[["top", "right"]].set_visible(True)
+            axes.set_title(f"{name}: " + ("server" if column == 2 else f"client {column + 1}"))
+    page.picture(drawn, "decision boundaries of clients and server after some rounds")
+
+
+def divergence(q: Gaussian, p: Gaussian) -> float:
+    """KL(q || p) of two full Gaussians."""
+    S, R = torch.as_tensor(q.precision).double(), torch.as_tensor(p.precision).double()
+    away = q.mean.double() - p.mean.double()
+    trace = torch.linalg.solve(S, R).trace() - len(away)
+    return float((trace + away @ R @ away + torch.logdet(S) - torch.logdet(R)) / 2)
+
+
+def errors(model: Point | Gaussian, everything: Shard, draws: int) -> int:
+    """Training examples on the wrong side."""
+    p = probabilities(model, everything.inputs.double(), draws)
+    return int(((p > 0.5) != (everything.targets == 1)).sum())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    torch.set_num_threads(1)
+    chosen = options(__doc__.splitlines()[0], argv)
+    page = Page("outlier", "Outliers: ADMM and Bayesian-ADMM in the plane", chosen)
+    how = Settings()
+    if chosen.quick:
+        short = replace(how.point, epochs=100)
+        how = replace(how, rounds=5, gauss=VonTraining(samples=4), point=short, draws=20)
+    shards, start = clients(), torch.zeros(3)
+    paths = {
+        "ADMM": play(
+            Federation(FedADMM(delta=how.delta, rho=how.rho, local=how.point), shards, start), how.rounds
+        ),
+        "Bayesian-ADMM": play(
+            Federation(BayesADMM(delta=how.delta, rho=how.rho, local=how.gauss), shards, start), how.rounds
+        ),
+    }
+    targets = {"ADMM": joint(shards, how, mode=True), "Bayesian-ADMM": joint(shards, how, mode=False)}
+    everything = pooled(shards)
+    page.add(TEXT.format(how=how, sizes=[s.size for s in shards]))
+    draw(paths, shards, how, page)
+    rows = []
+    for name, path in paths.items():
+        goal = targets[name]
+        rows.append(
+            [
+                f"{name}, all data in one place",
+                "",
+                "",
+                errors(goal if name != "ADMM" else Point(goal.mean), everything, how.draws),
+            ]
+        )
+        for round in (1, 2, 3, 5, 10, 20, 50):
+            if round <= len(path):
+                model = path[round - 1].server
+                far = float((model.mean.double() - goal.mean).norm() / goal.mean.norm())
+                apart = f"{divergence(model, goal):.2g}" if isinstance(model, Gaussian) else ""
+                rows.append(
+                    [
+                        f"{name}, round {round}",
+                        f"{100 * far:.2g} %",
+                        apart,
+                        errors(model, everything, how.draws),
+                    ]
+                )
+    page.add(
+        table(
+            [
+                "server's model",
+                "relative error of the mean",
+                "KL to the joint posterior",
+                f"wrong of {everything.size}",
+            ],
+            rows,
+        )
+    )
+    page.add(SEEN)
+    page.write()
+
+
+TEXT = """TODO {how.delta} {sizes}"""
+SEEN = """TODO"""
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What the recipes share: their command line, a Markdown page with its circumstances, one style of figure."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[2]
+BLACK, ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = (
+    "#000000",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+)
+"""Okabe and Ito's palette, which colour-blind readers can tell apart."""
+STYLE = {
+    "figure.dpi": 130,
+    "figure.constrained_layout.use": True,
+    "font.size": 10,
+    "axes.titlesize": 10.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 4.5,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "svg.hashsalt": "fedsim",
+}
+
+
+def options(what: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    """`--out` and `--quick`, which every recipe has."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of the results")
+    parser.add_argument("--quick", action="store_true", help="a few seconds' worth; shows that it runs")
+    return parser.parse_args(argv)
+
+
+def figure(width: float, height: float, rows: int, columns: int, **how: object) -> tuple[Figure, object]:
+    """An empty figure in the common style, and its axes as plt.subplots gives them."""
+    plt.rcParams.update(STYLE)
+    return plt.subplots(rows, columns, figsize=(width, height), **how)  # type: ignore[arg-type]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table: the first column to the left, numbers to the right."""
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+@dataclass
+class Page:
+    """A result page that its recipe writes: `name` is that of the script and of its pictures."""
+
+    name: str
+    title: str
+    options: argparse.Namespace
+    parts: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+    def add(self, text: str) -> None:
+        """A paragraph, a list, a table or a heading; tables are printed too."""
+        if text.startswith("|"):
+            print(text, flush=True)
+        self.parts.append(text.strip())
+
+    def picture(self, drawn: Figure, alt: str) -> None:
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        drawn.savefig(self.options.out / f"{self.name}.png", metadata={"Software": None})
+        plt.close(drawn)
+        self.parts.append(f"![{alt}]({self.name}.png)")
+
+    def write(self) -> Path:
+        """The page with its circumstances at the end. Returns its path."""
+        command = f"python docs/recipes/{self.name}.py" + (" --quick" if self.options.quick else "")
+        head = [f"# {self.title}", f"Written by `{command}`; do not edit by hand."]
+        if self.options.quick:
+            head.append("**A quick run: the numbers mean nothing.**")
+        seconds = time.perf_counter() - self.started
+        foot = ["## Circumstances", circumstances(seconds)]
+        path: Path = self.options.out / f"{self.name}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n\n".join([*head, *self.parts, *foot]) + "\n")
+        print(f"{path} after {seconds:.0f} s", flush=True)
+        return path
+
+
+def circumstances(seconds: float) -> str:
+    """Run time, machine, commit and versions, as a list."""
+    names = ("torch", "numpy", "scikit-learn", "matplotlib")
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    return "\n".join(
+        [
+            f"- run time {seconds:.0f} s on one thread of {processor()}; load of the machine at the end "
+            f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+            f"- commit {commit()}",
+            f"- Python {platform.python_version()}, {versions}",
+        ]
+    )
+
+
+def commit() -> str:
+    """Short hash of HEAD, and whether code under it was changed."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "fedsim", "protocols")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + (
+        ", with uncommitted changes" if changed else ""
+    )
+
+
+def processor() -> str:
+    """The processor's name, where Linux tells it."""
+    info = Path("/proc/cpuinfo")
+    if sys.platform == "linux" and info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
