@@ -205,12 +205,12 @@ real shards (a linear layer, the Gaussian likelihood, minibatch gradients) under
 - MB-SGD: one batch of {how.epoch_batch} per client and round, server learning rate {how.mbsgd_lr:g}.
 """
 SEEN = """
-**What we see.** The paper's picture. FedAvg with 100 steps goes to the mean of the clients' optima within
-two rounds and stays there; with 10 steps it stops a little earlier on the way. MB-SGD needs twenty rounds
-and ends near the optimum, within the noise of one batch. FedPA reaches the optimum's neighbourhood in ten
+**What we see.** The paper's picture. FedAvg with 100 steps goes to the mean of the clients' optima in one
+round and stays there; with 10 steps it stops a little earlier on the way. MB-SGD needs twenty rounds and
+ends near the optimum, within the noise of one batch. FedPA reaches the optimum's neighbourhood in ten
 rounds; with 10 samples it keeps moving, because the covariance of 10 samples is noise itself, with 100 it
-stays three to four times closer. The last column tells bias from noise: it is what is left when the
-iterates of all runs are averaged.
+stays two to three times closer. The last column tells bias from noise: it is what is left when the
+iterates of all runs are averaged, for FedPA with 100 samples 1.3 of FedAvg's 18.3.
 
 **Differs from the paper.**
 

@@ -27,9 +27,8 @@ class LeastSquares(Shard):
     """A client whose every batch is drawn anew, without replacement within the batch.
 
     This is how the paper's library draws (alshedivat/fedpa), and what the theory of iterate averaging takes
-    for granted: the noise of two steps is independent. The shards of an experiment go through a shuffled
-    epoch instead, so the noise of an epoch's gradients sums to nearly nothing, and a sample that averages
-    whole epochs varies too little.
+    for granted: the noise of two steps is independent. `iasg` draws so by itself (batches = "independent");
+    the other solvers go through a shuffled epoch, whose gradients' noise sums to nearly nothing.
     """
 
     def batches(self, size: int, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:

@@ -54,19 +54,33 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.5, 3.0])
-@pytest.mark.parametrize(("dims", "samples"), [(50, 10), (200, 30), (1000, 100)])
+@pytest.mark.parametrize(("dims", "samples"), [(10, 100), (50, 10), (200, 30), (1000, 100)])
 def test_three_ways_to_the_delta_agree(dims: int, samples: int, rho: float) -> None:
+    """Sigma's condition number is at most 470 here. Measured against the dense solve: 4e-16 .. 4e-14 both."""
     start, x = drawn(dims, samples)
     exact = dense(start, x, rho)
-    assert error(posterior_delta(start, x, rho), exact) < 1e-11  # measured 1e-15 .. 1e-13
-    assert error(recurrence(start, x, rho)[-1], exact) < 1e-10  # measured 1e-15 .. 1e-12
+    assert error(posterior_delta(start, x, rho), exact) < 1e-12
+    assert error(recurrence(start, x, rho)[-1], exact) < 1e-12
 
 
-def test_every_prefix_of_the_samples_gives_its_own_delta() -> None:
-    start, x = drawn(40, 12)
-    for t, found in enumerate(recurrence(start, x, 0.7), 1):
-        assert error(found, dense(start, x[:t], 0.7)) < 1e-12
-        assert error(posterior_delta(start, x[:t], 0.7), dense(start, x[:t], 0.7)) < 1e-12
+@pytest.mark.parametrize(("dims", "samples", "rho"), [(10, 100, 3.0), (40, 12, 0.7), (1000, 100, 1.0)])
+def test_every_prefix_of_the_samples_gives_its_own_delta(dims: int, samples: int, rho: float) -> None:
+    """All three ways, after each of the samples. Measured: at most 2e-14."""
+    start, x = drawn(dims, samples)
+    for t, found in enumerate(recurrence(start, x, rho), 1):
+        exact = dense(start, x[:t], rho)
+        assert error(found, exact) < 1e-12
+        assert error(posterior_delta(start, x[:t], rho), exact) < 1e-12
+
+
+@pytest.mark.parametrize("rho", [1e2, 1e4, 1e6])
+def test_large_rho_and_more_samples_than_dimensions_cost_digits(rho: float) -> None:
+    """The delta is then what is left of nearly equal vectors, about 1 / rho of them, in the product form and
+    in the recurrence. Measured at rho = 1e6: 3e-9 and 4e-10."""
+    start, x = drawn(10, 100)
+    exact = dense(start, x, rho)
+    assert error(posterior_delta(start, x, rho), exact) < 1e-14 * rho
+    assert error(recurrence(start, x, rho)[-1], exact) < 1e-14 * rho
 
 
 def test_one_sample_is_fedavgs_delta_and_no_shrinkage_is_the_means() -> None:

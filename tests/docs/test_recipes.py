@@ -1,0 +1,67 @@
+"""The recipes run in their quick form and write their page and picture."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
+STUDIES = {
+    "fedpa_figure_1": ("fedpa_figure_1.png", "fedpa_figure_1.md"),
+    "fedpa_table_1": ("fedpa_table_1.md",),
+    "fedpa_figures_3_4": ("fedpa_figures_3_4.png", "fedpa_figures_3_4.md"),
+}
+
+
+@pytest.fixture
+def recipes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The folder on the path, as when a script in it is run; threads and modules as before afterwards."""
+    monkeypatch.syspath_prepend(str(RECIPES))
+    threads, before = torch.get_num_threads(), set(sys.modules)
+    yield
+    torch.set_num_threads(threads)
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == RECIPES:
+            del sys.modules[name]
+
+
+def recipe(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+@pytest.mark.usefixtures("recipes")
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_quick_run_writes_its_page(name: str, tmp_path: Path) -> None:
+    recipe(name).main(["--quick", "--out", str(tmp_path)])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(STUDIES[name])
+    page = (tmp_path / f"{name}.md").read_text()
+    assert f"python docs/recipes/{name}.py --quick" in page
+    for word in ("run time", "commit", "torch", "The paper"):
+        assert word in page
+
+
+@pytest.mark.usefixtures("recipes")
+def test_every_recipe_of_this_kind_is_run_here() -> None:
+    scripts = {path.stem for path in RECIPES.glob("fedpa_*.py") if "def main(" in path.read_text()}
+    assert scripts == set(STUDIES)
+
+
+@pytest.mark.usefixtures("recipes")
+@pytest.mark.parametrize("rho", [0.0, 0.1, 1.0])
+def test_the_streamed_recurrence_gives_every_prefixs_delta(rho: float) -> None:
+    """Appendix C against one product (which the tests of posterior_averaging hold against a dense solve)."""
+    from fedsim.learning.posterior_averaging import posterior_delta
+
+    draws = torch.Generator().manual_seed(0)
+    start, x = torch.randn(80, generator=draws).double(), torch.randn(30, 80, generator=draws).double()
+    folded = recipe("fedpa_recurrence").Recurrence(start, rho, len(x))
+    for t in range(1, len(x) + 1):
+        folded.add(x[t - 1])
+        exact = posterior_delta(start, x[:t], rho)
+        assert (folded.delta - exact).norm() < 1e-13 * exact.norm()
