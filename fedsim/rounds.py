@@ -42,7 +42,8 @@ class Joined:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A worker's upload has arrived whole; its values are checked when it is folded."""
+    """A worker has answered a task: its upload is here whole, to be checked when it is folded; or, if the
+    schedule says that this client is gone, it has said that nothing will come."""
 
     worker: int
     task: TaskId
@@ -77,8 +78,11 @@ class Open:
 
 @dataclass(frozen=True)
 class Give:
+    """gone: the client gets the broadcast, as the ledger shall know, and computes nothing."""
+
     worker: int
     task: TaskId
+    gone: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,16 +235,23 @@ class RoundMachine:
 
     def _next_exchange(self) -> list[Command]:
         self._exchange += 1
-        people = self._turnout.participants
+        people = self._present()
         self._to_fold = deque(sorted(people))
         self._arrived = set()
-        self._folding = any(k not in self._turnout.lost for k in people)
+        self._folding = any(k not in self._turnout.lost | self._turnout.gone for k in people)
         for k in sorted(people, key=lambda k: (-self.cost(k), k)):
             # within a round a client goes on from its own draft, also if the schedule loses what it sends
             base = self._reached.get(k, self.versions[k])
             task = TaskId(self.round, self._exchange, k, base)
             self._waiting.setdefault(self._home.get(k, ANYWHERE), deque()).append(task)
         return [Open(self.round, self._exchange, tuple(sorted(people)), self._folding)]
+
+    def _present(self, later: bool = False) -> tuple[int, ...]:
+        """Whom this exchange is with: whoever is gone got the broadcast of the first one and no other."""
+        people = self._turnout.participants
+        if later or self._exchange > 1:
+            return tuple(k for k in people if k not in self._turnout.gone)
+        return people
 
     def _on_arrived(self, event: Arrived) -> list[Command]:
         task = event.task
@@ -252,6 +263,8 @@ class RoundMachine:
         commands: list[Command] = []
         while self._to_fold and self._to_fold[0] in self._arrived:
             k = self._to_fold.popleft()
+            if k in self._turnout.gone:
+                continue
             self._reached[k] = version(self.round, self._exchange, self.exchanges, self.setup)
             if k in self._turnout.lost:
                 commands.append(Drop(k))
@@ -269,7 +282,7 @@ class RoundMachine:
         return self._exchange_done()
 
     def _exchange_done(self) -> list[Command]:
-        if self._exchange < (self.exchanges if self.round else self.setup):
+        if self._exchange < (self.exchanges if self.round else self.setup) and self._present(later=True):
             return self._next_exchange()
         return self._commit() + self._next_round()
 
@@ -323,7 +336,7 @@ class RoundMachine:
                     self._home[task.client] = worker
                     self._load[worker].append(task)
                     self._in_flight[task] = worker
-                    commands.append(Give(worker, task))
+                    commands.append(Give(worker, task, task.client in self._turnout.gone))
                 elif self._to_score and not waiting:
                     commands.append(self._give_score(worker))
         return commands

@@ -1,62 +1,287 @@
-"""Who takes part: pure functions of (seed, round, roster)."""
+"""Who takes part: pure functions of (seed, round, roster).
+
+A schedule is a base, which draws the participants, and what happens to some of them:
+
+    BASE[+gone:P][+lost:P]        such as 0.3, coin:0.3, markov:0.1,0.5+lost:0.05, trace:who.csv
+
+gone: a client gets the broadcast and sends nothing back. lost: its upload arrives and is not folded. Both
+strike a participant with probability P, independently, and are drawn apart from the base, so that a base
+gives the same people with and without them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 
-from fedsim.errors import UsageError
+import numpy as np
+import numpy.typing as npt
+
+from fedsim import traces
+from fedsim.errors import DataError, UsageError, unknown
 from fedsim.seeds import Stream
 
 
 @dataclass(frozen=True)
 class Turnout:
-    """One round's schedule: who takes part, and whose upload is lost before the fold."""
+    """One round's schedule, ids ascending: who gets the broadcast; whose upload is lost before the fold; who
+    sends none."""
 
     participants: tuple[int, ...]
     lost: frozenset[int] = frozenset()
+    gone: frozenset[int] = frozenset()
 
 
 Schedule = Callable[[int], Turnout]
 """From the round (counted from 1) to its turnout."""
 
+People = Callable[[int], Sequence[int]]
+"""From the round to the ids that take part, ascending."""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who could take part: K clients, N_k of each (empty: not known), and the seed of the draws."""
+
+    clients: int
+    seed: int
+    sizes: tuple[int, ...] = ()
+
+    def draws(self, round: int, purpose: str = "participation") -> np.random.Generator:
+        return Stream(self.seed, purpose, round).numpy("uniform")
+
+
+@dataclass(frozen=True)
+class Base:
+    """A line of `fedsim list schedules`. make(arguments, roster) gives the people of a round."""
+
+    name: str
+    usage: str
+    about: str
+    make: Callable[[tuple[str, ...], Roster], People]
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A spec taken apart: its base with arguments, and the chances of gone and lost."""
+
+    base: Base
+    arguments: tuple[str, ...]
+    chances: Mapping[str, float] = field(default_factory=dict)
+
+
+def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ()) -> Schedule:
+    """The schedule that `--participation` names.
+
+    Errors: UsageError if it names none or does not fit the clients, DataError for a bad trace.
+    """
+    roster = Roster(clients, seed, sizes)
+    chosen = _parse(spec)
+    people = chosen.base.make(chosen.arguments, roster)
+
+    def turnout(round: int) -> Turnout:
+        present = tuple(people(round))
+        gone = _struck(present, chosen.chances.get("gone", 0.0), roster, round, "gone")
+        lost = _struck(present, chosen.chances.get("lost", 0.0), roster, round, "lost")
+        return Turnout(present, lost - gone, gone)
+
+    return turnout
+
+
+def _struck(people: tuple[int, ...], chance: float, roster: Roster, round: int, what: str) -> frozenset[int]:
+    """Those whom it strikes: one draw per client of the roster, so that it does not matter who else came."""
+    if not chance:
+        return frozenset()
+    drawn = roster.draws(round, what).random(roster.clients)
+    return frozenset(k for k in people if drawn[k] < chance)
+
+
+# ---- bases
+
+
+def _full(arguments: tuple[str, ...], roster: Roster) -> People:
+    everyone = tuple(range(roster.clients))
+    return lambda round: everyone
+
+
+def _uniform(count: int, roster: Roster) -> People:
+    """`count` clients without replacement, fresh every round."""
+    if count == roster.clients:
+        return _full((), roster)
+    return lambda round: _ascending(roster.draws(round).choice(roster.clients, count, replace=False))
+
+
+def _coin(arguments: tuple[str, ...], roster: Roster) -> People:
+    chance = _probability("coin", arguments[0])
+    return lambda round: _ascending(np.flatnonzero(roster.draws(round).random(roster.clients) < chance))
+
+
+def _robin(arguments: tuple[str, ...], roster: Roster) -> People:
+    count = _number_of_clients("robin", arguments[0], roster)
+    return lambda round: _ascending((np.arange(count) + (round - 1) * count) % roster.clients)
+
+
+def _by_size(arguments: tuple[str, ...], roster: Roster) -> People:
+    """Without replacement, chances in proportion to N_k at every draw."""
+    count = _number_of_clients("size", arguments[0], roster)
+    if not roster.sizes:
+        raise UsageError("--participation size:N needs to know how much data every client has")
+    weights = np.array(roster.sizes, dtype=np.float64)
+    chances = weights / weights.sum()
+    return lambda round: _ascending(
+        roster.draws(round).choice(roster.clients, count, replace=False, p=chances)
+    )
+
+
+def _markov(arguments: tuple[str, ...], roster: Roster) -> People:
+    """Each client is on or off; `leave` and `come` are the chances of a change from round to round. Round 1
+    is drawn from the long run, come / (come + leave)."""
+    leave, come = (_probability("markov", text) for text in arguments)
+    if not leave + come:
+        raise UsageError("--participation markov:0,0 would never change, and has no long run to start from")
+    known: dict[int, npt.NDArray[np.bool_]] = {}
+
+    def on(round: int) -> npt.NDArray[np.bool_]:
+        """From the last round that is known, or from the first."""
+        at = max((r for r in known if r <= round), default=0)
+        state = known.get(at, np.zeros(roster.clients, dtype=bool))
+        for r in range(at + 1, round + 1):
+            drawn = roster.draws(r).random(roster.clients)
+            state = drawn < (come / (come + leave) if r == 1 else np.where(state, 1 - leave, come))
+        known.clear()
+        known[round] = state
+        return state
+
+    return lambda round: _ascending(np.flatnonzero(on(round)))
+
+
+def _trace(arguments: tuple[str, ...], roster: Roster) -> People:
+    """A CSV file with the columns round and client; rounds that it does not name are empty."""
+    path = Path(arguments[0])
+    rounds: dict[int, set[int]] = {}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = csv.DictReader(file)
+            if not {"round", "client"} <= set(rows.fieldnames or ()):
+                raise DataError(f"trace {path}: the first line names the columns round and client")
+            for number, row in enumerate(rows, start=2):
+                round, client = _whole(row["round"]), _whole(row["client"])
+                if round is None or round < 1 or client is None or client >= roster.clients:
+                    raise DataError(
+                        f"trace {path}, line {number}: rounds count from 1, clients from 0 to "
+                        f"{roster.clients - 1}; here they are {row['round']!r} and {row['client']!r}"
+                    )
+                rounds.setdefault(round, set()).add(client)
+    except OSError as e:
+        raise UsageError(f"--participation trace:{path}: {e.strerror}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"trace {path} is not a text file") from None
+    turnouts = {r: tuple(sorted(people)) for r, people in rounds.items()}
+    return lambda round: turnouts.get(round, ())
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text and text.strip().isdecimal() else None
+
+
+def _ascending(ids: npt.NDArray[np.int64]) -> tuple[int, ...]:
+    return tuple(np.sort(ids).tolist())
+
+
+_SHARE = Base("0.3", "0.3", "that share of the clients, uniformly, fresh every round", _full)
+_COUNT = Base("3", "3", "that many clients, uniformly, fresh every round", _full)
+
+BASES: Mapping[str, Base] = MappingProxyType(
+    {
+        base.name: base
+        for base in (
+            Base("full", "full", "every client, every round", _full),
+            _SHARE,
+            _COUNT,
+            Base("coin", "coin:P", "each client with probability P; a round may be empty", _coin),
+            Base("robin", "robin:N", "N clients in turn: 0 to N-1, then N to 2N-1, ...", _robin),
+            Base("size", "size:N", "N clients, drawn in proportion to their number of examples", _by_size),
+            Base(
+                "markov",
+                "markov:LEAVE,COME",
+                "clients go off and come back with these chances from round to round",
+                _markov,
+            ),
+            Base("trace", "trace:FILE", "as a CSV file says, columns round and client", _trace),
+        )
+    }
+)
+
 SPECS = {
-    "full": "every client, every round",
-    "0.3": "a share of the clients (a number with a point, at most 1), uniformly, fresh every round",
-    "3": "that many clients (a whole number), uniformly, fresh every round",
+    **{base.usage: base.about for base in BASES.values()},
+    "...+gone:P": "behind any of them: with probability P a participant gets the broadcast and sends nothing",
+    "...+lost:P": "behind any of them: with probability P an upload arrives and is not folded",
 }
 
 
-def schedule(spec: str, *, clients: int, seed: int) -> Schedule:
-    """The schedule that `--participation` names. Errors: UsageError if it names none."""
-    count = _count(spec, clients)
-    if count == clients:
-        everyone = Turnout(tuple(range(clients)))
-        return lambda round: everyone
-
-    def uniform(round: int) -> Turnout:
-        drawn = Stream(seed, "participation", round).numpy("uniform").choice(clients, count, replace=False)
-        return Turnout(tuple(sorted(int(k) for k in drawn)))
-
-    return uniform
+# ---- specs
 
 
-def _count(spec: str, clients: int) -> int:
-    """How many clients take part per round; a share is rounded, and is at least one client."""
-    if spec == "full":
-        return clients
+def _parse(spec: str) -> _Chosen:
+    """Errors: UsageError."""
+    first, *modifiers = traces.split(spec) if spec.startswith(traces.PREFIX) else spec.split("+")
+    chances: dict[str, float] = {}
+    for modifier in modifiers:
+        name, _, chance = modifier.partition(":")
+        if name not in ("gone", "lost") or name in chances:
+            raise UsageError(f"--participation {spec!r}: behind a + stands gone:P or lost:P, once each")
+        chances[name] = _probability(name, chance)
+    name, colon, rest = first.partition(":")
+    if not colon and name not in ("full", *(b for b in BASES if b.isalpha())):
+        return _Chosen(_counted(first), (), chances)
+    if name not in BASES:
+        raise unknown("schedule", name, [b.usage for b in BASES.values()])
+    base = BASES[name]
+    arguments = (rest,) if name == "trace" else tuple(rest.split(",")) if colon else ()
+    wanted = base.usage.count(",") + 1 if ":" in base.usage else 0
+    if len(arguments) != wanted or not all(arguments):
+        raise UsageError(f"--participation {spec!r}: write {base.usage}")
+    return _Chosen(base, arguments, chances)
+
+
+def _counted(text: str) -> Base:
+    """A share (a number with a point) or a count of clients; a share is at least one client."""
+
+    def make(arguments: tuple[str, ...], roster: Roster) -> People:
+        try:
+            if "." in text:
+                share = float(text)
+                if 0 < share <= 1:
+                    return _uniform(max(1, round(share * roster.clients)), roster)
+            elif 0 < int(text) <= roster.clients:
+                return _uniform(int(text), roster)
+        except ValueError:
+            pass
+        raise UsageError(
+            f"--participation {text!r}: give 'full', a share such as 0.3, a number of clients from 1 to "
+            f"{roster.clients}, or one of fedsim list schedules"
+        )
+
+    return Base(text, text, "", make)
+
+
+def _probability(name: str, text: str) -> float:
     try:
-        if "." in spec:
-            share = float(spec)
-            if 0 < share <= 1:
-                return max(1, round(share * clients))
-        else:
-            count = int(spec)
-            if 0 < count <= clients:
-                return count
+        value = float(text)
     except ValueError:
-        pass
-    raise UsageError(
-        f"--participation {spec!r}: give 'full', a share such as 0.3, "
-        f"or a number of clients from 1 to {clients}"
-    )
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise UsageError(f"--participation {name}: {text!r} is no probability from 0 to 1")
+    return value
+
+
+def _number_of_clients(name: str, text: str, roster: Roster) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= roster.clients:
+        raise UsageError(
+            f"--participation {name}:{text}: give a number of clients from 1 to {roster.clients}"
+        )
+    return int(text)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsim import plugin
+from fedsim import plugin, traces
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import DEFAULTS, Experiment, convert, parse_setting, read_toml
 from launch.execution import Execution
@@ -36,6 +36,8 @@ def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
     for key in ("algo", "model", "dataset"):  # a user's file, wherever a worker's working directory is
         if isinstance(values.get(key), str) and plugin.is_spec(values[key]):
             values[key] = plugin.absolute(values[key])
+    if isinstance(values.get("participation"), str):
+        values["participation"] = traces.absolute(values["participation"])
     values.setdefault("clients", resolved.workers or CLIENTS_IN_PROCESS)
     return convert(Experiment, values, f"[experiment] of {config}" if config else "the options"), resolved
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -11,10 +12,11 @@ from typing import Any, Literal
 
 from rich.markup import escape
 
-from fedsim import plugin
+from fedsim import plugin, traces
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.problem import Problem
+from fedsim.rounds import Commit
 from fedsim.schedules import Schedule, schedule
 from fedsim.wire.ledger import Entry, Ledger
 from launch.display import Display
@@ -51,7 +53,9 @@ class Session:
     ledger: Ledger = field(default_factory=Ledger)
     last_round: int = 0
     last_metrics: Mapping[str, Any] | None = None
-    participations: int = 0
+    took_part: Counter[int] = field(default_factory=Counter)
+    folded: Counter[int] = field(default_factory=Counter)
+    """How often, by client."""
     messages: int = 0
 
     @staticmethod
@@ -64,9 +68,11 @@ class Session:
         # before denormals are flushed: "> 0" is stored as ">= the smallest denormal", which would be 0
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
         fix_numerics(experiment.threads, "cpu" if execution.workers else device)
-        turnouts = schedule(experiment.participation, clients=experiment.clients, seed=experiment.seed)
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
+        turnouts = schedule(
+            experiment.participation, clients=experiment.clients, seed=experiment.seed, sizes=problem.sizes
+        )
         default = RunDir.default_path(experiment.algo, experiment.seed)
         rundir = RunDir(Path(execution.out) if execution.out else default)
         display = Display(problem.experiment.rounds, quiet)
@@ -82,7 +88,8 @@ class Session:
             "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
             "params": problem.net.layout.size,
             "client_sizes": list(problem.sizes),
-            "sources": plugin.sources((experiment.algo, experiment.model, experiment.dataset)),
+            "sources": plugin.sources((experiment.algo, experiment.model, experiment.dataset))
+            | traces.digest(experiment.participation),
         }
 
     def run(self, supervisor: Supervisor, wakeup: Wakeup) -> None:
@@ -118,7 +125,8 @@ class Session:
             error=error,
             rounds=self.last_round,
             metrics=self.last_metrics,
-            participations=self.participations,
+            took_part=[self.took_part[k] for k in range(len(self.problem.clients))],
+            folded=[self.folded[k] for k in range(len(self.problem.clients))],
             messages=self.messages,
             outcome=outcome,
             states=self._states(),
@@ -209,13 +217,15 @@ class Session:
 
     # ---- Observer
 
-    def committed(self, round: int, participants: int, entries: list[Entry]) -> None:
+    def committed(self, commit: Commit, entries: list[Entry]) -> None:
         self.rundir.append_ledger(entries)
-        self.last_round = round
+        self.last_round = commit.round
         algorithm = self.problem.algorithm
-        self.participations += participants if round else 0
-        self.messages += participants * len(algorithm.exchanges_in(round))
-        self.display.committed(round)
+        if commit.round:
+            self.took_part.update(commit.participants)
+            self.folded.update(commit.folded)
+        self.messages += len(commit.participants) * len(algorithm.exchanges_in(commit.round))
+        self.display.committed(commit.round)
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         # JSON has no NaN: a diverged model has null

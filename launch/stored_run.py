@@ -72,7 +72,12 @@ class StoredRun:
     def largest_participant(self) -> int:
         """Of the next round, the client with the most examples; of an empty round, of all."""
         experiment = self.problem.experiment
-        turnouts = schedule(experiment.participation, clients=experiment.clients, seed=experiment.seed)
+        turnouts = schedule(
+            experiment.participation,
+            clients=experiment.clients,
+            seed=experiment.seed,
+            sizes=self.problem.sizes,
+        )
         people = turnouts(self.round + 1).participants or range(experiment.clients)
         return max(people, key=lambda k: self.problem.sizes[k])
 

@@ -67,13 +67,15 @@ def summarise(
     error: str | None,
     rounds: int,
     metrics: Mapping[str, Any] | None,
-    participations: int,
+    took_part: list[int],
+    folded: list[int],
     messages: int,
     outcome: Outcome | None,
     states: ClientStates,
 ) -> dict[str, Any]:
     """summary.json. units_of_p: per client and exchange, all layers (docs/decisions/005); messages: how
-    often a client took part in an exchange."""
+    often a client took part in an exchange; took_part and folded: rounds per client, in which it got the
+    broadcast and in which its upload counted."""
     params = problem.net.layout.size
     down, up = ledger.bytes_of("algorithm", "down"), ledger.bytes_of("algorithm", "up")
     summary: dict[str, Any] = {
@@ -88,7 +90,9 @@ def summarise(
         "bytes": ledger.nested(),
         "bytes_down": down,
         "bytes_up": up,
-        "participations": participations,
+        "participations": sum(took_part),
+        "took_part": took_part,
+        "folded": folded,
         "units_of_p_down": down / (4 * params * messages) if messages else 0.0,
         "units_of_p_up": up / (4 * params * messages) if messages else 0.0,
         "seconds_to_first_round": None,

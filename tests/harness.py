@@ -21,6 +21,7 @@ from fedsim import plugin
 from fedsim.algorithm import Algorithm
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.problem import Problem
+from fedsim.rounds import Commit
 from fedsim.schedules import Schedule, Turnout, schedule
 from fedsim.wire.ledger import Entry, Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, decode, encode, open_letter, references, seal
@@ -83,7 +84,7 @@ class Recorder:
     entries: list[Entry] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
 
-    def committed(self, round: int, participants: int, entries: list[Entry]) -> None:
+    def committed(self, commit: Commit, entries: list[Entry]) -> None:
         self.entries += entries
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
@@ -144,7 +145,7 @@ def play(
         (folder / name).mkdir(parents=True)
     experiment, kind = problem.experiment, problem.algorithm.client_type
     turnouts = turnouts or schedule(
-        experiment.participation, clients=experiment.clients, seed=experiment.seed
+        experiment.participation, clients=experiment.clients, seed=experiment.seed, sizes=problem.sizes
     )
     ledger, recorder = Ledger(), Recorder()
     states = ClientStates(folder / "state", kind)

@@ -57,7 +57,7 @@ DEATH_DEADLINE = 1.0
 class Observer(Protocol):
     """Who writes and shows what happens."""
 
-    def committed(self, round: int, participants: int, entries: list[Entry]) -> None: ...
+    def committed(self, commit: Commit, entries: list[Entry]) -> None: ...
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
 
@@ -196,6 +196,8 @@ class Coordinator:
             raise self._failure(worker, letter)
         elif h.kind == "upload":
             self._upload(worker, letter)
+        elif h.kind == "absent":
+            self._absent(worker, letter)
         elif h.kind == "score":
             self._scored(worker, letter)
         else:
@@ -219,6 +221,15 @@ class Coordinator:
         self.board[task.round].seconds_clients += seconds
         self._seconds_clients += seconds
         self._handle(Arrived(worker, task))
+
+    def _absent(self, worker: int, letter: Letter) -> None:
+        """A client that the schedule takes out after the download."""
+        task = task_of(letter)
+        self.journal.append("gone", round=task.round, client=task.client)
+        try:
+            self._handle(Arrived(worker, task))
+        except ProtocolError as e:
+            raise TaskError(str(e)) from None
 
     def _take_fold(self) -> None:
         try:
@@ -255,9 +266,10 @@ class Coordinator:
             match command:
                 case Open():
                     self._open(command)
-                case Give(worker, task):
+                case Give(worker, task, gone):
+                    kind = "gone" if gone else "task"
                     header = Header(
-                        VERSION, "task", self.run_name, 1, task.round, task.exchange, task.client, task.base
+                        VERSION, kind, self.run_name, 1, task.round, task.exchange, task.client, task.base
                     )
                     self._give(worker, header)
                 case rounds.Score(worker, round, chunk):
@@ -332,6 +344,7 @@ class Coordinator:
         """The round is folded: hand the checkpoint over, remember the model, take the time."""
         r, now = command.round, time.monotonic()
         about = self.board.open(r, command.participants)
+        about.folded = command.folded
         self.journal.append("commit", round=r, folded=list(command.folded))
         self.checkpoints.commit(r, self.server, command.versions, command.folded)
         about.seconds, self._round_began = now - self._round_began, now
@@ -346,7 +359,7 @@ class Coordinator:
     def _record(self, commit: Commit) -> None:
         """Ledger rows of a committed round, and its traffic for metrics.jsonl."""
         r, ledger = commit.round, self.endpoint.ledger
-        self.observer.committed(r, len(commit.participants), ledger.close(r))
+        self.observer.committed(commit, ledger.close(r))
         about = self.board[r]
         about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
         about.committed = True

@@ -13,7 +13,7 @@ from fedsim.learning.metrics import EXTRA, Measure, added
 from fedsim.problem import Score
 
 RESERVED = {
-    *("round", "participants", "test_accuracy", "test_nll", "bytes_down", "bytes_up"),
+    *("round", "participants", "folded", "test_accuracy", "test_nll", "bytes_down", "bytes_up"),
     *("ensemble_accuracy", "ensemble_nll"),
     *EXTRA,
 }
@@ -29,6 +29,7 @@ class RoundRecord:
 
     number: int
     participants: tuple[int, ...] = ()
+    folded: tuple[int, ...] = ()
     seconds: float = 0.0
     seconds_clients: float = 0.0
     bytes_down: int = 0
@@ -56,6 +57,7 @@ class RoundRecord:
         return {
             "round": self.number,
             "participants": list(self.participants),
+            **({"folded": list(self.folded)} if self.folded != self.participants and self.number else {}),
             **measure.numbers(reduce(added, (s.tally for s in scores))),
             **ensemble,
             "bytes_down": self.bytes_down,

@@ -96,6 +96,8 @@ class WorkerRuntime:
                 raise WireError(f"a letter of run {h.run!r}; worker {self.index} serves {self.run!r}")
             if h.kind == "task":
                 return self._train(letter)
+            if h.kind == "gone":
+                return self._reply("absent", letter)
             if h.kind == "evaluate":
                 return self._score(letter)
             raise WireError(f"worker {self.index} got a letter of kind {h.kind!r}")

@@ -18,11 +18,13 @@ from fedsim.wire.messages import DTYPES
 
 KINDS = {
     "task": "algorithm",
+    "gone": "algorithm",
     "upload": "algorithm",
     "evaluate": "simulation",
     "score": "simulation",
 }
-"""Kinds of letters by kind of entry; every other letter is control."""
+"""Kinds of letters by kind of entry; every other letter is control. A "gone" letter is a task, byte for byte
+as long, to a client that the schedule takes out after the download."""
 
 
 class Entry(NamedTuple):

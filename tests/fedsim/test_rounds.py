@@ -62,7 +62,8 @@ class World:
         for _ in range(rounds):
             people = rng.sample(range(clients), rng.choice([0, 1, clients // 2, clients, clients]))
             lost = frozenset(k for k in people if rng.random() < rng.choice([0, 0.3, 1]))
-            turnouts.append(Turnout(tuple(sorted(people)), lost))
+            gone = frozenset(k for k in people if rng.random() < rng.choice([0, 0, 0.3, 1]))
+            turnouts.append(Turnout(tuple(sorted(people)), lost - gone, gone))
         return World(
             clients, rounds, rng.randint(1, 2), tuple(turnouts), rng.choice([0, 1, 3]), rng.randint(1, 3)
         )
@@ -91,10 +92,13 @@ class World:
         versions = [0] * self.clients
         for r, turnout in enumerate(self.turnouts, 1):
             people = turnout.participants
-            folded = tuple(k for k in people if k not in turnout.lost)
+            here = tuple(k for k in people if k not in turnout.gone)
+            folded = tuple(k for k in here if k not in turnout.lost)
             for e in range(1, self.exchanges + 1) if people else ():
-                out.append(Open(r, e, people, bool(folded)))
-                out += [Drop(k) if k in turnout.lost else Release(k) for k in people]
+                if e > 1 and not here:
+                    break
+                out.append(Open(r, e, here if e > 1 else people, bool(folded)))
+                out += [Drop(k) if k in turnout.lost else Release(k) for k in here]
                 out += [Close()] if folded else []
             for k in folded:
                 versions[k] = r * self.exchanges
@@ -111,8 +115,10 @@ class World:
                 base = versions[k]
                 for e in range(1, self.exchanges + 1):
                     out.add(TaskId(r, e, k, base))
+                    if k in turnout.gone:
+                        break
                     base = (r - 1) * self.exchanges + e
-                if k not in turnout.lost:
+                if k not in turnout.lost | turnout.gone:
                     versions[k] = base
         return out
 
@@ -197,8 +203,9 @@ class Simulator:
                 case Open():
                     assert not self.closed
                     self.open, self.released, self.arrived = command, [], set()
-                case Give(worker, task):
+                case Give(worker, task, gone):
                     assert self.open is not None
+                    assert gone == bool(task.round and task.client in self.world.turnout(task.round).gone)
                     assert (task.round, task.exchange) == (self.open.round, self.open.exchange)
                     self.given.append(task)
                     self.held[worker].append(task)
@@ -208,7 +215,8 @@ class Simulator:
                     self.released.append(client)
                 case Close():
                     assert self.open is not None
-                    assert tuple(self.released) == self.open.participants
+                    gone = self.world.turnout(self.open.round).gone if self.open.round else frozenset()
+                    assert tuple(self.released) == tuple(k for k in self.open.participants if k not in gone)
                     self.closed = True
                 case Commit(0):
                     assert not self.closed, "committed while a fold is under way"
