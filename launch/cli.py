@@ -196,3 +196,18 @@ def sweep(
     folder = Path(out) if out else None
     jobs = jobs or cores()
     run(Path(recipe), out=folder, runs=Path(runs), side_by_side=jobs, data_dir=data_dir, dry=dry_run)
+
+
+@main.command("schedule", short_help="Print a participation schedule as a grid.")
+@click.argument("spec", metavar="SCHEDULE")
+@click.option("--clients", type=click.IntRange(min=1), metavar="N", default=10, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), metavar="R", default=20, show_default=True)
+@click.option("--seed", type=int, metavar="S", default=0, show_default=True)
+def schedule_(spec: str, clients: int, rounds: int, seed: int) -> None:
+    """Print who takes part when, as --participation SCHEDULE with these clients and this seed.
+
+    size:N is drawn here as if client k had k + 1 examples.
+    """
+    from launch.schedule_grid import show
+
+    show(spec, clients=clients, rounds=rounds, seed=seed, sizes=tuple(range(1, clients + 1)))
