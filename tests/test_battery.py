@@ -31,7 +31,7 @@ from torch import Tensor
 
 from fedsim.experiment import build_algorithm, resolved_hyperparameters
 from fedsim.problem import Problem
-from fedsim.schedules import Turnout
+from fedsim.schedules import Turnout, schedule
 from fedsim.wire.codecs import codec
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import decode, encode
@@ -362,7 +362,20 @@ SCHEDULES = {
     "all uploads of a round lost": (EVERYONE, Turnout((0, 1), frozenset({0, 1})), EVERYONE),
     "first round lost": (Turnout((0, 1, 2), frozenset({0, 1, 2})), EVERYONE),
     "empty rounds": (NOBODY, EVERYONE, NOBODY, NOBODY, EVERYONE, NOBODY),
+    "gone after the download": (
+        Turnout((0, 1, 2), frozenset(), frozenset({1})),
+        Turnout((0, 1), frozenset(), frozenset({0, 1})),
+        EVERYONE,
+    ),
+    "a coin, with losses of both kinds": tuple(
+        schedule("coin:0.7+gone:0.3+lost:0.3", clients=CLIENTS, seed=5)(r) for r in range(1, 6)
+    ),
 }
+
+
+def back(turnout: Turnout) -> set[int]:
+    """Whose uploads are folded."""
+    return set(turnout.participants) - turnout.lost - turnout.gone
 
 
 @pytest.mark.parametrize("turnouts", SCHEDULES.values(), ids=SCHEDULES.keys())
@@ -373,18 +386,17 @@ def test_server_and_clients_stay_consistent(
     run = play(problem, tmp_path / "run", listed(*turnouts))
     assert sums_error(run) < SUMS
     exchanges = len(algorithm().exchanges)
-    folded = [
-        max((r for r, t in enumerate(turnouts, 1) if k in set(t.participants) - t.lost), default=0)
-        for k in range(CLIENTS)
-    ]
+    folded = [max((r for r, t in enumerate(turnouts, 1) if k in back(t)), default=0) for k in range(CLIENTS)]
     setup = len(algorithm().setup)
     assert run.outcome.versions == tuple(setup + r * exchanges for r in folded)
     assert [m["round"] for m in run.metrics] == list(range(len(turnouts) + 1))
     for r, turnout in enumerate(turnouts, 1):
         rows = {(e.client, e.direction) for e in run.entries if e.kind == "algorithm" and e.round == r}
-        assert rows == {(k, d) for k in turnout.participants for d in ("up", "down")}
+        up = set(turnout.participants) - turnout.gone
+        assert rows == {(k, "down") for k in turnout.participants} | {(k, "up") for k in up}
         assert run.metrics[r]["participants"] == list(turnout.participants)
-        if not set(turnout.participants) - turnout.lost:  # nothing was folded, so nothing has changed
+        assert run.metrics[r].get("folded", list(turnout.participants)) == sorted(back(turnout))
+        if not back(turnout):  # nothing was folded, so nothing has changed
             assert run.metrics[r]["test_nll"] == run.metrics[r - 1]["test_nll"]
             if r > max(1, len(turnouts) - 2):  # three checkpoints are kept
                 before, after = run.checkpoint(r - 1), run.checkpoint(r)
