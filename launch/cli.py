@@ -211,3 +211,23 @@ def schedule_(spec: str, clients: int, rounds: int, seed: int) -> None:
     from launch.schedule_grid import show
 
     show(spec, clients=clients, rounds=rounds, seed=seed, sizes=tuple(range(1, clients + 1)))
+
+
+@main.command(short_help="Show where a run's bytes went.")
+@click.argument("run", type=click.Path())
+@click.option(
+    "--by",
+    type=click.Choice(["kind", "field", "round", "client"]),
+    help="One table, in full.  [all four, cut]",
+)
+@click.option("--all", "everything", is_flag=True, help="Control and simulation traffic too.  [algorithm]")
+@click.option("--cumulative", is_flag=True, help="Sums so far, by round.")
+@click.option("--csv", "export", metavar="FILE", help="Write round,sender,receiver,bytes.")
+def ledger(run: str, by: str | None, everything: bool, cumulative: bool, export: str | None) -> None:
+    """Show a run's ledger: by kind, field and layer, round, client; broadcasts per recipient and once."""
+    from pathlib import Path
+
+    from launch.ledger_table import show
+
+    out = Path(export) if export else None
+    show(Path(run), by=by or "", everything=everything, cumulative=cumulative, export=out)

@@ -1,0 +1,163 @@
+"""A run folder read back, for notebooks, reports and comparisons.
+
+from launch.reading import Run, run_experiment
+run = Run.open("runs/20261121-fedlap_cov-0")          # or run_experiment(algo="fedlap", rounds=5)
+run.metrics["test_accuracy"];  run.ledger.groupby("field")["bytes"].sum();  run.model()
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas
+
+from fedsim.errors import DataError, UsageError
+from fedsim.wire.ledger import COLUMNS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FORMAT = 1
+TEXT = ("kind", "direction", "message", "field", "layer", "codec")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder; every part is read when it is asked for. Errors: UsageError, DataError."""
+
+    path: Path
+
+    @staticmethod
+    def open(path: str | Path) -> Run:
+        """Errors: UsageError if there is no run of this format."""
+        run = Run(Path(path))
+        if run.manifest.get("format") != FORMAT:
+            raise UsageError(f"{path}: its manifest has format {run.manifest.get('format')!r}, not {FORMAT}")
+        return run
+
+    @cached_property
+    def manifest(self) -> Mapping[str, Any]:
+        return self._json("manifest.json")
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        """Written when a run ends, however it ends."""
+        return self._json("summary.json")
+
+    @property
+    def experiment(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.manifest["experiment"]
+        return found
+
+    @property
+    def params(self) -> int:
+        """P."""
+        return int(self.experiment["params"])
+
+    @property
+    def label(self) -> str:
+        """The algorithm, with its codecs if it has any."""
+        codecs = self.experiment.get("codecs") or {}
+        chosen = ", ".join(f"{field} {codec}" for field, codec in codecs.items())
+        return str(self.experiment["algo"]) + (f" ({chosen})" if chosen else "")
+
+    @cached_property
+    def metrics(self) -> pandas.DataFrame:
+        """One line per evaluated round, as in metrics.jsonl; MB_down, MB_up and MB are sums so far."""
+        path = self._file("metrics.jsonl")
+        try:
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+        except ValueError as e:
+            raise DataError(f"{path} is damaged: {e}") from None
+        frame = pandas.DataFrame(lines)
+        for side in ("down", "up"):
+            frame[f"MB_{side}"] = frame[f"bytes_{side}"].cumsum() / 1e6 if len(frame) else []
+        frame["MB"] = frame["MB_down"] + frame["MB_up"]
+        return frame
+
+    @cached_property
+    def ledger(self) -> pandas.DataFrame:
+        """ledger.csv; '' where a text does not apply, -1 where a number does not."""
+        path = self._file("ledger.csv")
+        try:
+            frame = pandas.read_csv(path, dtype=dict.fromkeys(TEXT, "str"), keep_default_na=False)
+        except ValueError as e:
+            raise DataError(f"{path} is damaged: {e}") from None
+        if tuple(frame.columns) != COLUMNS:
+            raise DataError(
+                f"{path} has the columns {', '.join(frame.columns)}; {', '.join(COLUMNS)} are due"
+            )
+        return frame
+
+    def model(self) -> nn.Module:
+        """The final model, rebuilt from the manifest, with the weights of model.safetensors, in eval mode.
+
+        Needs the data set's files only for its shape of inputs, as the run did.
+        """
+        from safetensors.torch import load_file
+
+        from launch.stored_run import StoredRun
+
+        stored = StoredRun.open(self.path)
+        weights = load_file(self._file("model.safetensors"))
+        module = stored.problem.net.module
+        for name, parameter in module.named_parameters():
+            parameter.data.copy_(weights[name])
+        return module.eval()
+
+    def _file(self, name: str) -> Path:
+        path = self.path / name
+        if not path.is_file():
+            raise UsageError(
+                f"{self.path} is no run folder, or its run did not get so far: there is no {name}"
+            )
+        return path
+
+    def _json(self, name: str) -> Mapping[str, Any]:
+        path = self._file(name)
+        try:
+            found = json.loads(path.read_text())
+        except ValueError as e:
+            raise DataError(f"{path} is damaged: {e}") from None
+        if not isinstance(found, dict):
+            raise DataError(f"{path} is damaged: it holds no object")
+        return found
+
+
+def run_experiment(
+    *, workers: int = 0, out: str | Path | None = None, data_dir: str | Path | None = None, **experiment: Any
+) -> Run:
+    """Run an experiment with the keys of Experiment, as `fedsim launch` does: the same bits, quietly.
+
+    workers 0 runs in this process, which a notebook wants. Errors: any FedsimError.
+    """
+    from launch.options import resolve
+    from launch.run import launch
+
+    hyperparameters = experiment.pop("hyperparameters", {})
+    codecs = experiment.pop("codecs", {})
+    given: dict[str, Any] = {**experiment, "workers": workers}
+    for key, value in (("out", out), ("data_dir", data_dir)):
+        if value is not None:
+            given[key] = str(value)
+    given["settings"] = tuple(f"{key}={_toml(value)}" for key, value in _dotted(hyperparameters))
+    given["codecs"] = tuple(f"{field}={codec}" for field, codec in codecs.items())
+    made, execution = resolve(given)
+    return Run.open(launch(made, execution, quiet=True))
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
