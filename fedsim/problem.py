@@ -86,6 +86,23 @@ class Problem:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
         return problem
 
+    @staticmethod
+    def outline(
+        experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any], data_dir: Path | None
+    ) -> Problem:
+        """What messages need, without a split: every client has the one example 0. For plans of any K.
+
+        Errors: as build, but for the partition.
+        """
+        experiment = resolved(experiment, algorithm)
+        dataset = load_dataset(experiment.dataset, data_dir)
+        net = _network(experiment, dataset, torch.device("cpu"))
+        algorithm.check(net.layout.size)
+        clients = (np.zeros(1, dtype=np.int64),) * experiment.clients
+        problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot(), 1.0)
+        problem.codecs  # noqa: B018  (checks the names)
+        return problem
+
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """N_k of all clients."""

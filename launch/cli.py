@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -31,78 +32,98 @@ def main() -> None:
     """
 
 
+_EXPERIMENT = (
+    click.option("--algo", metavar="NAME", help="Algorithm, or path/to/file.py:CLASS.  [fedlap_cov]"),
+    click.option("--workers", type=int, metavar="K", help="Worker processes; 0: in process.  [10]"),
+    click.option(
+        "--clients",
+        type=int,
+        metavar="N",
+        help="Clients.  [as many as workers, 10 with --workers 0]",
+    ),
+    click.option("--rounds", type=int, metavar="R", help="Rounds.  [20; bcm 1]"),
+    click.option(
+        "--dataset",
+        metavar="NAME",
+        help="Data set (fedsim list datasets), or path/to/file.py:NAME.  [digits]",
+    ),
+    click.option("--fraction", type=float, metavar="F", help="Share of the training data in use.  [1.0]"),
+    click.option(
+        "--inputs",
+        type=click.Choice(["raw", "scaled"]),
+        help="Features as stored, or scaled.  [per data set]",
+    ),
+    click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]"),
+    click.option(
+        "--partition", metavar="SPEC", help="Split over clients (fedsim list partitions).  [two_dirichlet]"
+    ),
+    click.option(
+        "--model",
+        metavar="NAME",
+        help="Model (fedsim list models), or path/to/file.py:NAME.  [the algorithm's default]",
+    ),
+    click.option(
+        "--participation", metavar="S", help="full, a share (0.3) or a count (3) per round.  [full]"
+    ),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A hyperparameter (fedsim describe ALGO); repeatable.",
+    ),
+    click.option(
+        "--codec",
+        "codecs",
+        multiple=True,
+        metavar="FIELD=CODEC",
+        help="Encoding of a message field, or up.FIELD / down.FIELD; repeatable.",
+    ),
+    click.option(
+        "--error-feedback",
+        is_flag=True,
+        default=None,
+        help="Add to an upload what a lossy codec took from the client's last one.",
+    ),
+    click.option("--seed", type=int, metavar="S", help="Seed of all random streams.  [0]"),
+    click.option("--eval-every", type=int, metavar="N", help="Evaluate every N rounds.  [1]"),
+    click.option(
+        "--evaluate-on",
+        metavar="ROWS",
+        help="test, or held out: unused:N training rows, or fold:I/N of the clients' rows.  [test]",
+    ),
+    click.option(
+        "--eval-samples",
+        type=int,
+        metavar="N",
+        help="Posterior samples averaged beside the mean, 0: none.  [per algorithm]",
+    ),
+    click.option("--threads", type=int, metavar="T", help="Threads per task; may change bits.  [1]"),
+    click.option(
+        "--devices", metavar="LIST", help="auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).  [auto]"
+    ),
+    click.option("--transport", type=click.Choice(["ipc", "tcp"]), help="How frames travel.  [ipc]"),
+    click.option("--out", metavar="DIR", help="Run folder.  [runs/<time>-<algo>-<seed>]"),
+    click.option(
+        "--patience", type=float, metavar="SECONDS", help="Stop if nothing happens for so long.  [3600]"
+    ),
+    click.option(
+        "--config",
+        metavar="FILE",
+        help="TOML file with [experiment], [hyperparameters], [codecs], [execution].",
+    ),
+)
+
+
+def _experiment(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of launch, which plan has, too."""
+    for option in reversed(_EXPERIMENT):
+        command = option(command)
+    return command
+
+
 @main.command(short_help="Run an experiment with real worker processes.")
-@click.option("--algo", metavar="NAME", help="Algorithm, or path/to/file.py:CLASS.  [fedlap_cov]")
-@click.option("--workers", type=int, metavar="K", help="Worker processes; 0: in process.  [10]")
-@click.option(
-    "--clients",
-    type=int,
-    metavar="N",
-    help="Clients.  [as many as workers, 10 with --workers 0]",
-)
-@click.option("--rounds", type=int, metavar="R", help="Rounds.  [20; bcm 1]")
-@click.option(
-    "--dataset", metavar="NAME", help="Data set (fedsim list datasets), or path/to/file.py:NAME.  [digits]"
-)
-@click.option("--fraction", type=float, metavar="F", help="Share of the training data in use.  [1.0]")
-@click.option(
-    "--inputs", type=click.Choice(["raw", "scaled"]), help="Features as stored, or scaled.  [per data set]"
-)
-@click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
-@click.option(
-    "--partition", metavar="SPEC", help="Split over clients (fedsim list partitions).  [two_dirichlet]"
-)
-@click.option(
-    "--model",
-    metavar="NAME",
-    help="Model (fedsim list models), or path/to/file.py:NAME.  [the algorithm's default]",
-)
-@click.option("--participation", metavar="S", help="full, a share (0.3) or a count (3) per round.  [full]")
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A hyperparameter (fedsim describe ALGO); repeatable.",
-)
-@click.option(
-    "--codec",
-    "codecs",
-    multiple=True,
-    metavar="FIELD=CODEC",
-    help="Encoding of a message field, or up.FIELD / down.FIELD; repeatable.",
-)
-@click.option(
-    "--error-feedback",
-    is_flag=True,
-    default=None,
-    help="Add to an upload what a lossy codec took from the client's last one.",
-)
-@click.option("--seed", type=int, metavar="S", help="Seed of all random streams.  [0]")
-@click.option("--eval-every", type=int, metavar="N", help="Evaluate every N rounds.  [1]")
-@click.option(
-    "--evaluate-on",
-    metavar="ROWS",
-    help="test, or held out: unused:N training rows, or fold:I/N of the clients' rows.  [test]",
-)
-@click.option(
-    "--eval-samples",
-    type=int,
-    metavar="N",
-    help="Posterior samples averaged beside the mean, 0: none.  [per algorithm]",
-)
-@click.option("--threads", type=int, metavar="T", help="Threads per task; may change bits.  [1]")
-@click.option(
-    "--devices", metavar="LIST", help="auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).  [auto]"
-)
-@click.option("--transport", type=click.Choice(["ipc", "tcp"]), help="How frames travel.  [ipc]")
-@click.option("--out", metavar="DIR", help="Run folder.  [runs/<time>-<algo>-<seed>]")
-@click.option(
-    "--patience", type=float, metavar="SECONDS", help="Stop if nothing happens for so long.  [3600]"
-)
-@click.option(
-    "--config", metavar="FILE", help="TOML file with [experiment], [hyperparameters], [codecs], [execution]."
-)
+@_experiment
 def launch(**options: Any) -> None:
     """Run an experiment and leave a run folder.
 
@@ -231,3 +252,19 @@ def ledger(run: str, by: str | None, everything: bool, cumulative: bool, export:
 
     out = Path(export) if export else None
     show(Path(run), by=by or "", everything=everything, cumulative=cumulative, export=out)
+
+
+@main.command(short_help="Cost an experiment on the wire without running it.")
+@_experiment
+def plan(**options: Any) -> None:
+    """Say what the same launch would send, from its schedule and its messages' sizes, without training.
+
+    Equal to the ledger of the run to the byte where no codec's size depends on the values; at most that
+    elsewhere. Costs a million clients, too: fedsim plan --clients 1000000 --rounds 1000 --participation 0.001
+    """
+    from launch.options import resolve
+
+    experiment, execution = resolve(options)
+    from launch.plan import show
+
+    show(experiment, execution)

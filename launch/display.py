@@ -64,9 +64,8 @@ class Display:
             self._progress.stop()
             self._live = False
 
-    def bill(self, summary: Mapping[str, Any], out: str) -> None:
-        """The summary table: what the run cost on the wire, by meaning."""
-        self.stop()
+    def traffic(self, summary: Mapping[str, Any]) -> None:
+        """What the algorithm cost on the wire, by meaning: a table."""
         table = Table(title=None, pad_edge=False, box=None, header_style="bold")
         table.add_column("algorithm traffic")
         for direction in ("down", "up"):
@@ -92,6 +91,11 @@ class Display:
         )
         self.console.print()
         self.console.print(table)
+
+    def bill(self, summary: Mapping[str, Any], out: str) -> None:
+        """The end of a run: its traffic, and what came of it."""
+        self.stop()
+        self.traffic(summary)
         other = ", ".join(
             f"{kind} {grouped(sum(_total(sides) for sides in directions.values()))}"
             for kind, directions in summary["bytes"].items()

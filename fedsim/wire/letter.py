@@ -182,7 +182,7 @@ def references(down: object) -> dict[str, Tensor]:
     return {f.name: getattr(down, f.name) for f in schema(type(down)) if f.python is Tensor}
 
 
-def _spec(f: Field, shape: tuple[int, ...], dtype: str, layout: Layout | None) -> Spec:
+def field_spec(f: Field, shape: tuple[int, ...], dtype: str, layout: Layout | None) -> Spec:
     """What both sides know of a field: one over the parameters has the model's layers."""
     layers = layout if f.kind.dims == ("P",) else None
     return Spec.of(shape, DTYPES[dtype], layers, positive=f.kind.positive)
@@ -212,7 +212,7 @@ def encode(
             )
         chosen = codec(codecs.get(f.name, "dense"))
         dtype = "u8" if tensor.dtype == torch.uint8 else f.kind.dtype
-        spec = _spec(f, shape, dtype, layout)
+        spec = field_spec(f, shape, dtype, layout)
         name, parts = pack_or_dense(chosen, tensor, spec, (refs or {}).get(f.name))
         frames += [data for _, data in parts]
         described = tuple(PartHeader(layer, data.nbytes, digest(data)) for layer, data in parts)
@@ -257,7 +257,7 @@ def decode(
         frames = letter.frames[at : at + len(h.parts)]
         at += len(h.parts)
         parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
-        spec = _spec(f, h.shape, h.dtype, layout)
+        spec = field_spec(f, h.shape, h.dtype, layout)
         tensor = unpack_checked(h.codec, parts, spec, about, (refs or {}).get(f.name))
         values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, about)
     _same_rows(expected, values, whose)
