@@ -1,4 +1,4 @@
-"""What the illustrations share: a command line with a data folder, digits by pairs, a federation in memory."""
+"""What the illustrations share: a command line with a data folder, few digits, a federation in memory."""
 
 from __future__ import annotations
 

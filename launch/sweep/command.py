@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DiskError, TaskError, UsageError
 from launch.sweep.figures import draw
 from launch.sweep.page import write_page
@@ -63,10 +63,17 @@ def _write(file: Path, out: Path, results: Results, grids: list[Grid], console: 
         plots = [draw(p, results, out) for p in results.recipe.plot]
         page = out / f"{file.stem}.md"
         write_csv(out / f"{file.stem}.csv", results)
-        write_page(page, results, grids, plots, shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+        write_page(page, results, grids, plots, _command(file, out, results))
     except OSError as e:
         raise DiskError(f"cannot write to {out}: {e.strerror}") from None
     console.print(f"page: {page}", soft_wrap=True)
+
+
+def _command(file: Path, out: Path, results: Results) -> str:
+    """What a reader types to get the page."""
+    info = (DATASETS.get(t.experiment.dataset) for t in results.trials)
+    data = ["--data-dir", "DIR"] if any(i is not None and i.files for i in info) else []
+    return shlex.join(["fedsim", "sweep", str(file), *data, "--out", str(out)])
 
 
 def _print(console: Console, g: Grid) -> None:
