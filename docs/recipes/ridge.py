@@ -271,40 +271,41 @@ def main(argv: Sequence[str] | None = None) -> None:
     page.write()
 
 
-TEXT = """The first {how.images} images of MNIST at {how.side}×{how.side} pixels, one-hot squared loss, P = {P:,};
-{how.clients} clients with the digits (0, 1), (2, 3), .. (8, 9) ({sizes} images); δ = {how.delta:g}; all
-clients in every round; local problems in closed form. The algorithms are the registered ones and their messages
-are rounded to float32, as on the wire, but no process or socket takes part. The least global loss is
-{least:.4f}; the release's plot has 161.1069 as a constant."""
-SEEN = """Error: |w_g − w*| / |w*| of the server's mean after that many rounds. Rounds to a percentage: the first
-with a global loss at w_g that close to the least. MB: 4 bytes (float64: 8) for every number of a message that one
-client sends or receives until then, without headers.
+TEXT = """The first {how.images} images of MNIST at {how.side}×{how.side} pixels, one-hot squared loss, P =
+{P:,}; {how.clients} clients with the digits (0, 1), (2, 3), .. (8, 9) ({sizes} images); δ = {how.delta:g};
+all clients in every round; local problems in closed form. The algorithms are the registered ones and their
+messages are rounded to float32, as on the wire, but no process or socket takes part. The least global loss
+is {least:.4f}; the release's plot has 161.1069 as a constant."""
+SEEN = """Error: |w_g − w*| / |w*| of the server's mean after that many rounds. Rounds to a percentage: the
+first with a global loss at w_g that close to the least. MB: 4 bytes (float64: 8) for every number of a
+message that one client sends or receives until then, without headers.
 
-**The paper** (v2 Fig. 5a) shows the global loss at client 1's own solution against rounds: Bayesian-ADMM is at the
-least loss after one round; BregmanADMM and ADMM approach it over ten.
+**The paper** (v2 Fig. 5a) shows the global loss at client 1's own solution against rounds: Bayesian-ADMM is
+at the least loss after one round; BregmanADMM and ADMM approach it over ten.
 
-**What we see.** The same order. Proposition D.1 holds to the last digit that float32 messages carry: an error of
-{exact:.0e} after one round, {wide:.0e} with float64 messages. ADMM with its best ρ needs {rounds} rounds to come
-within 1 %. Less flattering:
+**What we see.** The same order. Proposition D.1 holds to the last digit that float32 messages carry: an
+error of {exact:.0e} after one round, {wide:.0e} with float64 messages. ADMM with its best ρ needs {rounds}
+rounds to come within 1 %. Less flattering:
 
 - Undamped PVI is exact after one round too. On quadratics with full covariance nothing tells the two apart.
 - The property hangs on ρ = 1/K: with ρ = 1 Bayesian-ADMM is as slow as damped PVI.
-- It hangs on the full covariance: with a diagonal one Bayesian-ADMM (ρ = 1) is no faster than the best ADMM, and
-  with ρ = 1/K it diverges.
-- Rounds are not bytes. A round with full covariance is P + P(P+1)/2 numbers each way, {ratio:.0f} times ADMM's P.
-  ADMM is within 1 % after {mb_admm:.2f} MB per client and within 0.01 % after {mb_close:.2f} MB, Bayesian-ADMM
-  after {mb_full:.2f} MB.
+- It hangs on the full covariance: with a diagonal one Bayesian-ADMM (ρ = 1) is no faster than the best
+  ADMM, and with ρ = 1/K it diverges.
+- Rounds are not bytes. A round with full covariance is P + P(P+1)/2 numbers each way, {ratio:.0f} times
+  ADMM's P. ADMM is within 1 % after {mb_admm:.2f} MB per client and within 0.01 % after {mb_close:.2f} MB,
+  Bayesian-ADMM after {mb_full:.2f} MB.
 - The released ADMM setting, ρ = 200, is not its best: {best} needs half the rounds. Preconditioning with a
-  fixed diagonal, a member of the paper's family without an experiment there, needs one round less than that.
-- BregmanADMM's server converges, but client 1's solution does not: its global loss settles at {bregman:.1f},
-  because the duals are not natural gradients.
+  fixed diagonal, a member of the paper's family without an experiment there, needs one round less than
+  that.
+- BregmanADMM's server converges, but client 1's solution does not: its global loss settles at
+  {bregman:.1f}, because the duals are not natural gradients.
 
-**Deviations.** q_g starts at the prior, as the proposition needs. The release starts at precision 1 with δ = 25,
-with which (by algebra) the first round is not exact. The release's plot shows every second round and numbers them
-0, 1, 2, ..: its "round 1" is the second one, in which client 1 has received the first result. In round 1 every
-client knows its own data only, so the left curves first rise. BregmanADMM runs with the released dual and without
-our bound on the dual. The best ρ of ADMM is that of {how.penalties}, of preconditioned ADMM that of
-{how.ratios}, by rounds to 1 %."""
+**Deviations.** q_g starts at the prior, as the proposition needs. The release starts at precision 1 with δ
+= 25, with which (by algebra) the first round is not exact. The release's plot shows every second round and
+numbers them 0, 1, 2, ..: its "round 1" is the second one, in which client 1 has received the first result.
+In round 1 every client knows its own data only, so the left curves first rise. BregmanADMM runs with the
+released dual and without our bound on the dual. The best ρ of ADMM is that of {how.penalties}, of
+preconditioned ADMM that of {how.ratios}, by rounds to 1 %."""
 
 if __name__ == "__main__":
     main()
