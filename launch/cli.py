@@ -103,6 +103,12 @@ _EXPERIMENT = (
         "--devices", metavar="LIST", help="auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).  [auto]"
     ),
     click.option("--transport", type=click.Choice(["ipc", "tcp"]), help="How frames travel.  [ipc]"),
+    click.option(
+        "--verify-bytes",
+        is_flag=True,
+        default=None,
+        help="Compare the ledger with the kernel's count of the streams (tcp).",
+    ),
     click.option("--out", metavar="DIR", help="Run folder.  [runs/<time>-<algo>-<seed>]"),
     click.option(
         "--patience", type=float, metavar="SECONDS", help="Stop if nothing happens for so long.  [3600]"

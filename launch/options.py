@@ -12,7 +12,7 @@ from fedsim.experiment import DEFAULTS, Experiment, convert, parse_setting, read
 from launch.execution import Execution
 
 TABLES = ("experiment", "hyperparameters", "codecs", "execution")
-EXECUTION = ("workers", "transport", "devices", "data_dir", "out", "patience")
+EXECUTION = ("workers", "transport", "devices", "data_dir", "out", "patience", "verify_bytes")
 CLIENTS_IN_PROCESS = DEFAULTS.clients
 
 
@@ -30,6 +30,10 @@ def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
     codecs = dict(_pair(text) for text in given.pop("codecs", ()))
     execution = file.get("execution", {}) | {k: given.pop(k) for k in EXECUTION if k in given}
     resolved = convert(Execution, execution, f"[execution] of {config}" if config else "the options")
+    if resolved.verify_bytes and (resolved.transport != "tcp" or not resolved.workers):
+        raise UsageError(
+            "--verify-bytes asks the kernel, which counts TCP streams: add --transport tcp and workers"
+        )
     values = file.get("experiment", {}) | given
     values["hyperparameters"] = file.get("hyperparameters", {}) | settings
     values["codecs"] = file.get("codecs", {}) | codecs

@@ -100,6 +100,7 @@ class Session:
             outcome = self._carry_out(supervisor, wakeup)
             summary = self._summary("done", outcome)
             self.display.bill(summary, str(self.rundir.path))
+            self._verify(outcome)
             if self.problem.eval_samples and "ensemble_accuracy" not in summary:
                 self.display.note("no average over posterior samples: this algorithm's model is a point")
         except Interrupted:
@@ -114,6 +115,18 @@ class Session:
         finally:
             self.display.stop()
             self.rundir.close()
+
+    def _verify(self, outcome: Outcome) -> None:
+        """Errors: FedsimError if the kernel has counted other bytes than the ledger."""
+        if not self.execution.verify_bytes:
+            return
+        left = outcome.kernel_residual
+        if left is None or any(left.values()):
+            raise FedsimError(f"--verify-bytes: kernel minus ledger is {left}; some bytes are unexplained")
+        streams = {d: f"{self.ledger.booked(d):,}" for d in ("down", "up")}
+        self.display.note(
+            f"kernel and ledger agree: {streams['down']} bytes down and {streams['up']} up, residual 0"
+        )
 
     def _summary(
         self, status: str, outcome: Outcome | None = None, error: str | None = None

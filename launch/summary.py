@@ -75,7 +75,8 @@ def summarise(
 ) -> dict[str, Any]:
     """summary.json. units_of_p: per client and exchange, all layers (docs/decisions/005); messages: how
     often a client took part in an exchange; took_part and folded: rounds per client, in which it got the
-    broadcast and in which its upload counted."""
+    broadcast and in which its upload counted. kernel_residual: the kernel's
+    count of the streams minus the ledger's (tcp)."""
     params = problem.net.layout.size
     down, up = ledger.bytes_of("algorithm", "down"), ledger.bytes_of("algorithm", "up")
     summary: dict[str, Any] = {
@@ -95,6 +96,7 @@ def summarise(
         "folded": folded,
         "units_of_p_down": down / (4 * params * messages) if messages else 0.0,
         "units_of_p_up": up / (4 * params * messages) if messages else 0.0,
+        "kernel_residual": None,
         "seconds_to_first_round": None,
         "seconds_round_median": None,
         "seconds_clients": None,
@@ -104,6 +106,7 @@ def summarise(
     if outcome is not None:
         later = outcome.seconds_rounds[1:] or outcome.seconds_rounds
         summary |= {
+            "kernel_residual": outcome.kernel_residual,
             "seconds_to_first_round": round(outcome.seconds_to_first_round, 3),
             "seconds_round_median": round(statistics.median(later), 6) if later else None,
             "seconds_clients": round(outcome.seconds_clients, 3),

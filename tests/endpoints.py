@@ -20,7 +20,7 @@ from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, open_letter, seal
 from tests.harness import CLIENTS
 from workers.crew import Death
-from workers.endpoint import Endpoint, Incoming, Loopback, ZmqEndpoint
+from workers.endpoint import Endpoint, Incoming, Loopback, Transport, ZmqEndpoint
 from workers.worker import WorkerRuntime
 
 MAX_FRAME = 1 << 22
@@ -131,13 +131,22 @@ class Pool:
         self.pidfds: dict[int, int] = {}
         assert json.loads(ours.recv(1 << 16)) == {"ready": True}
 
-    def connect(self, problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
-        endpoint = ZmqEndpoint(ledger, "ipc", MAX_FRAME)
+    def connect(
+        self,
+        problem: Problem,
+        folder: Path,
+        ledger: Ledger,
+        transport: Transport = "ipc",
+        through: Callable[[str], str] = lambda address: address,
+    ) -> Endpoint:
+        """through: from the endpoint's address to the one that workers are told."""
+        endpoint = ZmqEndpoint(ledger, transport, MAX_FRAME)
+        address = through(endpoint.address)
         cores = sorted(os.sched_getaffinity(0))
         for i in range(2):
             spec = {
                 "index": i,
-                "address": endpoint.address,
+                "address": address,
                 "token": endpoint.token,
                 "max_frame": MAX_FRAME,
                 "log": str(folder / "logs" / f"worker-{i}.log"),

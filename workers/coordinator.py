@@ -72,6 +72,8 @@ class Outcome:
     seconds_to_first_round: float
     seconds_rounds: tuple[float, ...]
     seconds_clients: float
+    kernel_residual: Mapping[str, int] | None = None
+    """The kernel's count of the streams minus the ledger's, before the workers are told to stop."""
 
 
 class Coordinator:
@@ -142,6 +144,7 @@ class Coordinator:
         finally:
             self.folder.stop()
             self._wakeup.close()
+        residual = self.endpoint.residual()
         self._stop_workers()
         algorithm, problem = self.problem.algorithm, self.problem
         return Outcome(
@@ -151,6 +154,7 @@ class Coordinator:
             self._first_round,
             tuple(self._commits),
             self._seconds_clients,
+            residual,
         )
 
     def _join(self) -> None:

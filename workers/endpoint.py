@@ -21,6 +21,7 @@ import zmq
 from fedsim.errors import TaskError, WireError
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
+from workers import kernel
 from workers.worker import WorkerRuntime
 
 Transport = Literal["ipc", "tcp"]
@@ -50,6 +51,11 @@ class Endpoint(ABC):
     @abstractmethod
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
         """Letters that have arrived and descriptors that are readable; both empty after `timeout`."""
+
+    def residual(self) -> dict[str, int] | None:
+        """The kernel's count of the streams minus the ledger's, by direction; None where it has none (ipc,
+        in process)."""
+        return None
 
     def close_door(self) -> None:
         """Everybody has joined: nothing need be there for others to connect to."""
@@ -106,14 +112,15 @@ class ZmqEndpoint(Endpoint):
         self._socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
         self._folder: Path | None = None
+        self._port = 0
         if transport == "ipc":
             short = len(tempfile.gettempdir()) < 60  # a socket's path has at most 107 bytes
             self._folder = Path(tempfile.mkdtemp(prefix="fedsim-", dir=None if short else "/tmp"))  # 0700
             self.address = f"ipc://{self._folder}/coordinator"
             self._socket.bind(self.address)
         else:
-            port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-            self.address = f"tcp://127.0.0.1:{port}"
+            self._port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+            self.address = f"tcp://127.0.0.1:{self._port}"
         self._workers: dict[bytes, int] = {}
         self._routes: dict[int, bytes] = {}
         self._poller, self._polled = zmq.Poller(), [-1]
@@ -179,6 +186,11 @@ class ZmqEndpoint(Endpoint):
         self._workers[route] = hello.index
         self._routes[hello.index] = route
         return hello.index
+
+    def residual(self) -> dict[str, int] | None:
+        if not self._port:
+            return None
+        return kernel.residual(self._port, lambda: (self.ledger.booked("down"), self.ledger.booked("up")))
 
     def close_door(self) -> None:
         """Remove the socket's folder; open connections stay, and no crash can leave it behind."""

@@ -103,6 +103,10 @@ class Ledger:
         self._open = [e for e in self._open if e.round > round]
         return sorted(ready)
 
+    def booked(self, direction: str) -> int:
+        """All bytes of a direction, whatever their kind: those on the streams."""
+        return sum(n for (_, d, _, _), n in self.totals.items() if d == direction)
+
     def bytes_of(self, kind: str, direction: str) -> int:
         return sum(n for (k, d, _, _), n in self.totals.items() if (k, d) == (kind, direction))
 
