@@ -29,7 +29,8 @@ class Experiment:
     model '', rounds -1 and eval_samples -1 are the algorithm's defaults, inputs '' is the dataset's.
     rounds may grow on resume. eval_samples: posterior samples to average over, 0 for none.
     error_feedback: clients add to an upload what a lossy codec took from their last one. evaluate_on:
-    test, or training rows held out (fedsim.data.holdout).
+    test, or training rows held out (fedsim.data.holdout). link, compute, deadline: the virtual clock
+    (fedsim.links).
     """
 
     algo: str = "fedlap_cov"
@@ -50,6 +51,9 @@ class Experiment:
     codecs: Mapping[str, str] = field(default_factory=dict)
     error_feedback: bool = False
     evaluate_on: str = "test"
+    link: str = ""
+    compute: str = ""
+    deadline: str = ""
 
 
 DEFAULTS = Experiment()

@@ -30,6 +30,7 @@ from fedsim.learning.metrics import MEASURES, Measure, Tally, added, classified
 from fedsim.learning.models import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shard import Shard, as_floats
+from fedsim.links import Clock, clock
 from fedsim.seeds import Stream, seeded_torch
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.messages import TRIANGLE, Dims, Kind, all_fields, schema
@@ -119,6 +120,12 @@ class Problem:
             "I": int(np.prod(self.dataset.train_inputs.shape[1:])),
             **self.algorithm.sizes_on_wire(clients, classes),
         }
+
+    @cached_property
+    def clock(self) -> Clock | None:
+        """The virtual clock, if there is one."""
+        e = self.experiment
+        return clock(e.link, e.compute, e.deadline, clients=e.clients, seed=e.seed)
 
     @cached_property
     def largest_field(self) -> int:

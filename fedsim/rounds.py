@@ -47,6 +47,8 @@ class Arrived:
 
     worker: int
     task: TaskId
+    late: bool = False
+    """Too late on the virtual clock: it is paid for and not folded."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Drop:
-    """Forget this client's upload: the schedule lost it."""
+    """Forget this client's upload: the schedule lost it, or it came after the deadline."""
 
     client: int
 
@@ -169,6 +171,7 @@ class RoundMachine:
     _home: dict[int, int] = field(default_factory=dict)
     _in_flight: dict[TaskId, int] = field(default_factory=dict)
     _arrived: set[int] = field(default_factory=set)
+    _late: set[int] = field(default_factory=set)
     _to_fold: deque[int] = field(default_factory=deque)
     _drafts: dict[int, int] = field(default_factory=dict)
     _reached: dict[int, int] = field(default_factory=dict)
@@ -237,7 +240,7 @@ class RoundMachine:
         self._exchange += 1
         people = self._present()
         self._to_fold = deque(sorted(people))
-        self._arrived = set()
+        self._arrived, self._late = set(), set()
         self._folding = any(k not in self._turnout.lost | self._turnout.gone for k in people)
         for k in sorted(people, key=lambda k: (-self.cost(k), k)):
             # within a round a client goes on from its own draft, also if the schedule loses what it sends
@@ -260,13 +263,15 @@ class RoundMachine:
         del self._in_flight[task]
         self._load[event.worker].remove(task)
         self._arrived.add(task.client)
+        if event.late:
+            self._late.add(task.client)
         commands: list[Command] = []
         while self._to_fold and self._to_fold[0] in self._arrived:
             k = self._to_fold.popleft()
             if k in self._turnout.gone:
                 continue
             self._reached[k] = version(self.round, self._exchange, self.exchanges, self.setup)
-            if k in self._turnout.lost:
+            if k in self._turnout.lost or k in self._late:
                 commands.append(Drop(k))
             else:
                 self._drafts[k] = self._reached[k]

@@ -31,5 +31,10 @@ def digest(spec: str) -> dict[str, str]:
     """{path: sha256} of the trace file that a schedule is read from, if it is."""
     if not spec.startswith(PREFIX):
         return {}
-    path = Path(split(spec)[0].removeprefix(PREFIX))
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()}
+    path = split(spec)[0].removeprefix(PREFIX)
+    return {path: sha256(path)}
+
+
+def sha256(path: str) -> str:
+    """Of a file that bits depend on."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()

@@ -86,6 +86,11 @@ _EXPERIMENT = (
         help="Add to an upload what a lossy codec took from the client's last one.",
     ),
     click.option("--seed", type=int, metavar="S", help="Seed of all random streams.  [0]"),
+    click.option(
+        "--link", metavar="L", help="Virtual clock: up=10mbit,down=50mbit,rtt=40ms, or FILE.csv per client."
+    ),
+    click.option("--compute", metavar="T", help="Virtual clock: time per example, 5ms or 5ms,noise=0.3."),
+    click.option("--deadline", metavar="T", help="Virtual clock: later uploads are paid for, not folded."),
     click.option("--eval-every", type=int, metavar="N", help="Evaluate every N rounds.  [1]"),
     click.option(
         "--evaluate-on",

@@ -42,6 +42,8 @@ def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
             values[key] = plugin.absolute(values[key])
     if isinstance(values.get("participation"), str):
         values["participation"] = traces.absolute(values["participation"])
+    if isinstance(values.get("link"), str) and values["link"].endswith(".csv"):
+        values["link"] = str(Path(values["link"]).resolve())
     values.setdefault("clients", resolved.workers or CLIENTS_IN_PROCESS)
     return convert(Experiment, values, f"[experiment] of {config}" if config else "the options"), resolved
 

@@ -15,6 +15,7 @@ from rich.markup import escape
 from fedsim import plugin, traces
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
+from fedsim.links import is_file
 from fedsim.problem import Problem
 from fedsim.rounds import Commit
 from fedsim.schedules import Schedule, schedule
@@ -73,6 +74,7 @@ class Session:
         turnouts = schedule(
             experiment.participation, clients=experiment.clients, seed=experiment.seed, sizes=problem.sizes
         )
+        problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
         rundir = RunDir(Path(execution.out) if execution.out else default)
         display = Display(problem.experiment.rounds, quiet)
@@ -89,7 +91,8 @@ class Session:
             "params": problem.net.layout.size,
             "client_sizes": list(problem.sizes),
             "sources": plugin.sources((experiment.algo, experiment.model, experiment.dataset))
-            | traces.digest(experiment.participation),
+            | traces.digest(experiment.participation)
+            | ({experiment.link: traces.sha256(experiment.link)} if is_file(experiment.link) else {}),
         }
 
     def run(self, supervisor: Supervisor, wakeup: Wakeup) -> None:

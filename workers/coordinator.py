@@ -37,7 +37,7 @@ from fedsim.rounds import (
     Scored,
 )
 from fedsim.schedules import Schedule
-from fedsim.wire.ledger import Entry
+from fedsim.wire.ledger import Entry, stream_bytes
 from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, blob, decode_own, encode, seal
 from fedsim.wire.messages import check_values
 from workers.crew import Crew, Death
@@ -45,6 +45,7 @@ from workers.endpoint import Endpoint, Incoming
 from workers.folding import Folder
 from workers.journal import Journal
 from workers.scoreboard import Scoreboard
+from workers.simulated import Simulated
 from workers.spool import Spool
 from workers.store import Checkpoints
 from workers.wakeup import Wakeup
@@ -116,6 +117,7 @@ class Coordinator:
         self.spool = Spool(checkpoints.folder.parent / "spool")
         self.folder = Folder(problem, self.spool.take, self._wakeup.set)
         self._payload = Payload((), ())
+        self.simulated = Simulated(problem.clock, problem.sizes)
         self.board = Scoreboard(problem.chunks, observer.evaluated, problem.measure)
         setup = problem.algorithm.setup
         start = self.board.open(0, tuple(range(len(problem.clients))) if setup else ())
@@ -224,7 +226,17 @@ class Coordinator:
         seconds = letter.header.micros / 1e6
         self.board[task.round].seconds_clients += seconds
         self._seconds_clients += seconds
-        self._handle(Arrived(worker, task))
+        late = self.simulated.late(task, stream_bytes(letter))
+        if late:
+            about = self.board[task.round]
+            about.late = tuple(sorted({*about.late, task.client}))
+        self._handle(Arrived(worker, task, late))
+
+    def _close_exchange(self, round: int) -> None:
+        """Add what the exchange took on the virtual clock to its round."""
+        seconds, about = self.simulated.close(), self.board[round]
+        if seconds is not None:
+            about.simulated = (about.simulated or 0.0) + seconds
 
     def _absent(self, worker: int, letter: Letter) -> None:
         """A client that the schedule takes out after the download."""
@@ -300,6 +312,8 @@ class Coordinator:
         problem, algorithm = self.problem, self.problem.algorithm
         if command.exchange == 1:
             self.board.open(command.round, command.participants)
+        else:
+            self._close_exchange(command.round)
         self.journal.append(
             "open", round=command.round, exchange=command.exchange, participants=list(command.participants)
         )
@@ -319,7 +333,7 @@ class Coordinator:
         if extra is not None:
             own = encode(extra, problem.codecs["down"], problem.dims, layout=problem.net.layout)
             payload = Payload(payload.fields + own.fields, payload.frames + own.frames)
-        self._send(worker, header, payload.frames, payload.fields)
+        self.simulated.gave(header.client, self._send(worker, header, payload.frames, payload.fields))
 
     def _give_score(self, worker: int, round: int, chunk: int) -> None:
         payload = Payload((), ())
@@ -332,23 +346,27 @@ class Coordinator:
         header = Header(VERSION, "evaluate", self.run_name, 1, round, chunk)
         self._send(worker, header, payload.frames, payload.fields)
 
-    def _send(self, worker: int, header: Header, frames: Any = (), fields: Any = None) -> None:
+    def _send(self, worker: int, header: Header, frames: Any = (), fields: Any = None) -> int:
+        """Returns the letter's bytes on the stream."""
         if fields is not None:
             header = msgspec.structs.replace(header, fields=fields)
+        letter = seal(header, frames)
         try:
-            self.endpoint.send(worker, seal(header, frames))
+            self.endpoint.send(worker, letter)
         except TaskError:
             # the worker is gone and its death is about to be known: that says more
             death = self.crew.check(select.select(self.crew.fds(), [], [], DEATH_DEADLINE)[0])
             if death is None:
                 raise
             raise self._death(death) from None
+        return stream_bytes(letter)
 
     def _commit(self, command: Commit) -> None:
         """The round is folded: hand the checkpoint over, remember the model, take the time."""
         r, now = command.round, time.monotonic()
         about = self.board.open(r, command.participants)
         about.folded = command.folded
+        self._close_exchange(r)
         self.journal.append("commit", round=r, folded=list(command.folded))
         self.checkpoints.commit(r, self.server, command.versions, command.folded)
         about.seconds, self._round_began = now - self._round_began, now

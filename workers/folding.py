@@ -85,16 +85,20 @@ class Folder:
         codecs, dims, layout = self.problem.codecs["up"], self.problem.dims, self.problem.net.layout
         refs = references(down)
 
+        first = self._next()
+        if first is None:  # all were too late
+            return Fold(server, {})
+
         def ups() -> Iterator[tuple[int, Any]]:
-            while (k := self._uploads.get()) is not None:
-                if isinstance(k, _Stop):
-                    raise k
+            k: int | None = first
+            while k is not None:
                 letter = self._take(k)
                 whose = f"upload of client {k} in round {round}"
                 up: Any = decode(up_type, letter, codecs, dims, whose, refs, layout)
                 check_values(up, whose)
                 scalars.add(up, self.problem.sizes[k])
                 yield k, up
+                k = self._next()
 
         stream = ups()
         ctx = self.problem.context(round, exchange)
@@ -102,6 +106,13 @@ class Folder:
         for _ in stream:  # an algorithm that does not look at every upload still consumes them
             pass
         return Fold(next_server, scalars.result())
+
+    def _next(self) -> int | None:
+        """The client whose upload is next; None: no further one."""
+        k = self._uploads.get()
+        if isinstance(k, _Stop):
+            raise k
+        return k
 
 
 class _Scalars:

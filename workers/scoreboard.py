@@ -13,7 +13,17 @@ from fedsim.learning.metrics import EXTRA, Measure, added
 from fedsim.problem import Score
 
 RESERVED = {
-    *("round", "participants", "folded", "test_accuracy", "test_nll", "bytes_down", "bytes_up"),
+    *(
+        "round",
+        "participants",
+        "folded",
+        "late",
+        "simulated_seconds",
+        "test_accuracy",
+        "test_nll",
+        "bytes_down",
+        "bytes_up",
+    ),
     *("ensemble_accuracy", "ensemble_nll"),
     *EXTRA,
 }
@@ -30,6 +40,9 @@ class RoundRecord:
     number: int
     participants: tuple[int, ...] = ()
     folded: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
+    simulated: float | None = None
+    """Seconds of the round on the virtual clock, if there is one."""
     seconds: float = 0.0
     seconds_clients: float = 0.0
     bytes_down: int = 0
@@ -58,6 +71,8 @@ class RoundRecord:
             "round": self.number,
             "participants": list(self.participants),
             **({"folded": list(self.folded)} if self.folded != self.participants and self.number else {}),
+            **({"late": list(self.late)} if self.late else {}),
+            **({} if self.simulated is None else {"simulated_seconds": self.simulated}),
             **measure.numbers(reduce(added, (s.tally for s in scores))),
             **ensemble,
             "bytes_down": self.bytes_down,

@@ -118,5 +118,10 @@ class Ledger:
         return out
 
 
+def stream_bytes(letter: Letter) -> int:
+    """What a letter puts on the stream: all frames and their framing."""
+    return sum(letter.sizes) + zmtp.framing(letter.sizes)
+
+
 def total(entries: Iterable[Entry]) -> int:
     return sum(e.bytes for e in entries)

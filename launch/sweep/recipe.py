@@ -39,7 +39,7 @@ from launch.execution import Execution
 from protocols import find
 
 TABLES = ("experiment", "hyperparameters", "codecs")
-LATER = {"evaluate_on": "test", "error_feedback": False}
+LATER = {"evaluate_on": "test", "error_feedback": False, "link": "", "compute": "", "deadline": ""}
 """Keys that came after the first sweeps: runs without them are runs with these values."""
 
 

@@ -106,12 +106,14 @@ def test_an_algorithm_cannot_report_what_a_line_has(name: str) -> None:
 
 
 def test_reserved_names_are_all_that_a_line_has() -> None:
-    record = RoundRecord(1, (0, 1), (0,), sampled=True, scores={0: score(1, 1.0)})
+    scores = {0: score(1, 1.0)}
+    record = RoundRecord(1, (0, 1), (0,), late=(1,), simulated=2.0, sampled=True, scores=scores)
     keys = {k for k in record.line(1, CATEGORICAL) if not k.startswith("seconds")}
     assert keys == RESERVED - set(EXTRA)
     tags = RoundRecord(1, scores={0: Score((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3))})
     keys = {k for k in tags.line(1, MEASURES["bernoulli"]) if not k.startswith("seconds")}
-    assert keys == {k for k in RESERVED if not k.startswith("ensemble") and k != "folded"}
+    now_and_then = {"folded", "late", "simulated_seconds"}
+    assert keys == {k for k in RESERVED - now_and_then if not k.startswith("ensemble")}
 
 
 def test_what_is_reported_stands_in_the_line() -> None:

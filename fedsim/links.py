@@ -1,0 +1,135 @@
+"""The virtual clock: how long a client would take over a given link with a given computer.
+
+    seconds = rtt + 8 bytes_down / down + N_k compute exp(noise z) + 8 bytes_up / up,     z ~ N(0, 1)
+
+z is drawn from (seed, round, client). Bytes are those of the ledger, so a codec that saves them saves time.
+Nothing sleeps, and measured time never decides anything: who meets a deadline is a pure function of the
+configuration.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedsim.errors import DataError, UsageError
+from fedsim.seeds import Stream
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit")
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
+_SCALE = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bits per second in both directions, and the seconds of one round trip."""
+
+    up: float = math.inf
+    down: float = math.inf
+    rtt: float = 0.0
+
+    def seconds(self, bytes_down: int, bytes_up: int) -> float:
+        return self.rtt + 8 * bytes_down / self.down + 8 * bytes_up / self.up
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Links by client, seconds per example with the spread of their logarithm, and the deadline of an
+    exchange in seconds (inf: none)."""
+
+    links: tuple[Link, ...]
+    compute: float
+    noise: float
+    deadline: float
+    seed: int
+
+    def seconds(self, round: int, client: int, examples: int, bytes_down: int, bytes_up: int) -> float:
+        """From the broadcast to the upload's last bit, for one exchange."""
+        link = self.links[client]
+        draw = Stream(self.seed, "compute", round, client).numpy("noise") if self.noise else None
+        factor = math.exp(self.noise * float(draw.standard_normal())) if draw is not None else 1.0
+        return link.seconds(bytes_down, bytes_up) + examples * self.compute * factor
+
+
+def clock(link: str, compute: str, deadline: str, *, clients: int, seed: int) -> Clock | None:
+    """The clock that --link, --compute and --deadline describe; None if there is none of them.
+
+    Errors: UsageError for what cannot be read, DataError for a bad file of links.
+    """
+    if not (link or compute or deadline):
+        return None
+    per_example, noise = _compute(compute)
+    limit = _time(deadline, "--deadline") if deadline else math.inf
+    if deadline and not (link or per_example):
+        raise UsageError("--deadline needs --link or --compute: without them every client answers at once")
+    return Clock(_links(link, clients), per_example, noise, limit, seed)
+
+
+def is_file(link: str) -> bool:
+    """Whether --link names a CSV file."""
+    return link.endswith(".csv")
+
+
+def _links(text: str, clients: int) -> tuple[Link, ...]:
+    if not is_file(text):
+        return (_link(text.split(",") if text else [], f"--link {text}"),) * clients
+    links: dict[int, Link] = {}
+    try:
+        with Path(text).open(newline="", encoding="utf-8") as file:
+            for number, row in enumerate(csv.DictReader(file), start=2):
+                where = f"{text}, line {number}"
+                client = row.pop("client", None) or ""
+                if not client.isdecimal() or int(client) >= clients:
+                    raise DataError(f"{where}: client {client!r}; clients count from 0 to {clients - 1}")
+                links[int(client)] = _link([f"{key}={value}" for key, value in row.items() if value], where)
+    except OSError as e:
+        raise UsageError(f"--link {text}: {e.strerror}") from None
+    missing = [k for k in range(clients) if k not in links]
+    if missing:
+        raise DataError(f"{text} has no line for client {missing[0]}; it needs client,up,down,rtt of each")
+    return tuple(links[k] for k in range(clients))
+
+
+def _link(parts: list[str], where: str) -> Link:
+    made = Link()
+    for part in parts:
+        key, _, value = part.partition("=")
+        if key in ("up", "down"):
+            made = replace(made, **{key: _rate(value, where)})
+        elif key == "rtt":
+            made = replace(made, rtt=_time(value, where))
+        else:
+            raise UsageError(f"{where}: {part!r}; write up=10mbit,down=50mbit,rtt=40ms")
+    return made
+
+
+def _rate(text: str, where: str) -> float:
+    if (found := _RATE.fullmatch(text)) and float(found[1]) > 0:
+        return float(found[1]) * _SCALE[found[2]]
+    raise UsageError(f"{where}: {text!r} is no rate; write 10mbit, 500kbit or 1gbit (per second)")
+
+
+def _time(text: str, where: str) -> float:
+    if found := _TIME.fullmatch(text):
+        return float(found[1]) * _SCALE[found[2]]
+    raise UsageError(f"{where}: {text!r} is no time; write 40ms, 2s or 150us")
+
+
+def _compute(text: str) -> tuple[float, float]:
+    """5ms or 5ms,noise=0.3: seconds per example, and the spread of their logarithm."""
+    if not text:
+        return 0.0, 0.0
+    first, *rest = text.split(",")
+    noise = 0.0
+    for part in rest:
+        key, _, value = part.partition("=")
+        try:
+            noise = float(value)
+        except ValueError:
+            noise = math.nan
+        if key != "noise" or not 0 <= noise < math.inf:
+            raise UsageError(f"--compute {text}: write 5ms or 5ms,noise=0.3")
+    return _time(first, "--compute"), noise
