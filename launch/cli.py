@@ -279,3 +279,15 @@ def plan(**options: Any) -> None:
     from launch.plan import show
 
     show(experiment, execution)
+
+
+@main.command("report", short_help="Write a run's page, RUN/report.html.")
+@click.argument("run", type=click.Path())
+@click.option("--out", metavar="FILE", help="Write the page there.  [RUN/report.html]")
+def report_(run: str, out: str | None) -> None:
+    """Write one HTML file that loads nothing: curves, bytes, participation, configuration."""
+    from pathlib import Path
+
+    from launch.report.single import report
+
+    click.echo(report(Path(run), Path(out) if out else None))

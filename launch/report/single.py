@@ -1,0 +1,145 @@
+"""fedsim report: RUN/report.html."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+
+from fedsim.errors import UsageError
+from launch.ledger_table import sides
+from launch.reading import Run
+from launch.report import page
+from launch.report.charts import Line, Values, chart
+from launch.report.participation import grid
+
+MEASURES = {"test_accuracy": "accuracy", "test_nll": "NLL (nats)"}
+
+
+def report(folder: Path, out: Path | None = None) -> Path:
+    """Write the page; returns its path. Errors: UsageError, DataError, DiskError."""
+    path = out or folder / "report.html"
+    page.save(path, render(Run.open(folder)))
+    return path
+
+
+def render(run: Run) -> str:
+    """Errors: UsageError, DataError."""
+    summary = run.summary if (run.path / "summary.json").is_file() else {}
+    experiment = run.experiment
+    title = f"{run.label} on {experiment['dataset']}"
+    about = f"P = {run.params:,}, {experiment['clients']} clients, seed {experiment['seed']}"
+    return page.page(
+        title,
+        (
+            f'<h1>{escape(title)}</h1><p class="soft">{escape(about)} · {escape(str(run.path))}</p>',
+            _state(summary),
+            page.tiles(_figures(summary)),
+            page.section("Learning", _curves(run)),
+            page.section("Bytes by field and layer", *_bytes(run)),
+            page.section("Participation", grid(run, int(summary.get("rounds", 0)))),
+            page.section("Bill", _bill(run)),
+            page.section(
+                "Experiment", page.pairs(dict(flat(experiment, {"hyperparameters", "client_sizes"})))
+            ),
+            page.section("Hyperparameters", page.pairs(dict(flat(experiment.get("hyperparameters") or {})))),
+            page.section("Execution", page.pairs(dict(flat(run.manifest.get("execution") or {})))),
+            page.section("Versions", page.pairs(dict(flat(run.manifest.get("versions") or {})))),
+        ),
+    )
+
+
+def flat(
+    values: Mapping[str, Any], without: set[str] | None = None, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, without, f"{prefix}{key}.")
+        elif key not in (without or ()):
+            yield prefix + key, value
+
+
+def numbers(frame: pandas.DataFrame, name: str) -> Values:
+    """A column as floats; null and a column that is not there are nan."""
+    if name not in frame:
+        return np.full(len(frame), np.nan)
+    return np.asarray(pandas.to_numeric(frame[name], errors="coerce"), dtype=np.float64)
+
+
+def _state(summary: Mapping[str, Any]) -> str:
+    status = summary.get("status", "not ended")
+    if status == "done":
+        return ""
+    error = f": {summary['error']}" if summary.get("error") else ""
+    return f'<p class="bad">This run is {escape(str(status))}{escape(error)}</p>'
+
+
+def _figures(summary: Mapping[str, Any]) -> dict[str, str]:
+    def figure(key: str, form: str, scale: float = 1) -> str:
+        value = summary.get(key)
+        return format(value * scale, form) if isinstance(value, int | float) else "–"
+
+    return {
+        "accuracy": figure("test_accuracy", ".2%"),
+        "NLL": figure("test_nll", ".4f"),
+        "rounds": figure("rounds", ",d"),
+        "MB down": figure("bytes_down", ",.3f", 1e-6),
+        "MB up": figure("bytes_up", ",.3f", 1e-6),
+        "s per round": figure("seconds_round_median", ".2f"),
+    }
+
+
+def _curves(run: Run) -> str:
+    none = '<p class="soft">No round was evaluated.</p>'
+    try:
+        metrics = run.metrics
+    except (UsageError, KeyError):  # no file, or an empty one
+        return none
+    if not len(metrics):
+        return none
+    axes = {"round": numbers(metrics, "round"), "megabytes, both directions": numbers(metrics, "MB")}
+    axes["seconds, wall"] = numbers(metrics, "seconds").cumsum()
+    if "simulated_seconds" in metrics:
+        axes["seconds, simulated"] = numbers(metrics, "simulated_seconds").cumsum()
+    drawn = [
+        chart([Line(name, x, numbers(metrics, key))], axis, name)
+        for key, name in MEASURES.items()
+        for axis, x in axes.items()
+    ]
+    return page.charts(*drawn) or none
+
+
+def _own(run: Run) -> pandas.DataFrame:
+    try:
+        rows = run.ledger
+    except UsageError:
+        return pandas.DataFrame()
+    return rows[rows.kind == "algorithm"]
+
+
+def _bytes(run: Run) -> Iterator[str]:
+    rows = _own(run)
+    if not len(rows):
+        return
+    by = sides(rows, ["field", "layer"])
+    for side, title in (("down", "Down"), ("up", "Up")):
+        parts = {" ".join(filter(None, key)): int(n) for key, n in by[side].items() if n}
+        yield page.stack(title, parts)
+
+
+def _bill(run: Run) -> str:
+    rows = _own(run)
+    if not len(rows):
+        return ""
+    by = sides(rows, ["field", "layer"])
+    lines = [
+        [field or "–", layer, f"{row['down']:,}", f"{row['up']:,}", f"{row['down'] + row['up']:,}"]
+        for (field, layer), row in by.iterrows()
+    ]
+    down, up = int(by["down"].sum()), int(by["up"].sum())
+    lines.append(["total", "", f"{down:,}", f"{up:,}", f"{down + up:,}"])
+    return page.table(["field", "layer", "bytes down", "bytes up", "bytes"], lines, 2)
