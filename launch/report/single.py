@@ -44,7 +44,18 @@ def render(run: Run) -> str:
             page.section("Participation", grid(run, int(summary.get("rounds", 0)))),
             page.section("Bill", _bill(run)),
             page.section(
-                "Experiment", page.pairs(dict(flat(experiment, {"hyperparameters", "client_sizes"})))
+                "Experiment",
+                page.pairs(
+                    dict(
+                        flat(
+                            {
+                                k: v
+                                for k, v in experiment.items()
+                                if k not in ("hyperparameters", "client_sizes")
+                            }
+                        )
+                    )
+                ),
             ),
             page.section("Hyperparameters", page.pairs(dict(flat(experiment.get("hyperparameters") or {})))),
             page.section("Execution", page.pairs(dict(flat(run.manifest.get("execution") or {})))),
@@ -53,13 +64,12 @@ def render(run: Run) -> str:
     )
 
 
-def flat(
-    values: Mapping[str, Any], without: set[str] | None = None, prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested tables by dotted name."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from flat(value, without, f"{prefix}{key}.")
-        elif key not in (without or ()):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
             yield prefix + key, value
 
 
