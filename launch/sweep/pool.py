@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -33,6 +35,17 @@ class Pool:
 
     def error(self, trial: Trial) -> str:
         return str(_json(self.folder(trial) / "summary.json").get("error") or "no summary was written")
+
+    def claim(self, trial: Trial) -> int | None:
+        """A descriptor that holds this run for one sweep until it is closed, or None: another has it."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        held = os.open(self.path / f".{trial.id}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+            return None
+        return held
 
     def clear(self, trial: Trial) -> None:
         """Remove what an earlier attempt has left."""

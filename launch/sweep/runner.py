@@ -34,6 +34,7 @@ class Running:
     trial: Trial
     process: BaseProcess
     began: float
+    claim: int
 
     @property
     def name(self) -> str:
@@ -85,14 +86,24 @@ def carry_out(
     errors: dict[str, str] = {}
     try:
         while waiting or running:
+            elsewhere: list[Trial] = []  # in the hands of another sweep at this moment
             while waiting and len(running) < side_by_side:
                 trial = waiting.pop(0)
+                claim = pool.claim(trial)
+                if claim is None:
+                    elsewhere.append(trial)
+                    continue
+                if pool.done(trial):
+                    os.close(claim)
+                    progress.total -= 1
+                    continue
                 pool.clear(trial)
                 how = replace(execution, out=str(pool.folder(trial)))
                 orders = json.dumps([asdict(trial.experiment), asdict(how), os.getpid()])
                 process = context.Process(target=_one, args=(orders,), daemon=True)
                 process.start()
-                running.append(Running(trial, process, time.monotonic()))
+                running.append(Running(trial, process, time.monotonic(), claim))
+            waiting += elsewhere
             wait([r.process.sentinel for r in running], timeout=LOOK)
             for r in [r for r in running if not r.process.is_alive()]:
                 running.remove(r)
@@ -106,6 +117,7 @@ def carry_out(
                 else:
                     errors[r.trial.id] = pool.error(r.trial)
                     progress.failed += 1
+                os.close(r.claim)  # only now: until it is signed, a run is not done
             progress.running = tuple((r.name, _share(r, pool)) for r in running)
             watch(progress)
     except KeyboardInterrupt:
@@ -115,6 +127,7 @@ def carry_out(
         for r in running:
             r.process.kill()
             r.process.join()
+            os.close(r.claim)
     return errors
 
 

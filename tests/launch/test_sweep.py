@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import time
@@ -230,3 +231,21 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_two_sweeps_do_not_take_each_others_runs(tmp_path: Path) -> None:
+    path, runs = recipe(tmp_path, RECIPE.replace("seeds = [0, 1]", "seeds = [0]")), tmp_path / "runs"
+    trials, pool = list(Recipe.read(path).trials()), Pool(runs)
+    claim = pool.claim(trials[0])
+    assert claim is not None and pool.claim(trials[0]) is None
+    command = [sys.executable, "-m", "launch", "sweep", str(path), "--runs", str(runs), "--jobs", "1"]
+    other = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: all(pool.done(t) for t in trials[1:]), "the others")
+        assert other.poll() is None and not pool.folder(trials[0]).exists()
+        os.close(claim)
+        assert other.wait(timeout=60) == 0
+        assert pool.done(trials[0])
+    finally:
+        other.kill()
+        other.wait(timeout=10)
