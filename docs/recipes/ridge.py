@@ -207,6 +207,10 @@ def draw(shown: Mapping[str, Path], exact: Path, least: float, how: Settings, pa
     page.picture(drawn, "global loss at client 1, and the error of the server's mean, against rounds")
 
 
+def listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
 def number(round: int | None, path: Path) -> str:
     return str(round) if round is not None else path.end or f"> {len(path.error) - 1}"
 
@@ -256,7 +260,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     full, admm = named["Bayesian-ADMM"], paths[best["ADMM"]]
     page.add(
         SEEN.format(
-            how=how,
+            penalties=listed(how.penalties),
+            ratios=listed(how.ratios),
             exact=full.error[1],
             wide=named["Bayesian-ADMM, float64"].error[1],
             rounds=admm.first(0.01),
@@ -304,8 +309,8 @@ rounds to come within 1 %. Less flattering:
 = 25, with which (by algebra) the first round is not exact. The release's plot shows every second round and
 numbers them 0, 1, 2, ..: its "round 1" is the second one, in which client 1 has received the first result.
 In round 1 every client knows its own data only, so the left curves first rise. BregmanADMM runs with the
-released dual and without our bound on the dual. The best ρ of ADMM is that of {how.penalties}, of
-preconditioned ADMM that of {how.ratios}, by rounds to 1 %."""
+released dual and without our bound on the dual. The best ρ of ADMM is that of {penalties}, of
+preconditioned ADMM that of {ratios}, by rounds to 1 %."""
 
 if __name__ == "__main__":
     main()
