@@ -121,7 +121,7 @@ def read_toml(path: Path, whose: str = "--config") -> dict[str, Any]:
 
 def hyperparameter_names(algorithm: type) -> dict[str, str]:
     """Dotted names of all hyperparameters, and short names (lr for local.lr) where unambiguous."""
-    dotted: list[str] = []
+    found: list[str] = []
 
     def walk(kind: Any, prefix: str) -> None:
         for f in fields(kind):
@@ -129,13 +129,13 @@ def hyperparameter_names(algorithm: type) -> dict[str, str]:
             if is_dataclass(value) and not isinstance(value, type):
                 walk(value, f"{prefix}{f.name}.")
             else:
-                dotted.append(prefix + f.name)
+                found.append(prefix + f.name)
 
     walk(algorithm, "")
-    names = {name: name for name in dotted}
-    for name in dotted:
+    names = {name: name for name in found}
+    for name in found:
         short = name.rpartition(".")[2]
-        if sum(other.rpartition(".")[2] == short for other in dotted) == 1:
+        if sum(other.rpartition(".")[2] == short for other in found) == 1:
             names.setdefault(short, name)
     return names
 
@@ -151,7 +151,7 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
     nested: dict[str, Any] = {}
     into: dict[str, Any]
     default: Any
-    for key, value in _dotted(hyperparameters):
+    for key, value in dotted(hyperparameters):
         if key not in names:
             raise unknown(f"key in {where}:", key, names)
         *path, last = names[key].split(".")
@@ -163,11 +163,11 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
     return convert(algorithm, nested, where)
 
 
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """{'local': {'lr': 1}} as ('local.lr', 1)."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _dotted(value, f"{prefix}{key}.")
+            yield from dotted(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 

@@ -8,7 +8,7 @@ run.metrics["test_accuracy"];  run.ledger.groupby("field")["bytes"].sum();  run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 
 from fedsim.errors import DataError, UsageError
+from fedsim.experiment import dotted
 from fedsim.wire.ledger import COLUMNS
 
 if TYPE_CHECKING:
@@ -145,18 +146,10 @@ def run_experiment(
     for key, value in (("out", out), ("data_dir", data_dir)):
         if value is not None:
             given[key] = str(value)
-    given["settings"] = tuple(f"{key}={_toml(value)}" for key, value in _dotted(hyperparameters))
+    given["settings"] = tuple(f"{key}={_toml(value)}" for key, value in dotted(hyperparameters))
     given["codecs"] = tuple(f"{field}={codec}" for field, codec in codecs.items())
     made, execution = resolve(given)
     return Run.open(launch(made, execution, quiet=True))
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _dotted(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _toml(value: Any) -> str:

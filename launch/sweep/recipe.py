@@ -33,7 +33,14 @@ from msgspec import Meta
 
 from fedsim import plugin
 from fedsim.errors import UsageError, unknown
-from fedsim.experiment import Experiment, build_algorithm, convert, read_toml, resolved_hyperparameters
+from fedsim.experiment import (
+    Experiment,
+    build_algorithm,
+    convert,
+    dotted,
+    read_toml,
+    resolved_hyperparameters,
+)
 from fedsim.problem import resolved
 from launch.execution import Execution
 from protocols import find
@@ -140,7 +147,8 @@ class Recipe:
 
     def configure(self, row: Row, seed: int) -> Experiment:
         """The experiment of a row, everything resolved: equal configurations are equal values."""
-        parts = {name: {**getattr(self, name), **getattr(row.variant, name)} for name in TABLES}
+        # dotted, or else a variant's [local] would take the place of the recipe's, not of its keys
+        parts = {n: dict(dotted(getattr(self, n))) | dict(dotted(getattr(row.variant, n))) for n in TABLES}
         for key, value in row.point.items():
             table, dot, name = key.partition(".")
             if table not in parts or not dot:

@@ -121,6 +121,17 @@ def test_repetitions_are_averaged_over(tmp_path: Path) -> None:
     }
 
 
+def test_a_variants_group_does_not_replace_the_recipes(tmp_path: Path) -> None:
+    """[hyperparameters] local.batch_size = 4 stays when a variant says local.epochs = 2; the variant wins
+    where both speak, and the grid over both."""
+    text = RECIPE.replace("[grid]", "[hyperparameters]\nlocal.batch_size = 4\nlocal.epochs = 7\n[grid]", 1)
+    text = text.replace('{algo = "fedavg"}', '{algo = "fedavg"}\nhyperparameters = {local.epochs = 2}', 1)
+    made = [t.experiment for t in Recipe.read(recipe(tmp_path, text)).trials()]
+    epochs = {(e.algo, e.hyperparameters["local.epochs"]) for e in made}
+    assert epochs == {("fedavg", 2), ("fedprox", 1), ("fedprox", 2)}
+    assert {e.hyperparameters["local.batch_size"] for e in made} == {4}
+
+
 def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Path) -> None:
     plain = Recipe.read(
         recipe(tmp_path, 'title = "a"\n[[variant]]\nlabel = "x"\nexperiment = {algo = "fedavg"}')
