@@ -29,10 +29,11 @@ from protocols import find
 from workers.coordinator import Coordinator, Outcome
 from workers.crew import NoCrew
 from workers.devices import Placement
-from workers.endpoint import Endpoint, Loopback, ZmqEndpoint
+from workers.endpoint import Endpoint, Loopback
 from workers.journal import Journal
 from workers.memory import settle
 from workers.numerics import fix_numerics
+from workers.router import ZmqEndpoint
 from workers.store import Checkpoints, ClientStates
 from workers.wakeup import Wakeup
 from workers.worker import WorkerRuntime

@@ -20,7 +20,8 @@ from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, open_letter, seal
 from tests.harness import CLIENTS
 from workers.crew import Death
-from workers.endpoint import Endpoint, Incoming, Loopback, Transport, ZmqEndpoint
+from workers.endpoint import Endpoint, Incoming, Loopback
+from workers.router import Transport, ZmqEndpoint
 from workers.worker import WorkerRuntime
 
 MAX_FRAME = 1 << 22

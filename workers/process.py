@@ -19,7 +19,7 @@ from fedsim.problem import Problem
 from fedsim.seeds import Stream
 from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
 from protocols import find
-from workers.endpoint import Connection
+from workers.connection import Connection
 from workers.memory import settle
 from workers.numerics import fix_numerics
 from workers.worker import WorkerRuntime, failure
