@@ -42,6 +42,12 @@ class Interrupted(FedsimError):
     exit_code = 130
 
 
+class AccessError(FedsimError):
+    """The other side refused: a wrong key, other data, another version."""
+
+    exit_code = 4
+
+
 class DiskError(FedsimError):
     """The run folder cannot be written."""
 

@@ -29,6 +29,7 @@ from protocols import find
 from workers.coordinator import Coordinator, Outcome
 from workers.crew import NoCrew
 from workers.devices import Placement
+from workers.doors import own_door
 from workers.endpoint import Endpoint, Loopback
 from workers.journal import Journal
 from workers.memory import settle
@@ -195,13 +196,14 @@ class Session:
             return Loopback(self.ledger, WorkerRuntime(self.problem, path, self.run_name, 0))
         largest = max(self.problem.largest_field, 4 * self.problem.net.layout.size)
         max_frame = 2 * largest + FRAME_SLACK
-        endpoint = ZmqEndpoint(self.ledger, self.execution.transport, max_frame)
+        door = own_door(self.execution.transport)
+        endpoint = ZmqEndpoint(self.ledger, door, max_frame)
         try:
             specs = [
                 {
                     "index": i,
                     "address": endpoint.address,
-                    "token": endpoint.token,
+                    "token": door.token,
                     "max_frame": max_frame,
                     "log": str((path / "logs" / f"worker-{i:03d}.log").resolve()),
                     "device": placed.device,

@@ -20,8 +20,9 @@ from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, open_letter, seal
 from tests.harness import CLIENTS
 from workers.crew import Death
+from workers.doors import Transport, own_door
 from workers.endpoint import Endpoint, Incoming, Loopback
-from workers.router import Transport, ZmqEndpoint
+from workers.router import ZmqEndpoint
 from workers.worker import WorkerRuntime
 
 MAX_FRAME = 1 << 22
@@ -43,8 +44,8 @@ class Shuffled(Endpoint):
         self.order: list[tuple[int, int]] = []
         """(round, client) of uploads as they arrived."""
 
-    def send(self, worker: int, letter: Letter) -> None:
-        self._book(letter, worker, "down")
+    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
+        self._book(letter, worker, "down", again)
         if letter.header.kind != "stop":
             self._queues[worker].append(open_letter([letter.head, *letter.frames], "here"))
 
@@ -99,9 +100,9 @@ class Counting(Loopback):
         self.frames[direction] += sum(sizes)
         self.framing[direction] += zmtp.framing(sizes)
 
-    def send(self, worker: int, letter: Letter) -> None:
+    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
         self.count("down", letter)
-        super().send(worker, letter)
+        super().send(worker, letter, again)
 
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
         letters, ready = super().wait(fds, timeout)
@@ -141,14 +142,15 @@ class Pool:
         through: Callable[[str], str] = lambda address: address,
     ) -> Endpoint:
         """through: from the endpoint's address to the one that workers are told."""
-        endpoint = ZmqEndpoint(ledger, transport, MAX_FRAME)
+        door = own_door(transport)
+        endpoint = ZmqEndpoint(ledger, door, MAX_FRAME)
         address = through(endpoint.address)
         cores = sorted(os.sched_getaffinity(0))
         for i in range(2):
             spec = {
                 "index": i,
                 "address": address,
-                "token": endpoint.token,
+                "token": door.token,
                 "max_frame": MAX_FRAME,
                 "log": str(folder / "logs" / f"worker-{i}.log"),
                 "device": "cpu",

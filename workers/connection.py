@@ -1,31 +1,65 @@
-"""A worker's side of the wire."""
+"""A worker's side of the wire: a DEALER socket with deadlines."""
 
 from __future__ import annotations
 
-import os
+import time
+from dataclasses import dataclass
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from fedsim.errors import WireError
+from fedsim.errors import AccessError, TaskError, WireError
 from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
 
 SEND_QUEUE = 8
 """Letters queued for one worker; it never holds more than two tasks and a few small letters."""
+HELLO_DEADLINE = 30.0
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+)
 
 
 class Hello(msgspec.Struct, forbid_unknown_fields=True):
-    """A worker's first letter."""
+    """A worker's first letter. token: of a worker that the run has started itself."""
 
     token: str
     index: int
     pid: int
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """CURVE keys in Z85: the worker's own pair, and the coordinator's public one."""
+
+    public: bytes
+    secret: bytes
+    server: bytes
 
 
 class Connection:
-    """A worker's side of the wire: a DEALER socket with deadlines."""
+    """One connection, from its hello on. With credentials it is encrypted and watched: whoever waits on it
+    learns that the other side is gone."""
 
-    def __init__(self, address: str, token: str, index: int, max_frame: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        max_frame: int,
+        credentials: Credentials | None = None,
+        patience: float = HELLO_DEADLINE,
+    ) -> None:
+        """Connect and say hello.
+
+        Errors: TaskError if nobody answers within `patience` seconds, AccessError if the key is refused (both
+        with credentials only), WireError.
+        """
+        self.address = address
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -33,10 +67,47 @@ class Connection:
         self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
-        self._socket.connect(address)
-        hello = msgspec.json.encode(Hello(token, index, os.getpid()))
-        fields, frames = blob("hello", hello)
-        self.send(seal(Header(VERSION, "hello", "", fields=fields), frames), 30.0)
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        try:
+            if credentials is not None:
+                self._secure(credentials)
+            self._socket.connect(address)
+            if credentials is not None:
+                self._await_handshake(patience)
+            fields, frames = blob("hello", msgspec.json.encode(hello))
+            self.send(seal(Header(VERSION, "hello", "", fields=fields), frames), HELLO_DEADLINE)
+        except zmq.ZMQError as e:
+            self.close()
+            raise TaskError(f"cannot connect to {address}: {e.strerror}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _secure(self, credentials: Credentials) -> None:
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, credentials.public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, credentials.secret)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, credentials.server)
+        keep_alive(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def _await_handshake(self, patience: float) -> None:
+        assert self._monitor is not None
+        until = time.monotonic() + patience
+        while (left := until - time.monotonic()) > 0:
+            if not self._monitor.poll(int(left * 1000)):
+                break
+            event = recv_monitor_message(self._monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                return
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise AccessError(f"the coordinator at {self.address} does not accept this key (any longer)")
+        raise TaskError(
+            f"no coordinator with the key of the join file answered at {self.address} within {patience:g} s; "
+            "is it running, and is that its address as seen from here (--connect)?"
+        )
 
     def send(self, letter: Letter, deadline: float = 60.0) -> None:
         self._socket.setsockopt(zmq.SNDTIMEO, int(deadline * 1000))
@@ -46,12 +117,30 @@ class Connection:
             raise WireError(f"the coordinator took no letter for {deadline:g} s") from None
 
     def receive(self, deadline: float) -> Letter | None:
-        """The next letter, or None after `deadline` seconds."""
-        if not self._socket.poll(int(deadline * 1000)):
-            return None
-        frames = self._socket.recv_multipart(copy=False)
-        return open_letter([f.buffer for f in frames], "from the coordinator")
+        """The next letter, or None after `deadline` seconds. Errors: TaskError if the connection is lost."""
+        ready = dict(self._poller.poll(int(deadline * 1000)))
+        if self._socket in ready:
+            frames = self._socket.recv_multipart(copy=False)
+            return open_letter([f.buffer for f in frames], "from the coordinator")
+        if ready:
+            raise TaskError(f"the connection to {self.address} was lost")
+        return None
 
     def close(self, linger: float = 0.0) -> None:
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor = None
         self._socket.close(int(linger * 1000))
         self._context.term()
+
+
+def keep_alive(socket: zmq.Socket[bytes]) -> None:
+    """Let the kernel find out within half a minute that the other machine is gone. Unlike ZMTP's
+    heartbeats this puts no byte on the stream."""
+    for option, value in (
+        (zmq.TCP_KEEPALIVE, 1),
+        (zmq.TCP_KEEPALIVE_IDLE, 10),
+        (zmq.TCP_KEEPALIVE_INTVL, 5),
+        (zmq.TCP_KEEPALIVE_CNT, 4),
+    ):
+        socket.setsockopt(option, value)

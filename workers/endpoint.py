@@ -31,9 +31,12 @@ class Endpoint(ABC):
         self.ledger = ledger
         self.total_bytes = {"up": 0, "down": 0}
         """Frame bytes that passed this endpoint, counted apart from the ledger."""
+        self.lost: list[int] = []
+        """Workers whose connection has ended, until somebody takes note of them."""
 
     @abstractmethod
-    def send(self, worker: int, letter: Letter) -> None: ...
+    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
+        """again: it repeats a letter that a lost worker had; its bytes are of kind retry."""
 
     @abstractmethod
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
@@ -44,15 +47,18 @@ class Endpoint(ABC):
         in process)."""
         return None
 
+    def dismiss(self, worker: int) -> None:
+        """Forget a worker's connection."""
+
     def close_door(self) -> None:
         """Everybody has joined: nothing need be there for others to connect to."""
 
     def close(self) -> None:
         """Release sockets and files; letters that are still on their way may be lost."""
 
-    def _book(self, letter: Letter, worker: int, direction: str) -> None:
+    def _book(self, letter: Letter, worker: int, direction: str, again: bool = False) -> None:
         self.total_bytes[direction] += len(letter.head) + sum(memoryview(f).nbytes for f in letter.frames)
-        self.ledger.book(letter, worker, direction)
+        self.ledger.book(letter, worker, direction, again)
 
 
 class Loopback(Endpoint):
@@ -63,8 +69,8 @@ class Loopback(Endpoint):
         self.runtime = runtime
         self._queue: deque[Letter] = deque()
 
-    def send(self, worker: int, letter: Letter) -> None:
-        self._book(letter, worker, "down")
+    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
+        self._book(letter, worker, "down", again)
         self._queue.append(open_letter([letter.head, *letter.frames], "loopback"))
 
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedsim.problem import Problem
 from fedsim.seeds import Stream
 from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
 from protocols import find
-from workers.connection import Connection
+from workers.connection import Connection, Hello
 from workers.memory import settle
 from workers.numerics import fix_numerics
 from workers.worker import WorkerRuntime, failure
@@ -29,7 +30,9 @@ JOIN_DEADLINE = 120.0
 
 def run(spec: dict[str, Any]) -> int:
     """Connect, set up, serve until 'stop'. Returns the exit code; errors go to the log."""
-    connection = Connection(spec["address"], spec["token"], spec["index"], spec["max_frame"])
+    connection = Connection(
+        spec["address"], Hello(spec["token"], spec["index"], os.getpid()), spec["max_frame"]
+    )
     try:
         welcome = connection.receive(JOIN_DEADLINE)
         if welcome is None or welcome.header.kind != "welcome":

@@ -2,75 +2,81 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import tempfile
-from pathlib import Path
-from typing import Literal
+from contextlib import suppress
 
 import msgspec
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from fedsim.errors import TaskError, WireError
+from fedsim.errors import AccessError, TaskError, WireError
 from fedsim.wire.ledger import Ledger
-from fedsim.wire.letter import Letter, open_letter
+from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
 from workers import kernel
 from workers.connection import SEND_QUEUE, Hello
+from workers.doors import Door
 from workers.endpoint import Endpoint, Incoming
 
-Transport = Literal["ipc", "tcp"]
+SOCKETS = 64
 
 
 class ZmqEndpoint(Endpoint):
-    """A ROUTER socket on a private ipc folder or on loopback tcp.
+    """A ROUTER socket behind a door.
 
-    A worker proves itself with the run's token in its hello (design: routing ids are ZeroMQ's own;
-    a stranger's letters are dropped). MANDATORY: a letter to a vanished worker is an error, not lost.
+    A worker proves itself with its first letter, as the door wants it; whatever else a stranger sends is
+    dropped and not in the ledger. Routing ids are ZeroMQ's own. MANDATORY: a letter to a vanished worker is
+    an error, not lost.
     """
 
-    def __init__(self, ledger: Ledger, transport: Transport, max_frame: int) -> None:
+    def __init__(self, ledger: Ledger, door: Door, max_frame: int) -> None:
+        """Errors: UsageError if the door cannot be opened."""
         super().__init__(ledger)
-        self.token = secrets.token_hex(16)
+        ledger.mechanism = door.mechanism
+        self.door = door
         self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 64)
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
-        self._folder: Path | None = None
-        self._port = 0
-        if transport == "ipc":
-            short = len(tempfile.gettempdir()) < 60  # a socket's path has at most 107 bytes
-            self._folder = Path(tempfile.mkdtemp(prefix="fedsim-", dir=None if short else "/tmp"))  # 0700
-            self.address = f"ipc://{self._folder}/coordinator"
-            self._socket.bind(self.address)
-        else:
-            self._port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-            self.address = f"tcp://127.0.0.1:{self._port}"
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if door.watched else None
+        try:
+            self.address = door.open(self._socket)
+        except BaseException:
+            self._close_socket()
+            raise
         self._workers: dict[bytes, int] = {}
         self._routes: dict[int, bytes] = {}
+        self._descriptors: dict[int, int] = {}
+        """Workers by the descriptor of their connection, which is what the monitor knows."""
         self._poller, self._polled = zmq.Poller(), [-1]
         self.strangers = 0
+        self.complete = True
+        """No connection was lost: the kernel still counts all that there were."""
 
-    def send(self, worker: int, letter: Letter) -> None:
+    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
         """Errors: TaskError if the worker is gone or does not take its letters."""
-        self._book(letter, worker, "down")
+        if worker not in self._routes:
+            raise TaskError(f"cannot send to worker {worker}: it has no connection")
+        self._book(letter, worker, "down", again)
         try:
-            self._socket.send_multipart(
-                [self._routes[worker], letter.head, *letter.frames], flags=zmq.NOBLOCK, copy=False
-            )
+            self._send(self._routes[worker], letter)
         except zmq.ZMQError as e:
             raise TaskError(f"cannot send to worker {worker}: {e.strerror}") from None
+
+    def _send(self, route: bytes, letter: Letter) -> None:
+        self._socket.send_multipart([route, letter.head, *letter.frames], flags=zmq.NOBLOCK, copy=False)
 
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
         if fds != self._polled:
             self._poller, self._polled = zmq.Poller(), fds
-            for item in (*fds, self._socket):
+            for item in (*fds, self._socket, *([self._monitor] if self._monitor else [])):
                 self._poller.register(item, zmq.POLLIN)
         ready = [item for item, _ in self._poller.poll(int(timeout * 1000))]
         letters = self._receive_all() if self._socket in ready else []
+        if self._monitor in ready:
+            self._note_ends()
         return letters, [item for item in ready if isinstance(item, int)]
 
     def _receive_all(self) -> list[Incoming]:
@@ -80,19 +86,24 @@ class ZmqEndpoint(Endpoint):
                 route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
-            incoming = self._accept(bytes(route.buffer), [f.buffer for f in frames])
+            incoming = self._accept(bytes(route.buffer), frames)
             if incoming is not None:
                 letters.append(incoming)
         return letters
 
-    def _accept(self, route: bytes, frames: list[memoryview]) -> Incoming | None:
+    def _accept(self, route: bytes, frames: list[zmq.Frame]) -> Incoming | None:
+        buffers = [f.buffer for f in frames]
         worker = self._workers.get(route)
         if worker is not None:
-            letter = open_letter(frames, f"from worker {worker}")
+            letter = open_letter(buffers, f"from worker {worker}")
         else:
             try:
-                letter = open_letter(frames, "from a stranger")
-                worker = self._admit(route, letter)
+                letter = open_letter(buffers, "from a stranger")
+                worker = self._admit(route, letter, frames[0])
+            except AccessError as e:
+                with suppress(zmq.ZMQError):
+                    self._send(route, refusal(str(e)))
+                return None
             except WireError:
                 self.strangers += 1
                 return None
@@ -100,32 +111,67 @@ class ZmqEndpoint(Endpoint):
         self._book(letter, worker, "up")
         return Incoming(worker, letter)
 
-    def _admit(self, route: bytes, letter: Letter) -> int:
-        """Bind a connection to a worker index by its hello."""
+    def _admit(self, route: bytes, letter: Letter, frame: zmq.Frame) -> int:
+        """Bind a connection to a worker index by its hello. Errors: WireError for a stranger; AccessError for
+        one with a right key that is told why it must not come in."""
         if letter.header.kind != "hello" or len(letter.frames) != 1:
             raise WireError("no hello")
         try:
             hello = msgspec.json.decode(letter.frames[0], type=Hello)
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             raise WireError(f"an unreadable hello: {e}") from None
-        right = secrets.compare_digest(hello.token.encode(), self.token.encode())
-        if not right or hello.index in self._routes:
-            raise WireError("not of this run")
-        self._workers[route] = hello.index
-        self._routes[hello.index] = route
-        return hello.index
+        worker = self.door.who(hello, self._proved(frame))
+        if worker in self._routes:
+            if self._monitor is None:
+                raise WireError("not of this run")
+            raise AccessError(f"worker {worker} has joined already")
+        if self._monitor is not None:
+            self._note_ends()  # first: a descriptor may be that of a connection that has just ended
+            self._descriptors[int(frame.get(zmq.SRCFD))] = worker
+        self._workers[route] = worker
+        self._routes[worker] = route
+        return worker
+
+    def _proved(self, frame: zmq.Frame) -> str:
+        """The public key of the connection that a frame came from; '' without CURVE."""
+        return str(frame.get("User-Id")) if self._monitor is not None else ""
+
+    def _note_ends(self) -> None:
+        assert self._monitor is not None
+        while self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            worker = self._descriptors.pop(int(event["value"]), None)
+            if worker is not None:
+                self.complete = False
+                self.dismiss(worker)
+                self.lost.append(worker)
+
+    def dismiss(self, worker: int) -> None:
+        """Forget its connection: another may come in its place."""
+        self._workers.pop(self._routes.pop(worker, b""), None)
+        self._descriptors = {fd: w for fd, w in self._descriptors.items() if w != worker}
 
     def residual(self) -> dict[str, int] | None:
-        if not self._port:
+        if not self.door.port or not self.complete:
             return None
-        return kernel.residual(self._port, lambda: (self.ledger.booked("down"), self.ledger.booked("up")))
+        booked = self.ledger.booked
+        return kernel.residual(self.door.port, lambda: (booked("down"), booked("up")))
 
     def close_door(self) -> None:
-        """Remove the socket's folder; open connections stay, and no crash can leave it behind."""
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self.door.full()
 
     def close(self) -> None:
-        self._socket.close(0)
+        self._close_socket()
+        self.door.close()
         self._context.term()
-        self.close_door()
+
+    def _close_socket(self) -> None:
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+        self._socket.close(0)
+
+
+def refusal(reason: str) -> Letter:
+    """Tells a worker that it must not come in, and why."""
+    fields, frames = blob("reason", reason.encode())
+    return seal(Header(VERSION, "refused", "", fields=fields), frames)

@@ -22,6 +22,8 @@ KINDS = {
     "upload": "algorithm",
     "evaluate": "simulation",
     "score": "simulation",
+    "state": "simulation",
+    "draft": "simulation",
 }
 """Kinds of letters by kind of entry; every other letter is control. A "gone" letter is a task, byte for byte
 as long, to a client that the schedule takes out after the download."""
@@ -50,17 +52,21 @@ COLUMNS = Entry._fields
 class Ledger:
     """Entries not yet written, and totals of all entries ever booked."""
 
-    def __init__(self) -> None:
+    def __init__(self, mechanism: zmtp.Mechanism = zmtp.NULL) -> None:
+        self.mechanism = mechanism
         self._open: list[Entry] = []
         self.totals: Counter[tuple[str, str, str, str]] = Counter()
         self.rounds: Counter[tuple[int, str]] = Counter()
 
-    def book(self, letter: Letter, worker: int, direction: str) -> None:
-        """Book one letter that crosses the socket, every frame and its framing."""
+    def book(self, letter: Letter, worker: int, direction: str, again: bool = False) -> None:
+        """Book one letter that crosses the socket, every frame and its framing.
+
+        again: of a task that was given before and whose worker was lost.
+        """
         h = letter.header
-        kind = KINDS.get(h.kind, "control")
+        kind = "retry" if again else KINDS.get(h.kind, "control")
         about = (kind, h.round, h.exchange, h.client, worker, direction, h.kind)
-        framing = zmtp.framing(letter.sizes)
+        framing = self.mechanism.framing(letter.sizes)
         for field in h.fields:
             dense = math.prod(field.shape) * (DTYPES[field.dtype].itemsize if field.dtype in DTYPES else 1)
             for part in field.parts:
@@ -72,7 +78,7 @@ class Ledger:
         self._add(Entry(*about, "", "framing", "", 0, framing))
 
     def book_handshake(self, worker: int) -> None:
-        """Book a connection's ZMTP greeting and READY, both directions."""
+        """Book a connection's ZMTP greeting and commands, both directions."""
         for direction in ("up", "down"):
             self._add(
                 Entry(
@@ -87,7 +93,7 @@ class Ledger:
                     "framing",
                     "",
                     0,
-                    zmtp.HANDSHAKE,
+                    self.mechanism.handshake[direction],
                 )
             )
 
@@ -119,7 +125,8 @@ class Ledger:
 
 
 def stream_bytes(letter: Letter) -> int:
-    """What a letter puts on the stream: all frames and their framing."""
+    """What a letter puts on a stream without encryption, which is what the virtual clock counts: its time
+    must not depend on how this run is carried out."""
     return sum(letter.sizes) + zmtp.framing(letter.sizes)
 
 

@@ -77,14 +77,21 @@ def test_framing_adds_over_frames(sizes: list[int]) -> None:
 
 def test_the_references_vector() -> None:
     assert sum(map(sum, VECTOR)) == PAYLOAD
-    assert zmtp.HANDSHAKE + sum(sum(m) + zmtp.framing(m) for m in VECTOR) == STREAM
+    stream = {
+        m.name: {d: n + sum(sum(sizes) + m.framing(sizes) for sizes in VECTOR) for d, n in m.handshake.items()}
+        for m in (zmtp.NULL, zmtp.CURVE)
+    }
+    assert stream == {"NULL": {"up": STREAM, "down": STREAM}, "CURVE": {"up": 8_714_672, "down": 8_714_406}}
 
 
-def test_the_handshake_from_its_parts() -> None:
-    """Greeting 64; READY: command name (6) and the properties Socket-Type and an empty Identity."""
+def test_the_handshakes_from_their_parts() -> None:
+    """Greeting 64; READY: command name (6) and the properties Socket-Type and an empty Identity. CURVE:
+    HELLO 200 and INITIATE 257 + metadata up, WELCOME 168 and READY 30 + metadata down."""
     for socket_type in ("DEALER", "ROUTER"):
         metadata = (1 + 11 + 4 + len(socket_type)) + (1 + 8 + 4)
-        assert 64 + f(6 + metadata) == zmtp.HANDSHAKE
+        assert 64 + f(6 + metadata) == zmtp.NULL.handshake["up"] == zmtp.NULL.handshake["down"]
+        assert 64 + f(200) + f(257 + metadata) == zmtp.CURVE.handshake["up"]
+        assert 64 + f(168) + f(30 + metadata) == zmtp.CURVE.handshake["down"]
 
 
 @fixed

@@ -1,0 +1,147 @@
+"""How workers come in: where the coordinator listens, and what a newcomer has to show.
+
+A private folder (ipc) and a port of this machine (tcp) are for workers that the run starts itself: they
+show the run's token. A guarded port is for workers elsewhere: CURVE, and only with a key of the list.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Literal, Protocol
+
+import zmq
+
+from fedsim.errors import UsageError, WireError
+from fedsim.wire import zmtp
+from workers.connection import Hello, keep_alive
+from workers.invitation import KeyPair
+
+Transport = Literal["ipc", "tcp"]
+DOMAIN = b"fedsim"
+
+
+class Door(Protocol):
+    """mechanism: what its connections add to frames. port: for the kernel's count, 0 if there is none.
+    watched: a worker's end is known from its connection, not from a process handle."""
+
+    mechanism: zmtp.Mechanism
+    port: int
+    watched: bool
+
+    def open(self, socket: zmq.Socket[bytes]) -> str:
+        """Bind; returns the address to connect to. Errors: UsageError."""
+
+    def who(self, hello: Hello, key: str) -> int:
+        """The worker that says hello; key: the public key that its connection has proved to own, '' without
+        CURVE. Errors: WireError for a stranger."""
+
+    def full(self) -> None:
+        """Everybody has joined."""
+
+    def close(self) -> None:
+        """After the socket."""
+
+
+class _Own:
+    """Workers of this run's making show its token."""
+
+    mechanism = zmtp.NULL
+    watched = False
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(16)
+        self.port = 0
+
+    def who(self, hello: Hello, key: str) -> int:
+        if not secrets.compare_digest(hello.token.encode(), self.token.encode()):
+            raise WireError("not of this run")
+        return hello.index
+
+    def full(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.full()
+
+
+class PrivateFolder(_Own):
+    """ipc in a folder that only this user can enter; removed as soon as everybody is in, so that no crash
+    can leave it behind. Open connections stay."""
+
+    def open(self, socket: zmq.Socket[bytes]) -> str:
+        short = len(tempfile.gettempdir()) < 60  # a socket's path has at most 107 bytes
+        self._folder = Path(tempfile.mkdtemp(prefix="fedsim-", dir=None if short else "/tmp"))  # 0700
+        address = f"ipc://{self._folder}/coordinator"
+        socket.bind(address)
+        return address
+
+    def full(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class LocalPort(_Own):
+    """tcp on 127.0.0.1, so that the kernel and a relay can count."""
+
+    def open(self, socket: zmq.Socket[bytes]) -> str:
+        self.port = socket.bind_to_random_port("tcp://127.0.0.1")
+        return f"tcp://127.0.0.1:{self.port}"
+
+
+class GuardedPort:
+    """tcp for other machines: CURVE with an allow-list, which pyzmq's authenticator asks from its thread.
+
+    A key is one worker's. revoke() closes the door to it; a connection that is open stays.
+    """
+
+    mechanism = zmtp.CURVE
+    watched = True
+
+    def __init__(self, bind: str, server: KeyPair, workers: tuple[KeyPair, ...]) -> None:
+        self.bind, self.port = bind, 0
+        self._server = server
+        self._workers = {pair.public: index for index, pair in enumerate(workers)}
+
+    def open(self, socket: zmq.Socket[bytes]) -> str:
+        from zmq.auth.thread import ThreadAuthenticator  # it imports asyncio
+
+        self._guard = ThreadAuthenticator(socket.context)
+        self._guard.start()
+        self._guard.configure_curve_callback(DOMAIN.decode(), self)
+        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self._server.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._server.secret.encode())
+        keep_alive(socket)
+        try:
+            socket.bind(self.bind)
+        except zmq.ZMQError as e:
+            self._guard.stop()
+            raise UsageError(f"--bind {self.bind}: {e.strerror}") from None
+        address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        self.port = int(address.rpartition(":")[2])
+        return address
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """What the authenticator asks of every newcomer."""
+        return key.decode() in self._workers
+
+    def revoke(self, worker: int) -> None:
+        self._workers = {key: index for key, index in self._workers.items() if index != worker}
+
+    def who(self, hello: Hello, key: str) -> int:
+        if key not in self._workers:
+            raise WireError("not of this run")
+        return self._workers[key]
+
+    def full(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._guard.stop()
+
+
+def own_door(transport: Transport) -> PrivateFolder | LocalPort:
+    return PrivateFolder() if transport == "ipc" else LocalPort()

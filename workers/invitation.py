@@ -1,0 +1,67 @@
+"""RUN/join.json: what a worker on another machine needs to come in.
+
+CURVE keys in ZeroMQ's Z85 text, 40 characters. The file holds secrets, so it is 0600, and whoever has it
+can take part in the run; keys are never in argv and never in a log.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from fedsim.errors import DataError, DiskError, UsageError
+
+FORMAT = 1
+
+
+class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    public: str
+    secret: str
+
+    @staticmethod
+    def new() -> KeyPair:
+        public, secret = zmq.curve_keypair()
+        return KeyPair(public.decode(), secret.decode())
+
+    def __repr__(self) -> str:
+        return f"KeyPair({self.public!r}, ...)"
+
+
+class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """workers: a key pair per worker, by index. max_frame: the largest frame that anybody sends, bytes."""
+
+    format: int
+    run: str
+    url: str
+    server_key: str
+    max_frame: int
+    workers: tuple[KeyPair, ...]
+
+    def write(self, path: Path) -> None:
+        """Readable by its owner only, from the first byte on. Errors: DiskError."""
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(handle, "wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+        except OSError as e:
+            raise DiskError(f"cannot write {path}: {e.strerror}") from None
+
+    @staticmethod
+    def read(path: Path) -> Invitation:
+        """Errors: UsageError if it is not there or open to others, DataError if it is damaged."""
+        try:
+            data, mode = path.read_bytes(), path.stat().st_mode
+        except OSError as e:
+            raise UsageError(f"--join {path}: {e.strerror}") from None
+        if mode & 0o077:
+            raise UsageError(f"--join {path}: others can read its keys; chmod 600 {path}")
+        try:
+            found = msgspec.json.decode(data, type=Invitation)
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            raise DataError(f"--join {path} is not a join.json of fedsim: {e}") from None
+        if found.format != FORMAT:
+            raise UsageError(f"--join {path} has format {found.format}; this fedsim reads {FORMAT}")
+        return found
