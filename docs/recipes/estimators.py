@@ -139,6 +139,10 @@ def in_numbers(count: float) -> Said:
     return Said(f"{count:,.0f} numbers", FLOAT * count)
 
 
+def millions(count: float) -> Said:
+    return Said(f"{count / 1e6:.4f}M", FLOAT * count)
+
+
 def kilobits(s: Seen) -> Said:
     nbytes = s.both(lambda _: pickled(s.model))
     return Said(f"{8 * nbytes / 1024:,.0f} kbit", nbytes)
@@ -233,10 +237,11 @@ ESTIMATORS = (
     ),
     Estimator(
         "FL_framework, trans_cost",
-        "all clients x numbers of the state dict, per round",
-        lambda s: in_numbers(s.clients * s.rounds * s.numbers),
+        "all clients x numbers of the state dict, per round, in millions",
+        lambda s: millions(s.clients * s.rounds * s.numbers),
         "all clients, not the participants; uploads only; no precision: the errors partly cancel",
-        "kxzxvbk/FL_framework@c3f5330, utils/compressor.py",
+        "kxzxvbk/FL_framework@c3f5330, utils/compressor.py; called with the pool of all clients in "
+        "utils/simulator.py@1ebece1",
     ),
     Estimator(
         "a Flower exercise",
