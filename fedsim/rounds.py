@@ -41,6 +41,13 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class Left:
+    """A worker is gone, and with it the answers to whatever it held; it may join again."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
 class Arrived:
     """A worker has answered a task: its upload is here whole, to be checked when it is folded; or, if the
     schedule says that this client is gone, it has said that nothing will come."""
@@ -80,11 +87,13 @@ class Open:
 
 @dataclass(frozen=True)
 class Give:
-    """gone: the client gets the broadcast, as the ledger shall know, and computes nothing."""
+    """gone: the client gets the broadcast, as the ledger shall know, and computes nothing. again: a worker
+    that has left had this task before."""
 
     worker: int
     task: TaskId
     gone: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,7 @@ class Finish:
     """All rounds are committed and evaluated."""
 
 
-Event = Joined | Arrived | Scored | Folded
+Event = Joined | Left | Arrived | Scored | Folded
 Command = Open | Give | Release | Drop | Close | Commit | Score | Finish
 
 MAX_EVALUATIONS_BEHIND = 2
@@ -170,6 +179,7 @@ class RoundMachine:
     _waiting: dict[int, deque[TaskId]] = field(default_factory=dict)
     _home: dict[int, int] = field(default_factory=dict)
     _in_flight: dict[TaskId, int] = field(default_factory=dict)
+    _taken_back: set[TaskId] = field(default_factory=set)
     _arrived: set[int] = field(default_factory=set)
     _late: set[int] = field(default_factory=set)
     _to_fold: deque[int] = field(default_factory=deque)
@@ -195,6 +205,8 @@ class RoundMachine:
                 raise ProtocolError(f"worker {event.worker} joined twice")
             self._load[event.worker] = []
             commands: list[Command] = []
+        elif isinstance(event, Left):
+            commands = self._on_left(event.worker)
         elif isinstance(event, Arrived):
             commands = self._on_arrived(event)
         elif isinstance(event, Scored):
@@ -240,7 +252,7 @@ class RoundMachine:
         self._exchange += 1
         people = self._present()
         self._to_fold = deque(sorted(people))
-        self._arrived, self._late = set(), set()
+        self._arrived, self._late, self._taken_back = set(), set(), set()
         self._folding = any(k not in self._turnout.lost | self._turnout.gone for k in people)
         for k in sorted(people, key=lambda k: (-self.cost(k), k)):
             # within a round a client goes on from its own draft, also if the schedule loses what it sends
@@ -255,6 +267,24 @@ class RoundMachine:
         if later or self._exchange > 1:
             return tuple(k for k in people if k not in self._turnout.gone)
         return people
+
+    def _on_left(self, worker: int) -> list[Command]:
+        """Its tasks and chunks go to the front of the queues, and its clients have no home any more."""
+        if worker not in self._load:
+            raise ProtocolError(f"worker {worker} left without having joined")
+        back: list[TaskId] = []
+        for item in reversed(self._load.pop(worker)):
+            if isinstance(item, TaskId):
+                del self._in_flight[item]
+                self._taken_back.add(item)
+                back.insert(0, item)
+            else:
+                self._to_score.appendleft(item)
+        back += self._waiting.pop(worker, ())
+        if back:
+            self._waiting.setdefault(ANYWHERE, deque()).extendleft(reversed(back))
+        self._home = {k: w for k, w in self._home.items() if w != worker}
+        return []
 
     def _on_arrived(self, event: Arrived) -> list[Command]:
         task = event.task
@@ -341,7 +371,8 @@ class RoundMachine:
                     self._home[task.client] = worker
                     self._load[worker].append(task)
                     self._in_flight[task] = worker
-                    commands.append(Give(worker, task, task.client in self._turnout.gone))
+                    gone, again = task.client in self._turnout.gone, task in self._taken_back
+                    commands.append(Give(worker, task, gone, again))
                 elif self._to_score and not waiting:
                     commands.append(self._give_score(worker))
         return commands

@@ -107,6 +107,16 @@ _EXPERIMENT = (
     click.option(
         "--devices", metavar="LIST", help="auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).  [auto]"
     ),
+    click.option(
+        "--external-workers",
+        type=int,
+        metavar="K",
+        help="Start none here, wait for K (--bind).",
+    ),
+    click.option("--bind", metavar="URL", help="Where they come in: tcp://ADDRESS:PORT of this machine."),
+    click.option(
+        "--join-within", type=float, metavar="SECONDS", help="Stop if workers are missing after that.  [120]"
+    ),
     click.option("--transport", type=click.Choice(["ipc", "tcp"]), help="How frames travel.  [ipc]"),
     click.option(
         "--verify-bytes",
@@ -151,6 +161,29 @@ def launch(**options: Any) -> None:
     from launch.run import launch as run
 
     run(experiment, execution)
+
+
+@main.command(short_help="Take part in a run on another machine.")
+@click.option("--join", "file", metavar="FILE", required=True, help="The run's join.json.")
+@click.option("--connect", "url", metavar="URL", help="The coordinator as seen from here.  [the file's]")
+@click.option("--data-dir", metavar="DIR", help="Folder of the data files on this machine.  [FEDSIM_DATA]")
+@click.option("--worker", type=int, metavar="I", help="As which worker.  [the first that is missing]")
+@click.option(
+    "--patience",
+    type=float,
+    metavar="SECONDS",
+    default=60.0,
+    show_default=True,
+    help="Give up if no coordinator answers.",
+)
+def worker(file: str, url: str | None, data_dir: str | None, worker: int | None, patience: float) -> None:
+    """Join a run that `fedsim launch --external-workers K --bind tcp://ADDRESS:PORT` has opened.
+
+    The file holds this run's keys: copy it over a channel that you trust, and keep it to yourself (0600).
+    """
+    from launch.join import join
+
+    join(file, url=url, data_dir=data_dir, worker=worker, patience=patience)
 
 
 @main.command("list", short_help="Show what there is to choose from.")
@@ -291,3 +324,38 @@ def report_(run: str, out: str | None) -> None:
     from launch.report.single import report
 
     click.echo(report(Path(run), Path(out) if out else None))
+
+
+@main.command("compare", short_help="Compare runs: accuracy against bytes, tables, one page.")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path())
+@click.option(
+    "--out", metavar="FILE", default="compare.html", show_default=True, help="Write the page there."
+)
+@click.option(
+    "--to",
+    multiple=True,
+    metavar="ACCURACY",
+    help="Bytes to reach it (0.75 or 75%); repeatable.  [some that tell the runs apart]",
+)
+@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only runs with it; repeatable.")
+@click.option("--markdown", metavar="FILE", help="Write the tables there, too.")
+@click.option("--csv", "csv_", metavar="FILE", help="Write one line per group of runs there, too.")
+def compare_(
+    runs: tuple[str, ...],
+    out: str,
+    to: tuple[str, ...],
+    where: tuple[str, ...],
+    markdown: str | None,
+    csv_: str | None,
+) -> None:
+    """Compare runs, or folders of runs such as runs/sweep.
+
+    Runs that differ only in their seed are one line, with their mean and range.
+    """
+    from pathlib import Path
+
+    from launch.report.compare import compare
+
+    files = [Path(given) if given else None for given in (markdown, csv_)]
+    paths = [Path(run) for run in runs]
+    compare(paths, out=Path(out), to=to, where=where, markdown=files[0], csv=files[1])

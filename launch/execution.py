@@ -12,12 +12,17 @@ from msgspec import Meta
 class Execution:
     """workers 0: in process. devices: auto, cpu, or a list of cuda:i. out: the run folder.
 
+    external_workers: none are started here, so many are waited for on `bind`, a tcp address of this machine,
+    for `join_within` seconds; workers is then their number.
     verify_bytes: end with an error unless the kernel's count of the streams is the ledger's; tcp only.
     patience: seconds after which a run in which nothing happens stops with an error; longer than the
     longest task.
     """
 
     workers: Annotated[int, Meta(ge=0)] = 10
+    external_workers: Annotated[int, Meta(ge=0)] = 0
+    bind: str = ""
+    join_within: Annotated[float, Meta(gt=0)] = 120.0
     transport: Literal["ipc", "tcp"] = "ipc"
     devices: str = "auto"
     data_dir: str | None = None

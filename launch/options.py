@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fedsim.experiment import DEFAULTS, Experiment, convert, parse_setting, read
 from launch.execution import Execution
 
 TABLES = ("experiment", "hyperparameters", "codecs", "execution")
-EXECUTION = ("workers", "transport", "devices", "data_dir", "out", "patience", "verify_bytes")
+EXECUTION = tuple(f.name for f in fields(Execution))
 CLIENTS_IN_PROCESS = DEFAULTS.clients
 
 
@@ -30,6 +31,10 @@ def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
     codecs = dict(_pair(text) for text in given.pop("codecs", ()))
     execution = file.get("execution", {}) | {k: given.pop(k) for k in EXECUTION if k in given}
     resolved = convert(Execution, execution, f"[execution] of {config}" if config else "the options")
+    if resolved.external_workers:
+        resolved = _elsewhere(resolved, "workers" in execution)
+    elif resolved.bind:
+        raise UsageError("--bind is where --external-workers K come in; workers of this machine need none")
     if resolved.verify_bytes and (resolved.transport != "tcp" or not resolved.workers):
         raise UsageError(
             "--verify-bytes asks the kernel, which counts TCP streams: add --transport tcp and workers"
@@ -46,6 +51,18 @@ def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
         values["link"] = str(Path(values["link"]).resolve())
     values.setdefault("clients", resolved.workers or CLIENTS_IN_PROCESS)
     return convert(Experiment, values, f"[experiment] of {config}" if config else "the options"), resolved
+
+
+def _elsewhere(execution: Execution, workers_given: bool) -> Execution:
+    """Errors: UsageError if external workers do not go with the rest."""
+    if workers_given and execution.workers != execution.external_workers:
+        raise UsageError("--workers starts workers here and --external-workers waits for others: give one")
+    if not execution.bind.startswith("tcp://") or ":" not in execution.bind.removeprefix("tcp://"):
+        raise UsageError(
+            f"--external-workers: --bind {execution.bind!r} is no tcp://ADDRESS:PORT of this machine; "
+            "port * lets the system choose"
+        )
+    return replace(execution, workers=execution.external_workers, transport="tcp")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -57,19 +57,20 @@ def launch(experiment: Experiment, execution: Execution, *, quiet: bool = False)
     """
     wakeup = Wakeup()
     supervisor = Supervisor(wakeup)
-    places = place(execution.devices, max(1, execution.workers), experiment.threads)
+    devices = "cpu" if execution.external_workers and execution.devices == "auto" else execution.devices
+    places = place(devices, max(1, execution.workers), experiment.threads)
     with stop_signals(wakeup, in_process=not execution.workers):
         try:
-            if execution.workers:
+            if execution.workers and not execution.external_workers:
                 supervisor.start_server()
             else:
                 os.environ.update(ENVIRONMENT)
-                if places[0].gpu is not None:
+                if places[0].gpu is not None and not execution.workers:
                     os.environ["CUDA_VISIBLE_DEVICES"] = places[0].gpu
             from launch.session import Session  # imports torch
 
-            session = Session.prepare(experiment, execution, places, quiet)
-            session.run(supervisor, wakeup)
+            session = Session.prepare(experiment, execution, places, supervisor, quiet)
+            session.run(wakeup)
         finally:
             supervisor.stop(gently=False)
             wakeup.close()

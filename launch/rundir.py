@@ -18,6 +18,7 @@ from fedsim import plugin
 from fedsim.errors import DiskError, UsageError
 from fedsim.wire.ledger import COLUMNS, Entry
 from launch.execution import Execution
+from workers import timeline
 from workers.devices import gpu_models
 
 LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
@@ -37,10 +38,13 @@ class RunDir:
                 (path / name).mkdir(parents=True, exist_ok=True)
             self._metrics: TextIO = (path / "metrics.jsonl").open("w")
             self._ledger: TextIO = (path / "ledger.csv").open("w", newline="")
+            self._timeline: TextIO = (path / "timeline.csv").open("w", newline="")
         except OSError as e:
             raise DiskError(f"cannot make the run folder {path}: {e.strerror}") from None
         self._rows = csv.writer(self._ledger, lineterminator="\n")
         self._rows.writerow(COLUMNS)
+        self._spans = csv.writer(self._timeline, lineterminator="\n")
+        self._spans.writerow(timeline.COLUMNS)
 
     @staticmethod
     def default_path(algo: str, seed: int) -> Path:
@@ -89,6 +93,9 @@ class RunDir:
     def append_ledger(self, entries: list[Entry]) -> None:
         self._append(self._ledger, lambda: self._rows.writerows(entries))
 
+    def append_timeline(self, spans: list[timeline.Span]) -> None:
+        self._append(self._timeline, lambda: self._spans.writerows(spans))
+
     def _append(self, file: TextIO, write: Any) -> None:
         try:
             write()
@@ -97,7 +104,7 @@ class RunDir:
             raise DiskError(f"cannot write {file.name}: {e.strerror}") from None
 
     def close(self) -> None:
-        for file in (self._metrics, self._ledger):
+        for file in (self._metrics, self._ledger, self._timeline):
             with suppress(OSError):  # every line was flushed, or its failure reported, when it was written
                 file.close()
 

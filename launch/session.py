@@ -13,6 +13,7 @@ from typing import Any, Literal
 from rich.markup import escape
 
 from fedsim import plugin, traces
+from fedsim.data.digest import data_digest
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.links import is_file
@@ -26,20 +27,27 @@ from launch.rundir import RunDir
 from launch.summary import process_start, summarise, write_model
 from launch.supervisor import Supervisor
 from protocols import find
+from workers.admission import Admission, Belongings
+from workers.connection import Hello
 from workers.coordinator import Coordinator, Outcome
 from workers.crew import NoCrew
 from workers.devices import Placement
-from workers.doors import own_door
+from workers.doors import GuardedPort, own_door
 from workers.endpoint import Endpoint, Loopback
+from workers.invitation import FORMAT, Invitation, KeyPair
 from workers.journal import Journal
 from workers.memory import settle
 from workers.numerics import fix_numerics
 from workers.router import ZmqEndpoint
 from workers.store import Checkpoints, ClientStates
+from workers.timeline import Span
 from workers.wakeup import Wakeup
 from workers.worker import WorkerRuntime
 
 FRAME_SLACK = 1 << 16
+STATE_FACTOR = 16
+"""A client's state, which workers elsewhere borrow, is at most so many times as long as a message's field."""
+JOIN = "join.json"
 
 
 @dataclass
@@ -52,6 +60,7 @@ class Session:
     schedule: Schedule
     rundir: RunDir
     display: Display
+    supervisor: Supervisor
     run_name: str = field(default_factory=lambda: secrets.token_hex(8))
     ledger: Ledger = field(default_factory=Ledger)
     last_round: int = 0
@@ -63,7 +72,11 @@ class Session:
 
     @staticmethod
     def prepare(
-        experiment: Experiment, execution: Execution, places: tuple[Placement, ...], quiet: bool
+        experiment: Experiment,
+        execution: Execution,
+        places: tuple[Placement, ...],
+        supervisor: Supervisor,
+        quiet: bool,
     ) -> Session:
         """Check everything that can be wrong, then make the run folder with its manifest."""
         device: Literal["cpu", "cuda"] = "cuda" if places[0].gpu is not None else "cpu"
@@ -80,7 +93,7 @@ class Session:
         default = RunDir.default_path(experiment.algo, experiment.seed)
         rundir = RunDir(Path(execution.out) if execution.out else default)
         display = Display(problem.experiment.rounds, quiet)
-        session = Session(problem, execution, places, turnouts, rundir, display)
+        session = Session(problem, execution, places, turnouts, rundir, display, supervisor)
         rundir.write_manifest(session.described(), execution, session.run_name)
         return session
 
@@ -97,12 +110,13 @@ class Session:
             | ({experiment.link: traces.sha256(experiment.link)} if is_file(experiment.link) else {}),
         }
 
-    def run(self, supervisor: Supervisor, wakeup: Wakeup) -> None:
+    def run(self, wakeup: Wakeup) -> None:
         """Errors: any FedsimError, after summary.json has been written with the status."""
+        supervisor = self.supervisor
         supervisor.changed = self.rundir.write_processes
         settle()
         try:
-            outcome = self._carry_out(supervisor, wakeup)
+            outcome = self._carry_out(wakeup)
             summary = self._summary("done", outcome)
             self.display.bill(summary, str(self.rundir.path))
             self._verify(outcome)
@@ -155,47 +169,83 @@ class Session:
     def _states(self) -> ClientStates:
         return ClientStates(self.rundir.path / "state", self.problem.algorithm.client_type)
 
-    def _carry_out(self, supervisor: Supervisor, wakeup: Wakeup) -> Outcome:
-        problem, rundir, workers = self.problem, self.rundir, self.execution.workers
+    def _carry_out(self, wakeup: Wakeup) -> Outcome:
+        supervisor, problem, rundir = self.supervisor, self.problem, self.rundir
         with ExitStack() as closing:  # all of it, also if one of them fails
             checkpoints = Checkpoints(rundir.path / "checkpoints", self._states())
             closing.callback(checkpoints.close)
             journal = Journal(rundir.path / "journal")
             closing.callback(journal.close)
-            endpoint = self._endpoint(supervisor)
+            endpoint = self._endpoint()
             closing.callback(endpoint.close)
+            closing.callback((rundir.path / JOIN).unlink, missing_ok=True)  # its keys open nothing any more
             closing.callback(lambda: rundir.append_ledger(self.ledger.close(problem.experiment.rounds)))
             self.display.header(self._header())
-            data_dir = self.execution.data_dir
             coordinator = Coordinator(
                 problem,
                 endpoint,
-                supervisor if workers else NoCrew(wakeup),
+                supervisor if self._own_workers else NoCrew(wakeup),
                 checkpoints,
                 self.schedule,
                 self,
                 journal,
                 run=self.run_name,
-                workers=workers,
-                orders={
-                    "experiment": asdict(problem.experiment),
-                    "data_dir": str(Path(data_dir).resolve()) if data_dir else None,
-                    "run_dir": str(rundir.path.resolve()),
-                },
+                admission=self._admission(),
                 started=process_start(),
                 patience=self.execution.patience,
+                join_within=self.execution.join_within,
+                elsewhere=bool(self.execution.external_workers),
             )
             outcome = coordinator.run()
             write_model(rundir.path / "model.safetensors", problem, outcome.model)
             supervisor.stop(gently=True)  # while the socket is open: closing it may drop stop letters
             return outcome
 
-    def _endpoint(self, supervisor: Supervisor) -> Endpoint:
+    @property
+    def _own_workers(self) -> bool:
+        return bool(self.execution.workers) and not self.execution.external_workers
+
+    def _admission(self) -> Admission:
+        e, problem, execution = self.problem.experiment, self.problem, self.execution
+        elsewhere = bool(execution.external_workers)
+        data = data_digest(problem.dataset, problem.clients) if elsewhere else ""
+        orders = {
+            "experiment": asdict(e),
+            "data_dir": str(Path(execution.data_dir).resolve()) if execution.data_dir else None,
+            "run_dir": None if elsewhere else str(self.rundir.path.resolve()),
+        }
+        return Admission(
+            orders, Belongings(data, plugin.sources((e.algo, e.model, e.dataset))), execution.workers
+        )
+
+    def _invite(self, max_frame: int) -> Endpoint:
+        """Open the guarded port and write RUN/join.json."""
+        server, count = KeyPair.new(), self.execution.external_workers
+        pairs = tuple(KeyPair.new() for _ in range(count))
+        door = GuardedPort(self.execution.bind, server, pairs)
+        largest = STATE_FACTOR * max_frame
+        endpoint = ZmqEndpoint(self.ledger, door, largest)
+        path = self.rundir.path / JOIN
+        invited = Invitation(FORMAT, self.run_name, endpoint.address, server.public, largest, pairs)
+        try:
+            invited.write(path)
+        except BaseException:
+            endpoint.close()
+            raise
+        self.display.note(
+            f"waiting for {count} workers at {endpoint.address}, at most {self.execution.join_within:g} s; "
+            f"elsewhere: fedsim worker --join {path.resolve()}"
+        )
+        return endpoint
+
+    def _endpoint(self) -> Endpoint:
         path = self.rundir.path
         if not self.execution.workers:
             return Loopback(self.ledger, WorkerRuntime(self.problem, path, self.run_name, 0))
         largest = max(self.problem.largest_field, 4 * self.problem.net.layout.size)
         max_frame = 2 * largest + FRAME_SLACK
+        if self.execution.external_workers:
+            return self._invite(max_frame)
         door = own_door(self.execution.transport)
         endpoint = ZmqEndpoint(self.ledger, door, max_frame)
         try:
@@ -213,7 +263,7 @@ class Session:
                 }
                 for i, placed in enumerate(self.places)
             ]
-            supervisor.start_workers(specs, self.places)
+            self.supervisor.start_workers(specs, self.places)
         except BaseException:
             endpoint.close()
             raise
@@ -223,6 +273,8 @@ class Session:
         e, p = self.problem.experiment, self.problem
         workers = self.execution.workers
         where = f"{workers} workers over {self.execution.transport}" if workers else "in process"
+        if self.execution.external_workers:
+            where = f"{workers} workers elsewhere"
         devices = ", ".join(dict.fromkeys(str(place) for place in self.places))
         # commas, because rich takes a word between two colons for an emoji
         algo, dataset, model = (escape(plugin.short(choice)) for choice in (e.algo, e.dataset, e.model))
@@ -235,6 +287,18 @@ class Session:
         ]
 
     # ---- Observer
+
+    def spans(self, spans: list[Span]) -> None:
+        self.rundir.append_timeline(spans)
+
+    def joined(self, worker: int, hello: Hello) -> None:
+        if self.execution.external_workers:
+            self.display.note(f"worker {worker} comes from {hello.host}, process {hello.pid}")
+            self.supervisor.note_guest(worker, hello.pid, hello.host)
+
+    def left(self, worker: int, why: str) -> None:
+        self.display.note(f"worker {worker} is gone: {why}")
+        self.supervisor.note_gone(worker)
 
     def committed(self, commit: Commit, entries: list[Entry]) -> None:
         self.rundir.append_ledger(entries)

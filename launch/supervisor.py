@@ -157,6 +157,17 @@ class Supervisor:
             return f"Its log {log} is empty."
         return f"The last lines of {log}:\n" + "\n".join(f"  {line}" for line in lines)
 
+    # ---- workers elsewhere, of whom we only hear
+
+    def note_guest(self, index: int, pid: int, host: str) -> None:
+        self._workers[index] = _process("external worker", index, pid, host, "")
+        self.processes.append(self._workers[index])
+        self.changed(self.processes)
+
+    def note_gone(self, index: int) -> None:
+        self._workers[index].ended = _now()
+        self.changed(self.processes)
+
     # ---- ending
 
     def stop(self, gently: bool) -> None:

@@ -129,7 +129,7 @@ class Connection:
     def close(self, linger: float = 0.0) -> None:
         if self._monitor is not None:
             self._socket.disable_monitor()
-            self._monitor = None
+            self._monitor.close(0)
         self._socket.close(int(linger * 1000))
         self._context.term()
 

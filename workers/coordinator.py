@@ -6,17 +6,14 @@ deadlines of their own.
 
 from __future__ import annotations
 
-import select
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
-from fedsim import rounds
-from fedsim.errors import DiskError, FedsimError, TaskError, WireError
+from fedsim.errors import AccessError, FedsimError, TaskError, WireError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
 from fedsim.rounds import (
@@ -30,29 +27,36 @@ from fedsim.rounds import (
     Folded,
     Give,
     Joined,
+    Left,
     Open,
     ProtocolError,
     Release,
     RoundMachine,
+    Score,
     Scored,
+    TaskId,
+    version,
 )
 from fedsim.schedules import Schedule
 from fedsim.wire.ledger import Entry, stream_bytes
-from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, blob, decode_own, encode, seal
-from fedsim.wire.messages import check_values
-from workers.crew import Crew, Death
+from fedsim.wire.letter import NONE, VERSION, Header, Letter, blob, seal
+from workers import blame
+from workers.admission import Admission
+from workers.connection import Hello
+from workers.crew import Crew
+from workers.dispatch import Dispatch
 from workers.endpoint import Endpoint, Incoming
 from workers.folding import Folder
 from workers.journal import Journal
+from workers.lending import Loans
+from workers.router import refusal
 from workers.scoreboard import Scoreboard
 from workers.simulated import Simulated
 from workers.spool import Spool
 from workers.store import Checkpoints
+from workers.timeline import Span, Timeline
 from workers.wakeup import Wakeup
-from workers.worker import task_of, to_evaluate, unpack_score
-
-JOIN_DEADLINE = 120.0
-DEATH_DEADLINE = 1.0
+from workers.worker import unpack_score
 
 
 class Observer(Protocol):
@@ -61,6 +65,12 @@ class Observer(Protocol):
     def committed(self, commit: Commit, entries: list[Entry]) -> None: ...
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
+
+    def spans(self, spans: list[Span]) -> None: ...
+
+    def joined(self, worker: int, hello: Hello) -> None: ...
+
+    def left(self, worker: int, why: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -91,16 +101,21 @@ class Coordinator:
         journal: Journal,
         *,
         run: str,
-        workers: int,
-        orders: Mapping[str, Any],
+        admission: Admission,
         started: float,
         patience: float,
+        join_within: float,
+        elsewhere: bool = False,
     ) -> None:
+        """elsewhere: workers come from other machines, where they do not see the run's folder, and may come
+        and go."""
         self.problem, self.endpoint, self.crew = problem, endpoint, crew
         self.checkpoints, self.observer, self.journal = checkpoints, observer, journal
-        self.run_name, self.workers, self.orders, self.started = run, workers, orders, started
-        self.patience = patience
-        """Seconds in which something has to happen: the longest task, generously."""
+        self.run_name, self.admission, self.started = run, admission, started
+        self.workers = admission.workers
+        self.patience, self.join_within = patience, join_within
+        """Seconds in which something has to happen: the longest task, generously; in which workers come."""
+        self.loans = Loans() if elsewhere else None
         experiment = problem.experiment
         self.machine = RoundMachine(
             rounds=experiment.rounds,
@@ -116,14 +131,15 @@ class Coordinator:
         self._wakeup = Wakeup()
         self.spool = Spool(checkpoints.folder.parent / "spool")
         self.folder = Folder(problem, self.spool.take, self._wakeup.set)
-        self._payload = Payload((), ())
         self.simulated = Simulated(problem.clock, problem.sizes)
+        self.dispatch = Dispatch(
+            run, problem, endpoint, crew, self.machine, checkpoints.states, self.simulated, self.loans
+        )
         self.board = Scoreboard(problem.chunks, observer.evaluated, problem.measure)
         setup = problem.algorithm.setup
         start = self.board.open(0, tuple(range(len(problem.clients))) if setup else ())
         start.model, start.committed = self._model(), not setup
-        self._models_sent: dict[int, int] = {}
-        self._joined = 0
+        self._begun = False
         self._round_began = time.monotonic()
         self._commits: list[float] = []
         self._first_round = 0.0
@@ -136,18 +152,17 @@ class Coordinator:
         """Errors: TaskError naming worker, client and round; Interrupted; DiskError."""
         try:
             self._join()
-            self._round_began = time.monotonic()
-            self._carry_out(self.machine.start())
-            for worker in range(max(1, self.workers)):
-                self._handle(Joined(worker))
+            self._begin()
             while not self._finished:
-                if not self._step(self.patience):
-                    raise self._silence()
+                if self.workers and not self.admission.ready:
+                    self._wait_for_workers(all_of_them=False)
+                elif not self._step(self.patience):
+                    raise blame.silence(self.machine, self.workers, self.patience)
         finally:
             self.folder.stop()
             self._wakeup.close()
         residual = self.endpoint.residual()
-        self._stop_workers()
+        self.dispatch.stop(self.workers)
         algorithm, problem = self.problem.algorithm, self.problem
         return Outcome(
             self.server,
@@ -161,27 +176,42 @@ class Coordinator:
 
     def _join(self) -> None:
         """Wait until every worker is ready. In process there is nobody to wait for."""
-        deadline = time.monotonic() + JOIN_DEADLINE
-        while self._joined < self.workers:
+        self._wait_for_workers(all_of_them=True)
+        self.endpoint.close_door()
+
+    def _wait_for_workers(self, all_of_them: bool) -> None:
+        """Errors: TaskError if they do not come in time."""
+        deadline = time.monotonic() + self.join_within
+        while self.admission.missing if all_of_them else not self.admission.ready:
             left = deadline - time.monotonic()
             if left <= 0:
+                missing = ", ".join(map(str, self.admission.missing))
                 raise TaskError(
-                    f"only {self._joined} of {self.workers} workers were ready after {JOIN_DEADLINE:g} s"
+                    f"{len(self.admission.ready)} of {self.workers} workers were ready after "
+                    f"{self.join_within:g} s; missing: {missing}"
                 )
             self._step(left)
-        self.endpoint.close_door()
+
+    def _begin(self) -> None:
+        self._begun, self._round_began, self.dispatch.timeline = True, time.monotonic(), Timeline()
+        self._carry_out(self.machine.start())
+        for worker in range(max(1, self.workers)):
+            self._handle(Joined(worker))
 
     def _step(self, timeout: float) -> bool:
         """Wait once and handle whatever came; False if nothing did."""
         incoming, ready = self.endpoint.wait([self._wakeup.fd, *self.crew.fds()], timeout)
         for letter in incoming:
             self._receive(letter)
+        lost, self.endpoint.lost = self.endpoint.lost, []
+        for worker in lost:
+            self._left(worker, "its connection was lost")
         if self._wakeup.fd in ready and self._wakeup.clear():
             self._take_fold()
         death = self.crew.check(ready)
         if death is not None:
-            raise self._death(death)
-        return bool(incoming or ready)
+            raise blame.death(self.machine, death)
+        return bool(incoming or ready or lost)
 
     def _handle(self, event: Event) -> None:
         self._carry_out(self.machine.handle(event))
@@ -192,14 +222,17 @@ class Coordinator:
         worker, letter = incoming.worker, incoming.letter
         h = letter.header
         if h.kind == "hello":
-            fields, frames = blob("welcome", msgspec.json.encode(dict(self.orders)))
-            self._send(worker, Header(VERSION, "welcome", self.run_name, fields=fields), frames)
+            fields, frames = blob("welcome", self.admission.welcome(worker))
+            self.dispatch.send(worker, seal(Header(VERSION, "welcome", self.run_name, fields=fields), frames))
+            self.observer.joined(worker, msgspec.json.decode(letter.frames[0], type=Hello))
         elif h.run != self.run_name:
             raise TaskError(f"worker {worker} answers for run {h.run!r}; this is {self.run_name!r}")
         elif h.kind == "ready":
-            self._joined += 1
+            self._ready(worker, letter)
         elif h.kind == "failed":
-            raise self._failure(worker, letter)
+            self._failed(worker, letter)
+        elif h.kind == "draft":
+            self._keep_draft(worker, letter)
         elif h.kind == "upload":
             self._upload(worker, letter)
         elif h.kind == "absent":
@@ -209,10 +242,42 @@ class Coordinator:
         else:
             raise TaskError(f"worker {worker} sent a letter of kind {h.kind!r}")
 
+    def _failed(self, worker: int, letter: Letter) -> None:
+        """One elsewhere that cannot set itself up may come again; whatever else fails, fails everywhere."""
+        error = blame.failure(worker, letter)
+        if self.loans is None or letter.header.round != NONE:
+            raise error
+        self.endpoint.dismiss(worker)
+        self.observer.left(worker, str(error))
+
+    def _ready(self, worker: int, letter: Letter) -> None:
+        why = self.admission.examine(worker, letter)
+        if not why:
+            if self._begun:
+                self._handle(Joined(worker))
+            return
+        if self.loans is None:
+            raise AccessError(f"worker {worker}: {why}")
+        self.endpoint.send(worker, refusal(why))
+        self.endpoint.dismiss(worker)
+        self.observer.left(worker, f"refused: {why}")
+
+    def _left(self, worker: int, why: str) -> None:
+        """A worker elsewhere is gone: others take over what it held, and it may come again."""
+        self.observer.left(worker, f"{why} {blame.doing(self.machine, worker)}")
+        self.journal.append("left", worker=worker, round=self.machine.round)
+        self.dispatch.left(worker)
+        if worker in self.admission.ready:
+            self.admission.ready.discard(worker)
+            if self._begun:
+                self._handle(Left(worker))
+
     def _upload(self, worker: int, letter: Letter) -> None:
         task = task_of(letter)
         if self.machine.holder(task) != worker:
             raise TaskError(f"worker {worker} uploaded {task}, which it does not hold")
+        if self.loans is not None and self.loans.lacks(worker, task.client, self._made(task)):
+            raise TaskError(f"worker {worker} uploaded {task} without the state that goes with it")
         digests = [p.digest for f in letter.header.fields for p in f.parts]
         self.journal.append(
             "upload",
@@ -223,6 +288,7 @@ class Coordinator:
             xxh3=digests,
         )
         self.spool.put(task.client, letter)
+        self._answered(worker, letter)
         seconds = letter.header.micros / 1e6
         self.board[task.round].seconds_clients += seconds
         self._seconds_clients += seconds
@@ -231,6 +297,27 @@ class Coordinator:
             about = self.board[task.round]
             about.late = tuple(sorted({*about.late, task.client}))
         self._handle(Arrived(worker, task, late))
+
+    def _keep_draft(self, worker: int, letter: Letter) -> None:
+        """The state that a worker elsewhere has made, which comes before its upload."""
+        task = task_of(letter)
+        if self.loans is None or self.machine.holder(task) != worker or len(letter.frames) != 1:
+            raise TaskError(f"worker {worker} sent a state of {task}, for which nobody asked")
+        made = self._made(task)
+        try:
+            self.checkpoints.states.put(task.client, made, bytes(letter.frames[0]))
+        except WireError as e:
+            raise TaskError(f"worker {worker}: {e}") from None
+        self.loans.has(worker, task.client, task.base, made)
+
+    def _made(self, task: TaskId) -> int:
+        """The version of the client's state that a task makes."""
+        algorithm = self.problem.algorithm
+        return version(task.round, task.exchange, len(algorithm.exchanges), len(algorithm.setup))
+
+    def _answered(self, worker: int, letter: Letter) -> None:
+        h = letter.header
+        self.dispatch.timeline.arrived(worker, h.round, h.exchange, h.client, h.micros)
 
     def _close_exchange(self, round: int) -> None:
         """Add what the exchange took on the virtual clock to its round."""
@@ -241,6 +328,7 @@ class Coordinator:
     def _absent(self, worker: int, letter: Letter) -> None:
         """A client that the schedule takes out after the download."""
         task = task_of(letter)
+        self._answered(worker, letter)
         self.journal.append("gone", round=task.round, client=task.client)
         try:
             self._handle(Arrived(worker, task))
@@ -267,6 +355,7 @@ class Coordinator:
             about.scores[h.exchange] = unpack_score(letter, width, about.sampled)
         except WireError as e:
             raise TaskError(f"worker {worker} sent an unreadable score of round {h.round}: {e}") from None
+        self._answered(worker, letter)
         self.board.flush()
         try:
             self._handle(Scored(worker, h.round, h.exchange))
@@ -282,14 +371,10 @@ class Coordinator:
             match command:
                 case Open():
                     self._open(command)
-                case Give(worker, task, gone):
-                    kind = "gone" if gone else "task"
-                    header = Header(
-                        VERSION, kind, self.run_name, 1, task.round, task.exchange, task.client, task.base
-                    )
-                    self._give(worker, header)
-                case rounds.Score(worker, round, chunk):
-                    self._give_score(worker, round, chunk)
+                case Give():
+                    self.dispatch.give(self.server, command)
+                case Score():
+                    self.dispatch.give_score(command, self.board[command.round].model)
                 case Release(client):
                     self.folder.release(client)
                 case Drop(client):
@@ -308,8 +393,7 @@ class Coordinator:
             self.board.flush()
 
     def _open(self, command: Open) -> None:
-        """Encode the broadcast once; the fold computes from the decoded broadcast, as clients do."""
-        problem, algorithm = self.problem, self.problem.algorithm
+        """The fold computes from the decoded broadcast, as clients do."""
         if command.exchange == 1:
             self.board.open(command.round, command.participants)
         else:
@@ -317,49 +401,9 @@ class Coordinator:
         self.journal.append(
             "open", round=command.round, exchange=command.exchange, participants=list(command.participants)
         )
-        down = algorithm.broadcast(self.server, problem.context(command.round, command.exchange))
-        codecs, layout = problem.codecs["down"], problem.net.layout
-        self._payload = encode(down, codecs, problem.dims, layout=layout)
-        sent = decode_own(type(down), self._payload, codecs, problem.dims, layout=layout)
-        check_values(sent, f"the server's broadcast of round {command.round}")
+        sent = self.dispatch.encode_broadcast(self.server, command)
         if command.folds:
             self.folder.start(self.server, sent, command.round, command.exchange)
-
-    def _give(self, worker: int, header: Header) -> None:
-        """The broadcast as it was encoded once, and behind it what only this client gets."""
-        payload, problem = self._payload, self.problem
-        ctx = problem.context(header.round, header.exchange)
-        extra = problem.algorithm.broadcast_to(self.server, header.client, ctx)
-        if extra is not None:
-            own = encode(extra, problem.codecs["down"], problem.dims, layout=problem.net.layout)
-            payload = Payload(payload.fields + own.fields, payload.frames + own.frames)
-        self.simulated.gave(header.client, self._send(worker, header, payload.frames, payload.fields))
-
-    def _give_score(self, worker: int, round: int, chunk: int) -> None:
-        payload = Payload((), ())
-        if self._models_sent.get(worker) != round:
-            model = self.board[round].model
-            assert model is not None  # taken at the round's commit, before any Score command
-            evaluate = to_evaluate(model, self.problem.eval_samples)
-            payload = encode(evaluate, {}, self.problem.dims)
-            self._models_sent[worker] = round
-        header = Header(VERSION, "evaluate", self.run_name, 1, round, chunk)
-        self._send(worker, header, payload.frames, payload.fields)
-
-    def _send(self, worker: int, header: Header, frames: Any = (), fields: Any = None) -> int:
-        """Returns the letter's bytes on the stream."""
-        if fields is not None:
-            header = msgspec.structs.replace(header, fields=fields)
-        letter = seal(header, frames)
-        try:
-            self.endpoint.send(worker, letter)
-        except TaskError:
-            # the worker is gone and its death is about to be known: that says more
-            death = self.crew.check(select.select(self.crew.fds(), [], [], DEATH_DEADLINE)[0])
-            if death is None:
-                raise
-            raise self._death(death) from None
-        return stream_bytes(letter)
 
     def _commit(self, command: Commit) -> None:
         """The round is folded: hand the checkpoint over, remember the model, take the time."""
@@ -382,6 +426,7 @@ class Coordinator:
         """Ledger rows of a committed round, and its traffic for metrics.jsonl."""
         r, ledger = commit.round, self.endpoint.ledger
         self.observer.committed(commit, ledger.close(r))
+        self.observer.spans(self.dispatch.timeline.take())
         about = self.board[r]
         about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
         about.committed = True
@@ -391,41 +436,8 @@ class Coordinator:
     def _model(self) -> Point | Gaussian:
         return self.problem.algorithm.model(self.server, self.problem.context(0, 0))
 
-    def _stop_workers(self) -> None:
-        for worker in range(self.workers):
-            with suppress(TaskError):  # a worker that is gone already has no more to do
-                self.endpoint.send(worker, seal(Header(VERSION, "stop", self.run_name)))
 
-    # ---- what goes wrong
-
-    def _silence(self) -> TaskError:
-        held = {w: self.machine.held_by(w) for w in range(max(1, self.workers))}
-        who = "; ".join(
-            f"worker {w} holds " + ", ".join(f"client {t.client}" for t in tasks)
-            for w, tasks in held.items()
-            if tasks
-        )
-        return TaskError(
-            f"nothing has happened for {self.patience:g} s in round {self.machine.round}: "
-            f"{who or 'no worker holds a task, so the fold hangs'} (raise the limit with --patience)"
-        )
-
-    def _death(self, death: Death) -> TaskError:
-        held = self.machine.held_by(death.worker)
-        doing = (
-            f"in round {held[0].round}, at client {held[0].client}"
-            + (f" (next: {', '.join(str(t.client) for t in held[1:])})" if held[1:] else "")
-            if held
-            else f"in round {self.machine.round}, between tasks"
-        )
-        return TaskError(f"worker {death.worker} {death.how} {doing}.\n{death.last_words}")
-
-    def _failure(self, worker: int, letter: Letter) -> FedsimError:
-        h = letter.header
-        code, what = msgspec.json.decode(letter.frames[0], type=tuple[int, str])
-        kind = DiskError if code == DiskError.exit_code else TaskError
-        if h.round == NONE:
-            return kind(f"worker {worker} could not set itself up:\n{what.rstrip()}")
-        if h.client == NONE:
-            return kind(f"worker {worker} failed to evaluate round {h.round}:\n{what.rstrip()}")
-        return kind(f"worker {worker} failed on client {h.client} in round {h.round}:\n{what.rstrip()}")
+def task_of(letter: Letter) -> TaskId:
+    """The task that a letter answers."""
+    h = letter.header
+    return TaskId(h.round, h.exchange, h.client, h.base)

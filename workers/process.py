@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import msgspec
 import numpy as np
 import torch
 
+from fedsim import plugin
+from fedsim.data.digest import data_digest
+from fedsim.errors import AccessError
 from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.learning.shard import Shard
 from fedsim.learning.solvers import LocalTraining, minimise
@@ -20,6 +24,7 @@ from fedsim.problem import Problem
 from fedsim.seeds import Stream
 from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
 from protocols import find
+from workers.admission import Belongings
 from workers.connection import Connection, Hello
 from workers.memory import settle
 from workers.numerics import fix_numerics
@@ -30,40 +35,51 @@ JOIN_DEADLINE = 120.0
 
 def run(spec: dict[str, Any]) -> int:
     """Connect, set up, serve until 'stop'. Returns the exit code; errors go to the log."""
-    connection = Connection(
-        spec["address"], Hello(spec["token"], spec["index"], os.getpid()), spec["max_frame"]
-    )
+    hello = Hello(spec["token"], spec["index"], os.getpid())
+    connection = Connection(spec["address"], hello, spec["max_frame"])
     try:
         welcome = connection.receive(JOIN_DEADLINE)
         if welcome is None or welcome.header.kind != "welcome":
             print(f"no welcome from the coordinator within {JOIN_DEADLINE:g} s", file=sys.stderr)
             return 4
+        orders = msgspec.json.decode(bytes(welcome.frames[0]))
         try:
-            runtime = _set_up(welcome, spec)
-        except Exception as e:
+            runtime = set_up(connection, welcome, orders, spec["device"])
+        except Exception:
             traceback.print_exc()
-            fields, frames = failure(e)
-            connection.send(seal(Header(VERSION, "failed", welcome.header.run, fields=fields), frames))
             connection.close(linger=5.0)
             return 1
         settle()
-        fields, frames = blob("ready", b"")
-        connection.send(seal(Header(VERSION, "ready", welcome.header.run, fields=fields), frames))
-        _serve(connection, runtime)
+        announce(connection, runtime)
+        serve(connection, lambda letter: [runtime.handle(letter)])
         return 0
     finally:
         connection.close(linger=1.0)
 
 
-def _set_up(welcome: Letter, spec: dict[str, Any]) -> WorkerRuntime:
-    orders = msgspec.json.decode(bytes(welcome.frames[0]))
-    experiment = convert(Experiment, orders["experiment"], "the coordinator's experiment")
-    algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
-    fix_numerics(experiment.threads, spec["device"])
-    data_dir = Path(orders["data_dir"]) if orders["data_dir"] else None
-    problem = Problem.build(experiment, algorithm, data_dir, spec["device"])
-    warm_up(problem)
-    return WorkerRuntime(problem, Path(orders["run_dir"]), welcome.header.run, spec["index"])
+def set_up(connection: Connection, welcome: Letter, orders: Mapping[str, Any], device: str) -> WorkerRuntime:
+    """What the orders describe. Errors: whatever goes wrong, which the coordinator has been told."""
+    try:
+        experiment = convert(Experiment, orders["experiment"], "the coordinator's experiment")
+        algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
+        fix_numerics(experiment.threads, device)
+        data_dir = Path(orders["data_dir"]) if orders["data_dir"] else None
+        problem = Problem.build(experiment, algorithm, data_dir, device)
+        warm_up(problem)
+        return WorkerRuntime(problem, Path(orders["run_dir"]), welcome.header.run, orders["index"])
+    except Exception as e:
+        fields, frames = failure(e)
+        connection.send(seal(Header(VERSION, "failed", welcome.header.run, fields=fields), frames))
+        raise
+
+
+def announce(connection: Connection, runtime: WorkerRuntime, digest: bool = False) -> None:
+    """Say that this worker is ready, and by what it has. digest: also of the data."""
+    problem, e = runtime.problem, runtime.problem.experiment
+    data = data_digest(problem.dataset, problem.clients) if digest else ""
+    has = Belongings(data, plugin.sources((e.algo, e.model, e.dataset)))
+    fields, frames = blob("ready", msgspec.json.encode(has))
+    connection.send(seal(Header(VERSION, "ready", runtime.run, fields=fields), frames))
 
 
 def warm_up(problem: Problem) -> None:
@@ -75,15 +91,19 @@ def warm_up(problem: Problem) -> None:
     minimise(blank, problem.start, how=LocalTraining(epochs=1), rng=Stream(0, "warm up"))
 
 
-def _serve(connection: Connection, runtime: WorkerRuntime) -> None:
-    """Until 'stop'. A worker that hears nothing waits on: the kernel ends it with its coordinator."""
+def serve(connection: Connection, handle: Callable[[Letter], list[Letter]]) -> None:
+    """Until 'stop'. A worker of this machine that hears nothing waits on: the kernel ends it with its
+    coordinator. Errors: AccessError if the coordinator refuses, TaskError if its connection is lost."""
     while True:
         letter = connection.receive(60.0)
         if letter is None:
             continue
         if letter.header.kind == "stop":
             return
-        connection.send(runtime.handle(letter))
+        if letter.header.kind == "refused":
+            raise AccessError(f"refused: {bytes(letter.frames[0]).decode(errors='replace')}")
+        for reply in handle(letter):
+            connection.send(reply)
 
 
 if __name__ == "__main__":

@@ -168,6 +168,7 @@ class ZmqEndpoint(Endpoint):
     def _close_socket(self) -> None:
         if self._monitor is not None:
             self._socket.disable_monitor()
+            self._monitor.close(0)
         self._socket.close(0)
 
 

@@ -97,11 +97,23 @@ class ClientStates:
         hit = self._cache.get((client, version))
         if hit is not None:
             return hit[0]
+        whose = f"the state of client {client}, {self.path(client, version)}"
+        return decode_state(self.kind, self.read(client, version), whose)
+
+    def read(self, client: int, version: int) -> bytes:
+        """A state's file. Errors: DiskError."""
         path = self.path(client, version)
-        whose = f"the state of client {client}, {path}"
-        with disk_errors(whose):
-            data = path.read_bytes()
-        return decode_state(self.kind, data, whose)
+        with disk_errors(f"the state of client {client}, {path}"):
+            return path.read_bytes()
+
+    def put(self, client: int, version: int, data: bytes) -> None:
+        """Write a state's file as somebody else has read it. Errors: WireError if it holds no such state,
+        DiskError."""
+        path = self.path(client, version)
+        decode_state(self.kind, data, f"the state of client {client}, version {version}")
+        with disk_errors(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, [data])
 
     def save(self, client: int, version: int, state: Any) -> None:
         path = self.path(client, version)

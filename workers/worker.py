@@ -18,7 +18,7 @@ import torch
 from fedsim.errors import FedsimError, Interrupted, WireError
 from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
 from fedsim.problem import Problem, Score
-from fedsim.rounds import TaskId, version
+from fedsim.rounds import version
 from fedsim.wire.letter import VERSION, Header, Letter, blob, decode, decode_own, encode, references, seal
 from fedsim.wire.messages import FullPrecision, Mean, Precision, check_values, map_tensors
 from workers.store import ClientStates
@@ -160,9 +160,3 @@ def failure(error: Exception) -> tuple[Any, Any]:
     else:
         told = (FedsimError.exit_code, "".join(traceback.format_exception(error)))
     return blob("error", msgspec.json.encode(told))
-
-
-def task_of(letter: Letter) -> TaskId:
-    """The task that a 'task' or 'upload' letter names."""
-    h = letter.header
-    return TaskId(h.round, h.exchange, h.client, h.base)

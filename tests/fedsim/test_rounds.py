@@ -28,6 +28,7 @@ from fedsim.rounds import (
     Folded,
     Give,
     Joined,
+    Left,
     Open,
     ProtocolError,
     Release,
@@ -125,12 +126,15 @@ class World:
 
 @dataclass
 class Simulator:
-    """Carries out commands and feeds back events in an order drawn from `rng`."""
+    """Carries out commands and feeds back events in an order drawn from `rng`. leave: how likely it is that a
+    worker is gone at a step; given and scored are what was not lost that way."""
 
     world: World
     machine: RoundMachine
     workers: int
     rng: random.Random
+    leave: float = 0.0
+    taken_back: set[TaskId] = field(default_factory=set)
     log: list[Command] = field(default_factory=list)
     held: dict[int, list[TaskId | tuple[int, int]]] = field(default_factory=dict)
     given: list[TaskId] = field(default_factory=list)
@@ -149,9 +153,11 @@ class Simulator:
         self.join(waiting.pop())
         while not self.finished:
             events = self.possible()
-            assert events, "stalled: nobody holds work, nothing is being folded, and nothing is finished"
-            if waiting and self.rng.random() < 0.2:
+            assert events or waiting, "stalled: nobody holds work, nothing is folded, nothing is finished"
+            if waiting and (not events or self.rng.random() < 0.2):
                 self.join(waiting.pop())
+            elif self.held and self.rng.random() < self.leave:
+                waiting.insert(0, self.lose(self.rng.choice(list(self.held))))
             else:
                 self.feed(self.rng.choice(events))
         for worker in waiting:
@@ -169,6 +175,16 @@ class Simulator:
     def join(self, worker: int) -> None:
         self.held[worker] = []
         self.feed(Joined(worker))
+
+    def lose(self, worker: int) -> int:
+        for piece in self.held.pop(worker):
+            if isinstance(piece, TaskId):
+                self.given.remove(piece)
+                self.taken_back.add(piece)
+            else:
+                self.scored.remove(piece)
+        self.feed(Left(worker))
+        return worker
 
     def feed(self, event: Event) -> None:
         match event:
@@ -203,8 +219,9 @@ class Simulator:
                 case Open():
                     assert not self.closed
                     self.open, self.released, self.arrived = command, [], set()
-                case Give(worker, task, gone):
+                case Give(worker, task, gone, again):
                     assert self.open is not None
+                    assert again == (task in self.taken_back)
                     assert gone == bool(task.round and task.client in self.world.turnout(task.round).gone)
                     assert (task.round, task.exchange) == (self.open.round, self.open.exchange)
                     self.given.append(task)
@@ -238,21 +255,23 @@ class Simulator:
                     self.finished = True
 
 
-def simulated(world: World, seed: int, workers: int | None = None) -> Simulator:
+def simulated(world: World, seed: int, workers: int | None = None, leave: float = 0.0) -> Simulator:
     rng = random.Random(seed)
     costs = [rng.random() for _ in range(world.clients)]
     machine = world.machine(costs.__getitem__)
-    return Simulator(world, machine, workers or rng.randint(1, 5), rng).run()
+    return Simulator(world, machine, workers or rng.randint(1, 5), rng, leave).run()
 
 
 def kept(log: list[Command]) -> list[Command]:
     return [c for c in log if not isinstance(c, Give | Score | Finish)]
 
 
+@pytest.mark.parametrize("leave", [0.0, 0.2])
 @pytest.mark.parametrize("seed", range(200))
-def test_any_world_in_any_order(seed: int) -> None:
+def test_any_world_in_any_order(seed: int, leave: float) -> None:
+    """Also if workers are lost with all that they hold, and come again."""
     world = World.drawn(random.Random(seed))
-    end = simulated(world, seed + 1000)
+    end = simulated(world, seed + 1000, leave=leave)
     assert Counter(end.given) == Counter(world.tasks()), "every task exactly once, from the right version"
     assert kept(end.log) == world.expected()
     pieces = Counter((r, chunk) for r in world.evaluated() for chunk in range(world.chunks))
@@ -404,8 +423,8 @@ def test_a_resumed_machine_goes_on_as_the_uninterrupted_one() -> None:
 
 
 def wrong_events(sim: Simulator) -> list[Event]:
-    events: list[Event] = [Joined(w) for w in sim.held]
     stranger = max(sim.held, default=0) + 50
+    events: list[Event] = [*(Joined(w) for w in sim.held), Left(stranger)]
     for worker, pieces in sim.held.items():
         for piece in pieces:
             if isinstance(piece, TaskId):

@@ -1,0 +1,26 @@
+"""fedsim worker: this process is a worker of a run elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from launch.server import ENVIRONMENT
+
+
+def join(file: str, *, url: str | None, data_dir: str | None, worker: int | None, patience: float) -> None:
+    """Take part until the run is over. Errors: any FedsimError."""
+    os.environ.update(ENVIRONMENT)  # before torch is imported
+    from fedsim.errors import Interrupted
+    from workers.guest import Visit
+    from workers.invitation import Invitation
+
+    invitation = Invitation.read(Path(file))
+    folder = Path(data_dir).resolve() if data_dir else None
+    visit = Visit(invitation, url or invitation.url, folder, patience, worker)
+    try:
+        visit.run(click.echo)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; the run goes on without this worker") from None

@@ -1,0 +1,82 @@
+"""`fedsim worker --join FILE`: a worker on another machine, or in another container.
+
+It has no folder in common with the coordinator. It comes in with a key of the join file, reads the data
+set from its own folder, borrows clients' states and sends drafts back (workers.lending).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fedsim.errors import AccessError, TaskError
+from fedsim.wire.letter import Letter
+from workers.connection import Connection, Credentials, Hello
+from workers.invitation import Invitation
+from workers.lending import Borrower
+from workers.process import JOIN_DEADLINE, announce, serve, set_up
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """url: where the coordinator is, seen from here. worker: as which to come, None: as the first that is
+    missing. patience: seconds to wait for it to answer."""
+
+    invitation: Invitation
+    url: str
+    data_dir: Path | None
+    patience: float
+    worker: int | None = None
+
+    def run(self, tell: Tell) -> None:
+        """Join and serve until the run is over.
+
+        Errors: AccessError if the run refuses this worker, TaskError if the coordinator does not answer or is
+        gone, and whatever setting up raises.
+        """
+        connection, welcome = self._join()
+        try:
+            orders = msgspec.json.decode(bytes(welcome.frames[0]))
+            experiment = orders["experiment"]
+            run, index = welcome.header.run, orders["index"]
+            tell(f"worker {index} of run {run}: {experiment['algo']} on {experiment['dataset']}")
+            with tempfile.TemporaryDirectory(prefix="fedsim-worker-") as folder:
+                orders |= {"run_dir": folder, "data_dir": str(self.data_dir) if self.data_dir else None}
+                runtime = set_up(connection, welcome, orders, experiment["device"])
+                announce(connection, runtime, digest=True)
+                serve(connection, Borrower(runtime).handle)
+        finally:
+            connection.close(linger=1.0)
+        tell("the run is over")
+
+    def _join(self) -> tuple[Connection, Letter]:
+        """A connection that was let in, and the welcome."""
+        everybody = range(len(self.invitation.workers))
+        if self.worker is not None and self.worker not in everybody:
+            raise AccessError(f"--worker {self.worker}: the run has workers 0 to {len(everybody) - 1}")
+        for index in everybody if self.worker is None else (self.worker,):
+            connection = self._connect(index)
+            answer = connection.receive(JOIN_DEADLINE)
+            if answer is not None and answer.header.kind == "welcome":
+                return connection, answer
+            connection.close()
+            if answer is None or answer.header.kind != "refused":
+                raise TaskError(f"no welcome from the coordinator within {JOIN_DEADLINE:g} s")
+            if self.worker is not None:
+                said = bytes(answer.frames[0]).decode(errors="replace")
+                raise AccessError(f"refused: {said}")
+        raise AccessError(f"refused: all {len(everybody)} workers of the run have joined already")
+
+    def _connect(self, index: int) -> Connection:
+        keys, invitation = self.invitation.workers[index], self.invitation
+        credentials = Credentials(keys.public.encode(), keys.secret.encode(), invitation.server_key.encode())
+        hello = Hello("", index, os.getpid(), platform.node())
+        return Connection(self.url, hello, invitation.max_frame, credentials, self.patience)

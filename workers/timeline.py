@@ -1,0 +1,56 @@
+"""When every task was given and answered, for a picture of who waited for whom."""
+
+from __future__ import annotations
+
+import time
+from math import floor
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """One row of timeline.csv. what: task, gone or evaluate (then exchange is the chunk and client -1).
+
+    given, arrived: seconds since the run's first broadcast; computing: seconds that the worker spent, -1 if
+    it does not say.
+    """
+
+    round: int
+    exchange: int
+    client: int
+    worker: int
+    what: str
+    given: float
+    arrived: float
+    computing: float
+
+
+COLUMNS = Span._fields
+
+
+class Timeline:
+    """Spans that have ended, until they are taken."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._open: dict[tuple[int, int, int, int], tuple[str, float]] = {}
+        self._done: list[Span] = []
+
+    def gave(self, worker: int, round: int, exchange: int, client: int, what: str) -> None:
+        self._open[worker, round, exchange, client] = what, self._now()
+
+    def arrived(self, worker: int, round: int, exchange: int, client: int, micros: int = 0) -> None:
+        what, given = self._open.pop((worker, round, exchange, client), ("", 0.0))
+        if what:
+            spent = micros / 1e6 if micros else -1.0
+            self._done.append(Span(round, exchange, client, worker, what, given, self._now(), spent))
+
+    def left(self, worker: int) -> None:
+        """What it held will not be answered."""
+        self._open = {key: value for key, value in self._open.items() if key[0] != worker}
+
+    def take(self) -> list[Span]:
+        taken, self._done = self._done, []
+        return taken
+
+    def _now(self) -> float:
+        return floor(1e6 * (time.monotonic() - self._began)) / 1e6
