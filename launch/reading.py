@@ -8,9 +8,10 @@ run.metrics["test_accuracy"];  run.ledger.groupby("field")["bytes"].sum();  run.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 TEXT = ("kind", "direction", "message", "field", "layer", "codec")
+ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
+"""Of what an experiment has, the keys that readers count on."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,13 @@ class Run:
 
     @staticmethod
     def open(path: str | Path) -> Run:
-        """Errors: UsageError if there is no run of this format."""
+        """Errors: UsageError if there is no run of this format, DataError if its manifest is damaged."""
         run = Run(Path(path))
         if run.manifest.get("format") != FORMAT:
             raise UsageError(f"{path}: its manifest has format {run.manifest.get('format')!r}, not {FORMAT}")
+        described = run.manifest.get("experiment")
+        if missing := [key for key in ALWAYS if not isinstance(described, dict) or key not in described]:
+            raise DataError(f"{path}: its manifest is damaged: the experiment has no {missing[0]}")
         return run
 
     @cached_property
@@ -67,15 +73,42 @@ class Run:
         chosen = ", ".join(f"{field} {codec}" for field, codec in codecs.items())
         return str(self.experiment["algo"]) + (f" ({chosen})" if chosen else "")
 
+    @property
+    def status(self) -> str:
+        """done, failed, interrupted, or "not ended": running, or killed."""
+        if not (self.path / "summary.json").is_file():
+            return "not ended"
+        return str(self.summary.get("status", "not ended"))
+
+    @cached_property
+    def lines(self) -> tuple[dict[str, Any], ...]:
+        """metrics.jsonl, with the traffic of rounds that were not evaluated in the line after them.
+
+        A last line that is still being written is left out. Errors: UsageError, DataError.
+        """
+        path = self._file("metrics.jsonl")
+        written = path.read_text()
+        try:
+            lines = [json.loads(line) for line in written[: written.rfind("\n") + 1].splitlines()]
+            rounds = [int(line["round"]) for line in lines if "bytes_down" in line and "bytes_up" in line]
+        except (ValueError, KeyError, TypeError) as e:
+            raise DataError(f"{path} is damaged: {e!r}") from None
+        if len(rounds) < len(lines):
+            raise DataError(f"{path} is damaged: a line does not say what its round cost")
+        if every_round(rounds):
+            return tuple(lines)
+        own = self.ledger[self.ledger.kind == "algorithm"]
+        for side in ("down", "up"):
+            sent = own[own.direction == side]
+            so_far = [int(sent.bytes[sent["round"] <= number].sum()) for number in rounds]
+            for line, now, before in zip(lines, so_far, [0, *so_far], strict=False):
+                line[f"bytes_{side}"] = now - before
+        return tuple(lines)
+
     @cached_property
     def metrics(self) -> pandas.DataFrame:
-        """One line per evaluated round, as in metrics.jsonl; MB_down, MB_up and MB are sums so far."""
-        path = self._file("metrics.jsonl")
-        try:
-            lines = [json.loads(line) for line in path.read_text().splitlines()]
-        except ValueError as e:
-            raise DataError(f"{path} is damaged: {e}") from None
-        frame = pandas.DataFrame(lines)
+        """One line per evaluated round, as `lines`; MB_down, MB_up and MB are sums so far."""
+        frame = pandas.DataFrame(list(self.lines))
         for side in ("down", "up"):
             frame[f"MB_{side}"] = frame[f"bytes_{side}"].cumsum() / 1e6 if len(frame) else []
         frame["MB"] = frame["MB_down"] + frame["MB_up"]
@@ -83,10 +116,15 @@ class Run:
 
     @cached_property
     def ledger(self) -> pandas.DataFrame:
-        """ledger.csv; '' where a text does not apply, -1 where a number does not."""
+        """ledger.csv; '' where a text does not apply, -1 where a number does not.
+
+        A last row that is still being written is left out.
+        """
         path = self._file("ledger.csv")
+        written = path.read_bytes()
+        whole = BytesIO(written[: written.rfind(b"\n") + 1])
         try:
-            frame = pandas.read_csv(path, dtype=dict.fromkeys(TEXT, "str"), keep_default_na=False)
+            frame = pandas.read_csv(whole, dtype=dict.fromkeys(TEXT, "str"), keep_default_na=False)
         except ValueError as e:
             raise DataError(f"{path} is damaged: {e}") from None
         if tuple(frame.columns) != COLUMNS:
@@ -128,6 +166,11 @@ class Run:
         if not isinstance(found, dict):
             raise DataError(f"{path} is damaged: it holds no object")
         return found
+
+
+def every_round(rounds: Sequence[int]) -> bool:
+    """Whether none was left out between those that were evaluated, so that sums over lines are whole."""
+    return list(rounds) == list(range(len(rounds)))
 
 
 def run_experiment(

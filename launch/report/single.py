@@ -12,7 +12,7 @@ import pandas
 
 from fedsim.errors import UsageError
 from launch.ledger_table import sides
-from launch.reading import Run
+from launch.reading import Run, every_round
 from launch.report import page
 from launch.report.charts import Line, Values, chart
 from launch.report.participation import grid
@@ -112,9 +112,10 @@ def _curves(run: Run) -> str:
     if not len(metrics):
         return none
     axes = {"round": numbers(metrics, "round"), "megabytes, both directions": numbers(metrics, "MB")}
-    axes["seconds, wall"] = numbers(metrics, "seconds").cumsum()
-    if "simulated_seconds" in metrics:
-        axes["seconds, simulated"] = numbers(metrics, "simulated_seconds").cumsum()
+    if every_round(metrics["round"].tolist()):  # else the seconds of the others are in no line
+        axes["seconds, wall"] = numbers(metrics, "seconds").cumsum()
+        if "simulated_seconds" in metrics:  # the start has none
+            axes["seconds, simulated"] = np.nan_to_num(numbers(metrics, "simulated_seconds")).cumsum()
     drawn = [
         chart([Line(name, x, numbers(metrics, key))], axis, name)
         for key, name in MEASURES.items()

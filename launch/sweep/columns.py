@@ -3,6 +3,7 @@
     METRIC@ROUND            mean over the `window` evaluated rounds that end at ROUND (a number, or end)
     max METRIC@ROUND        the maximum of them;  best METRIC@ROUND: of all rounds up to ROUND
     MB@ROUND                megabytes of the algorithm up to ROUND;  MB up@ROUND, MB down@ROUND
+    simulated@ROUND         seconds of the virtual clock up to ROUND
     rounds to VALUE         the first evaluated round with a test_accuracy of at least VALUE
     MB to VALUE             megabytes until then
 
@@ -11,7 +12,6 @@ METRIC is a key of metrics.jsonl.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -19,11 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import DataError, UsageError
+from fedsim.errors import UsageError
+from launch.reading import Run, every_round
 
 _AT = re.compile(r"(?:(max|best) )?([a-zA-Z_]\w*(?: up| down)?)@(end|\d+)")
 _TO = re.compile(r"(rounds|MB) to (0?\.\d+|1\.0)")
-_TRAFFIC = {"MB": ("bytes_down", "bytes_up"), "MB up": ("bytes_up",), "MB down": ("bytes_down",)}
+_SUMS = {
+    "MB": ("bytes_down", "bytes_up"),
+    "MB up": ("bytes_up",),
+    "MB down": ("bytes_down",),
+    "simulated": ("simulated_seconds",),
+}
+"""What is summed up over the rounds so far."""
 
 
 @dataclass(frozen=True)
@@ -33,25 +40,27 @@ class Curve:
     lines: tuple[dict[str, Any], ...]
 
     @staticmethod
-    def read(path: Path) -> Curve:
-        try:
-            return Curve(tuple(json.loads(line) for line in path.read_text().splitlines()))
-        except (OSError, ValueError) as e:
-            raise DataError(f"{path}: {e}") from None
+    def read(folder: Path) -> Curve:
+        """Of a run folder. Errors: UsageError, DataError."""
+        return Curve(Run(folder).lines)
 
     def rounds(self) -> list[int]:
         return [line["round"] for line in self.lines]
 
-    def metric(self, name: str) -> list[float]:
-        """One value per evaluated round; MB and its directions are sums so far. null is NaN.
+    def has(self, name: str) -> bool:
+        """Whether there is a number of this name in any line; sums of seconds need every round's."""
+        if name != "simulated":
+            return name in _SUMS or any(line.get(name) is not None for line in self.lines)
+        timed = all("simulated_seconds" in line for line in self.lines if line["round"])
+        return timed and every_round(self.rounds())
 
-        With --eval-every above 1 traffic of rounds that were not evaluated is not in these lines.
-        """
-        if name in _TRAFFIC:
-            total, out = 0.0, []
+    def metric(self, name: str) -> list[float]:
+        """One value per evaluated round; sums are so far. null is NaN. Errors: UsageError."""
+        if name in _SUMS:
+            scale, total, out = 1e-6 if name.startswith("MB") else 1.0, 0.0, []
             for line in self.lines:
-                total += sum(line[key] for key in _TRAFFIC[name]) / 1e6
-                out.append(total)
+                total += sum(line.get(key) or 0 for key in _SUMS[name])
+                out.append(total * scale)
             return out
         values = [line.get(name) for line in self.lines]
         if all(v is None for v in values) and not any(name in line for line in self.lines):
@@ -66,11 +75,10 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
     Errors: UsageError for an expression that is none.
     """
     if found := _TO.fullmatch(expression):
-        what, target = found[1], float(found[2])
-        for at, accuracy in enumerate(curve.metric("test_accuracy")):
-            if accuracy >= target and curve.rounds()[at] > 0:
-                return float(curve.rounds()[at]) if what == "rounds" else curve.metric("MB")[at]
-        return math.nan
+        at = reached(curve, float(found[2]))
+        if at is None:
+            return math.nan
+        return float(curve.rounds()[at]) if found[1] == "rounds" else curve.metric("MB")[at]
     if not (found := _AT.fullmatch(expression)):
         raise UsageError(
             f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, rounds to VALUE, MB@end"
@@ -81,10 +89,18 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
     if not known or curve.rounds()[known[-1]] != end:
         raise UsageError(f"column {expression!r}: round {end} was not evaluated")
     values = curve.metric(name)
-    if name in _TRAFFIC:
+    if name in _SUMS:
         return values[known[-1]]
     chosen = [values[i] for i in (known if how == "best" else known[-window:]) if curve.rounds()[i] > 0]
     return max(chosen) if how else sum(chosen) / len(chosen)
+
+
+def reached(curve: Curve, accuracy: float) -> int | None:
+    """The place of the first evaluated round, after the start, with at least this test_accuracy."""
+    for at, found in enumerate(curve.metric("test_accuracy")):
+        if found >= accuracy and curve.rounds()[at] > 0:
+            return at
+    return None
 
 
 def shown(expression: str, values: Sequence[float]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from launch.sweep.bands import Band, band
 from launch.sweep.columns import heading, percent
 from launch.sweep.recipe import Plot, Row
 from launch.sweep.table import Results
@@ -31,15 +32,15 @@ def draw(plot: Plot, results: Results, folder: Path) -> Path:
     for row in rows:
         lines.setdefault(_name(row, {plot.x, *plot.at}), []).append(row)
     for n, (name, members) in enumerate(lines.items()):
-        x, low, mean, high = (
-            _over_grid(plot, results, members) if over_grid else _curves(plot, results, members)
-        )
-        if not len(x):
+        found = _over_grid(plot, results, members) if over_grid else _curves(plot, results, members)
+        if not len(found.x):
             continue
         colour, dash = COLOURS[n % len(COLOURS)], DASHES[n // len(COLOURS) % len(DASHES)]
         mark = "o" if over_grid else ""
-        axes.plot(x, scale * mean, label=name, linewidth=1.6, marker=mark, color=colour, linestyle=dash)
-        axes.fill_between(x, scale * low, scale * high, color=colour, alpha=0.12, linewidth=0)
+        y = scale * found.mean
+        axes.plot(found.x, y, label=name, linewidth=1.6, marker=mark, color=colour, linestyle=dash)
+        low, high = scale * found.low, scale * found.high
+        axes.fill_between(found.x, low, high, color=colour, alpha=0.12, linewidth=0)
     if plot.logx:
         axes.set_xscale("log")
     axes.set_ylim(plot.low, plot.high)
@@ -62,26 +63,17 @@ def _name(row: Row, without: Collection[str]) -> str:
     return Row(row.variant, rest).name
 
 
-Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
-
 def _curves(plot: Plot, results: Results, rows: list[Row]) -> Band:
-    """x, low, mean, high over rounds or megabytes; what all seeds have."""
+    """Over rounds or megabytes; what all seeds have."""
     (row,) = rows
-    curves = [results.pool.curve(t) for t in results.of(row)]
-    if not curves:
-        return (np.zeros(0),) * 4
-    count = min(len(c.lines) for c in curves)
-    ys = np.array([c.metric(plot.y)[:count] for c in curves])
-    if plot.window > 1:
-        ys = np.array([[y[max(0, i + 1 - plot.window) : i + 1].mean() for i in range(count)] for y in ys])
-    xs = np.mean([(c.rounds() if plot.x == "round" else c.metric(plot.x))[:count] for c in curves], axis=0)
+    found = band([results.pool.curve(t) for t in results.of(row)], plot.x, plot.y, plot.window)
     first = 1 if plot.logx else 0
-    return xs[first:], ys.min(0)[first:], ys.mean(0)[first:], ys.max(0)[first:]
+    return Band(found.x[first:], found.low[first:], found.mean[first:], found.high[first:])
 
 
 def _over_grid(plot: Plot, results: Results, rows: list[Row]) -> Band:
     found = [(row.point[plot.x], results.values(row, plot.y, plot.window)) for row in rows]
     found = [(x, v) for x, v in found if v]
     xs = np.array([x for x, _ in found], dtype=object if found and isinstance(found[0][0], str) else float)
-    return xs, *(np.array([f(v) for _, v in found]) for f in (min, np.mean, max))  # type: ignore[return-value]
+    low, mean, high = (np.array([f(v) for _, v in found]) for f in (min, np.mean, max))
+    return Band(xs, low, mean, high)

@@ -66,7 +66,7 @@ class Pool:
         return _json(self.folder(trial) / "manifest.json")
 
     def curve(self, trial: Trial) -> Curve:
-        return Curve.read(self.folder(trial) / "metrics.jsonl")
+        return Curve.read(self.folder(trial))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _plain(results: Results, table: Table) -> Grid:
     rows = results.rows(table.only, table.at)
     axes = _axes(rows)
     cells = [[results.values(row, column, table.window) for column in table.columns] for row in rows]
-    winners = [_best(c, [line[i] for line in cells]) for i, c in enumerate(table.columns)]
+    winners = [best(c, [line[i] for line in cells]) for i, c in enumerate(table.columns)]
     lines = []
     for at, (row, line) in enumerate(zip(rows, cells, strict=True)):
         texts = [shown(c, v) if v else "not run" for c, v in zip(table.columns, line, strict=True)]
@@ -97,7 +97,7 @@ def _axes(rows: Sequence[Row]) -> list[str]:
     return [k for k in keys if len({str(row.point.get(k)) for row in rows}) > 1]
 
 
-def _best(expression: str, column: Sequence[Sequence[float]]) -> int:
+def best(expression: str, column: Sequence[Sequence[float]]) -> int:
     """The row with the highest accuracy, the lowest NLL, the fewest rounds or megabytes; -1: none."""
     sign = 1 if percent(expression) and " to " not in expression else -1
     means = [sign * sum(v) / len(v) if v and not any(map(math.isnan, v)) else -math.inf for v in column]
