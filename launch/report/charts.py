@@ -6,8 +6,9 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,42 +22,81 @@ _VARIABLES = {INK: "var(--ink)", FAINT: "var(--line)"} | {
     c.lower(): f"var(--c{n})" for n, c in enumerate(COLOURS)
 }
 _numbers = count()
+DECADES = 30
+"""A positive axis whose ends have at least this ratio is logarithmic, where it may be."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with its name and, over seeds, its band from low to high."""
+    """A curve with its name and, over seeds, its band from low to high.
+
+    slot: what its colour and dashes are chosen by (default: its place; -1: as text). kind: a curve, the
+    steps of what is reached from each point on, or points alone with their range.
+    """
 
     name: str
     x: Values
     y: Values
     low: Values | None = None
     high: Values | None = None
+    slot: int | None = None
+    kind: Literal["curve", "steps", "points"] = "curve"
+    faint: bool = False
 
 
-def chart(lines: Sequence[Line], x: str, y: str, *, logx: bool = False, marks: bool = False) -> str:
-    """An <svg> element; '' if no line has a point."""
+def style(slot: int) -> tuple[str, str]:
+    """The colour, as matplotlib has it, and the dashes of a line."""
+    if slot < 0:
+        return INK, "-"
+    return COLOURS[slot % len(COLOURS)], DASHES[slot // len(COLOURS) % len(DASHES)]
+
+
+def wide(values: Sequence[Values]) -> bool:
+    """Whether positive values span decades."""
+    found = np.concatenate([*values, np.zeros(0)])
+    found = found[np.isfinite(found) & (found > 0)]
+    return bool(len(found)) and bool(found.max() >= DECADES * found.min())
+
+
+def chart(
+    lines: Sequence[Line],
+    x: str,
+    y: str,
+    *,
+    logx: bool = False,
+    logy: bool = False,
+    marks: bool = False,
+    size: tuple[float, float] = (4.2, 2.8),
+    limits: tuple[float | None, float | None] = (None, None),
+) -> str:
+    """An <svg> element; '' if no line has a point. Each line is a group of class l<slot> with its name as
+    tooltip. size: inches of 9-point text; limits: ends of the y axis."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     lines = [line for line in lines if np.isfinite(line.y).any()]
     if not lines:
         return ""
-    style: Any = {"svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": INK}
-    style |= {"xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT, "grid.color": FAINT}
-    style |= {"text.parse_math": False, "axes.unicode_minus": False}
-    with matplotlib.rc_context(style):
-        figure, axes = pyplot.subplots(figsize=(4.2, 2.8), layout="constrained")
+    text: Any = {"svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": INK}
+    text |= {"xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT, "grid.color": FAINT}
+    text |= {"text.parse_math": False, "axes.unicode_minus": False}
+    with matplotlib.rc_context(text):
+        figure, axes = pyplot.subplots(figsize=size, layout="constrained")
         for n, line in enumerate(lines):
-            colour, dash = COLOURS[n % len(COLOURS)], DASHES[n // len(COLOURS) % len(DASHES)]
-            mark = "o" if marks or len(line.x) == 1 else ""
-            axes.plot(line.x, line.y, color=colour, linestyle=dash, linewidth=1.7, marker=mark, markersize=4)
-            if line.low is not None and line.high is not None:
-                axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
-        if logx:
-            axes.set_xscale("log")
+            _draw(axes, line, n if line.slot is None else line.slot, f"line-{n}", marks)
+        for axis, logarithmic in ((axes.xaxis, logx), (axes.yaxis, logy)):
+            if logarithmic:
+                scale = axes.set_xscale if axis is axes.xaxis else axes.set_yscale
+                scale("log", nonpositive="mask")
+                low, high = axis.get_view_interval()
+                few = high < 1000 * low
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+                axis.set_minor_formatter(NullFormatter())
+        axes.set_ylim(*limits)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.grid(linewidth=0.6)
@@ -65,17 +105,41 @@ def chart(lines: Sequence[Line], x: str, y: str, *, logx: bool = False, marks: b
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(written, format="svg", transparent=True, metadata=nothing)
         pyplot.close(figure)
-    return _inline(written.getvalue(), f"{y} against {x}")
+    return _inline(written.getvalue(), f"{y} against {x}", lines)
 
 
-def _inline(svg: str, label: str) -> str:
+def _draw(axes: Any, line: Line, slot: int, gid: str, marks: bool) -> None:
+    colour, dash = style(slot)
+    ranged = line.low is not None and line.high is not None
+    steps = {"drawstyle": "steps-post"} if line.kind == "steps" else {}
+    if line.kind == "points":
+        if ranged:
+            axes.vlines(line.x, line.low, line.high, color=colour, linewidth=1.2, alpha=0.6, gid=gid)
+        axes.plot(line.x, line.y, color=colour, linestyle="", marker="o", markersize=5.5, gid=gid)
+        return
+    mark = "o" if marks or len(line.x) == 1 else ""
+    width, alpha = (1.1, 0.55) if line.faint else (1.7, 1.0)
+    drawn = {"color": colour, "linestyle": dash, "linewidth": width, "alpha": alpha, "gid": gid}
+    axes.plot(line.x, line.y, marker=mark, markersize=4, **steps, **drawn)
+    if ranged:
+        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0, gid=gid)
+
+
+def _inline(svg: str, label: str, lines: Sequence[Line]) -> str:
     """The element alone, its ids its own, its colours variables."""
+
+    def named(found: re.Match[str]) -> str:
+        n = int(found[1])
+        slot = lines[n].slot
+        return f'<g class="l{n if slot is None else slot}"><title>{escape(lines[n].name)}</title>'
+
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = re.sub(r'<g id="line-(\d+)">', named, svg)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1g{next(_numbers)}-", svg)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
     svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
-    return svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from fedsim.errors import DiskError
-from launch.sweep.figures import COLOURS
+from launch.sweep.figures import COLOURS, DASHES
 
 _DARK = ("#56b4e9", "#ff8a50", "#2fc79a", "#e29cc5", "#f0b73f", "#8fd0f5", "#d06aa6", "#dddddd")
 _PAGE = Template("""<!DOCTYPE html>
@@ -29,15 +29,25 @@ margin: 1.2rem 0 }
 .tiles div { border-top: 2px solid var(--line); padding-top: .3rem }
 .tiles b { display: block; font-size: 1.25rem; font-weight: 600 } .tiles span { color: var(--soft) }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: 1rem }
+.by2 { grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr)) }
 figure { margin: 0 } svg { width: 100%; height: auto }
 svg text { font-family: system-ui, sans-serif !important }
 .wide { overflow-x: auto } table { border-collapse: collapse; font-size: .9rem }
 td, th { text-align: left; padding: .2rem 1rem .2rem 0; border-bottom: 1px solid var(--line);
 vertical-align: top; overflow-wrap: anywhere; font-variant-numeric: tabular-nums }
-th { font-weight: 500 } .wide td, .wide th { overflow-wrap: normal } td.n, th.n { text-align: right }
+th { font-weight: 500; overflow-wrap: normal }
+.wide td { overflow-wrap: normal } td.n, th.n { text-align: right }
+.wide td.n { white-space: nowrap } .wide td.t { min-width: 9rem }
+.wide td:first-child { position: sticky; left: 0; background: var(--paper) }
 .bar { display: flex; height: 1.5rem; margin: .2rem 0 .4rem; border-radius: 3px; overflow: hidden }
 .bar i { display: block } .key { display: inline-block; margin-right: 1rem; font-size: .85rem }
 .key i { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .35rem }
+.swatch { width: 1.6rem; height: .7rem; margin-right: .35rem; vertical-align: baseline }
+.bars { display: grid; grid-template-columns: fit-content(40%) 1fr; gap: .15rem .8rem; align-items: center;
+font-size: .9rem } .bars .bar { margin: 0; height: 1.1rem } .bars span { overflow-wrap: anywhere }
+.bars { margin: .6rem 0 1.2rem }
+.bars span span { color: var(--soft); white-space: nowrap }
+.large { max-width: 46rem }
 .grid .took { fill: var(--c0) } .grid .lost { fill: var(--c1) } .grid .away { fill: var(--line) }
 @media print { body { max-width: none; font-size: 11px } figure, table { break-inside: avoid }
 * { print-color-adjust: exact; -webkit-print-color-adjust: exact } }
@@ -61,9 +71,27 @@ def section(title: str, *parts: str) -> str:
     return f"<h2>{escape(title)}</h2>\n{body}" if body else ""
 
 
-def charts(*drawn: str) -> str:
+def key(names: Mapping[int, str]) -> str:
+    """Which line is whose, by the slots of charts.Line; pointing at a name dims the others' lines."""
+    lengths = dict(zip(DASHES, ("", "5 2", "1.5 1.5", "5 1.5 1.5 1.5"), strict=True))
+    made = (
+        f'<span class="key k{n}"><svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><path d="M0 4H24" '
+        f'stroke="var(--c{n % len(COLOURS)})" stroke-width="3" '
+        f'stroke-dasharray="{lengths[DASHES[n // len(COLOURS) % len(DASHES)]]}"/></svg>{escape(name)}</span>'
+        for n, name in names.items()
+    )
+    dim = (
+        f"body:has(.k{n}:hover) svg :is({', '.join(f'.l{m}' for m in names if m != n)}) {{ opacity: .1 }}"
+        for n in names
+        if len(names) > 1
+    )
+    return f"<style>{' '.join(dim)}</style><p>{' '.join(made)}</p>" if names else ""
+
+
+def charts(*drawn: str, across: int = 3) -> str:
+    """Side by side, at most `across` (2 or 3) where there is room."""
     found = "".join(f"<figure>{svg}</figure>" for svg in drawn if svg)
-    return f'<div class="charts">{found}</div>' if found else ""
+    return f'<div class="charts by{across}">{found}</div>' if found else ""
 
 
 def tiles(values: Mapping[str, str]) -> str:
@@ -78,9 +106,15 @@ def pairs(values: Mapping[str, object]) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int = 1) -> str:
+    """A cell between ** is bold, as in Markdown."""
+
+    def text(cell: str) -> str:
+        bold = len(cell) > 4 and cell.startswith("**") and cell.endswith("**")
+        return f"<b>{escape(cell[2:-2])}</b>" if bold else escape(cell)
+
     def line(tag: str, cells: Sequence[str]) -> str:
         made = (
-            f'<{tag} class="{"n" if n >= numbers_from else "t"}">{escape(c)}</{tag}>'
+            f'<{tag} class="{"n" if n >= numbers_from else "t"}">{text(c)}</{tag}>'
             for n, c in enumerate(cells)
         )
         return f"<tr>{''.join(made)}</tr>"
@@ -94,19 +128,51 @@ def stack(title: str, parts: Mapping[str, int]) -> str:
     total = sum(parts.values())
     if not total:
         return ""
-    ordered = sorted(parts.items(), key=lambda part: -part[1])
-    colours = [
-        f"background: var(--c{n % 8}); opacity: {1 - 0.35 * (n // 8 % 3)}" for n in range(len(ordered))
-    ]
-    bar = "".join(
-        f'<i style="width: {100 * n / total:.3f}%; {c}" title="{escape(name)}"></i>'
-        for (name, n), c in zip(ordered, colours, strict=True)
+    ordered = dict(sorted(parts.items(), key=lambda part: -part[1]))
+    names = {name: f"{name} {n:,} ({n / total:.1%})" for name, n in ordered.items()}
+    bar, fields = _bar(ordered, total, list(ordered)), _fields(names)
+    return f"<p><b>{escape(title)}</b> {total:,} bytes</p>{bar}{fields}"
+
+
+def bars(rows: Mapping[str, Mapping[str, float]], totals: Mapping[str, str]) -> str:
+    """A bar per row, all on one scale and of the same parts, with one key; totals: what is said of a row."""
+    whole = {row: sum(parts.values()) for row, parts in rows.items()}
+    most = max(whole.values(), default=0)
+    if not most:
+        return ""
+    sizes: dict[str, float] = {}
+    for parts in rows.values():
+        for name, n in parts.items():
+            sizes[name] = sizes.get(name, 0) + n
+    names = sorted(sizes, key=lambda name: -sizes[name])
+    made = (
+        f"<span>{escape(row)} <span>{escape(totals[row])}</span></span>{_bar(parts, most, names)}"
+        for row, parts in rows.items()
     )
-    key = " ".join(
-        f'<span class="key"><i style="{c}"></i>{escape(name)} {n:,} ({n / total:.1%})</span>'
-        for (name, n), c in zip(ordered, colours, strict=True)
+    return f'{_fields({name: name for name in names})}<div class="bars">{"".join(made)}</div>'
+
+
+def _colour(n: int) -> str:
+    return f"background: var(--c{n % 8}); opacity: {1 - 0.35 * (n // 8 % 3)}"
+
+
+def _bar(parts: Mapping[str, float], whole: float, names: Sequence[str]) -> str:
+    """As long as `whole`; the place of a part in `names` is its colour."""
+    made = (
+        f'<i style="width: {100 * parts[name] / whole:.3f}%; {_colour(n)}" '
+        f'title="{escape(name)} {parts[name]:,.0f} bytes"></i>'
+        for n, name in enumerate(names)
+        if parts.get(name)
     )
-    return f'<p><b>{escape(title)}</b> {total:,} bytes</p><div class="bar">{bar}</div><p>{key}</p>'
+    return f'<div class="bar">{"".join(made)}</div>'
+
+
+def _fields(names: Mapping[str, str]) -> str:
+    made = (
+        f'<span class="key"><i style="{_colour(n)}"></i>{escape(said)}</span>'
+        for n, said in enumerate(names.values())
+    )
+    return f"<p>{' '.join(made)}</p>"
 
 
 def save(path: Path, text: str) -> None:

@@ -1,0 +1,363 @@
+"""fedsim compare: groups, means and ranges, the frontier, what an accuracy costs, mistakes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from launch.cli import main
+from launch.reading import Run
+from launch.report.frontier import Point, climb, levels, pareto, reaching, reigns
+from launch.report.groups import gather
+from launch.report.labels import labels
+from launch.sweep.bands import band
+from launch.sweep.columns import Curve
+
+COLUMNS = "kind,round,exchange,client,worker,direction,message,field,layer,codec,dense_bytes,bytes"
+VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
+MB = 1_000_000
+Make = Callable[..., Path]
+
+
+class Checked(HTMLParser):
+    """Every tag that is opened is closed, and nothing is loaded from anywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.loads += [v for k, v in attrs if k in ("src", "href", "xlink:href") and v and v[0] != "#"]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Writes the folder of a run that was never run."""
+
+    def write(
+        name: str,
+        accuracies: Sequence[float | None] = (0.1, 0.5, 0.6),
+        *,
+        cost: int = MB,
+        rounds: Sequence[int] | None = None,
+        status: str | None = "done",
+        hyperparameters: dict[str, Any] | None = None,
+        codecs: dict[str, str] | None = None,
+        simulated: float | None = None,
+        **experiment: Any,
+    ) -> Path:
+        """accuracies: of the start, and after every evaluated round; cost: bytes of a round in each
+        direction."""
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        numbers = list(rounds or range(len(accuracies)))
+        described = {"algo": "fedavg", "dataset": "digits", "clients": 4, "rounds": numbers[-1], "seed": 0}
+        described |= {"params": 1000, "client_sizes": [len(name)], "partition": "iid"}
+        described |= {"hyperparameters": hyperparameters or {"local.lr": 0.1}, "codecs": codecs or {}}
+        manifest = {"format": 1, "experiment": described | experiment}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        timed = {} if simulated is None else {"simulated_seconds": simulated}
+        lines = [
+            {"round": n, "test_accuracy": a, "test_nll": 1 - (a or 0)}
+            | {"bytes_down": cost * bool(n), "bytes_up": cost * bool(n), **(timed if n else {})}
+            for n, a in zip(numbers, accuracies, strict=True)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        rows = [
+            f"algorithm,{n},1,0,0,{side},task,mean,values,dense,{cost},{cost}"
+            for n in range(1, numbers[-1] + 1)
+            for side in ("down", "up")
+        ]
+        (folder / "ledger.csv").write_text("\n".join([COLUMNS, *rows, ""]))
+        if status:
+            sent = {"mean": {"values": cost * numbers[-1]}}
+            summary = {"format": 1, "status": status, "bytes": {"algorithm": {"down": sent, "up": sent}}}
+            summary |= {"units_of_p_down": cost / 4000, "units_of_p_up": cost / 4000, "error": None}
+            (folder / "summary.json").write_text(json.dumps(summary))
+        return folder
+
+    return write
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["compare", *map(str, arguments)], env={"COLUMNS": "80"})
+
+
+# ---- groups
+
+
+def test_runs_that_differ_in_the_seed_are_one_group(make: Make) -> None:
+    for seed in (0, 1, 2):
+        make(f"a{seed}", seed=seed)
+    make("other", seed=3, hyperparameters={"local.lr": 0.01})
+    groups = gather([make("prox", algo="fedprox").parent])
+    assert [(g.label, g.seeds) for g in groups] == [
+        ("fedavg (lr 0.01)", (3,)),
+        ("fedavg (lr 0.1)", (0, 1, 2)),
+        ("fedprox", (0,)),
+    ]
+
+
+def test_a_younger_key_has_its_default_in_older_runs(make: Make) -> None:
+    make("old", seed=0)
+    make("new", seed=1, evaluate_on="test", link="", error_feedback=False)
+    (group,) = gather([make("held", seed=2, evaluate_on="test").parent])
+    assert group.seeds == (0, 1, 2)
+
+
+def test_a_seed_counts_once_and_finished_runs_stand_for_a_group(make: Make) -> None:
+    make("a0", (0.1, 0.5), seed=0, rounds=(0, 1))
+    make("b0", (0.1, 0.7), seed=0, rounds=(0, 1))  # the same seed again
+    make("a1", (0.1, 0.9), seed=1, status=None)  # running
+    folder = make("a2", (0.1, 0.7), seed=2)
+    (group,) = gather([folder.parent, folder, folder.parent / ".." / "runs" / "a2"])
+    assert group.seeds == (0, 2) and group.done
+    assert sorted(m.run.path.name for m in group.aside) == ["a1", "b0"]
+    assert group.values("test_accuracy@end") == [0.5, 0.7]
+
+
+def test_labels_are_the_fewest_settings_that_tell_groups_apart() -> None:
+    def made(algo: str, **settings: Any) -> dict[str, Any]:
+        return {"algo": algo, "rounds": 5, **settings}
+
+    h, codec = "hyperparameters.local.", "codecs."
+    assert labels([made("fedavg", **{h + "lr": 0.1}), made("fedlap", **{h + "lr": 0.2})]) == [
+        "fedavg",
+        "fedlap",
+    ]
+    grid = [made("fedavg", **{h + "lr": lr, h + "epochs": e}) for lr in (0.1, 1.0) for e in (1, 2)]
+    assert labels(grid)[1] == "fedavg (lr 0.1, epochs 2)" and len(set(labels(grid))) == 4
+    # both differ everywhere, one is enough
+    both = [made("fedavg", **{h + "lr": n, h + "epochs": n}) for n in (1, 2, 3)]
+    assert labels(both) == ["fedavg (lr 1)", "fedavg (lr 2)", "fedavg (lr 3)"]
+    codecs = [
+        made("fola"),
+        made("fola", **{codec + "mean": "bf16"}),
+        made("fola", **{codec + "mean": "bf16", codec + "curvature": "log8"}),
+    ]
+    assert labels(codecs) == ["fola (dense)", "fola (mean bf16)", "fola (mean bf16, curvature log8)"]
+    user = [made("/home/me/mine.py:Mine", participation=p) for p in ("full", "0.3")]
+    assert labels(user) == ["mine:Mine (participation full)", "mine:Mine (participation 0.3)"]
+
+
+def test_where_takes_some_runs(make: Make) -> None:
+    make("a", hyperparameters={"local.lr": 0.1})
+    make("b", hyperparameters={"local.lr": 0.2})
+    runs = make("c", algo="fedprox").parent
+    assert [g.label for g in gather([runs], ["lr=0.1", "algo=fedavg"])] == ["fedavg"]
+    assert [g.settings["hyperparameters.local.lr"] for g in gather([runs], ["local.lr=0.2"])] == [0.2]
+
+
+# ---- numbers
+
+
+def test_means_and_bands_are_over_the_seeds(make: Make) -> None:
+    make("a0", (0.1, 0.5, 0.6), seed=0)
+    (group,) = gather([make("a1", (0.2, 0.7, 0.7), seed=1).parent])
+    found = band(group.curves, "MB", "test_accuracy")
+    assert found.x == pytest.approx([0, 2, 4])
+    assert found.low == pytest.approx([0.1, 0.5, 0.6]) and found.high == pytest.approx([0.2, 0.7, 0.7])
+    assert found.mean == pytest.approx([0.15, 0.6, 0.65])
+
+
+def test_the_frontier_of_a_small_example(make: Make) -> None:
+    make("cheap", (0.1, 0.4, 0.3, 0.5), cost=MB, algo="fedavg")
+    make("dear", (0.1, 0.2, 0.9), cost=3 * MB, algo="fedlap")
+    groups = gather([make("bad", (0.1, 0.1, 0.2), cost=4 * MB, algo="fedprox").parent])
+    climbs = [climb(n, g) for n, g in enumerate(groups)]
+    by = {g.label: n for n, g in enumerate(groups)}
+    assert [(p.round, p.MB, p.accuracy) for p in climbs[by["fedavg"]]] == [(1, 2, 0.4), (3, 6, 0.5)]
+    ahead = pareto([p for points in climbs for p in points])
+    assert [(p.group, p.MB, p.accuracy) for p in ahead] == [
+        (by["fedavg"], 2, 0.4),
+        (by["fedavg"], 6, 0.5),
+        (by["fedlap"], 12, 0.9),
+    ]
+    assert [(r.first.MB, r.last.MB, r.until) for r in reigns(ahead)] == [(2, 6, 12), (12, 12, float("inf"))]
+    assert levels(climbs, 0.1) == [0.2, 0.5, 0.9]
+    assert levels(climbs, 0.95) == []
+
+
+def test_the_better_of_two_that_cost_the_same_is_ahead() -> None:
+    one, two = Point(0, 1, 2.0, 0.5, 0.5, 0.5), Point(1, 1, 2.0, 0.6, 0.6, 0.6)
+    assert pareto([one, two]) == [two]
+    assert pareto([two, Point(0, 2, 4.0, 0.6 + 1e-16, 0.6, 0.6)]) == [two]
+
+
+def test_bytes_to_an_accuracy_are_exact(make: Make) -> None:
+    make("a0", (0.9, 0.5, 0.75), cost=123_457, seed=0)  # the start does not count
+    make("a1", (0.1, 0.75, 0.8), cost=123_457, seed=1)
+    (group,) = gather([make("a2", (0.1, 0.2, 0.3), cost=123_457, seed=2).parent])
+    assert reaching(group, 0.75) == [(2, 4 * 123_457), (1, 2 * 123_457), None]
+
+
+def test_rounds_that_were_not_evaluated_are_paid_for(make: Make) -> None:
+    folder = make("a", (0.1, 0.5, 0.9), rounds=(0, 3, 5), cost=1000, eval_every=3, simulated=1.0)
+    run = Run.open(folder)
+    assert [line["bytes_down"] for line in run.lines] == [0, 3000, 2000]
+    assert list(run.metrics["MB"]) == pytest.approx([0, 0.006, 0.01])
+    (group,) = gather([folder])
+    assert reaching(group, 0.9) == [(5, 10_000)]
+    assert not group.has("simulated")  # the seconds of the other rounds are in no line
+
+
+def test_seconds_of_the_virtual_clock_are_summed_up(make: Make) -> None:
+    curve = Curve.read(make("a", simulated=1.5))
+    assert curve.has("simulated") and curve.metric("simulated") == [0, 1.5, 3.0]
+    assert not Curve.read(make("b")).has("simulated")
+
+
+def test_lines_that_are_being_written_are_left_out(make: Make) -> None:
+    folder = make("a", status=None)
+    for name, half in (("metrics.jsonl", '{"round": 3, "tes'), ("ledger.csv", "algorithm,3,1,0,0,do")):
+        with (folder / name).open("a") as file:
+            file.write(half)
+    (group,) = gather([folder])
+    assert not group.done and group.members[0].rounds == 2
+    assert group.bytes_by_field() == {"mean": 4 * MB}
+    assert group.members[0].units("down") == pytest.approx(2 * MB / (4 * 1000 * 2))
+
+
+# ---- what people see
+
+
+def test_the_page_stands_by_itself(make: Make, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        make(f"a{seed}", seed=seed, simulated=2.0)
+        runs = make(f"b{seed}", (0.1, 0.6, 0.9), seed=seed, algo="fedlap", cost=9 * MB, simulated=3.0).parent
+    out = tmp_path / "page.html"
+    result = invoke(runs, "--out", out, "--to", "0.6", "--to", "90%")
+    assert result.exit_code == 0, result.output
+    assert str(out) in result.output.replace("\n", "")
+    text = out.read_text()
+    page = Checked()
+    page.feed(text)
+    assert page.open == [] and page.loads == []
+    assert "<script" not in text and not re.search(r"https?://", text)
+    assert text.count('role="img"') == 7  # accuracy and NLL over rounds, MB, seconds; the frontier
+    assert "seconds, simulated" in text and "prefers-color-scheme: dark" in text
+    # fedavg reaches 0.6 after 4 MB, fedlap after 18 MB, and is ahead from 36 MB on
+    for said in ("MB to 0.6", "rounds to 0.9", "2.00 to 36.0", "36.0 and more", "36,000,000"):
+        assert said in text
+
+
+def test_tables_are_written_as_markdown_and_csv(make: Make, tmp_path: Path) -> None:
+    make("a0", (0.1, 0.5, 0.7), seed=0)
+    runs = make("a1", (0.1, 0.7, 0.7), seed=1).parent
+    files = tmp_path / "t.md", tmp_path / "t.csv", tmp_path / "p.html"
+    options = ["--markdown", files[0], "--csv", files[1], "--out", files[2], "--to", "0.7", "--to", "0.5"]
+    assert invoke(runs, *options).exit_code == 0
+    assert "| fedavg | 2.00 | 1±0 | 3.00±1.00 | 2±0 |" in files[0].read_text()
+    (row,) = csv.DictReader(files[1].read_text().splitlines())
+    assert (row["seeds"], row["params"], row["finished"]) == ("0 1", "1000", "True")
+    assert float(row["bytes_to_0.7_mean"]) == 3 * MB and row["bytes_to_0.7_low"] == str(2 * MB)
+    assert row["rounds_to_0.7_high"] == "2" and row["reached_0.7"] == "2"
+    assert float(row["bytes_mean"]) == 4 * MB and float(row["bytes of mean"]) == 4 * MB
+    assert float(row["test_accuracy_mean"]) == pytest.approx(0.7)
+
+
+def test_the_terminal_fits_80_columns_and_says_where_the_files_are(make: Make, tmp_path: Path) -> None:
+    for n, codec in enumerate(("bf16", "best:0.1", "delta+zstd")):
+        chosen = {"down.mean": "bf16", "up.mean": codec, "up.precision": codec}
+        runs = make(f"a{n}", algo="fedlap_cov", codecs=chosen, cost=10 ** (3 * n + 3)).parent
+    result = invoke(runs, "--out", tmp_path / "p.html")
+    lines = result.output.splitlines()
+    assert result.exit_code == 0 and max(map(len, lines[:-1])) <= 80
+    assert lines[-1] == f"page: {tmp_path / 'p.html'}"
+
+
+def test_what_cannot_be_compared_is_said_at_the_top(make: Make, tmp_path: Path) -> None:
+    make("a", dataset="digits")
+    make("b", dataset="mnist", evaluate_on="unused:10", clients=7)
+    runs = make("c", (0.1, 0.3), dataset="mnist", algo="fedlap", rounds=(0, 9), status="failed").parent
+    result = invoke(runs, "--out", tmp_path / "p.html")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "of different data sets (digits, mnist)" in said
+    assert "evaluated on different rows (test, unused:10)" in said
+    assert "also differ in clients (4, 7)" in said
+    assert "fedlap *, seed 0: failed, evaluated up to round 9 of 9" in said
+    text = (tmp_path / "p.html").read_text()
+    assert text.index("different data sets") < text.index("<h2>") and "fedlap *" in text
+
+
+def test_runs_without_accuracies_or_without_rounds_are_compared(make: Make, tmp_path: Path) -> None:
+    make("regression", (None, None, None), dataset="flamby_heart", algo="fedprox")
+    runs = make("begun", (0.1,), rounds=(0,), status=None).parent
+    (runs / "begun" / "metrics.jsonl").unlink()
+    result = invoke(runs, "--out", tmp_path / "p.html")
+    assert result.exit_code == 0, result.output
+    assert "–" in result.output
+
+
+def test_names_from_outside_are_escaped(make: Make, tmp_path: Path) -> None:
+    runs = make("a", dataset="<script>alert(1)</script>", algo="[bold]x").parent
+    result = invoke(runs, "--out", tmp_path / "p.html")
+    assert result.exit_code == 0 and "[bold]x" in result.output
+    assert "<script>" not in (tmp_path / "p.html").read_text()
+
+
+def test_a_real_run_is_compared_with_itself(launched: Callable[..., Path], tmp_path: Path) -> None:
+    folder = launched("run", algo="fedlap", model="logistic", clients=3, rounds=2)
+    result = invoke(folder, "--out", tmp_path / "p.html", "--csv", tmp_path / "t.csv")
+    assert result.exit_code == 0, result.output
+    summary = json.loads((folder / "summary.json").read_text())
+    (row,) = csv.DictReader((tmp_path / "t.csv").read_text().splitlines())
+    assert float(row["bytes_mean"]) == summary["bytes_down"] + summary["bytes_up"]
+    assert float(row["test_accuracy_mean"]) == summary["test_accuracy"]
+    assert float(row["units_of_p_up"]) == summary["units_of_p_up"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["{runs}/none"], "there is no run folder"),
+        (["{empty}"], "there is none in it"),
+        (["{runs}", "--to", "1.5"], "--to '1.5': give an accuracy, such as 0.75 or 75%"),
+        (["{runs}", "--to", "high"], "--to 'high'"),
+        (["{runs}", "--where", "algo"], "give key=value"),
+        (["{runs}", "--where", "alg=x"], "did you mean 'algo'"),
+        (["{runs}", "--where", "algo=x"], "no run has algo=x"),
+        (["{runs}", "--out", "{empty}/no/p.html"], "cannot write"),
+        (["{runs}", "--csv", "{empty}/no/t.csv"], "cannot write"),
+        (["{broken}"], "damaged"),
+        (["{strange}"], "format 7"),
+        (["{bare}"], "damaged: the experiment has no"),
+    ],
+)
+def test_a_mistake_is_one_line(make: Make, tmp_path: Path, arguments: list[str], says: str) -> None:
+    places = {"runs": make("a").parent, "empty": tmp_path / "empty"}
+    places["empty"].mkdir()
+    for name, text in (("broken", "{"), ("strange", '{"format": 7}'), ("bare", '{"format": 1}')):
+        places[name] = tmp_path / name
+        places[name].mkdir()
+        (places[name] / "manifest.json").write_text(text)
+    given = [a.format(**places) for a in arguments]
+    if "--out" not in given:
+        given += ["--out", str(tmp_path / "p.html")]
+    result = invoke(*given)
+    assert result.exit_code in (2, 5) and "Traceback" not in result.output
+    assert result.output.startswith("fedsim: ") and says in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_damaged_metrics_are_one_line(make: Make, tmp_path: Path) -> None:
+    folder = make("a")
+    (folder / "metrics.jsonl").write_text('{"round": 0}\n')
+    result = invoke(folder, "--out", tmp_path / "p.html")
+    assert result.exit_code == 2 and "metrics.jsonl is damaged" in result.output
