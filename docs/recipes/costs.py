@@ -1,0 +1,201 @@
+"""What every algorithm costs on the wire and reaches on the main job's data.
+
+    python docs/recipes/costs.py      6 minutes; writes the tables of docs/communication.md and
+                                      docs/algorithms.md, between their marker comments
+
+Every row is one run with the algorithm's own defaults: digits, ten clients of the heterogeneous split, full
+participation, seed 0. Bytes are measured (the ledger, kind algorithm), not computed; tests/docs/test_costs.py
+computes them and compares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from report import ROOT, circumstances, processor, table
+
+sys.path.insert(0, str(ROOT))
+
+from fedsim.experiment import build_algorithm
+from fedsim.wire.messages import part_of, schema
+from launch.catalogue import cost_in_p, cost_once
+from launch.reading import Run, run_experiment
+from protocols import REGISTRY, AnyAlgorithm, find
+
+CLIENTS = 10
+ROUNDS = 20
+SIDES = ("down", "up")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row: an algorithm with options, which change its messages or its family."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.name + "".join(f", {k}={str(v).lower()}" for k, v in self.settings.items())
+
+    @property
+    def algorithm(self) -> AnyAlgorithm:
+        return build_algorithm(find(self.name), self.settings)
+
+    def rounds(self, most: int) -> int:
+        """One where the algorithm has one round by design."""
+        return most if find(self.name).default_rounds > 1 else 1
+
+
+CASES = (
+    *(Case(kind.name) for kind in REGISTRY),
+    Case("fedadmm", {"silent": "last"}),
+    Case("precond_admm", {"preconditioner": 10.0}),
+    Case("bayes_admm", {"covariance": "diagonal"}),
+    Case("pvi", {"covariance": "full"}),
+    Case("ivon_admm", {"silent": "last"}),
+    Case("fedlap_func", {"points_per_class": 2}),
+    Case("fedlap_func", {"send_global_labels": True}),
+)
+QUICK = (Case("fedlap_cov"), Case("mime"), Case("precond_admm"), Case("fedlap_func"), Case("bcm"))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes of one client, by side. values: its fields in a round, all exchanges (values and indices);
+    letters: the same with headers and framing; once: the set-up's letters, and what is sent only once."""
+
+    values: Mapping[str, float]
+    letters: Mapping[str, float]
+    once: Mapping[str, float]
+
+
+def parts(algorithm: AnyAlgorithm, side: str) -> set[str]:
+    """Fields that a client gets or sends once."""
+    found = (part_of(getattr(exchange, side)) for exchange in algorithm.exchanges)
+    return {f.name for part in found if part for f in schema(part.message)}
+
+
+def measured(run: Run, algorithm: AnyAlgorithm) -> Cost:
+    """From the ledger."""
+    rows = run.ledger[run.ledger.kind == "algorithm"]
+    rounds = rows[rows["round"] > 0]
+    people = len(rounds[["round", "client"]].drop_duplicates())
+    clients = run.experiment["clients"]
+    values, letters, once = {}, {}, {}
+    for side in SIDES:
+        mine, setup = rounds[rounds.direction == side], rows[(rows["round"] == 0) & (rows.direction == side)]
+        alone = mine[mine.field.isin(parts(algorithm, side))].bytes.sum()
+        fields = mine[mine.layer.isin(["values", "indices"])].bytes.sum() - alone
+        values[side], letters[side] = fields / people, (mine.bytes.sum() - alone) / people
+        once[side] = (setup.bytes.sum() + alone) / clients
+    return Cost(values, letters, once)
+
+
+COST_HEAD = (
+    *("algorithm", "P", "down", "values", "letters", "up", "values", "letters"),
+    *("exchanges", "once per client", "measured"),
+)
+
+
+def cost_row(case: Case, params: int, cost: Cost) -> list[str]:
+    """One line of the table in communication.md; bytes in units of 4 P."""
+    algorithm = case.algorithm
+    line = [case.label, f"{params:,}"]
+    for side in SIDES:
+        formula = " + ".join(cost_in_p(getattr(exchange, side)) for exchange in algorithm.exchanges)
+        line += [formula, *(in_p(n[side], params) for n in (cost.values, cost.letters))]
+    once, exchanges = cost_once(algorithm), str(len(algorithm.exchanges))
+    measured = ", ".join(f"{in_p(cost.once[side], params)} {side}" for side in SIDES) if once else ""
+    if algorithm.setup:
+        exchanges += f", set-up {len(algorithm.setup)}"
+    return [*line, exchanges, once, measured]
+
+
+def in_p(nbytes: float, params: int) -> str:
+    return f"{nbytes / (4 * params):.3f}"
+
+
+RESULT_HEAD = (
+    *("algorithm", "rounds", "bytes down", "bytes up", "accuracy / NLL"),
+    *("averaged over samples", "s per round"),
+)
+
+
+def result_row(case: Case, summary: Mapping[str, Any]) -> list[str]:
+    """One line of the table in algorithms.md."""
+    s = summary
+    sampled = f"{s['ensemble_accuracy']:.3f} / {s['ensemble_nll']:.2f}" if s.get("ensemble_nll") else ""
+    reached = f"{s['test_accuracy']:.3f} / {s['test_nll']:.2f}"
+    sent = (f"{s['bytes_down']:,}", f"{s['bytes_up']:,}")
+    return [case.label, str(s["rounds"]), *sent, reached, sampled, f"{s['seconds_round_median']:.2f}"]
+
+
+def play(case: Case, rounds: int, folder: Path) -> Run:
+    """A run of two workers; evaluated at its end."""
+    return run_experiment(
+        algo=case.name,
+        hyperparameters=case.settings,
+        clients=CLIENTS,
+        rounds=case.rounds(rounds),
+        eval_every=case.rounds(rounds),
+        workers=2,
+        out=folder,
+    )
+
+
+def between(text: str, name: str, new: str) -> str:
+    """The text with `new` between the two marker comments of this name. Errors: ValueError."""
+    opening, closing = f"<!-- {name}: written by python docs/recipes/costs.py -->", f"<!-- end of {name} -->"
+    replaced, times = re.subn(
+        f"{re.escape(opening)}.*?{re.escape(closing)}",
+        lambda _: f"{opening}\n\n{new}\n\n{closing}",
+        text,
+        flags=re.DOTALL,
+    )
+    if times != 1:
+        raise ValueError(f"the markers of {name} stand {times} times in the page, not once")
+    return replaced
+
+
+def left(head: Sequence[str], rows: Iterable[Sequence[str]], texts: set[int]) -> str:
+    """A table whose columns of texts stand to the left."""
+    first, _, *rest = table(head, list(rows)).splitlines()
+    rule = ("---" if n == 0 or n in texts else "---:" for n in range(len(head)))
+    return "\n".join([first, "| " + " | ".join(rule) + " |", *rest])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of the two pages")
+    parser.add_argument("--quick", action="store_true", help="a few rows of two rounds; shows that it runs")
+    chosen = parser.parse_args(argv)
+    cases, rounds = (QUICK, 2) if chosen.quick else (CASES, ROUNDS)
+    costs, results = [], []
+    for case in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            run = play(case, rounds, Path(folder) / "run")
+            costs.append(cost_row(case, run.params, measured(run, case.algorithm)))
+            results.append(result_row(case, run.summary))
+        print(" | ".join([*costs[-1], *results[-1][1:]]), flush=True)
+    _, *versions = circumstances(0).splitlines()
+    foot = [f"- {processor()}, load at the end {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", *versions]
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    for page, name, written in (
+        ("communication.md", "costs", left(COST_HEAD, costs, {2, 5, 8, 9, 10})),
+        ("algorithms.md", "results", "\n\n".join([left(RESULT_HEAD, results, set()), "\n".join(foot)])),
+    ):
+        text = (ROOT / "docs" / page).read_text()
+        (chosen.out / page).write_text(between(text, name, written))
+
+
+if __name__ == "__main__":
+    main()
