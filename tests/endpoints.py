@@ -14,11 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from fedsim.problem import Problem
 from fedsim.wire import zmtp
 from fedsim.wire.ledger import Ledger
-from fedsim.wire.letter import VERSION, Header, Letter, open_letter, seal
+from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
 from tests.harness import CLIENTS
+from workers.admission import Belongings
 from workers.crew import Death
 from workers.doors import Transport, own_door
 from workers.endpoint import Endpoint, Incoming, Loopback
@@ -40,7 +43,9 @@ class Shuffled(Endpoint):
         super().__init__(ledger)
         self.runtimes, self.choose = runtimes, choose
         self._queues: dict[int, list[Letter]] = {w: [] for w in range(len(runtimes))}
-        self._ready = [Incoming(w, seal(Header(VERSION, "ready", "run"))) for w in self._queues]
+        fields, frames = blob("ready", msgspec.json.encode(Belongings("", {})))
+        header = Header(VERSION, "ready", "run", fields=fields)
+        self._ready = [Incoming(w, seal(header, frames)) for w in self._queues]
         self.order: list[tuple[int, int]] = []
         """(round, client) of uploads as they arrived."""
 

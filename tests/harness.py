@@ -29,6 +29,8 @@ from fedsim.wire.messages import check_values, part_of
 from fedsim.wire.state import encode_state
 from launch.summary import precision_of
 from protocols import REGISTRY, find
+from workers.admission import Admission, Belongings
+from workers.connection import Hello
 from workers.coordinator import Coordinator, Outcome
 from workers.crew import NoCrew
 from workers.endpoint import Endpoint, Loopback
@@ -41,6 +43,7 @@ from workers.store import (
     model_digest,
     read_checkpoint,
 )
+from workers.timeline import Span
 from workers.worker import WorkerRuntime
 
 Class = type[Algorithm[Any, Any, Any, Any]]
@@ -83,12 +86,23 @@ class Recorder:
 
     entries: list[Entry] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    timeline: list[Span] = field(default_factory=list)
+    news: list[str] = field(default_factory=list)
 
     def committed(self, commit: Commit, entries: list[Entry]) -> None:
         self.entries += entries
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         self.metrics.append(dict(metrics))
+
+    def spans(self, spans: list[Span]) -> None:
+        self.timeline += spans
+
+    def joined(self, worker: int, hello: Hello) -> None:
+        self.news.append(f"{worker} joined")
+
+    def left(self, worker: int, why: str) -> None:
+        self.news.append(f"{worker} left: {why}")
 
 
 @dataclass(frozen=True)
@@ -163,10 +177,10 @@ def play(
             recorder,
             journal,
             run="run",
-            workers=workers,
-            orders=orders,
+            admission=Admission(orders, Belongings("", {}), workers),
             started=0.0,
             patience=60.0,
+            join_within=60.0,
         )
         outcome = coordinator.run()
     finally:

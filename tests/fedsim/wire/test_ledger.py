@@ -78,7 +78,7 @@ def test_framing_adds_over_frames(sizes: list[int]) -> None:
 def test_the_references_vector() -> None:
     assert sum(map(sum, VECTOR)) == PAYLOAD
     stream = {
-        m.name: {d: n + sum(sum(sizes) + m.framing(sizes) for sizes in VECTOR) for d, n in m.handshake.items()}
+        m.name: {d: n + sum(sum(s) + m.framing(s) for s in VECTOR) for d, n in m.handshake.items()}
         for m in (zmtp.NULL, zmtp.CURVE)
     }
     assert stream == {"NULL": {"up": STREAM, "down": STREAM}, "CURVE": {"up": 8_714_672, "down": 8_714_406}}

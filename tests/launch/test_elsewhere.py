@@ -1,0 +1,280 @@
+"""Workers elsewhere: `fedsim launch --external-workers` and `fedsim worker --join`, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas
+import pytest
+
+from launch.reading import Run
+from tests.relay import Relay
+from workers.invitation import Invitation, KeyPair
+
+DEADLINE = 120.0
+"""A loaded machine; on an idle one nothing here takes ten seconds."""
+EXPERIMENT = ("--algo", "fedlap_cov", "--clients", "5", "--rounds", "6", "--model", "logistic")
+USERS_DATA = """
+import os
+import numpy as np
+from fedsim.data import Dataset
+
+def made() -> Dataset:
+    draws = np.random.default_rng(int(os.environ.get("DRAWS", "0")))
+    targets = np.arange(60) % 2
+    inputs = (draws.normal(size=(60, 4)) + targets[:, None]).astype(np.float32)
+    return Dataset("made", inputs, targets, inputs, targets, classes=2)
+"""
+
+
+def eventually(true: Callable[[], object], what: str) -> None:
+    until = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < until, f"{what}: not within {DEADLINE:g} s"
+        time.sleep(0.02)
+
+
+@dataclass
+class Federation:
+    """A launch and its guests; host, guest: what stands before their commands."""
+
+    folder: Path
+    host: tuple[str, ...] = ()
+    guest: tuple[str, ...] = ()
+    bind: str = "tcp://127.0.0.1:*"
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def invitation(self) -> Path:
+        return self.run / "join.json"
+
+    def launch(self, *options: str, workers: int = 2) -> subprocess.Popen[str]:
+        return self.command(
+            self.host,
+            *("launch", "--external-workers", str(workers), "--bind", self.bind, "--out", str(self.run)),
+            *(options or EXPERIMENT),
+        )
+
+    def join(self, *options: str, file: Path | None = None, **env: str) -> subprocess.Popen[str]:
+        eventually((file or self.invitation).exists, "join.json")
+        return self.command(self.guest, "worker", "--join", str(file or self.invitation), *options, **env)
+
+    def command(self, before: tuple[str, ...], *arguments: str, **env: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*before, sys.executable, "-m", "launch", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **env},
+        )
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    made = Federation(tmp_path)
+    yield made
+    made.close()
+
+
+def ends(process: subprocess.Popen[str], code: int = 0) -> str:
+    """What it printed."""
+    said, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == code, said
+    return said
+
+
+def here(folder: Path, *options: str) -> Run:
+    """The same experiment in one process."""
+    command = [sys.executable, "-m", "launch", "launch", "--workers", "0", "--out", str(folder), *options]
+    subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE)
+    return Run.open(folder)
+
+
+def same_bits(one: Run, other: Run) -> None:
+    for key in ("model_sha256", "clients_sha256", "test_accuracy"):
+        assert one.summary[key] == other.summary[key]
+
+
+def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> None:
+    """The bits of a run in one process; the relay and the kernel count what the ledger says, CURVE included;
+    algorithm rows differ in framing only."""
+    launched = federation.launch(*EXPERIMENT, "--verify-bytes")
+    eventually(federation.invitation.exists, "join.json")
+    assert stat.S_IMODE(federation.invitation.stat().st_mode) == 0o600
+    relay = Relay(int(Invitation.read(federation.invitation).url.rpartition(":")[2]))
+    guests = [
+        federation.join("--connect", f"tcp://127.0.0.1:{relay.port}", "--worker", str(i)) for i in range(2)
+    ]
+    assert "residual 0" in ends(launched)
+    for guest in guests:
+        assert "the run is over" in ends(guest)
+    relay.close()
+    assert not federation.invitation.exists(), "keys that open nothing any more"
+    run, local = Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
+    same_bits(run, local)
+    rows = run.ledger
+    booked = rows.groupby("direction")["bytes"].sum().to_dict()
+    assert relay.bytes == booked
+    assert run.summary["kernel_residual"] == {"down": 0, "up": 0}
+    key = [c for c in rows.columns if c != "worker"]
+
+    def own(frame: pandas.DataFrame) -> pandas.DataFrame:
+        chosen = frame[(frame.kind == "algorithm") & (frame.layer != "framing")][key]
+        return chosen.sort_values(key).reset_index(drop=True)
+
+    assert own(rows).equals(own(local.ledger))
+    assert set(rows[rows.message.isin(["state", "draft"])].kind) == {"simulation"}
+    drafts = rows[(rows.message == "draft") & (rows.layer == "values")]
+    assert len(drafts) == 5 * 6, "one per client and round"
+    hosts = json.loads((federation.run / "processes.json").read_text())
+    assert [p["role"] for p in hosts] == ["coordinator", "external worker", "external worker"]
+
+
+def test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again(federation: Federation) -> None:
+    """First one of two, then the last one; the bits are those of an undisturbed run, and what was sent twice
+    is of kind retry."""
+    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "5", "--model", "mlp_small")
+    slow = (*slow, "--set", "local.epochs=40")
+    launched = federation.launch(*slow)
+    first, second = federation.join("--worker", "0"), federation.join("--worker", "1")
+    said = reader(launched)
+    said("round 1/5")
+    first.send_signal(signal.SIGKILL)
+    said("worker 0 is gone")
+    said("round 2/5")
+    second.send_signal(signal.SIGKILL)
+    said("worker 1 is gone")
+    third = federation.join()
+    ends(launched)
+    ends(third)
+    run = Run.open(federation.run)
+    same_bits(run, here(federation.folder / "local", *slow))
+    assert set(run.ledger[run.ledger.kind == "retry"].message) == {"task"}
+    own = run.ledger[run.ledger.kind == "algorithm"]
+    assert len(own[["round", "client", "direction"]].drop_duplicates()) == 2 * 5 * 4
+
+
+def reader(process: subprocess.Popen[str]) -> Callable[[str], None]:
+    """Waits for a line that contains a text; leaves nothing in a buffer that select cannot see."""
+    assert process.stdout is not None
+    fd, lines = process.stdout.fileno(), [""]
+
+    def wait_for(text: str) -> None:
+        until = time.monotonic() + DEADLINE
+        while not any(text in line for line in lines[:-1]):
+            left = until - time.monotonic()
+            assert left > 0 and select.select([fd], [], [], left)[0], f"no {text!r} in {lines}"
+            got = os.read(fd, 1 << 16).decode()
+            assert got, f"it ended without {text!r}: {lines}"
+            *whole, rest = (lines.pop() + got).split("\n")
+            lines.extend([*whole, rest])
+
+    return wait_for
+
+
+def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
+    """A key that is not of the list, a worker that is there already, and other data: exit 4, and the run goes
+    on without them."""
+    data = federation.folder / "users.py"
+    data.write_text(USERS_DATA)
+    launched = federation.launch(
+        *("--algo", "fedavg", "--clients", "2", "--rounds", "2", "--model", "logistic"),
+        *("--dataset", f"{data}:made", "--partition", "iid"),
+        workers=1,
+    )
+    eventually(federation.invitation.exists, "join.json")
+    good = Invitation.read(federation.invitation)
+    forged = federation.folder / "forged.json"
+    Invitation(good.format, good.run, good.url, good.server_key, good.max_frame, (KeyPair.new(),)).write(
+        forged
+    )
+    assert "does not accept this key" in ends(federation.join(file=forged), 4)
+    other = ends(federation.join(DRAWS="1"), 4)
+    assert "refused: its partitioned data has the digest" in other and "this run's has" in other
+    only = federation.join()
+    said = reader(launched)
+    said("comes from")
+    said("comes from")
+    ends(only)
+    ends(launched)
+    assert Run.open(federation.run).summary["status"] == "done"
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    def fedsim(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "launch", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=tmp_path)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stderr
+
+    code, said = fedsim("launch", "--external-workers", "2")
+    assert code == 2 and "--bind '' is no tcp://ADDRESS:PORT" in said
+    code, said = fedsim("launch", "--external-workers", "2", "--bind", "tcp://192.0.2.1:1")
+    assert code == 2 and "--bind tcp://192.0.2.1:1" in said
+    code, said = fedsim("launch", "--workers", "1", "--external-workers", "2", "--bind", "tcp://127.0.0.1:*")
+    assert code == 2 and "give one" in said
+    code, said = fedsim("worker", "--join", "nothing.json")
+    assert code == 2 and "nothing.json" in said
+    open_file = tmp_path / "open.json"
+    open_file.write_text("{}")
+    open_file.chmod(0o644)
+    code, said = fedsim("worker", "--join", str(open_file))
+    assert code == 2 and "chmod 600" in said
+    bind = ("--bind", "tcp://127.0.0.1:*")
+    code, said = fedsim("launch", "--external-workers", "2", *bind, "--join-within", "0.5")
+    assert code == 1 and "0 of 2 workers were ready after 0.5 s; missing: 0, 1" in said
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Iterator[Federation]:
+    """Two network namespaces that see each other through one cable and nothing else."""
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
+
+    one, two = f"fedsim-a{os.getpid()}", f"fedsim-b{os.getpid()}"
+    try:
+        ip("netns", "add", one)
+        ip("netns", "add", two)
+        ip("link", "add", "cable", "netns", one, "type", "veth", "peer", "name", "cable", "netns", two)
+    except (OSError, subprocess.CalledProcessError) as e:
+        pytest.skip(f"no network namespaces here: {e}")
+    for name, address in ((one, "10.77.0.1/24"), (two, "10.77.0.2/24")):
+        ip("-n", name, "addr", "add", address, "dev", "cable")
+        ip("-n", name, "link", "set", "cable", "up")
+    within = [("ip", "netns", "exec", name) for name in (one, two)]
+    made = Federation(tmp_path, within[0], within[1], "tcp://10.77.0.1:*")
+    yield made
+    made.close()
+    for name in (one, two):
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+
+
+def test_two_hosts(two_hosts: Federation) -> None:
+    launched = two_hosts.launch(*EXPERIMENT, "--verify-bytes")
+    guests = [two_hosts.join() for _ in range(2)]
+    assert "residual 0" in ends(launched)
+    for guest in guests:
+        ends(guest)
+    same_bits(Run.open(two_hosts.run), here(two_hosts.folder / "local", *EXPERIMENT))
