@@ -318,7 +318,7 @@ def plan(**options: Any) -> None:
 @click.argument("run", type=click.Path())
 @click.option("--out", metavar="FILE", help="Write the page there.  [RUN/report.html]")
 def report_(run: str, out: str | None) -> None:
-    """Write one HTML file that loads nothing: curves, bytes, participation, configuration."""
+    """Write one HTML file that loads nothing: curves, bytes, participation, timeline, configuration."""
     from pathlib import Path
 
     from launch.report.single import report

@@ -49,6 +49,11 @@ font-size: .9rem } .bars .bar { margin: 0; height: 1.1rem } .bars span { overflo
 .bars span span { color: var(--soft); white-space: nowrap }
 .large { max-width: 46rem }
 .grid .took { fill: var(--c0) } .grid .lost { fill: var(--c1) } .grid .away { fill: var(--line) }
+.timeline { min-width: 44rem } .timeline text { fill: var(--soft); font-size: 12px }
+.timeline rect { stroke: var(--paper); stroke-width: .8 } .timeline .rule { stroke: var(--line); fill: none }
+.odd { fill: var(--c0); background: var(--c0) } .even { fill: var(--c0); background: var(--c0); opacity: .45 }
+.scoring { fill: var(--c2); background: var(--c2) } .folding { fill: var(--c1); background: var(--c1) }
+.holding { fill: var(--line); background: var(--line) }
 @media print { body { max-width: none; font-size: 11px } figure, table { break-inside: avoid }
 * { print-color-adjust: exact; -webkit-print-color-adjust: exact } }
 </style></head><body>

@@ -16,6 +16,7 @@ from launch.reading import Run, every_round
 from launch.report import page
 from launch.report.charts import Line, Values, chart
 from launch.report.participation import grid
+from launch.report.timeline import timeline
 
 MEASURES = {"test_accuracy": "accuracy", "test_nll": "NLL (nats)"}
 
@@ -42,6 +43,7 @@ def render(run: Run) -> str:
             page.section("Learning", _curves(run)),
             page.section("Bytes by field and layer", *_bytes(run)),
             page.section("Participation", grid(run, int(summary.get("rounds", 0)))),
+            page.section("Timeline", timeline(run.path / "timeline.csv")),
             page.section("Bill", _bill(run)),
             page.section(
                 "Experiment",

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from fedsim.errors import DataError
 from launch.cli import main
 from launch.reading import Run
 from launch.report.single import render, report
+from launch.report.timeline import timeline
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
 
@@ -81,3 +83,67 @@ def test_a_run_that_failed_has_a_page_that_says_so(folder: Path) -> None:
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["report", str(tmp_path)])
     assert result.exit_code == 2 and "no run folder" in result.output and "Traceback" not in result.output
+
+
+HEAD = "round,exchange,client,worker,what,given,arrived,computing"
+
+
+def timed(folder: Path, *rows: str) -> str:
+    (folder / "timeline.csv").write_text("\n".join([HEAD, *rows, ""]))
+    return timeline(folder / "timeline.csv")
+
+
+def said(picture: str, kind: str) -> list[str]:
+    """The tooltips of a kind of bar."""
+    return re.findall(rf'<rect class="{kind}"[^>]*><title>([^<]*)</title>', picture)
+
+
+def test_a_timeline_shows_who_computed_when(tmp_path: Path) -> None:
+    text = timed(
+        tmp_path,
+        "1,1,0,0,task,0.0,2.0,1.5",
+        "1,1,1,1,gone,0.0,3.0,3.0",
+        "1,0,-1,0,evaluate,3.5,4.0,-1",
+        "2,1,1,1,task,4.0,6.0,2.0",
+    )
+    assert said(text, "odd") == [
+        "round 1, client 0: 2 s from giving it out to its answer, 1.5 s computing",
+        "round 1, client 1, gone after the download: 3 s from giving it out to its answer, 3 s computing",
+    ]
+    assert len(said(text, "even")) == 1 and len(said(text, "holding")) == 3
+    assert "evaluation after round 1, chunk 0" in said(text, "scoring unsaid")[0]
+    assert said(text, "folding") == ["between rounds 1 and 2: 1 s"]
+    # 6 s in all; the first bar of worker 0 begins after 0.5 s and takes a quarter of the width
+    assert 'class="odd" x="162.17" y="27.0" width="228.50"' in text
+    assert "Rounds 1 to 2: 6 s, of which a worker trained 54%" in text  # (1.5 + 3 + 2) / 6 / 2 workers
+    assert [name for name in ("coordinator", "worker 0", "worker 1", "worker 2") if f">{name}<" in text] == [
+        "coordinator",
+        "worker 0",
+        "worker 1",
+    ]
+    page = Checked()
+    page.feed(text)
+    assert page.open == []
+
+
+def test_a_long_timeline_is_its_first_and_last_rounds(tmp_path: Path) -> None:
+    text = timed(tmp_path, *(f"{r},1,0,0,task,{r},{r + 0.5},0.5" for r in range(1, 101)))
+    assert text.count("<svg") == 2 and "Rounds 1 to 3: 2.5 s" in text and "Rounds 98 to 100: 2.5 s" in text
+    tips = said(text, "odd") + said(text, "even")
+    assert sorted(int(re.findall(r"round (\d+)", tip)[0]) for tip in tips) == [1, 2, 3, 98, 99, 100]
+
+
+def test_a_timeline_that_is_being_written_or_missing_or_strange(tmp_path: Path) -> None:
+    assert timeline(tmp_path / "timeline.csv") == ""
+    assert timed(tmp_path) == ""
+    assert len(said(timed(tmp_path, "1,1,0,0,task,0.0,2.0,1.5", "1,1,1,0,task,0."), "odd")) == 1
+    (tmp_path / "timeline.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="has the columns a, b"):
+        timeline(tmp_path / "timeline.csv")
+
+
+def test_the_page_has_the_timeline(folder: Path) -> None:
+    (folder / "timeline.csv").unlink(missing_ok=True)
+    assert "Timeline" not in render(Run.open(folder))
+    timed(folder, "1,1,0,0,task,0.0,2.0,1.5")
+    assert "<h2>Timeline</h2>" in render(Run.open(folder))

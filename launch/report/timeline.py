@@ -1,0 +1,188 @@
+"""Who computed when: a lane per worker and one for the coordinator, from RUN/timeline.csv."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+
+import pandas
+
+from fedsim.errors import DataError
+
+COLUMNS = ("round", "exchange", "client", "worker", "what", "given", "arrived", "computing")
+ALL = 8
+"""So many rounds are shown in one picture; of more, FIRST and LAST in two."""
+FIRST = LAST = 3
+MOST_WORKERS, MOST_BARS = 32, 2000
+LEFT, RIGHT, LANE, BAR = 86.0, 914.0, 24.0, 16.0
+"""Of a drawing 1000 units wide: where its time begins, how long it is, the height of a lane and of a bar."""
+THIN = 4.5
+"""So much is taken from a bar above and below while nobody is known to compute."""
+TICKS = 8
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stretch of time in a lane, seconds since the run's start. kind: a class of page.py."""
+
+    lane: int
+    begin: float
+    end: float
+    kind: str
+    said: str
+
+
+def timeline(path: Path) -> str:
+    """The pictures with their key, '' without a file or a row. Errors: DataError."""
+    if not path.is_file():
+        return ""
+    rows = _read(path)
+    if not len(rows):
+        return ""
+    numbers = sorted(rows["round"][rows.what != "evaluate"].unique())
+    parts = [numbers] if len(numbers) <= ALL else [numbers[:FIRST], numbers[-LAST:]]
+    fitting = [_fitting(rows, part, from_end=n > 0) for n, part in enumerate(parts)]
+    drawn = [_picture(rows, part) for part in fitting if part]
+    workers = rows.worker.nunique()
+    cut = [f"workers 0 to {MOST_WORKERS - 1} of {workers}"] if workers > MOST_WORKERS else []
+    return "".join(drawn) + _KEY + (f'<p class="soft">{escape(", ".join(cut))}</p>' if cut else "")
+
+
+_KEY = "<p>{}</p>".format(
+    " ".join(
+        f'<span class="key"><i class="{kind}"></i>{said}</span>'
+        for kind, said in (
+            ("odd", "training, odd rounds"),
+            ("even", "even rounds"),
+            ("scoring", "evaluation"),
+            ("holding", "given, not yet computing: in a queue or on the wire (thin in colour: not known)"),
+            ("folding", "coordinator: from the last upload to the next broadcast"),
+        )
+    )
+)
+
+
+def _read(path: Path) -> pandas.DataFrame:
+    """Rows whose times are known; a last one that is still being written is left out."""
+    try:
+        rows = pandas.read_csv(path)
+    except (ValueError, OSError) as e:
+        raise DataError(f"{path} is damaged: {e}") from None
+    if tuple(rows.columns) != COLUMNS:
+        raise DataError(f"{path} has the columns {', '.join(rows.columns)}; {', '.join(COLUMNS)} are due")
+    numeric = [name for name in COLUMNS if name != "what"]
+    rows[numeric] = rows[numeric].apply(pandas.to_numeric, errors="coerce")
+    rows = rows.dropna()
+    return rows[rows.arrived >= rows.given].astype(dict.fromkeys(COLUMNS[:4], "int64"))
+
+
+def _fitting(rows: pandas.DataFrame, numbers: Sequence[int], from_end: bool) -> list[int]:
+    """As many of these rounds as have MOST_BARS tasks, one at least."""
+    kept = [int(n) for n in numbers]
+    while len(kept) > 1 and rows["round"].isin(kept).sum() > MOST_BARS:
+        kept = kept[1:] if from_end else kept[:-1]
+    return kept
+
+
+def _picture(rows: pandas.DataFrame, numbers: Sequence[int]) -> str:
+    """One of these rounds, and of the evaluation that goes on meanwhile."""
+    own = rows[rows["round"].isin(numbers) & (rows.what != "evaluate")]
+    begin, end = float(own.given.min()), float(own.arrived.max())
+    if numbers[-1] == rows["round"].max():  # the last evaluation, too
+        end = float(rows.arrived.max())
+    shown = rows[(rows.arrived > begin) & (rows.given < end)]
+    workers = sorted(rows.worker.unique())[:MOST_WORKERS]
+    lanes = {int(worker): n + 1 for n, worker in enumerate(workers)}
+    bars = [*_folding(rows, begin, end), *_working(shown[shown.worker.isin(lanes)], lanes)]
+    height = LANE * (len(lanes) + 1)
+    names = ["coordinator", *(f"worker {worker}" for worker in lanes)]
+    scale = RIGHT / max(end - begin, 1e-9)
+    made = [
+        *(
+            f'<text x="0" y="{LANE * n + BAR:.0f}">{name}</text>'
+            f'<path class="rule" d="M{LEFT:.0f} {LANE * (n + 1) - 2:.0f}H1000"/>'
+            for n, name in enumerate(names)
+        ),
+        *_ticks(begin, end, scale, height),
+        *(_rectangle(bar, begin, end, scale) for bar in bars),
+    ]
+    return (
+        f"<p>{escape(_title(numbers, shown[shown.worker.isin(lanes)], len(lanes), begin, end))}</p>"
+        f'<div class="wide"><svg class="timeline" role="img" aria-label="timeline" '
+        f'viewBox="0 0 1000 {height + 24:.0f}">{"".join(made)}</svg></div>'
+    )
+
+
+def _title(numbers: Sequence[int], shown: pandas.DataFrame, workers: int, begin: float, end: float) -> str:
+    which = f"Round {numbers[0]}" if len(numbers) == 1 else f"Rounds {numbers[0]} to {numbers[-1]}"
+    said = f"{which}: {_seconds(end - begin)}"
+    tasks = shown[shown.what != "evaluate"]
+    if (tasks.computing >= 0).all() and end > begin:
+        spent = tasks.arrived.clip(upper=end) - (tasks.arrived - tasks.computing).clip(lower=begin)
+        share = spent.clip(lower=0).sum() / (end - begin) / workers
+        said += f", of which a worker trained {share:.0%}"
+    return said
+
+
+def _working(rows: pandas.DataFrame, lanes: dict[int, int]) -> Iterator[Bar]:
+    """For every task, first how long a worker held it, then over that how long it computed."""
+    held, computed = [], []
+    for row in rows.itertuples(index=False):
+        lane, whole = lanes[int(row.worker)], float(row.arrived - row.given)
+        if row.what == "evaluate":
+            kind, task = "scoring", f"evaluation after round {row.round}, chunk {row.exchange}"
+        else:
+            kind, task = "odd" if row.round % 2 else "even", f"round {row.round}, client {row.client}"
+            task += f", exchange {row.exchange}" if row.exchange > 1 else ""
+            task += ", gone after the download" if row.what == "gone" else ""
+        said = f"{task}: {_seconds(whole)} from giving it out to its answer"
+        if row.computing >= 0:
+            said += f", {_seconds(row.computing)} computing"
+            start = max(float(row.given), float(row.arrived - row.computing))
+            computed.append(Bar(lane, start, float(row.arrived), kind, said))
+        thin = "holding" if row.computing >= 0 else f"{kind} unsaid"
+        held.append(Bar(lane, float(row.given), float(row.arrived), thin, said))
+    yield from held
+    yield from computed
+
+
+def _folding(rows: pandas.DataFrame, begin: float, end: float) -> Iterator[Bar]:
+    """From the last answer of an exchange to the first task of the next."""
+    tasks = rows[rows.what != "evaluate"]
+    steps = tasks.groupby(["round", "exchange"]).agg(given=("given", "min"), arrived=("arrived", "max"))
+    ordered = [(*key, row.given, row.arrived) for key, row in steps.sort_values("given").iterrows()]
+    for (number, _, _, last), (after, _, first, _) in pairwise(ordered):
+        if last < first and last < end and first > begin:
+            what = f"between rounds {number} and {after}" if after != number else f"in round {number}"
+            yield Bar(0, float(last), float(first), "folding", f"{what}: {_seconds(first - last)}")
+
+
+def _rectangle(bar: Bar, begin: float, end: float, scale: float) -> str:
+    left, right = max(bar.begin, begin), min(bar.end, end)
+    inset = THIN if bar.kind == "holding" or bar.kind.endswith("unsaid") else 0.0
+    return (
+        f'<rect class="{bar.kind}" x="{LEFT + scale * (left - begin):.2f}" '
+        f'y="{LANE * bar.lane + 3 + inset:.1f}" width="{max(0.6, scale * (right - left)):.2f}" '
+        f'height="{BAR - 2 * inset:.0f}"><title>{escape(bar.said)}</title></rect>'
+    )
+
+
+def _ticks(begin: float, end: float, scale: float, height: float) -> Iterator[str]:
+    rough = max(end - begin, 1e-9) / TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough)
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    for n in range(math.ceil(begin / step), math.floor(end / step) + 1):
+        x = LEFT + scale * (n * step - begin)
+        unit = " s" if n == math.ceil(begin / step) else ""
+        yield f'<path class="rule" d="M{x:.1f} 0V{height + 4:.0f}"/>'
+        said = f"{n * step:,.{digits}f}{unit}"
+        yield f'<text x="{x:.1f}" y="{height + 18:.0f}" text-anchor="middle">{said}</text>'
+
+
+def _seconds(x: float) -> str:
+    return f"{1000 * x:.3g} ms" if x < 1 else f"{x:.3g} s"
