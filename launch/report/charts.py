@@ -18,9 +18,9 @@ from launch.sweep.figures import COLOURS, DASHES
 Values = npt.NDArray[np.float64]
 
 INK, FAINT = "#010203", "#040506"
-_VARIABLES = {INK: "var(--ink)", FAINT: "var(--line)"} | {
-    c.lower(): f"var(--c{n})" for n, c in enumerate(COLOURS)
-}
+_SLOTS = tuple(c.lower().replace("#000000", "#000001") for c in COLOURS)
+"""Black is what matplotlib leaves out of an SVG, so that no variable could take its place."""
+_VARIABLES = {INK: "var(--ink)", FAINT: "var(--line)"} | {c: f"var(--c{n})" for n, c in enumerate(_SLOTS)}
 _numbers = count()
 DECADES = 30
 """A positive axis whose ends have at least this ratio is logarithmic, where it may be."""
@@ -48,7 +48,7 @@ def style(slot: int) -> tuple[str, str]:
     """The colour, as matplotlib has it, and the dashes of a line."""
     if slot < 0:
         return INK, "-"
-    return COLOURS[slot % len(COLOURS)], DASHES[slot // len(COLOURS) % len(DASHES)]
+    return _SLOTS[slot % len(_SLOTS)], DASHES[slot // len(_SLOTS) % len(DASHES)]
 
 
 def wide(values: Sequence[Values]) -> bool:

@@ -10,7 +10,7 @@ from string import Template
 from fedsim.errors import DiskError
 from launch.sweep.figures import COLOURS, DASHES
 
-_DARK = ("#56b4e9", "#ff8a50", "#2fc79a", "#e29cc5", "#f0b73f", "#8fd0f5", "#d06aa6", "#dddddd")
+_DARK = ("#4c9be8", "#ff8a50", "#2fc79a", "#f0a3cf", "#f0b73f", "#a5dcf5", "#b565d8", "#dddddd")
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">

@@ -118,12 +118,15 @@ def _curves(run: Run) -> str:
         axes["seconds, wall"] = numbers(metrics, "seconds").cumsum()
         if "simulated_seconds" in metrics:  # the start has none
             axes["seconds, simulated"] = np.nan_to_num(numbers(metrics, "simulated_seconds")).cumsum()
+    across = 3 if len(axes) == 3 else 2  # rows are measures, or axes
+    pairs = [(key, axis) for key in MEASURES for axis in axes]
+    if across == 2:
+        pairs.sort(key=lambda pair: list(axes).index(pair[1]))
     drawn = [
-        chart([Line(name, x, numbers(metrics, key))], axis, name)
-        for key, name in MEASURES.items()
-        for axis, x in axes.items()
+        chart([Line(MEASURES[key], axes[axis], numbers(metrics, key))], axis, MEASURES[key])
+        for key, axis in pairs
     ]
-    return page.charts(*drawn) or none
+    return page.charts(*drawn, across=across) or none
 
 
 def _own(run: Run) -> pandas.DataFrame:

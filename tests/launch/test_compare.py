@@ -10,16 +10,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from launch.cli import main
 from launch.reading import Run
+from launch.report.charts import Line, chart
 from launch.report.frontier import Point, climb, levels, pareto, reaching, reigns
 from launch.report.groups import gather
 from launch.report.labels import labels
 from launch.sweep.bands import band
 from launch.sweep.columns import Curve
+from launch.sweep.figures import COLOURS
 
 COLUMNS = "kind,round,exchange,client,worker,direction,message,field,layer,codec,dense_bytes,bytes"
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
@@ -303,6 +306,15 @@ def test_runs_without_accuracies_or_without_rounds_are_compared(make: Make, tmp_
     result = invoke(runs, "--out", tmp_path / "p.html")
     assert result.exit_code == 0, result.output
     assert "–" in result.output
+
+
+def test_every_colour_of_a_chart_follows_the_page() -> None:
+    x = np.array([1.0, 2.0])
+    lines = [Line(str(n), x, n + x, n + x - 1, n + x + 1) for n in range(len(COLOURS))]
+    drawn = chart(lines, "x", "y")
+    for n in range(len(COLOURS)):
+        (line,) = re.findall(rf'<g class="l{n}"><title>{n}</title>\s*<path[^>]*stroke: var\(--c{n}\)', drawn)
+        assert line and f"fill: var(--c{n})" in drawn
 
 
 def test_names_from_outside_are_escaped(make: Make, tmp_path: Path) -> None:
