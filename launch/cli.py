@@ -245,8 +245,15 @@ def codecs(run: str | None, data_dir: str | None, fractions: tuple[float, ...], 
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs side by side.  [one per core]")
 @click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
+@click.option("--no-run", is_flag=True, help="Show and write what the runs that are there give.")
 def sweep(
-    recipe: str, out: str | None, runs: str, jobs: int | None, data_dir: str | None, dry_run: bool
+    recipe: str,
+    out: str | None,
+    runs: str,
+    jobs: int | None,
+    data_dir: str | None,
+    dry_run: bool,
+    no_run: bool,
 ) -> None:
     """Run a grid of experiments (docs/recipes/*.toml), each an ordinary run folder.
 
@@ -260,7 +267,15 @@ def sweep(
 
     folder = Path(out) if out else None
     jobs = jobs or cores()
-    run(Path(recipe), out=folder, runs=Path(runs), side_by_side=jobs, data_dir=data_dir, dry=dry_run)
+    run(
+        Path(recipe),
+        out=folder,
+        runs=Path(runs),
+        side_by_side=jobs,
+        data_dir=data_dir,
+        dry=dry_run,
+        run=not no_run,
+    )
 
 
 @main.command("schedule", short_help="Print a participation schedule as a grid.")

@@ -18,13 +18,23 @@ from launch.sweep.page import write_page
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import Progress, carry_out
-from launch.sweep.table import Grid, Results, grid, write_csv
+from launch.sweep.table import Grid, Results, grid, write_csv, write_tables
 
 
 def sweep(
-    file: Path, *, out: Path | None, runs: Path, side_by_side: int, data_dir: str | None, dry: bool
+    file: Path,
+    *,
+    out: Path | None,
+    runs: Path,
+    side_by_side: int,
+    data_dir: str | None,
+    dry: bool = False,
+    run: bool = True,
 ) -> None:
-    """Errors: UsageError for the recipe; TaskError if a run failed, after everything has been written."""
+    """Run what is missing, unless `run` is false; tabulate what there is.
+
+    Errors: UsageError for the recipe; TaskError if a run failed, after everything has been written.
+    """
     console = Console(highlight=False, emoji=False)
     recipe = Recipe.read(file)
     trials, pool = tuple(recipe.trials()), Pool(runs)
@@ -41,8 +51,10 @@ def sweep(
             console.print(f"{state:5} {escape(t.row.name)}, seed {t.seed}: {pool.folder(t)}", soft_wrap=True)
         return
     execution = recipe.how(str(Path(data_dir).resolve()) if data_dir else None)
-    with _Watch(console) as watch:
-        errors = carry_out(trials, execution, pool, side_by_side, watch.show)
+    errors: dict[str, str] = {}
+    if run:
+        with _Watch(console) as watch:
+            errors = carry_out(trials, execution, pool, side_by_side, watch.show)
     results = Results(recipe, pool, trials)
     grids = [grid(results, t) for t in recipe.table]
     for g in grids:
@@ -63,6 +75,7 @@ def _write(file: Path, out: Path, results: Results, grids: list[Grid], console: 
         plots = [draw(p, results, out) for p in results.recipe.plot]
         page = out / f"{file.stem}.md"
         write_csv(out / f"{file.stem}.csv", results)
+        write_tables(out / f"{file.stem}_tables.csv", results)
         write_page(page, results, grids, plots, _command(file, out, results))
     except OSError as e:
         raise DiskError(f"cannot write to {out}: {e.strerror}") from None

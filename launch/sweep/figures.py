@@ -51,7 +51,8 @@ def draw(plot: Plot, results: Results, folder: Path) -> Path:
         axes.set_title(plot.title, fontsize=11)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     path = folder / plot.file
     figure.savefig(path)
     pyplot.close(figure)

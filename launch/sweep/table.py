@@ -125,3 +125,20 @@ def write_csv(path: Path, results: Results) -> None:
                 numbers = [line["round"], line["test_accuracy"], line["test_nll"]]
                 traffic = [f"{down[at]:.6f}", f"{up[at]:.6f}"]
                 out.writerow([trial.row.variant.label, settings, trial.seed, *numbers, *traffic])
+
+
+def write_tables(path: Path, results: Results) -> None:
+    """The cells of all tables, one per line: mean and population deviation over `runs` finished runs."""
+    with path.open("w", newline="") as file:
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(["table", "variant", "settings", "column", "mean", "sd", "runs", "published"])
+        for table in results.recipe.table:
+            for row in results.rows(table.only, table.at):
+                settings = "; ".join(f"{key}={_setting(x)}" for key, x in row.point.items())
+                for column in table.columns:
+                    if values := results.values(row, column, table.window):
+                        mean = sum(values) / len(values)
+                        sd = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
+                        said = row.variant.published.get(column, "")
+                        cell = [f"{mean:.6g}", f"{sd:.3g}", len(values), said]
+                        out.writerow([table.title, row.variant.label, settings, column, *cell])

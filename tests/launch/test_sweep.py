@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import subprocess
@@ -192,6 +193,28 @@ def test_a_sweep_runs_once_and_writes_its_page(tmp_path: Path, monkeypatch: pyte
     for t in trials[1:]:
         assert (pool.folder(t) / "summary.json").stat().st_mtime_ns == stamps[t.id]
     assert (out / "small.csv").read_text() == table  # the same bits
+
+
+def test_the_tables_of_what_there_is(tmp_path: Path) -> None:
+    """--no-run runs nothing, and the CSV file has the cells' means and deviations."""
+    file, runs = str(recipe(tmp_path)), str(tmp_path / "runs")
+    arguments = ["sweep", file, "--runs", runs, "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(main, [*arguments, "--no-run"], catch_exceptions=False)
+    assert done.exit_code == 0 and "not run" in done.output and not list(Path(runs).glob("fed*"))
+    assert CliRunner().invoke(main, [*arguments, "--jobs", "2"], catch_exceptions=False).exit_code == 0
+    cells = list(csv.DictReader((tmp_path / "out" / "small_tables.csv").open()))
+    cell = next(c for c in cells if c["variant"] == "fedavg" and c["column"] == "test_accuracy@2")
+    curves = list(csv.DictReader((tmp_path / "out" / "small.csv").open()))
+    seeds = [
+        100 * float(line["test_accuracy"])
+        for line in curves
+        if line["variant"] == "fedavg" and line["round"] == "2" and line["settings"] == cell["settings"]
+    ]
+    assert cell["runs"] == "2" and len(seeds) == 2
+    assert float(cell["mean"]) == pytest.approx(sum(seeds) / 2, rel=1e-5)
+    assert float(cell["sd"]) == pytest.approx(abs(seeds[0] - seeds[1]) / 2, rel=1e-2, abs=1e-6)
+    prox = next(c for c in cells if c["variant"] == "prox" and c["column"] == "test_accuracy@2")
+    assert prox["published"] == "50.0±1.0"
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
