@@ -128,7 +128,8 @@ def write_csv(path: Path, results: Results) -> None:
 
 
 def write_tables(path: Path, results: Results) -> None:
-    """The cells of all tables, one per line: mean and population deviation over `runs` finished runs."""
+    """The cells of all tables, one per line: mean and population deviation over `runs` finished runs, in the
+    page's units (accuracies in percent)."""
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(["table", "variant", "settings", "column", "mean", "sd", "runs", "published"])
@@ -136,7 +137,9 @@ def write_tables(path: Path, results: Results) -> None:
             for row in results.rows(table.only, table.at):
                 settings = "; ".join(f"{key}={_setting(x)}" for key, x in row.point.items())
                 for column in table.columns:
+                    scale = 100 if percent(column) else 1
                     if values := results.values(row, column, table.window):
+                        values = [scale * v for v in values]
                         mean = sum(values) / len(values)
                         sd = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
                         said = row.variant.published.get(column, "")

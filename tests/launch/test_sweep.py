@@ -202,9 +202,9 @@ def test_the_tables_of_what_there_is(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, [*arguments, "--no-run"], catch_exceptions=False)
     assert done.exit_code == 0 and "not run" in done.output and not list(Path(runs).glob("fed*"))
     assert CliRunner().invoke(main, [*arguments, "--jobs", "2"], catch_exceptions=False).exit_code == 0
-    cells = list(csv.DictReader((tmp_path / "out" / "small_tables.csv").open()))
+    cells = list(csv.DictReader((tmp_path / "out" / "small_tables.csv").read_text().splitlines()))
     cell = next(c for c in cells if c["variant"] == "fedavg" and c["column"] == "test_accuracy@2")
-    curves = list(csv.DictReader((tmp_path / "out" / "small.csv").open()))
+    curves = list(csv.DictReader((tmp_path / "out" / "small.csv").read_text().splitlines()))
     seeds = [
         100 * float(line["test_accuracy"])
         for line in curves
