@@ -42,6 +42,12 @@ class Interrupted(FedsimError):
     exit_code = 130
 
 
+class MismatchError(FedsimError):
+    """A run cannot go on as it was begun: something that its bits depend on is not the same."""
+
+    exit_code = 3
+
+
 class AccessError(FedsimError):
     """The other side refused: a wrong key, other data, another version."""
 

@@ -152,6 +152,11 @@ def version(round: int, exchange: int, exchanges: int, setup: int = 0) -> int:
     return setup + (round - 1) * exchanges + exchange if round else exchange
 
 
+def evaluates(round: int, rounds: int, eval_every: int, chunks: int) -> bool:
+    """Whether a round's model is evaluated: round 0, every eval_every-th and the last."""
+    return bool(chunks) and (round % eval_every == 0 or round == rounds)
+
+
 class ProtocolError(Exception):
     """An event that cannot happen: a defect of the caller, or a stale or forged message."""
 
@@ -190,9 +195,14 @@ class RoundMachine:
     _unscored: dict[int, int] = field(default_factory=dict)
     _finished: bool = False
 
-    def start(self) -> list[Command]:
-        """Open the first round. Call once, before any event."""
-        if not self.round:
+    def start(self, resumed: bool = False, unscored: Sequence[int] = ()) -> list[Command]:
+        """Open the first round. Call once, before any event.
+
+        resumed: `round` was committed before (0: the set-up), and of these rounds the evaluation is missing.
+        """
+        for number in unscored:
+            self._evaluate(number)
+        if not self.round and not resumed:
             self._evaluate(0)
             if self.setup:
                 return self._begin(Turnout(tuple(range(len(self.versions)))))
@@ -224,8 +234,8 @@ class RoundMachine:
         return [t for t in self._load.get(worker, []) if isinstance(t, TaskId)]
 
     def evaluates(self, round: int) -> bool:
-        """Whether this round's model is evaluated: round 0, every eval_every-th and the last."""
-        return bool(self.chunks) and (round % self.eval_every == 0 or round == self.rounds)
+        """Whether this round's model is evaluated."""
+        return evaluates(round, self.rounds, self.eval_every, self.chunks)
 
     def busy(self) -> bool:
         """True while workers hold work, so that silence of all of them means trouble."""

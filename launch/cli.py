@@ -163,6 +163,23 @@ def launch(**options: Any) -> None:
     run(experiment, execution)
 
 
+@main.command(short_help="Go on with a run that was ended, however it was ended.")
+@click.argument("run", type=click.Path(file_okay=False))
+@click.option("--allow-drift", is_flag=True, help="Go on although other versions compute; bits may differ.")
+@_experiment
+def resume(run: str, allow_drift: bool, **options: Any) -> None:
+    """Go on after the last committed round, with the bits of the undisturbed run.
+
+    Options of launch may change how it is carried out (--workers, --transport, --devices, ...) and give it
+    more --rounds. Anything that the bits depend on stays as it was begun.
+    """
+    from pathlib import Path
+
+    from launch.run import resume as go_on
+
+    go_on(Path(run), options, drift=allow_drift)
+
+
 @main.command(short_help="Take part in a run on another machine.")
 @click.option("--join", "file", metavar="FILE", required=True, help="The run's join.json.")
 @click.option("--connect", "url", metavar="URL", help="The coordinator as seen from here.  [the file's]")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fedsim import plugin, traces
 from fedsim.errors import UsageError, unknown
-from fedsim.experiment import DEFAULTS, Experiment, convert, parse_setting, read_toml
+from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, parse_setting, read_toml
 from launch.execution import Execution
 
 TABLES = ("experiment", "hyperparameters", "codecs", "execution")
@@ -17,40 +17,76 @@ EXECUTION = tuple(f.name for f in fields(Execution))
 CLIENTS_IN_PROCESS = DEFAULTS.clients
 
 
+@dataclass(frozen=True)
+class Given:
+    """What the command line says over what the file says, paths made absolute; where: for errors."""
+
+    experiment: dict[str, Any]
+    hyperparameters: dict[str, Any]
+    codecs: dict[str, str]
+    execution: dict[str, Any]
+    config: str | None
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> Given:
+        """Errors: UsageError naming the option, key or file that is wrong."""
+        given = {key: value for key, value in options.items() if value is not None}
+        config = given.pop("config", None)
+        file = read_toml(Path(config)) if config else {}
+        for table in file:
+            if table not in TABLES:
+                raise unknown(f"table in {config}:", table, TABLES)
+            if not isinstance(file[table], dict):
+                raise UsageError(f"--config {config}: {table} = {file[table]!r} is no table; write [{table}]")
+        settings = dict(parse_setting(text) for text in given.pop("settings", ()))
+        codecs = dict(_pair(text) for text in given.pop("codecs", ()))
+        execution = file.get("execution", {}) | {k: given.pop(k) for k in EXECUTION if k in given}
+        return Given(
+            _absolute(file.get("experiment", {}) | given),
+            dict(dotted(file.get("hyperparameters", {}))) | settings,
+            file.get("codecs", {}) | codecs,
+            execution,
+            config,
+        )
+
+    def where(self, table: str) -> str:
+        """For errors."""
+        return f"[{table}] of {self.config}" if self.config else "the options"
+
+
 def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
     """Errors: UsageError naming the option, key or file that is wrong."""
-    given = {key: value for key, value in options.items() if value is not None}
-    config = given.pop("config", None)
-    file = read_toml(Path(config)) if config else {}
-    for table in file:
-        if table not in TABLES:
-            raise unknown(f"table in {config}:", table, TABLES)
-        if not isinstance(file[table], dict):
-            raise UsageError(f"--config {config}: {table} = {file[table]!r} is no table; write [{table}]")
-    settings = dict(parse_setting(text) for text in given.pop("settings", ()))
-    codecs = dict(_pair(text) for text in given.pop("codecs", ()))
-    execution = file.get("execution", {}) | {k: given.pop(k) for k in EXECUTION if k in given}
-    resolved = convert(Execution, execution, f"[execution] of {config}" if config else "the options")
-    if resolved.external_workers:
-        resolved = _elsewhere(resolved, "workers" in execution)
-    elif resolved.bind:
+    given = Given.of(options)
+    execution = settle(given.execution, given)
+    values = {"clients": execution.workers or CLIENTS_IN_PROCESS} | given.experiment
+    values |= {"hyperparameters": given.hyperparameters, "codecs": given.codecs}
+    return convert(Experiment, values, given.where("experiment")), execution
+
+
+def settle(values: Mapping[str, Any], given: Given) -> Execution:
+    """How a run is carried out. Errors: UsageError if parts of it do not go together."""
+    execution = convert(Execution, values, given.where("execution"))
+    if execution.external_workers:
+        execution = _elsewhere(execution, "workers" in given.execution)
+    elif execution.bind:
         raise UsageError("--bind is where --external-workers K come in; workers of this machine need none")
-    if resolved.verify_bytes and (resolved.transport != "tcp" or not resolved.workers):
+    if execution.verify_bytes and (execution.transport != "tcp" or not execution.workers):
         raise UsageError(
             "--verify-bytes asks the kernel, which counts TCP streams: add --transport tcp and workers"
         )
-    values = file.get("experiment", {}) | given
-    values["hyperparameters"] = file.get("hyperparameters", {}) | settings
-    values["codecs"] = file.get("codecs", {}) | codecs
-    for key in ("algo", "model", "dataset"):  # a user's file, wherever a worker's working directory is
+    return execution
+
+
+def _absolute(values: dict[str, Any]) -> dict[str, Any]:
+    """A user's files, wherever a worker's working directory is."""
+    for key in ("algo", "model", "dataset"):
         if isinstance(values.get(key), str) and plugin.is_spec(values[key]):
             values[key] = plugin.absolute(values[key])
     if isinstance(values.get("participation"), str):
         values["participation"] = traces.absolute(values["participation"])
     if isinstance(values.get("link"), str) and values["link"].endswith(".csv"):
         values["link"] = str(Path(values["link"]).resolve())
-    values.setdefault("clients", resolved.workers or CLIENTS_IN_PROCESS)
-    return convert(Experiment, values, f"[experiment] of {config}" if config else "the options"), resolved
+    return values
 
 
 def _elsewhere(execution: Execution, workers_given: bool) -> Execution:

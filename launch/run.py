@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from fedsim.errors import Interrupted
 from fedsim.experiment import Experiment
 from launch.execution import Execution
+from launch.resume import Stored
 from launch.server import ENVIRONMENT
 from launch.supervisor import Supervisor
 from workers.devices import place
@@ -50,7 +51,19 @@ def stop_signals(wakeup: Wakeup, in_process: bool) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def launch(experiment: Experiment, execution: Execution, *, quiet: bool = False) -> Path:
+def resume(folder: Path, options: Mapping[str, Any], *, drift: bool = False, quiet: bool = False) -> Path:
+    """Go on with a run; options of launch may say how, and give it more rounds.
+
+    Errors: as launch, and MismatchError for what must not change.
+    """
+    stored = Stored.open(folder, drift)
+    experiment, execution = stored.configure(options)
+    return launch(experiment, execution, quiet=quiet, stored=stored)
+
+
+def launch(
+    experiment: Experiment, execution: Execution, *, quiet: bool = False, stored: Stored | None = None
+) -> Path:
     """Run an experiment; returns the run folder.
 
     Errors: any FedsimError, after summary.json has been written with the status.
@@ -69,7 +82,7 @@ def launch(experiment: Experiment, execution: Execution, *, quiet: bool = False)
                     os.environ["CUDA_VISIBLE_DEVICES"] = places[0].gpu
             from launch.session import Session  # imports torch
 
-            session = Session.prepare(experiment, execution, places, supervisor, quiet)
+            session = Session.prepare(experiment, execution, places, supervisor, quiet, stored)
             session.run(wakeup)
         finally:
             supervisor.stop(gently=False)

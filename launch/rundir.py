@@ -4,47 +4,80 @@ from __future__ import annotations
 
 import csv
 import json
-import platform
-import sys
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO, get_type_hints
 
 from fedsim import plugin
 from fedsim.errors import DiskError, UsageError
 from fedsim.wire.ledger import COLUMNS, Entry
-from launch.execution import Execution
+from launch.lock import RunLock
 from workers import timeline
-from workers.devices import gpu_models
-
-LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
+from workers.recovery import Recovery, metrics_lines
 
 
 class RunDir:
-    """Creates the folder and writes the contract's files. Errors: DiskError, UsageError."""
+    """Creates the folder and writes the contract's files; the lock is held until close().
 
-    def __init__(self, path: Path) -> None:
+    Errors: DiskError, UsageError.
+    """
+
+    def __init__(self, path: Path, resumed: bool = False) -> None:
+        """resumed: it is there already, and cut() follows."""
         self.path = path
         if path.exists() and not path.is_dir():
             raise UsageError(f"--out {path}: this is a file; name a folder")
-        if path.exists() and any(path.iterdir()):
+        if path.exists() and any(path.iterdir()) and not resumed:
             raise UsageError(f"--out {path}: the folder is not empty; choose another or remove it")
+        mode: Literal["a", "w"] = "a" if resumed else "w"
         try:
             for name in ("checkpoints", "state", "logs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
-            self._metrics: TextIO = (path / "metrics.jsonl").open("w")
-            self._ledger: TextIO = (path / "ledger.csv").open("w", newline="")
-            self._timeline: TextIO = (path / "timeline.csv").open("w", newline="")
+            self.lock = RunLock(path)
+            self._metrics: TextIO = (path / "metrics.jsonl").open(mode)
+            self._ledger: TextIO = (path / "ledger.csv").open(mode, newline="")
+            self._timeline: TextIO = (path / "timeline.csv").open(mode, newline="")
         except OSError as e:
             raise DiskError(f"cannot make the run folder {path}: {e.strerror}") from None
         self._rows = csv.writer(self._ledger, lineterminator="\n")
-        self._rows.writerow(COLUMNS)
         self._spans = csv.writer(self._timeline, lineterminator="\n")
+        if not resumed:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._rows.writerow(COLUMNS)
         self._spans.writerow(timeline.COLUMNS)
+
+    def cut(self, recovery: Recovery) -> None:
+        """Cut what comes after the last commit: it will be written again. Errors: DiskError."""
+        lines = metrics_lines(self.path / "metrics.jsonl")
+        kept = [end for line, end in lines if line["round"] <= recovery.round]
+        try:
+            self._metrics.truncate(max(kept, default=0))
+            self._ledger.truncate(recovery.ledger_bytes)
+            for path in (self.path / "checkpoints").glob("*.checkpoint"):
+                if int(path.stem) > recovery.round:  # one that could not be used
+                    path.rename(path.with_suffix(".damaged"))
+        except OSError as e:
+            raise DiskError(f"cannot cut the files of {self.path}: {e.strerror}") from None
+        if not recovery.ledger_bytes:
+            self._rows.writerow(COLUMNS)
+
+    def ledger_rows(self) -> Iterator[Entry]:
+        """Those in the file. Errors: DiskError."""
+        types = get_type_hints(Entry)
+        try:
+            with (self.path / "ledger.csv").open(newline="") as file:
+                rows = csv.reader(file)
+                next(rows, None)
+                for row in rows:
+                    yield Entry(*(types[name](x) for name, x in zip(COLUMNS, row, strict=True)))
+        except (OSError, ValueError) as e:
+            raise DiskError(f"cannot read {self.path / 'ledger.csv'}: {e}") from None
 
     @staticmethod
     def default_path(algo: str, seed: int) -> Path:
@@ -63,35 +96,16 @@ class RunDir:
         except OSError as e:
             raise DiskError(f"cannot write {self.path / name}: {e.strerror}") from None
 
-    def write_manifest(self, experiment: Mapping[str, Any], execution: Execution, run: str) -> None:
-        self.write_json(
-            "manifest.json",
-            {
-                "format": 1,
-                "run": run,
-                "experiment": experiment,
-                "execution": asdict(execution),
-                "versions": versions(),
-                "platform": {
-                    "system": platform.platform(),
-                    "machine": platform.machine(),
-                    "processor": _processor(),
-                    "gpus": gpu_models(),
-                },
-                "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},
-                "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-                "command": sys.argv,
-            },
-        )
-
     def write_processes(self, processes: list[Any]) -> None:
         self.write_json("processes.json", [asdict(p) for p in processes])
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         self._append(self._metrics, lambda: self._metrics.write(json.dumps(metrics) + "\n"))
 
-    def append_ledger(self, entries: list[Entry]) -> None:
+    def append_ledger(self, entries: list[Entry]) -> int:
+        """Returns the file's length then, bytes."""
         self._append(self._ledger, lambda: self._rows.writerows(entries))
+        return os.fstat(self._ledger.fileno()).st_size
 
     def append_timeline(self, spans: list[timeline.Span]) -> None:
         self._append(self._timeline, lambda: self._spans.writerows(spans))
@@ -107,21 +121,4 @@ class RunDir:
         for file in (self._metrics, self._ledger, self._timeline):
             with suppress(OSError):  # every line was flushed, or its failure reported, when it was written
                 file.close()
-
-
-def versions() -> dict[str, str]:
-    """Python, fedsim and the libraries that results may depend on."""
-    import fedsim
-
-    return {
-        "fedsim": fedsim.__version__,
-        "python": platform.python_version(),
-        **{name: version(name) for name in LIBRARIES},
-    }
-
-
-def _processor() -> str:
-    """The CPU's instruction set as torch sees it: bits may differ between capabilities."""
-    import torch
-
-    return str(torch.backends.cpu.get_cpu_capability())
+        self.lock.release()

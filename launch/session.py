@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,8 +21,10 @@ from fedsim.problem import Problem
 from fedsim.rounds import Commit
 from fedsim.schedules import Schedule, schedule
 from fedsim.wire.ledger import Entry, Ledger
+from launch import manifest
 from launch.display import Display
 from launch.execution import Execution
+from launch.resume import Stored
 from launch.rundir import RunDir
 from launch.summary import process_start, summarise, write_model
 from launch.supervisor import Supervisor
@@ -38,6 +40,7 @@ from workers.invitation import FORMAT, Invitation, KeyPair
 from workers.journal import Journal
 from workers.memory import settle
 from workers.numerics import fix_numerics
+from workers.recovery import NOTHING, Recovery, recover
 from workers.router import ZmqEndpoint
 from workers.store import Checkpoints, ClientStates
 from workers.timeline import Span
@@ -61,6 +64,7 @@ class Session:
     rundir: RunDir
     display: Display
     supervisor: Supervisor
+    recovery: Recovery | None = None
     run_name: str = field(default_factory=lambda: secrets.token_hex(8))
     ledger: Ledger = field(default_factory=Ledger)
     last_round: int = 0
@@ -77,8 +81,10 @@ class Session:
         places: tuple[Placement, ...],
         supervisor: Supervisor,
         quiet: bool,
+        stored: Stored | None = None,
     ) -> Session:
-        """Check everything that can be wrong, then make the run folder with its manifest."""
+        """Check everything that can be wrong, then make the run folder with its manifest; or go on with the
+        stored run that is there."""
         device: Literal["cpu", "cuda"] = "cuda" if places[0].gpu is not None else "cpu"
         experiment = replace(experiment, device=device)
         # before denormals are flushed: "> 0" is stored as ">= the smallest denormal", which would be 0
@@ -91,11 +97,35 @@ class Session:
         )
         problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
-        rundir = RunDir(Path(execution.out) if execution.out else default)
+        rundir = RunDir(Path(execution.out) if execution.out else default, resumed=stored is not None)
         display = Display(problem.experiment.rounds, quiet)
         session = Session(problem, execution, places, turnouts, rundir, display, supervisor)
-        rundir.write_manifest(session.described(), execution, session.run_name)
+        today = manifest.describe(session.described(), execution, session.run_name)
+        if stored is None:
+            rundir.write_json("manifest.json", today)
+        else:
+            session._go_on(stored, today)
         return session
+
+    def _go_on(self, stored: Stored, today: dict[str, Any]) -> None:
+        """Take over what earlier starts of the run have left. Errors: MismatchError, DiskError."""
+        stored.check(today)
+        experiment, folder = self.problem.experiment, self.rundir.path
+        self.run_name = stored.manifest["run"]
+        self.recovery = recover(folder, self.problem)
+        self.rundir.cut(self.recovery)
+        self.ledger.restore(self.rundir.ledger_rows())
+        for about in (record["about"] for record in self.recovery.commits.values()):
+            self._count(about["number"], about["participants"], about["folded"])
+        before = dict(stored.manifest)
+        resumes = [*before.get("resumes", []), {k: today[k] for k in ("started", "execution", "command")}]
+        before["experiment"] = {**before["experiment"], "rounds": experiment.rounds}
+        self.rundir.write_json("manifest.json", before | {"resumes": resumes})
+        for why in self.recovery.skipped:
+            self.display.note(f"not used: {why}")
+        last = self.recovery.round
+        where = f"after round {last}" if last > NOTHING else "from the start, for no round was committed"
+        self.display.note(f"{folder} goes on {where}, start {self.recovery.epoch}")
 
     def described(self) -> dict[str, Any]:
         """The experiment with every default resolved, as the manifest records it; sources: the user's own
@@ -105,6 +135,7 @@ class Session:
             "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
             "params": problem.net.layout.size,
             "client_sizes": list(problem.sizes),
+            "data": data_digest(problem.dataset, problem.clients),
             "sources": plugin.sources((experiment.algo, experiment.model, experiment.dataset))
             | traces.digest(experiment.participation)
             | ({experiment.link: traces.sha256(experiment.link)} if is_file(experiment.link) else {}),
@@ -125,7 +156,7 @@ class Session:
         except Interrupted:
             supervisor.stop(gently=False)
             self._summary("interrupted")
-            where = f"interrupted after round {self.last_round}; run folder: {self.rundir.path}"
+            where = f"interrupted after round {self.last_round}; fedsim resume {self.rundir.path} goes on"
             raise Interrupted(where) from None
         except BaseException as e:
             supervisor.stop(gently=False)
@@ -173,6 +204,8 @@ class Session:
         supervisor, problem, rundir = self.supervisor, self.problem, self.rundir
         with ExitStack() as closing:  # all of it, also if one of them fails
             checkpoints = Checkpoints(rundir.path / "checkpoints", self._states())
+            if self.recovery is not None:
+                checkpoints.adopt(self.recovery.kept)
             closing.callback(checkpoints.close)
             journal = Journal(rundir.path / "journal")
             closing.callback(journal.close)
@@ -195,6 +228,7 @@ class Session:
                 patience=self.execution.patience,
                 join_within=self.execution.join_within,
                 elsewhere=bool(self.execution.external_workers),
+                recovery=self.recovery,
             )
             outcome = coordinator.run()
             write_model(rundir.path / "model.safetensors", problem, outcome.model)
@@ -300,15 +334,18 @@ class Session:
         self.display.note(f"worker {worker} is gone: {why}")
         self.supervisor.note_gone(worker)
 
-    def committed(self, commit: Commit, entries: list[Entry]) -> None:
-        self.rundir.append_ledger(entries)
-        self.last_round = commit.round
-        algorithm = self.problem.algorithm
-        if commit.round:
-            self.took_part.update(commit.participants)
-            self.folded.update(commit.folded)
-        self.messages += len(commit.participants) * len(algorithm.exchanges_in(commit.round))
+    def committed(self, commit: Commit, entries: list[Entry]) -> int:
+        end = self.rundir.append_ledger(entries)
+        self._count(commit.round, commit.participants, commit.folded)
         self.display.committed(commit.round)
+        return end
+
+    def _count(self, round: int, participants: Sequence[int], folded: Sequence[int]) -> None:
+        self.last_round = round
+        if round:
+            self.took_part.update(participants)
+            self.folded.update(folded)
+        self.messages += len(participants) * len(self.problem.algorithm.exchanges_in(round))
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         # JSON has no NaN: a diverged model has null

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -11,18 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.errors import DataError, DiskError, UsageError, WireError
+from fedsim.errors import DataError, DiskError, WireError
 from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.problem import Problem
 from fedsim.schedules import schedule
 from fedsim.wire.letter import decode_own, encode, references
 from fedsim.wire.messages import check_values, map_tensors, part_of
+from launch import manifest
 from protocols import find
 from workers.numerics import fix_numerics
 from workers.store import Checkpoint, ClientStates, read_checkpoint
-
-FORMAT = 1
-"""Of manifest.json."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +45,15 @@ class StoredRun:
     def open(folder: Path, data_dir: Path | None = None) -> StoredRun:
         """data_dir overrides the manifest's. Errors: UsageError if this is no run, DataError if its data or
         its files are not what they were."""
-        manifest = _manifest(folder)
+        found = manifest.read(folder)
         where = f"the experiment of {folder / 'manifest.json'}"
         known = {f.name for f in fields(Experiment)}
-        described: Mapping[str, Any] = manifest["experiment"]
+        described: Mapping[str, Any] = found["experiment"]
         experiment = convert(Experiment, {k: v for k, v in described.items() if k in known}, where)
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)  # see Session.prepare
         device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
         fix_numerics(experiment.threads, device)
-        kept = manifest.get("execution", {}).get("data_dir")
+        kept = found.get("execution", {}).get("data_dir")
         problem = Problem.build(experiment, algorithm, data_dir or (Path(kept) if kept else None), device)
         for name, now in (("params", problem.net.layout.size), ("client_sizes", list(problem.sizes))):
             if name in described and described[name] != now:
@@ -126,22 +123,6 @@ class StoredRun:
     def _plain(self, message: Any) -> Any:
         """The message as the other side would get it dense."""
         return decode_own(type(message), encode(message, {}, self.problem.dims), {}, self.problem.dims)
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    path = folder / "manifest.json"
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{folder} is no run folder: there is no {path}") from None
-    except OSError as e:
-        raise UsageError(f"{path}: {e.strerror}") from None
-    except ValueError as e:
-        raise DataError(f"{path} is damaged: {e}") from None
-    given = read.get("format") if isinstance(read, dict) else None
-    if given != FORMAT or not isinstance(read.get("experiment"), dict):
-        raise UsageError(f"{path} has format {given!r}; this version of fedsim reads format {FORMAT}")
-    return dict(read)
 
 
 def _newest(folder: Path, server_type: type, clients: int) -> Checkpoint[Any]:

@@ -89,8 +89,9 @@ class Recorder:
     timeline: list[Span] = field(default_factory=list)
     news: list[str] = field(default_factory=list)
 
-    def committed(self, commit: Commit, entries: list[Entry]) -> None:
+    def committed(self, commit: Commit, entries: list[Entry]) -> int:
         self.entries += entries
+        return len(self.entries)
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         self.metrics.append(dict(metrics))

@@ -49,6 +49,7 @@ from workers.endpoint import Endpoint, Incoming
 from workers.folding import Folder
 from workers.journal import Journal
 from workers.lending import Loans
+from workers.recovery import Recovery
 from workers.router import refusal
 from workers.scoreboard import Scoreboard
 from workers.simulated import Simulated
@@ -62,7 +63,8 @@ from workers.worker import unpack_score
 class Observer(Protocol):
     """Who writes and shows what happens."""
 
-    def committed(self, commit: Commit, entries: list[Entry]) -> None: ...
+    def committed(self, commit: Commit, entries: list[Entry]) -> int:
+        """Returns where the ledger's file ends with these rows."""
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
 
@@ -106,9 +108,10 @@ class Coordinator:
         patience: float,
         join_within: float,
         elsewhere: bool = False,
+        recovery: Recovery | None = None,
     ) -> None:
         """elsewhere: workers come from other machines, where they do not see the run's folder, and may come
-        and go."""
+        and go. recovery: where an earlier start has left off."""
         self.problem, self.endpoint, self.crew = problem, endpoint, crew
         self.checkpoints, self.observer, self.journal = checkpoints, observer, journal
         self.run_name, self.admission, self.started = run, admission, started
@@ -128,17 +131,34 @@ class Coordinator:
             setup=len(problem.algorithm.setup),
         )
         self.server: Any = problem.algorithm.server_init(problem.context(0, 0))
+        before = recovery.checkpoint if recovery else None
+        if before is not None:
+            self.machine.round, self.machine.versions = before.round, before.versions.tolist()
+            self.server = before.server
+        self._resumed = before is not None
+        self._unscored = recovery.unscored if recovery else ()
         self._wakeup = Wakeup()
         self.spool = Spool(checkpoints.folder.parent / "spool")
         self.folder = Folder(problem, self.spool.take, self._wakeup.set)
         self.simulated = Simulated(problem.clock, problem.sizes)
         self.dispatch = Dispatch(
-            run, problem, endpoint, crew, self.machine, checkpoints.states, self.simulated, self.loans
+            run,
+            recovery.epoch if recovery else 1,
+            problem,
+            endpoint,
+            crew,
+            self.machine,
+            checkpoints.states,
+            self.simulated,
+            self.loans,
         )
         self.board = Scoreboard(problem.chunks, observer.evaluated, problem.measure)
-        setup = problem.algorithm.setup
-        start = self.board.open(0, tuple(range(len(problem.clients))) if setup else ())
-        start.model, start.committed = self._model(), not setup
+        for record in self._unscored:
+            self.board.restore(record)
+        if not self._resumed:
+            setup = problem.algorithm.setup
+            start = self.board.open(0, tuple(range(len(problem.clients))) if setup else ())
+            start.model, start.committed = self._model(), not setup
         self._begun = False
         self._round_began = time.monotonic()
         self._commits: list[float] = []
@@ -194,7 +214,8 @@ class Coordinator:
 
     def _begin(self) -> None:
         self._begun, self._round_began, self.dispatch.timeline = True, time.monotonic(), Timeline()
-        self._carry_out(self.machine.start())
+        self.journal.append("start", epoch=self.dispatch.epoch)
+        self._carry_out(self.machine.start(self._resumed, [r.number for r in self._unscored]))
         for worker in range(max(1, self.workers)):
             self._handle(Joined(worker))
 
@@ -231,6 +252,9 @@ class Coordinator:
             self._ready(worker, letter)
         elif h.kind == "failed":
             self._failed(worker, letter)
+        elif h.epoch != self.dispatch.epoch:
+            said = f"worker {worker} answers to start {h.epoch} of this run"
+            raise TaskError(f"{said}; this is start {self.dispatch.epoch}")
         elif h.kind == "draft":
             self._keep_draft(worker, letter)
         elif h.kind == "upload":
@@ -366,7 +390,7 @@ class Coordinator:
 
     def _carry_out(self, commands: list[Command]) -> None:
         """In order, except that the files of a commit are written after the next round is on its way."""
-        committed: list[Commit] = []
+        committed: list[tuple[Commit, Any]] = []
         for command in commands:
             match command:
                 case Open():
@@ -384,11 +408,11 @@ class Coordinator:
                     self.folder.close()
                 case Commit():
                     self._commit(command)
-                    committed.append(command)
+                    committed.append((command, self.server))
                 case Finish():
                     self._finished = True
-        for commit in committed:
-            self._record(commit)
+        for commit, server in committed:
+            self._record(commit, server)
         if committed:
             self.board.flush()
 
@@ -406,29 +430,31 @@ class Coordinator:
             self.folder.start(self.server, sent, command.round, command.exchange)
 
     def _commit(self, command: Commit) -> None:
-        """The round is folded: hand the checkpoint over, remember the model, take the time."""
+        """The round is folded: remember the model, take the time."""
         r, now = command.round, time.monotonic()
         about = self.board.open(r, command.participants)
         about.folded = command.folded
         self._close_exchange(r)
-        self.journal.append("commit", round=r, folded=list(command.folded))
-        self.checkpoints.commit(r, self.server, command.versions, command.folded)
         about.seconds, self._round_began = now - self._round_began, now
         if r:
             self._commits.append(about.seconds)
-        if r == 1:
+        if r and not self._first_round:
             self._first_round = time.time() - self.started
         about.report(self.problem.algorithm.report(self.server, self.problem.context(r, 0)))
         if r:  # the set-up does not change the start model, which is being evaluated
             about.model = self._model()
 
-    def _record(self, commit: Commit) -> None:
-        """Ledger rows of a committed round, and its traffic for metrics.jsonl."""
+    def _record(self, commit: Commit, server: Any) -> None:
+        """A committed round's files, in the order that workers.recovery relies on: its ledger rows, the
+        journal's record, the checkpoint."""
         r, ledger = commit.round, self.endpoint.ledger
-        self.observer.committed(commit, ledger.close(r))
-        self.observer.spans(self.dispatch.timeline.take())
         about = self.board[r]
         about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
+        end = self.observer.committed(commit, ledger.close(r))
+        self.observer.spans(self.dispatch.timeline.take())
+        self.journal.append("commit", round=r, ledger=end, about=about.known())
+        oldest = self.board.oldest
+        self.checkpoints.commit(r, server, commit.versions, commit.folded, r if oldest is None else oldest)
         about.committed = True
         if not self.machine.evaluates(r):
             self.board.drop(r)

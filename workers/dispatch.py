@@ -28,11 +28,13 @@ DEATH_DEADLINE = 1.0
 
 
 class Dispatch:
-    """Letters to workers. `loans` is of workers elsewhere, else None."""
+    """Letters to workers. epoch: of this start of the run, in every task; `loans` is of workers elsewhere,
+    else None."""
 
     def __init__(
         self,
         run: str,
+        epoch: int,
         problem: Problem,
         endpoint: Endpoint,
         crew: Crew,
@@ -41,7 +43,8 @@ class Dispatch:
         simulated: Simulated,
         loans: Loans | None,
     ) -> None:
-        self.run, self.problem, self.endpoint, self.crew = run, problem, endpoint, crew
+        self.run, self.epoch, self.problem = run, epoch, problem
+        self.endpoint, self.crew = endpoint, crew
         self.machine, self.states, self.simulated, self.loans = machine, states, simulated, loans
         self.timeline = Timeline()
         self._payload = Payload((), ())
@@ -64,7 +67,7 @@ class Dispatch:
         """The broadcast, and behind it what only this client gets."""
         payload, problem, task = self._payload, self.problem, give.task
         kind = "gone" if give.gone else "task"
-        h = Header(VERSION, kind, self.run, 1, task.round, task.exchange, task.client, task.base)
+        h = Header(VERSION, kind, self.run, self.epoch, task.round, task.exchange, task.client, task.base)
         if not give.gone:
             self._lend(give.worker, h)
         ctx = problem.context(task.round, task.exchange)
@@ -91,7 +94,7 @@ class Dispatch:
             assert model is not None  # taken at the round's commit, before any Score command
             payload = encode(to_evaluate(model, self.problem.eval_samples), {}, self.problem.dims)
             self._models_sent[score.worker] = score.round
-        h = Header(VERSION, "evaluate", self.run, 1, score.round, score.chunk, fields=payload.fields)
+        h = Header(VERSION, "evaluate", self.run, self.epoch, score.round, score.chunk, fields=payload.fields)
         self.send(score.worker, seal(h, payload.frames))
         self.timeline.gave(score.worker, score.round, score.chunk, NONE, "evaluate")
 

@@ -29,6 +29,12 @@ RESERVED = {
 }
 
 
+KEPT = (
+    *("number", "participants", "folded", "late", "simulated", "seconds", "seconds_clients"),
+    *("bytes_down", "bytes_up", "reported"),
+)
+
+
 @dataclass
 class RoundRecord:
     """One round. model: what is to be evaluated; reported: what the algorithm says.
@@ -52,6 +58,17 @@ class RoundRecord:
     committed: bool = False
     sampled: bool = False
     scores: dict[int, Score] = field(default_factory=dict)
+
+    def known(self) -> dict[str, Any]:
+        """What the journal keeps of a committed round: all but its model and scores."""
+        reported = {name: float(x) for name, x in self.reported.items()}
+        return {name: getattr(self, name) for name in KEPT} | {"reported": reported}
+
+    @staticmethod
+    def restored(known: Mapping[str, Any], model: Point | Gaussian) -> RoundRecord:
+        """The record of a round that was committed before and is still to be evaluated."""
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
+        return RoundRecord(**values, model=model, committed=True)
 
     def report(self, numbers: Mapping[str, float]) -> None:
         """Add what the algorithm says. Errors: UsageError for a name that a line has already."""
@@ -93,6 +110,14 @@ class Scoreboard:
     def open(self, round: int, participants: tuple[int, ...]) -> RoundRecord:
         """The record of a round, made if this is the first that is heard of it."""
         return self._records.setdefault(round, RoundRecord(round, participants))
+
+    def restore(self, record: RoundRecord) -> None:
+        self._records[record.number] = record
+
+    @property
+    def oldest(self) -> int | None:
+        """The first round whose line is not reported yet."""
+        return min(self._records, default=None)
 
     def __getitem__(self, round: int) -> RoundRecord:
         return self._records[round]

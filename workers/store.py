@@ -174,7 +174,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, states: ClientStates) -> None:
         self.folder, self.states = folder, states
-        self._kept: deque[tuple[Path, tuple[int, ...]]] = deque()
+        self._kept: deque[tuple[Path, int, tuple[int, ...]]] = deque()
         self._to_write: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
         self._writing = threading.Semaphore(1)
         self._to_sync: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
@@ -186,17 +186,20 @@ class Checkpoints:
         for thread in self._threads:
             thread.start()
 
-    def commit(self, round: int, server: Any, versions: tuple[int, ...], folded: tuple[int, ...]) -> None:
-        """Write the checkpoint of a round, keep the last three, and drop states none of them names.
+    def commit(
+        self, round: int, server: Any, versions: tuple[int, ...], folded: tuple[int, ...], needed: int
+    ) -> None:
+        """Write the checkpoint of a round, keep the last three and those from round `needed` on, and drop
+        states none of them names.
 
         Errors: DiskError of an earlier write, or if the disk does not take one.
         """
         self._raise()
-        path = self.folder / f"{round:06d}.checkpoint"
+        path = self.path(round)
         if not self._writing.acquire(timeout=DISK_DEADLINE):
             raise DiskError(f"{self.folder}: nothing could be written for {DISK_DEADLINE:g} s")
         self._raise()
-        self._to_write.put(_Commit(path, round, server, versions, folded))
+        self._to_write.put(_Commit(path, round, server, versions, folded, needed))
 
     def close(self, deadline: float = 30.0) -> None:
         """Wait until everything committed is durable, at most `deadline` seconds each.
@@ -226,12 +229,20 @@ class Checkpoints:
             self._to_sync.put(commit)
         self._to_sync.put(None)
 
+    def adopt(self, checkpoints: Iterable[Checkpoint[Any]]) -> None:
+        """Those that an earlier start of the run has left, in ascending order."""
+        for kept in checkpoints:
+            self._kept.append((self.path(kept.round), kept.round, tuple(kept.versions.tolist())))
+
+    def path(self, round: int) -> Path:
+        return self.folder / f"{round:06d}.checkpoint"
+
     def _keep(self, commit: _Commit) -> None:
-        self._kept.append((commit.path, commit.versions))
-        if len(self._kept) > KEEP:
-            old_path, old = self._kept.popleft()
+        self._kept.append((commit.path, commit.round, commit.versions))
+        while len(self._kept) > KEEP and self._kept[0][1] < commit.needed:
+            old_path, _, old = self._kept.popleft()
             old_path.unlink(missing_ok=True)
-            oldest = self._kept[0][1]
+            oldest = self._kept[0][2]
             for k, version in enumerate(old):
                 if version != oldest[k]:
                     self.states.remove(k, below=oldest[k])
@@ -272,6 +283,7 @@ class _Commit:
     server: Any
     versions: tuple[int, ...]
     folded: tuple[int, ...]
+    needed: int
 
 
 def _fsync(path: Path) -> None:

@@ -56,6 +56,8 @@ class Ledger:
         self.mechanism = mechanism
         self._open: list[Entry] = []
         self.totals: Counter[tuple[str, str, str, str]] = Counter()
+        self._before: Counter[str] = Counter()
+        """Bytes of an earlier start of the run, by direction."""
         self.rounds: Counter[tuple[int, str]] = Counter()
 
     def book(self, letter: Letter, worker: int, direction: str, again: bool = False) -> None:
@@ -103,6 +105,12 @@ class Ledger:
         if entry.kind == "algorithm":
             self.rounds[entry.round, entry.direction] += entry.bytes
 
+    def restore(self, rows: Iterable[Entry]) -> None:
+        """Take over the totals of rows that an earlier start of the run has written."""
+        for row in rows:
+            self.totals[row.kind, row.direction, row.field, row.layer] += row.bytes
+            self._before[row.direction] += row.bytes
+
     def close(self, round: int) -> list[Entry]:
         """Take the entries of all rounds up to `round` (and those of none), in a fixed order."""
         ready = [e for e in self._open if e.round <= round]
@@ -110,8 +118,8 @@ class Ledger:
         return sorted(ready)
 
     def booked(self, direction: str) -> int:
-        """All bytes of a direction, whatever their kind: those on the streams."""
-        return sum(n for (_, d, _, _), n in self.totals.items() if d == direction)
+        """All bytes of a direction, whatever their kind: those on this process's streams."""
+        return sum(n for (_, d, _, _), n in self.totals.items() if d == direction) - self._before[direction]
 
     def bytes_of(self, kind: str, direction: str) -> int:
         return sum(n for (k, d, _, _), n in self.totals.items() if (k, d) == (kind, direction))

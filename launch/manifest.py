@@ -1,0 +1,79 @@
+"""RUN/manifest.json: what was asked for, and what it was carried out with."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import DataError, UsageError
+from launch.execution import Execution
+from workers.devices import gpu_models
+
+FORMAT = 1
+LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
+
+
+def describe(experiment: Mapping[str, Any], execution: Execution, run: str) -> dict[str, Any]:
+    """experiment: with every default resolved."""
+    return {
+        "format": FORMAT,
+        "run": run,
+        "experiment": experiment,
+        "execution": asdict(execution),
+        "versions": versions(),
+        "platform": {
+            "system": platform.platform(),
+            "machine": platform.machine(),
+            "processor": _processor(),
+            "gpus": gpu_models(),
+        },
+        "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},
+        "started": now(),
+        "command": sys.argv,
+    }
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Errors: UsageError if this is no run of this format, DataError if its manifest is damaged."""
+    path = folder / "manifest.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{folder} is no run folder: there is no {path}") from None
+    except OSError as e:
+        raise UsageError(f"{path}: {e.strerror}") from None
+    except ValueError as e:
+        raise DataError(f"{path} is damaged: {e}") from None
+    given = found.get("format") if isinstance(found, dict) else None
+    if given != FORMAT or not isinstance(found.get("experiment"), dict):
+        raise UsageError(f"{path} has format {given!r}; this version of fedsim reads format {FORMAT}")
+    return dict(found)
+
+
+def now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Python, fedsim and the libraries that results may depend on."""
+    import fedsim
+
+    return {
+        "fedsim": fedsim.__version__,
+        "python": platform.python_version(),
+        **{name: version(name) for name in LIBRARIES},
+    }
+
+
+def _processor() -> str:
+    """The CPU's instruction set as torch sees it: bits may differ between capabilities."""
+    import torch
+
+    return str(torch.backends.cpu.get_cpu_capability())

@@ -1,0 +1,73 @@
+"""The fedsim command as a process: until it ends, or until it has said something."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+
+DEADLINE = 120.0
+"""For a loaded machine; on an idle one nothing takes ten seconds."""
+
+
+def fedsim(*arguments: str, code: int = 0) -> str:
+    """What it printed. Fails if it does not end with `code`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", *arguments], capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+@dataclass
+class Command:
+    """A running one; stdout and stderr together."""
+
+    process: subprocess.Popen[bytes]
+    lines: list[str] = field(default_factory=lambda: [""])
+
+    def wait_for(self, text: str) -> None:
+        """Until a whole line contains it."""
+        until = time.monotonic() + DEADLINE
+        while not any(text in line for line in self.lines[:-1]):
+            assert self._read(until), f"it ended without {text!r}: {self.lines[-9:]}"
+
+    def rest(self, code: int = 0) -> str:
+        """All that it has said, once it has ended, which it must with `code`."""
+        until = time.monotonic() + DEADLINE
+        while self._read(until):
+            pass
+        said = "\n".join(self.lines)
+        assert self.process.wait(DEADLINE) == code, said
+        self.kill()
+        return said
+
+    def kill(self) -> None:
+        """-9, and wait until it is gone."""
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.wait(DEADLINE)
+        self.process.stdout.close()
+
+    def _read(self, until: float) -> bool:
+        assert self.process.stdout is not None
+        fd = self.process.stdout.fileno()  # not the file object: select cannot see what it has buffered
+        assert select.select([fd], [], [], max(0.0, until - time.monotonic()))[0], f"silent: {self.lines[-9:]}"
+        got = os.read(fd, 1 << 16).decode()
+        *whole, rest = (self.lines.pop() + got).split("\n")
+        self.lines += [*whole, rest]
+        return bool(got)
+
+
+def start(*arguments: str, before: tuple[str, ...] = (), **env: str) -> Command:
+    """before: what stands before the command, such as another program that runs it."""
+    process = subprocess.Popen(
+        [*before, sys.executable, "-m", "launch", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **env},
+    )
+    return Command(process)

@@ -1,0 +1,176 @@
+"""fedsim resume: a run that was killed goes on with the bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas
+import pytest
+
+from launch.reading import Run
+from launch.resume import Stored
+from tests.commands import DEADLINE, Command, fedsim, start
+
+RUN = ("--clients", "4", "--rounds", "8", "--model", "logistic")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Runs of one process, made once per experiment."""
+    made: dict[tuple[str, ...], Run] = {}
+
+    def run(*options: str) -> Run:
+        if options not in made:
+            folder = tmp_path_factory.mktemp("undisturbed") / "run"
+            fedsim("launch", "--workers", "0", "--out", str(folder), *options)
+            made[options] = Run.open(folder)
+        return made[options]
+
+    return run
+
+
+def same(one: Run, other: Run) -> None:
+    """Model, every client's state, metrics and the algorithm's ledger, bit for bit."""
+    for key in ("status", "rounds", "model_sha256", "clients_sha256", "took_part", "folded", "bytes_up"):
+        assert one.summary[key] == other.summary[key], key
+    for key in ("units_of_p_down", "units_of_p_up", "participations"):
+        assert one.summary[key] == other.summary[key], key
+    assert metrics(one) == metrics(other)
+    assert rows(one).equals(rows(other))
+
+
+def metrics(run: Run) -> list[dict[str, object]]:
+    lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
+
+
+def rows(run: Run) -> pandas.DataFrame:
+    key = [c for c in run.ledger.columns if c != "worker"]
+    return run.ledger[run.ledger.kind == "algorithm"][key].sort_values(key).reset_index(drop=True)
+
+
+def killed(folder: Path, after: str, *options: str) -> None:
+    """A run that is killed -9 when it has printed `after`."""
+    running = start("launch", "--out", str(folder), *options)
+    running.wait_for(after)
+    running.kill()
+
+
+@pytest.mark.parametrize(
+    ("after", "options", "more"),
+    [
+        ("round 3/8", ("--algo", "fedlap_cov", *RUN, "--workers", "2"), ("--workers", "3")),
+        ("round 0/8", ("--algo", "fedlap_cov", *RUN, "--workers", "2"), ("--workers", "0")),
+        ("round 2/8", ("--algo", "precond_admm", *RUN, "--workers", "0"), ("--transport", "tcp")),
+        (
+            "round 5/8",
+            ("--algo", "mime", *RUN, "--workers", "2", "--participation", "0.5+lost:0.3+gone:0.2"),
+            (),
+        ),
+        (
+            "round 4/8",
+            ("--algo", "ivon_admm", *RUN, "--workers", "0", "--eval-every", "2"),
+            ("--workers", "2"),
+        ),
+    ],
+)
+def test_a_killed_run_goes_on_with_the_same_bits(
+    after: str,
+    options: tuple[str, ...],
+    more: tuple[str, ...],
+    undisturbed: Callable[..., Run],
+    tmp_path: Path,
+) -> None:
+    """Whatever the workers before and after: set-up, two exchanges, losses, rounds not evaluated."""
+    killed(tmp_path / "run", after, *options)
+    said = fedsim("resume", str(tmp_path / "run"), *more)
+    assert "goes on after round" in said or "goes on from the start" in said
+    at = options.index("--workers")
+    same(Run.open(tmp_path / "run"), undisturbed(*options[:at], *options[at + 2 :]))
+
+
+def test_killed_again_and_again(undisturbed: Callable[..., Run], tmp_path: Path) -> None:
+    options = ("--algo", "fedlap_func", *RUN)
+    folder = tmp_path / "run"
+    killed(folder, "round 1/8", *options, "--workers", "2")
+    for after in ("round 3/8", "round 6/8"):
+        running = start("resume", str(folder))
+        running.wait_for(after)
+        running.kill()
+    fedsim("resume", str(folder))
+    same(Run.open(folder), undisturbed(*options))
+
+
+def test_an_interrupted_run_says_how_it_goes_on(undisturbed: Callable[..., Run], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    running = start("launch", "--out", str(folder), "--workers", "2", *RUN)
+    running.wait_for("round 2/8")
+    running.process.send_signal(signal.SIGINT)
+    assert "goes on" in running.rest(130)
+    assert Run.open(folder).summary["status"] == "interrupted"
+    fedsim("resume", str(folder))
+    same(Run.open(folder), undisturbed(*RUN))
+
+
+def test_more_rounds(undisturbed: Callable[..., Run], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    few = tuple("3" if o == "8" else o for o in RUN)
+    fedsim("launch", "--workers", "0", "--out", str(folder), *few)
+    fedsim("resume", str(folder), "--rounds", "8")
+    same(Run.open(folder), undisturbed(*RUN))
+
+
+def test_a_damaged_checkpoint_falls_back_and_says_so(undisturbed: Callable[..., Run], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    killed(folder, "round 5/8", "--workers", "2", *RUN)
+    newest = max((folder / "checkpoints").glob("*.checkpoint"))
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    said = fedsim("resume", str(folder))
+    assert "not used" in said and newest.name in said
+    same(Run.open(folder), undisturbed(*RUN))
+
+
+def test_what_must_not_change_is_refused_with_both_values(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    fedsim("launch", "--workers", "0", "--out", str(folder), "--clients", "3", "--rounds", "2", *RUN[4:])
+
+    def refused(*options: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "launch", "resume", str(folder), *options],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
+        assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+        return done.stderr
+
+    assert "seed = 0; this command says 5" in refused("--seed", "5")
+    assert "rounds = 2; this command says 1" in refused("--rounds", "1")
+    assert "local.lr = 0.001; this command says 0.5" in refused("--set", "lr=0.5", "--rounds", "3")
+    manifest = folder / "manifest.json"
+    kept = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(kept | {"versions": kept["versions"] | {"torch": "1.0"}}))
+    assert "was begun with torch 1.0" in refused("--rounds", "3", "--workers", "0")
+    fedsim("resume", str(folder), "--rounds", "3", "--workers", "0", "--allow-drift")
+    assert Stored.open(folder).experiment.rounds == 3
+
+
+def test_one_coordinator_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    running: Command = start("launch", "--out", str(folder), "--rounds", "100000", "--workers", "0", *RUN[4:])
+    running.wait_for("accuracy")
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "resume", str(folder), "--workers", "0"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    running.kill()
+    assert done.returncode == 2 and f"process {running.process.pid}" in done.stderr
