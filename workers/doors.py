@@ -2,6 +2,7 @@
 
 A private folder (ipc) and a port of this machine (tcp) are for workers that the run starts itself: they
 show the run's token. A guarded port is for workers elsewhere: CURVE, and only with a key of the list.
+Whoever does not speak ZMTP 3 is refused by libzmq itself at every door (workers.zap).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from fedsim.errors import UsageError, WireError
 from fedsim.wire import zmtp
 from workers.connection import Hello, keep_alive
 from workers.invitation import KeyPair
+from workers.zap import guard
 
 Transport = Literal["ipc", "tcp"]
-DOMAIN = b"fedsim"
 
 
 class Door(Protocol):
@@ -46,7 +47,8 @@ class Door(Protocol):
 
 
 class _Own:
-    """Workers of this run's making show its token."""
+    """Workers of this run's making show its token: libzmq lets in whoever speaks its protocol, `who` does
+    not."""
 
     mechanism = zmtp.NULL
     watched = False
@@ -75,6 +77,7 @@ class PrivateFolder(_Own):
         short = len(tempfile.gettempdir()) < 60  # a socket's path has at most 107 bytes
         self._folder = Path(tempfile.mkdtemp(prefix="fedsim-", dir=None if short else "/tmp"))  # 0700
         address = f"ipc://{self._folder}/coordinator"
+        guard(socket, lambda key: True)
         socket.bind(address)
         return address
 
@@ -86,12 +89,13 @@ class LocalPort(_Own):
     """tcp on 127.0.0.1, so that the kernel and a relay can count."""
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
+        guard(socket, lambda key: True)
         self.port = socket.bind_to_random_port("tcp://127.0.0.1")
         return f"tcp://127.0.0.1:{self.port}"
 
 
 class GuardedPort:
-    """tcp for other machines: CURVE with an allow-list, which pyzmq's authenticator asks from its thread.
+    """tcp for other machines: CURVE with an allow-list.
 
     A key is one worker's. revoke() closes the door to it; a connection that is open stays.
     """
@@ -105,12 +109,7 @@ class GuardedPort:
         self._workers = {pair.public: index for index, pair in enumerate(workers)}
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
-        from zmq.auth.thread import ThreadAuthenticator  # it imports asyncio
-
-        self._guard = ThreadAuthenticator(socket.context)
-        self._guard.start()
-        self._guard.configure_curve_callback(DOMAIN.decode(), self)
-        socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+        guard(socket, lambda key: key in self._workers)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._server.public.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._server.secret.encode())
@@ -118,15 +117,10 @@ class GuardedPort:
         try:
             socket.bind(self.bind)
         except zmq.ZMQError as e:
-            self._guard.stop()
             raise UsageError(f"--bind {self.bind}: {e.strerror}") from None
         address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self.port = int(address.rpartition(":")[2])
         return address
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """What the authenticator asks of every newcomer."""
-        return key.decode() in self._workers
 
     def revoke(self, worker: int) -> None:
         self._workers = {key: index for key, index in self._workers.items() if index != worker}
@@ -140,7 +134,7 @@ class GuardedPort:
         pass
 
     def close(self) -> None:
-        self._guard.stop()
+        pass
 
 
 def own_door(transport: Transport) -> PrivateFolder | LocalPort:

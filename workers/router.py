@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import suppress
 
 import msgspec
@@ -17,6 +19,11 @@ from workers.doors import Door
 from workers.endpoint import Endpoint, Incoming
 
 SOCKETS = 64
+HANDSHAKE_MS = 5000
+"""A connection that has not said who it is by then is closed."""
+HELLO_BYTES = 4096
+BATCH = 256
+"""Letters taken at a time: nobody who sends without end keeps the coordinator from its other work."""
 
 
 class ZmqEndpoint(Endpoint):
@@ -40,11 +47,13 @@ class ZmqEndpoint(Endpoint):
         self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
         self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
+        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if door.watched else None
         try:
             self.address = door.open(self._socket)
         except BaseException:
             self._close_socket()
+            self._context.term()
             raise
         self._workers: dict[bytes, int] = {}
         self._routes: dict[int, bytes] = {}
@@ -73,15 +82,20 @@ class ZmqEndpoint(Endpoint):
             self._poller, self._polled = zmq.Poller(), fds
             for item in (*fds, self._socket, *([self._monitor] if self._monitor else [])):
                 self._poller.register(item, zmq.POLLIN)
-        ready = [item for item, _ in self._poller.poll(int(timeout * 1000))]
-        letters = self._receive_all() if self._socket in ready else []
-        if self._monitor in ready:
-            self._note_ends()
-        return letters, [item for item in ready if isinstance(item, int)]
+        until = time.monotonic() + timeout
+        while True:  # a stranger is no event: the coordinator takes an empty answer for silence
+            left = max(0.0, until - time.monotonic())
+            ready = [item for item, _ in self._poller.poll(math.ceil(left * 1000))]
+            letters = self._receive_all() if self._socket in ready else []
+            if self._monitor in ready:
+                self._note_ends()
+            readable = [item for item in ready if isinstance(item, int)]
+            if letters or readable or self.lost or not left:
+                return letters, readable
 
     def _receive_all(self) -> list[Incoming]:
         letters = []
-        while True:
+        for _ in range(BATCH):
             try:
                 route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -98,6 +112,8 @@ class ZmqEndpoint(Endpoint):
             letter = open_letter(buffers, f"from worker {worker}")
         else:
             try:
+                if sum(b.nbytes for b in buffers) > HELLO_BYTES:
+                    raise WireError("too long for a hello")
                 letter = open_letter(buffers, "from a stranger")
                 worker = self._admit(route, letter, frames[0])
             except AccessError as e:

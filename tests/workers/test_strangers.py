@@ -1,0 +1,336 @@
+"""Strangers at the coordinator's doors: what they send never becomes a letter, and costs little."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from fedsim.errors import AccessError, TaskError, WireError
+from fedsim.problem import Problem
+from fedsim.wire.ledger import Ledger
+from fedsim.wire.letter import VERSION, Header, blob, seal
+from protocols import find
+from tests.harness import play, problem_of
+from workers import router
+from workers.connection import Connection, Credentials, Hello
+from workers.doors import Door, GuardedPort, LocalPort, PrivateFolder
+from workers.endpoint import Endpoint
+from workers.invitation import KeyPair
+from workers.process import announce, serve
+from workers.router import ZmqEndpoint
+from workers.worker import WorkerRuntime
+
+DEADLINE = 30.0
+"""A loaded machine; handshakes have half a second here."""
+MAX_FRAME = 1 << 20
+SERVER, KNOWN = KeyPair.new(), (KeyPair.new(), KeyPair.new())
+DOORS: dict[str, Callable[[], Door]] = {
+    "folder": PrivateFolder,
+    "port": LocalPort,
+    "guarded": lambda: GuardedPort("tcp://127.0.0.1:*", SERVER, KNOWN),
+}
+
+
+def greeting(mechanism: bytes) -> bytes:
+    """Of ZMTP 3.1 (RFC 37)."""
+    return b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+LEGACY = b"\x01\x00\x06\x00hello"
+NOISE = {
+    "nothing": b"",
+    "one byte": b"\xff",
+    "zmtp 1": LEGACY,
+    "zmtp 1, ten times": LEGACY + 10 * b"\x06\x00hello",
+    "zmtp 2": b"\xff" + bytes(8) + b"\x7f\x01\x05\x00\x00",
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "half a greeting": greeting(b"NULL")[:32],
+    "a greeting": greeting(b"NULL"),
+    "plain": greeting(b"PLAIN") + b"\x04\x0a\x05HELLO\x01a\x01b",
+    "a wrong command": greeting(b"NULL") + b"\x04\x06\x05ERROR" + bytes(200),
+    "a letter too early": greeting(b"NULL") + b"\x00\x05hello",
+} | {f"random {seed}": random.Random(seed).randbytes(1 << seed) for seed in range(12)}
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "HANDSHAKE_MS", 500)
+
+
+@pytest.fixture
+def knock(request: pytest.FixtureRequest) -> Iterator[Callable[[], socket.socket]]:
+    """Opens raw connections to the endpoint of the test."""
+    with ExitStack() as closing:
+
+        def opened() -> socket.socket:
+            return closing.enter_context(raw(request.getfixturevalue("endpoint")))
+
+        yield opened
+
+
+@pytest.fixture
+def endpoint(request: pytest.FixtureRequest) -> Iterator[ZmqEndpoint]:
+    made = ZmqEndpoint(Ledger(), DOORS[getattr(request, "param", "port")](), MAX_FRAME)
+    yield made
+    made.close()
+
+
+def raw(endpoint: ZmqEndpoint) -> socket.socket:
+    scheme, _, where = endpoint.address.partition("://")
+    made = socket.socket(socket.AF_UNIX if scheme == "ipc" else socket.AF_INET)
+    made.settimeout(DEADLINE)
+    made.connect(where if scheme == "ipc" else ("127.0.0.1", endpoint.door.port))
+    return made
+
+
+def shut_out(connection: socket.socket) -> None:
+    """Returns as soon as the other side has closed. Errors: TimeoutError."""
+    with suppress(ConnectionError):
+        while connection.recv(4096):
+            pass
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def hello(token: str, index: int) -> list[bytes]:
+    fields, frames = blob("hello", msgspec.json.encode(Hello(token, index, 1)))
+    letter = seal(Header(VERSION, "hello", "", fields=fields), frames)
+    return [letter.head, *(bytes(f) for f in letter.frames)]
+
+
+def until(endpoint: ZmqEndpoint, true: Callable[[], bool]) -> list[int]:
+    """Wait as the coordinator does; the workers whose letters came."""
+    came, deadline = [], time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < deadline
+        came += [i.worker for i in endpoint.wait([], 0.01)[0]]
+    return came
+
+
+# ---- who does not speak the protocol
+
+
+@pytest.mark.parametrize("endpoint", DOORS, indirect=True)
+def test_noise_is_refused_by_libzmq_itself(endpoint: ZmqEndpoint, knock: Callable[[], socket.socket]) -> None:
+    """No message of it comes out of the socket, and the connection does not outlive its handshake's time."""
+    connections = [knock() for _ in NOISE]
+    for connection, data in zip(connections, NOISE.values(), strict=True):
+        with suppress(ConnectionError):  # cut off while it was still talking
+            connection.sendall(data)
+    for connection in connections:
+        shut_out(connection)
+    assert endpoint.wait([], 0.05) == ([], [])
+    assert endpoint.strangers == 0
+
+
+def test_without_a_zap_domain_the_same_noise_becomes_messages() -> None:
+    """Why there is one: libzmq's own way for peers of 2009."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as bare:
+        bare.linger = 0
+        port = bare.bind_to_random_port("tcp://127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(LEGACY)
+            assert bare.poll(int(DEADLINE * 1000))
+            assert bare.recv_multipart()[1:] == [b"hello"]
+
+
+@pytest.mark.parametrize("endpoint", ["folder", "port"], indirect=True)
+@pytest.mark.parametrize("nbytes", [MAX_FRAME + 1, 2**31, 2**44, 2**63, 2**64 - 1])
+def test_an_announced_frame_that_is_too_long_costs_no_memory(
+    endpoint: ZmqEndpoint, knock: Callable[[], socket.socket], nbytes: int
+) -> None:
+    """The peer speaks the protocol perfectly, then says what comes."""
+    connection, before = knock(), resident()
+    connection.sendall(greeting(b"NULL") + READY)
+    with suppress(ConnectionError):
+        connection.sendall(b"\x02" + struct.pack(">Q", nbytes) + bytes(1 << 16))
+    shut_out(connection)
+    assert endpoint.wait([], 0.05) == ([], [])
+    assert resident() - before < 32 * 2**20
+
+
+def test_hundreds_of_silent_connections_hold_nobody_up(
+    endpoint: ZmqEndpoint, knock: Callable[[], socket.socket]
+) -> None:
+    silent, before = [knock() for _ in range(300)], resident()
+    assert isinstance(endpoint.door, LocalPort)
+    worker = Connection(endpoint.address, Hello(endpoint.door.token, 0, 1), MAX_FRAME)
+    try:
+        assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
+    finally:
+        worker.close()
+    for connection in silent:
+        shut_out(connection)
+    assert resident() - before < 32 * 2**20
+
+
+# ---- who speaks it, but is not one of us
+
+
+LETTERS = {
+    "wrong token": hello("0" * 32, 0),
+    "no token": hello("", 0),
+    "not ascii": hello("é" * 16, 0),
+    "no letter": [b"hello"],
+    "empty": [b""],
+    "many frames": [b""] * 200,
+    "long": [bytes(MAX_FRAME)] * 2,
+    "another kind": [bytes(seal(Header(VERSION, "upload", "run")).head)],
+    "no json": [*hello("", 0)[:1], b"{"],
+}
+
+
+def test_a_stranger_gets_no_letter_in(endpoint: ZmqEndpoint) -> None:
+    """Its letters are dropped, counted and not in the ledger; a worker comes in behind it."""
+    assert isinstance(endpoint.door, LocalPort)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.connect(endpoint.address)
+        for frames in LETTERS.values():
+            stranger.send_multipart(frames)
+        assert until(endpoint, lambda: endpoint.strangers == len(LETTERS)) == []
+        assert (endpoint.total_bytes, endpoint._routes) == ({"up": 0, "down": 0}, {})
+        stranger.send_multipart(hello(endpoint.door.token, 1))
+        assert until(endpoint, lambda: bool(endpoint._routes)) == [1]
+
+
+def test_a_second_worker_of_the_same_index_is_refused_and_the_first_unharmed(endpoint: ZmqEndpoint) -> None:
+    assert isinstance(endpoint.door, LocalPort)
+    with ExitStack() as closing:
+        who = Hello(endpoint.door.token, 0, 1)
+        first = Connection(endpoint.address, who, MAX_FRAME)
+        closing.callback(first.close)
+        assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
+        second = Connection(endpoint.address, who, MAX_FRAME)
+        closing.callback(second.close)
+        assert until(endpoint, lambda: endpoint.strangers == 1) == []
+        endpoint.send(0, seal(Header(VERSION, "stop", "run")))
+        answer = first.receive(DEADLINE)
+        assert answer is not None and answer.header.kind == "stop"
+        assert second.receive(0.05) is None
+
+
+def credentials(pair: KeyPair, server: KeyPair = SERVER) -> Credentials:
+    return Credentials(pair.public.encode(), pair.secret.encode(), server.public.encode())
+
+
+@pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)
+def test_a_key_opens_the_guarded_port_until_it_is_revoked(endpoint: ZmqEndpoint) -> None:
+    door, who = endpoint.door, Hello("", 7, 1)  # who it says it is does not count, but its key
+    assert isinstance(door, GuardedPort)
+    with pytest.raises(AccessError, match="does not accept this key"):
+        Connection(endpoint.address, who, MAX_FRAME, credentials(KeyPair.new()), DEADLINE)
+    with pytest.raises(TaskError, match="no coordinator with the key of the join file"):
+        Connection(endpoint.address, who, MAX_FRAME, credentials(KNOWN[0], KeyPair.new()), 0.3)
+    Connection(endpoint.address, who, MAX_FRAME, credentials(KNOWN[1]), DEADLINE).close(1.0)
+    assert until(endpoint, lambda: bool(endpoint.ledger.booked("up"))) == [1]
+    door.revoke(1)
+    with pytest.raises(AccessError, match="does not accept this key"):
+        Connection(endpoint.address, who, MAX_FRAME, credentials(KNOWN[1]), DEADLINE)
+    with pytest.raises(WireError, match="not of this run"):
+        door.who(who, KNOWN[1].public)
+    assert endpoint.strangers == 0
+
+
+def test_a_stranger_is_no_event(endpoint: ZmqEndpoint) -> None:
+    """An empty answer before its time would mean to the coordinator that its workers hang."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.connect(endpoint.address)
+        stranger.send(b"hello")
+        until(endpoint, lambda: endpoint.strangers == 1)
+        threading.Timer(0.05, stranger.send, [b"again"]).start()
+        began = time.monotonic()
+        assert endpoint.wait([], 0.2) == ([], [])
+        assert endpoint.strangers == 2
+        assert time.monotonic() - began >= 0.2
+
+
+# ---- a run among strangers
+
+
+class Mob:
+    """Makes noise, keeps silent connections and claims to be a worker, until it is told to stop."""
+
+    def __init__(self, endpoint: ZmqEndpoint, silent: int) -> None:
+        self._endpoint, self._over = endpoint, threading.Event()
+        self._silent = [raw(endpoint) for _ in range(silent)]
+        self.noises = 0
+        self._thread = threading.Thread(target=self._rage, daemon=True)
+        self._thread.start()
+
+    def _rage(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 0
+            dealer.sndtimeo = 20
+            dealer.sndhwm = 1  # what it cannot get rid of would be this process's memory, too
+            dealer.connect(self._endpoint.address)
+            while not self._over.wait(0.02):
+                for data in NOISE.values():
+                    with suppress(OSError), raw(self._endpoint) as connection:
+                        connection.sendall(data)
+                    self.noises += 1
+                for frames in LETTERS.values():
+                    with suppress(zmq.Again):
+                        dealer.send_multipart(frames)
+
+    def disperse(self) -> None:
+        self._over.set()
+        self._thread.join(DEADLINE)
+        for connection in self._silent:
+            connection.close()
+
+
+def work(endpoint: ZmqEndpoint, token: str, problem: Problem, folder: Path, index: int) -> None:
+    """A worker in a thread of this process."""
+    connection = Connection(endpoint.address, Hello(token, index, 1), MAX_FRAME)
+    try:
+        welcome = connection.receive(DEADLINE)
+        assert welcome is not None
+        runtime = WorkerRuntime(problem, folder, welcome.header.run, index)
+        announce(connection, runtime)
+        serve(connection, lambda letter: [runtime.handle(letter)])
+    finally:
+        connection.close(1.0)
+
+
+def test_a_run_among_strangers_has_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
+    def made() -> Problem:
+        return problem_of(find("fedlap_cov"), rounds=6)
+
+    with ExitStack() as closing:
+
+        def connect(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
+            door = LocalPort()
+            endpoint = ZmqEndpoint(ledger, door, MAX_FRAME)
+            mobs.append(Mob(endpoint, silent=100))
+            closing.callback(mobs[0].disperse)
+            until(endpoint, lambda: endpoint.strangers > 0)  # they are there first
+            for i in range(2):
+                about = (endpoint, door.token, made(), folder, i)
+                threading.Thread(target=work, args=about, daemon=True).start()
+            return endpoint
+
+        mobs: list[Mob] = []
+        quiet = play(made(), tmp_path / "quiet")
+        before = resident()
+        run = play(made(), tmp_path / "run", connect=connect, workers=2)
+    assert run.bits == quiet.bits
+    assert isinstance(run.endpoint, ZmqEndpoint)
+    assert run.endpoint.strangers >= len(LETTERS) and mobs[0].noises >= len(NOISE)
+    assert resident() - before < 64 * 2**20

@@ -1,0 +1,47 @@
+"""Who may connect at all: ZeroMQ's authentication (RFC 27), answered by a small thread.
+
+Only a socket with a ZAP domain refuses peers of ZMTP 1 and 2 and random bytes; without one libzmq hands
+what they send to the application. Workers connect before the coordinator waits for them, so a thread
+answers. pyzmq's own authenticator would run an event loop for that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import zmq
+from zmq.utils import z85
+
+DOMAIN = b"fedsim"
+"""Matched exactly: libzmq asks nobody about a domain that no handler knows, and then refuses all."""
+_ADDRESS = "inproc://zeromq.zap.01"
+
+
+def guard(socket: zmq.Socket[bytes], admits: Callable[[str], bool]) -> None:
+    """Ask `admits` about every newcomer of `socket`, before it is bound: of a CURVE connection the public key
+    that it has proved to own (Z85), else ''. The thread ends with the socket's context.
+
+    What a newcomer has shown is the frame property "User-Id" of all that it sends.
+    """
+    asked = socket.context.socket(zmq.REP)
+    asked.linger = 0
+    asked.bind(_ADDRESS)
+    socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    threading.Thread(target=_answer, args=(asked, admits), name="zap", daemon=True).start()
+
+
+def _answer(asked: zmq.Socket[bytes], admits: Callable[[str], bool]) -> None:
+    with asked, suppress(zmq.ContextTerminated):
+        while True:
+            asked.send_multipart(_verdict(asked.recv_multipart(), admits))
+
+
+def _verdict(question: list[bytes], admits: Callable[[str], bool]) -> list[bytes]:
+    """version, request, domain, address, routing id, mechanism, credentials -> version, request, status,
+    text, user, metadata."""
+    version, request, domain, _, _, mechanism, *credentials = question
+    key = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" else ""
+    good = (version, domain) == (b"1.0", DOMAIN) and mechanism in (b"NULL", b"CURVE") and admits(key)
+    return [version, request, *((b"200", b"", key.encode()) if good else (b"400", b"", b"")), b""]
