@@ -233,6 +233,15 @@ class RoundMachine:
         """The training tasks that a worker holds."""
         return [t for t in self._load.get(worker, []) if isinstance(t, TaskId)]
 
+    @property
+    def working(self) -> list[int]:
+        """The workers that hold work."""
+        return [worker for worker, held in self._load.items() if held]
+
+    def doing(self, worker: int) -> TaskId | tuple[int, int] | None:
+        """What a worker is at: its oldest task, or chunk (round, chunk)."""
+        return next(iter(self._load.get(worker, [])), None)
+
     def evaluates(self, round: int) -> bool:
         """Whether this round's model is evaluated."""
         return evaluates(round, self.rounds, self.eval_every, self.chunks)

@@ -124,6 +124,9 @@ _EXPERIMENT = (
         default=None,
         help="Compare the ledger with the kernel's count of the streams (tcp).",
     ),
+    click.option(
+        "--lease", type=float, metavar="SECONDS", help="Replace a worker that hangs for so long.  [120]"
+    ),
     click.option("--out", metavar="DIR", help="Run folder.  [runs/<time>-<algo>-<seed>]"),
     click.option(
         "--patience", type=float, metavar="SECONDS", help="Stop if nothing happens for so long.  [3600]"

@@ -227,6 +227,7 @@ class Session:
                 started=process_start(),
                 patience=self.execution.patience,
                 join_within=self.execution.join_within,
+                lease=self.execution.lease,
                 elsewhere=bool(self.execution.external_workers),
                 recovery=self.recovery,
             )

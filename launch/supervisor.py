@@ -52,6 +52,8 @@ class Supervisor:
         self._workers: dict[int, Process] = {}
         self._pidfds: dict[int, int] = {}
         self._statuses: dict[int, int] = {}
+        self._specs: list[dict[str, Any]] = []
+        self._places: tuple[Placement, ...] = ()
 
     # ---- starting
 
@@ -62,22 +64,38 @@ class Supervisor:
 
     def start_workers(self, specs: list[dict[str, Any]], places: tuple[Placement, ...]) -> None:
         """Start all workers and wait until each has a pid. Errors: TaskError, Interrupted."""
+        self._specs, self._places = specs, places
         deadline = time.monotonic() + START_DEADLINE
         self._expect("ready", deadline)
         for spec in specs:
             self._send({"start": spec})
         for _ in specs:
-            answer = self._expect("started", deadline)
-            index = answer["started"]
-            log = specs[index]["log"]
-            worker = _process("worker", index, answer["pid"], str(places[index]), log)
-            self.processes.append(worker)
-            self._workers[index] = worker
-            try:
-                self._pidfds[os.pidfd_open(worker.pid)] = index
-            except ProcessLookupError:
-                raise TaskError(f"worker {index} ended at once.\n{self._last_words(index)}") from None
+            self._started(self._expect("started", deadline))
         self.changed(self.processes)
+
+    def replace(self, worker: int, address: str) -> None:
+        """Start another process in the place of one that has ended. Errors: TaskError, Interrupted."""
+        self._statuses.pop(worker, None)
+        self._send({"start": self._specs[worker] | {"address": address}})
+        self._started(self._expect("started", time.monotonic() + START_DEADLINE))
+        self.changed(self.processes)
+
+    def kill(self, worker: int) -> None:
+        """End a worker's process, -9; its death is known from fds() as any other."""
+        for fd, index in self._pidfds.items():
+            if index == worker:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+
+    def _started(self, answer: dict[str, Any]) -> None:
+        index, pid = answer["started"], answer["pid"]
+        worker = _process("worker", index, pid, str(self._places[index]), self._specs[index]["log"])
+        self.processes.append(worker)
+        self._workers[index] = worker
+        try:
+            self._pidfds[os.pidfd_open(pid)] = index
+        except ProcessLookupError:
+            raise TaskError(f"worker {index} ended at once.\n{self._last_words(index)}") from None
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._server is not None

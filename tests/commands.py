@@ -55,7 +55,8 @@ class Command:
     def _read(self, until: float) -> bool:
         assert self.process.stdout is not None
         fd = self.process.stdout.fileno()  # not the file object: select cannot see what it has buffered
-        assert select.select([fd], [], [], max(0.0, until - time.monotonic()))[0], f"silent: {self.lines[-9:]}"
+        left = max(0.0, until - time.monotonic())
+        assert select.select([fd], [], [], left)[0], f"silent: {self.lines[-9:]}"
         got = os.read(fd, 1 << 16).decode()
         *whole, rest = (self.lines.pop() + got).split("\n")
         self.lines += [*whole, rest]

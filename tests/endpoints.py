@@ -179,6 +179,12 @@ class Pool:
                 return Death(self.pidfds[fd], "ended", "see its log")
         return None
 
+    def replace(self, worker: int, address: str) -> None:
+        raise AssertionError(f"worker {worker} has ended")
+
+    def kill(self, worker: int) -> None:
+        raise AssertionError(f"worker {worker} is to be killed")
+
     def finish(self) -> None:
         """End the run's workers. All that they compute is on disk before they reply."""
         for fd in self.pidfds:

@@ -182,6 +182,7 @@ def play(
             started=0.0,
             patience=60.0,
             join_within=60.0,
+            lease=60.0,
         )
         outcome = coordinator.run()
     finally:

@@ -33,6 +33,15 @@ def doing(machine: RoundMachine, worker: int) -> str:
     return f"in round {held[0].round}, at client {held[0].client}{later}"
 
 
+def strikes(machine: RoundMachine, last: Death, count: int) -> TaskError:
+    """Workers keep ending at the same thing."""
+    at = doing(machine, last.worker)
+    return TaskError(
+        f"worker {last.worker} {last.how} {at}: {count} workers have ended there, so it is not tried again. "
+        f"All rounds before are kept; fedsim resume goes on.\n{last.last_words}"
+    )
+
+
 def death(machine: RoundMachine, of: Death) -> TaskError:
     """A worker's process has ended."""
     return TaskError(f"worker {of.worker} {of.how} {doing(machine, of.worker)}.\n{of.last_words}")

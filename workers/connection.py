@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -115,6 +116,11 @@ class Connection:
             self._socket.send_multipart([letter.head, *letter.frames], copy=False)
         except zmq.Again:
             raise WireError(f"the coordinator took no letter for {deadline:g} s") from None
+
+    def offer(self, letter: Letter) -> None:
+        """Send if it can be sent at once; what is not sent is not missed."""
+        with suppress(zmq.Again):
+            self._socket.send_multipart([letter.head, *letter.frames], flags=zmq.NOBLOCK)
 
     def receive(self, deadline: float) -> Letter | None:
         """The next letter, or None after `deadline` seconds. Errors: TaskError if the connection is lost."""

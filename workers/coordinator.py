@@ -7,6 +7,7 @@ deadlines of their own.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -43,12 +44,13 @@ from fedsim.wire.letter import NONE, VERSION, Header, Letter, blob, seal
 from workers import blame
 from workers.admission import Admission
 from workers.connection import Hello
-from workers.crew import Crew
+from workers.crew import Crew, Death
 from workers.dispatch import Dispatch
 from workers.endpoint import Endpoint, Incoming
 from workers.folding import Folder
 from workers.journal import Journal
 from workers.lending import Loans
+from workers.pulse import Leases
 from workers.recovery import Recovery
 from workers.router import refusal
 from workers.scoreboard import Scoreboard
@@ -58,6 +60,9 @@ from workers.store import Checkpoints
 from workers.timeline import Span, Timeline
 from workers.wakeup import Wakeup
 from workers.worker import unpack_score
+
+STRIKES = 3
+"""A task at which so many workers have ended is not given again."""
 
 
 class Observer(Protocol):
@@ -107,6 +112,7 @@ class Coordinator:
         started: float,
         patience: float,
         join_within: float,
+        lease: float,
         elsewhere: bool = False,
         recovery: Recovery | None = None,
     ) -> None:
@@ -146,8 +152,6 @@ class Coordinator:
             recovery.epoch if recovery else 1,
             problem,
             endpoint,
-            crew,
-            self.machine,
             checkpoints.states,
             self.simulated,
             self.loans,
@@ -159,6 +163,9 @@ class Coordinator:
             setup = problem.algorithm.setup
             start = self.board.open(0, tuple(range(len(problem.clients))) if setup else ())
             start.model, start.committed = self._model(), not setup
+        self._strikes: Counter[TaskId | tuple[int, int] | str | None] = Counter()
+        """How many workers have ended at something."""
+        self.leases, self._stirred = Leases(lease), time.monotonic()
         self._begun = False
         self._round_began = time.monotonic()
         self._commits: list[float] = []
@@ -176,8 +183,8 @@ class Coordinator:
             while not self._finished:
                 if self.workers and not self.admission.ready:
                     self._wait_for_workers(all_of_them=False)
-                elif not self._step(self.patience):
-                    raise blame.silence(self.machine, self.workers, self.patience)
+                else:
+                    self._step_or_give_up()
         finally:
             self.folder.stop()
             self._wakeup.close()
@@ -213,11 +220,35 @@ class Coordinator:
             self._step(left)
 
     def _begin(self) -> None:
+        self._stirred = time.monotonic()
         self._begun, self._round_began, self.dispatch.timeline = True, time.monotonic(), Timeline()
         self.journal.append("start", epoch=self.dispatch.epoch)
         self._carry_out(self.machine.start(self._resumed, [r.number for r in self._unscored]))
         for worker in range(max(1, self.workers)):
             self._handle(Joined(worker))
+
+    def _step_or_give_up(self) -> None:
+        """Errors: TaskError if nothing has happened for `patience` seconds."""
+        if not self.workers:
+            if not self._step(self.patience):
+                raise blame.silence(self.machine, self.workers, self.patience)
+            return
+        if self._step(min(self.patience, self.leases.left(self.machine.working))):
+            self._stirred = time.monotonic()
+        for worker in self.leases.over(self.machine.working):
+            self._silent(worker)
+        if time.monotonic() - self._stirred >= self.patience:
+            raise blame.silence(self.machine, self.workers, self.patience)
+
+    def _silent(self, worker: int) -> None:
+        """A worker's lease has run out: it hangs or is stopped."""
+        why = f"was silent for {self.leases.seconds:g} s"
+        self.leases.forget(worker)
+        if self.loans is not None:
+            self._left(worker, why)
+            return
+        self.observer.left(worker, f"{why} {blame.doing(self.machine, worker)}, and is killed")
+        self.crew.kill(worker)
 
     def _step(self, timeout: float) -> bool:
         """Wait once and handle whatever came; False if nothing did."""
@@ -231,7 +262,7 @@ class Coordinator:
             self._take_fold()
         death = self.crew.check(ready)
         if death is not None:
-            raise blame.death(self.machine, death)
+            self._replace(death)
         return bool(incoming or ready or lost)
 
     def _handle(self, event: Event) -> None:
@@ -242,6 +273,9 @@ class Coordinator:
     def _receive(self, incoming: Incoming) -> None:
         worker, letter = incoming.worker, incoming.letter
         h = letter.header
+        self.leases.heard(worker)
+        if h.kind == "alive":
+            return
         if h.kind == "hello":
             fields, frames = blob("welcome", self.admission.welcome(worker))
             self.dispatch.send(worker, seal(Header(VERSION, "welcome", self.run_name, fields=fields), frames))
@@ -279,6 +313,8 @@ class Coordinator:
         if not why:
             if self._begun:
                 self._handle(Joined(worker))
+                if not self.admission.missing:
+                    self.endpoint.close_door()
             return
         if self.loans is None:
             raise AccessError(f"worker {worker}: {why}")
@@ -286,10 +322,25 @@ class Coordinator:
         self.endpoint.dismiss(worker)
         self.observer.left(worker, f"refused: {why}")
 
+    def _replace(self, death: Death) -> None:
+        """A worker's process has ended: another takes its place, unless what it was at has ended too many.
+
+        Errors: TaskError after STRIKES.
+        """
+        worker = death.worker
+        at = self.machine.doing(worker) if worker in self.admission.ready else "start"
+        self._strikes[at] += 1
+        if self._strikes[at] >= STRIKES:
+            raise blame.strikes(self.machine, death, self._strikes[at])
+        self._left(worker, death.how)
+        self.crew.replace(worker, self.endpoint.open_door())
+
     def _left(self, worker: int, why: str) -> None:
-        """A worker elsewhere is gone: others take over what it held, and it may come again."""
+        """A worker is gone: others take over what it held, and another may come in its place."""
         self.observer.left(worker, f"{why} {blame.doing(self.machine, worker)}")
         self.journal.append("left", worker=worker, round=self.machine.round)
+        self.endpoint.dismiss(worker)
+        self.leases.forget(worker)
         self.dispatch.left(worker)
         if worker in self.admission.ready:
             self.admission.ready.discard(worker)
@@ -396,8 +447,10 @@ class Coordinator:
                 case Open():
                     self._open(command)
                 case Give():
+                    self._gives(command.worker)
                     self.dispatch.give(self.server, command)
                 case Score():
+                    self._gives(command.worker)
                     self.dispatch.give_score(command, self.board[command.round].model)
                 case Release(client):
                     self.folder.release(client)
@@ -415,6 +468,11 @@ class Coordinator:
             self._record(commit, server)
         if committed:
             self.board.flush()
+
+    def _gives(self, worker: int) -> None:
+        """A lease begins when a worker that was idle gets work."""
+        if len(self.machine.held_by(worker)) <= 1:
+            self.leases.heard(worker)
 
     def _open(self, command: Open) -> None:
         """The fold computes from the decoded broadcast, as clients do."""

@@ -27,6 +27,12 @@ class Crew(Protocol):
     def check(self, ready: list[int]) -> Death | None:
         """What happened, if it was a death. Errors: Interrupted if a signal asked to stop."""
 
+    def replace(self, worker: int, address: str) -> None:
+        """Start another process in the place of one that has ended. Errors: TaskError, Interrupted."""
+
+    def kill(self, worker: int) -> None:
+        """End a worker's process, -9; its death is known from fds() as any other."""
+
 
 class NoCrew:
     """The crew of `--workers 0`: nobody, but a signal may still ask to stop."""
@@ -41,3 +47,9 @@ class NoCrew:
         if self._interrupted and self._interrupted.fd in ready:
             raise Interrupted("interrupted")
         return None
+
+    def replace(self, worker: int, address: str) -> None:
+        """There is nobody."""
+
+    def kill(self, worker: int) -> None:
+        """There is nobody."""

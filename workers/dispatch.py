@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 from contextlib import suppress
 from typing import Any
 
@@ -11,20 +10,16 @@ import msgspec
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
-from fedsim.rounds import Give, Open, RoundMachine, Score
+from fedsim.rounds import Give, Open, Score
 from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, decode_own, encode, seal
 from fedsim.wire.messages import check_values
-from workers import blame
-from workers.crew import Crew
 from workers.endpoint import Endpoint
 from workers.lending import Loans, state_letter
 from workers.simulated import Simulated
 from workers.store import ClientStates
 from workers.timeline import Timeline
 from workers.worker import to_evaluate
-
-DEATH_DEADLINE = 1.0
 
 
 class Dispatch:
@@ -37,15 +32,13 @@ class Dispatch:
         epoch: int,
         problem: Problem,
         endpoint: Endpoint,
-        crew: Crew,
-        machine: RoundMachine,
         states: ClientStates,
         simulated: Simulated,
         loans: Loans | None,
     ) -> None:
         self.run, self.epoch, self.problem = run, epoch, problem
-        self.endpoint, self.crew = endpoint, crew
-        self.machine, self.states, self.simulated, self.loans = machine, states, simulated, loans
+        self.endpoint = endpoint
+        self.states, self.simulated, self.loans = states, simulated, loans
         self.timeline = Timeline()
         self._payload = Payload((), ())
         self._models_sent: dict[int, int] = {}
@@ -99,17 +92,9 @@ class Dispatch:
         self.timeline.gave(score.worker, score.round, score.chunk, NONE, "evaluate")
 
     def send(self, worker: int, letter: Letter, again: bool = False) -> None:
-        """Errors: TaskError if the worker is gone; one elsewhere may be, which is known soon."""
-        try:
+        """A worker that is gone gets nothing: its end is about to be known, and others take over."""
+        with suppress(TaskError):
             self.endpoint.send(worker, letter, again)
-        except TaskError:
-            if self.loans is not None:
-                return
-            # the worker is gone and its death is about to be known: that says more
-            death = self.crew.check(select.select(self.crew.fds(), [], [], DEATH_DEADLINE)[0])
-            if death is None:
-                raise
-            raise blame.death(self.machine, death) from None
 
     def left(self, worker: int) -> None:
         """A worker elsewhere is gone, and with it what it had been sent."""

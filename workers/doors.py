@@ -35,6 +35,9 @@ class Door(Protocol):
     def open(self, socket: zmq.Socket[bytes]) -> str:
         """Bind; returns the address to connect to. Errors: UsageError."""
 
+    def reopen(self, socket: zmq.Socket[bytes]) -> str:
+        """Let somebody in after full(); returns the address, which may be another one."""
+
     def who(self, hello: Hello, key: str) -> int:
         """The worker that says hello; key: the public key that its connection has proved to own, '' without
         CURVE. Errors: WireError for a stranger."""
@@ -74,12 +77,20 @@ class PrivateFolder(_Own):
     can leave it behind. Open connections stay."""
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
+        guard(socket, lambda key: True)
+        return self._bind(socket)
+
+    def reopen(self, socket: zmq.Socket[bytes]) -> str:
+        if self._folder.exists():
+            return self._address
+        return self._bind(socket)  # no unbind of the old one: it would end the connections made there
+
+    def _bind(self, socket: zmq.Socket[bytes]) -> str:
         short = len(tempfile.gettempdir()) < 60  # a socket's path has at most 107 bytes
         self._folder = Path(tempfile.mkdtemp(prefix="fedsim-", dir=None if short else "/tmp"))  # 0700
-        address = f"ipc://{self._folder}/coordinator"
-        guard(socket, lambda key: True)
-        socket.bind(address)
-        return address
+        self._address = f"ipc://{self._folder}/coordinator"
+        socket.bind(self._address)
+        return self._address
 
     def full(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -91,6 +102,9 @@ class LocalPort(_Own):
     def open(self, socket: zmq.Socket[bytes]) -> str:
         guard(socket, lambda key: True)
         self.port = socket.bind_to_random_port("tcp://127.0.0.1")
+        return self.reopen(socket)
+
+    def reopen(self, socket: zmq.Socket[bytes]) -> str:
         return f"tcp://127.0.0.1:{self.port}"
 
 
@@ -121,6 +135,9 @@ class GuardedPort:
         address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self.port = int(address.rpartition(":")[2])
         return address
+
+    def reopen(self, socket: zmq.Socket[bytes]) -> str:
+        return self.bind
 
     def revoke(self, worker: int) -> None:
         self._workers = {key: index for key, index in self._workers.items() if index != worker}

@@ -50,6 +50,10 @@ class Endpoint(ABC):
     def dismiss(self, worker: int) -> None:
         """Forget a worker's connection."""
 
+    def open_door(self) -> str:
+        """Let somebody in again after close_door(); returns the address."""
+        return ""
+
     def close_door(self) -> None:
         """Everybody has joined: nothing need be there for others to connect to."""
 

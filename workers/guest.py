@@ -52,7 +52,7 @@ class Visit:
                 orders |= {"run_dir": folder, "data_dir": str(self.data_dir) if self.data_dir else None}
                 runtime = set_up(connection, welcome, orders, experiment["device"])
                 announce(connection, runtime, digest=True)
-                serve(connection, Borrower(runtime).handle)
+                serve(connection, runtime, Borrower(runtime).handle)
         finally:
             connection.close(linger=1.0)
         tell("the run is over")

@@ -28,6 +28,7 @@ from workers.admission import Belongings
 from workers.connection import Connection, Hello
 from workers.memory import settle
 from workers.numerics import fix_numerics
+from workers.pulse import Pulse
 from workers.worker import WorkerRuntime, failure
 
 JOIN_DEADLINE = 120.0
@@ -51,7 +52,7 @@ def run(spec: dict[str, Any]) -> int:
             return 1
         settle()
         announce(connection, runtime)
-        serve(connection, lambda letter: [runtime.handle(letter)])
+        serve(connection, runtime, lambda letter: [runtime.handle(letter)])
         return 0
     finally:
         connection.close(linger=1.0)
@@ -91,9 +92,11 @@ def warm_up(problem: Problem) -> None:
     minimise(blank, problem.start, how=LocalTraining(epochs=1), rng=Stream(0, "warm up"))
 
 
-def serve(connection: Connection, handle: Callable[[Letter], list[Letter]]) -> None:
+def serve(connection: Connection, runtime: WorkerRuntime, handle: Callable[[Letter], list[Letter]]) -> None:
     """Until 'stop'. A worker of this machine that hears nothing waits on: the kernel ends it with its
     coordinator. Errors: AccessError if the coordinator refuses, TaskError if its connection is lost."""
+    pulse = Pulse(connection)
+    runtime.problem.net.module.register_forward_pre_hook(pulse)
     while True:
         letter = connection.receive(60.0)
         if letter is None:
@@ -102,7 +105,10 @@ def serve(connection: Connection, handle: Callable[[Letter], list[Letter]]) -> N
             return
         if letter.header.kind == "refused":
             raise AccessError(f"refused: {bytes(letter.frames[0]).decode(errors='replace')}")
-        for reply in handle(letter):
+        pulse.begin(letter.header)
+        replies = handle(letter)
+        pulse.end()
+        for reply in replies:
             connection.send(reply)
 
 

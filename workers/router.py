@@ -66,9 +66,10 @@ class ZmqEndpoint(Endpoint):
 
     def send(self, worker: int, letter: Letter, again: bool = False) -> None:
         """Errors: TaskError if the worker is gone or does not take its letters."""
+        # also what does not go out any more: an algorithm's rows do not depend on who was lost when
+        self._book(letter, worker, "down", again)
         if worker not in self._routes:
             raise TaskError(f"cannot send to worker {worker}: it has no connection")
-        self._book(letter, worker, "down", again)
         try:
             self._send(self._routes[worker], letter)
         except zmq.ZMQError as e:
@@ -164,6 +165,7 @@ class ZmqEndpoint(Endpoint):
 
     def dismiss(self, worker: int) -> None:
         """Forget its connection: another may come in its place."""
+        self.complete = False
         self._workers.pop(self._routes.pop(worker, b""), None)
         self._descriptors = {fd: w for fd, w in self._descriptors.items() if w != worker}
 
@@ -172,6 +174,10 @@ class ZmqEndpoint(Endpoint):
             return None
         booked = self.ledger.booked
         return kernel.residual(self.door.port, lambda: (booked("down"), booked("up")))
+
+    def open_door(self) -> str:
+        self.address = self.door.reopen(self._socket)
+        return self.address
 
     def close_door(self) -> None:
         self.door.full()

@@ -1,0 +1,131 @@
+"""Workers that die, stop, hang or are slow: the run completes with the bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from launch.reading import Run
+from tests.commands import Command, fedsim, start
+from tests.launch.test_resume import same
+
+CLIENTS = """
+import os, signal, time
+from dataclasses import dataclass
+from pathlib import Path
+from protocols.fedavg import FedAvg
+
+MARK = Path(__file__).with_suffix(".mark")
+
+@dataclass(frozen=True)
+class Kills(FedAvg):
+    name = "kills"
+    def client_update(self, client, down, shard, task):
+        if (task.round, task.client) == (2, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().client_update(client, down, shard, task)
+
+@dataclass(frozen=True)
+class Hangs(FedAvg):
+    name = "hangs"
+    def client_update(self, client, down, shard, task):
+        if (task.round, task.client) == (2, 1) and not MARK.exists():
+            MARK.touch()
+            while True:
+                pass
+        return super().client_update(client, down, shard, task)
+
+@dataclass(frozen=True)
+class Slow(FedAvg):
+    name = "slow"
+    def client_update(self, client, down, shard, task):
+        for _ in range(30 if (task.round, task.client) == (2, 1) else 0):
+            time.sleep(0.2)
+            shard.net.logits(task.start, shard.floats(shard.inputs[:1]))
+        return super().client_update(client, down, shard, task)
+"""
+RUN = ("--clients", "4", "--rounds", "4", "--model", "logistic")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "clients.py"
+    path.write_text(CLIENTS)
+    return path
+
+
+def workers(folder: Path) -> list[int]:
+    """Of processes.json, those that have not ended."""
+    known = json.loads((folder / "processes.json").read_text())
+    return [p["pid"] for p in known if p["role"] == "worker" and not p["ended"]]
+
+
+def disturbed(
+    running: Command, folder: Path, number: signal.Signals, rounds: tuple[int, ...], of: int
+) -> None:
+    """Send a signal to the oldest living worker when each of these rounds has been reported."""
+    for r in rounds:
+        running.wait_for(f" {r}/{of} ")
+        until = time.monotonic() + 20.0
+        while not workers(folder) and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(workers(folder)[0], number)
+
+
+def test_killed_workers_are_replaced(tmp_path: Path) -> None:
+    options = ("--algo", "fedlap_cov", "--clients", "5", "--rounds", "12", "--set", "local.epochs=20")
+    folder = tmp_path / "run"
+    running = start("launch", "--workers", "2", "--out", str(folder), *options)
+    disturbed(running, folder, signal.SIGKILL, (1, 3, 5, 7), 12)
+    said = running.rest()
+    assert said.count("was killed by SIGKILL") >= 3, "one may have ended between two reports"
+    fedsim("launch", "--workers", "0", "--out", str(tmp_path / "plain"), *options)
+    same(Run.open(folder), Run.open(tmp_path / "plain"))
+    known = json.loads((folder / "processes.json").read_text())
+    assert len([p for p in known if p["role"] == "worker"]) >= 5 and all(p["ended"] for p in known)
+
+
+def test_a_stopped_worker_loses_its_lease(tmp_path: Path) -> None:
+    options = ("--algo", "fedlap", "--clients", "4", "--rounds", "6", "--set", "local.epochs=20")
+    folder = tmp_path / "run"
+    running = start("launch", "--workers", "2", "--lease", "3", "--out", str(folder), *options)
+    disturbed(running, folder, signal.SIGSTOP, (2,), 6)
+    assert "was silent for 3 s" in running.rest()
+    fedsim("launch", "--workers", "0", "--out", str(tmp_path / "plain"), *options)
+    same(Run.open(folder), Run.open(tmp_path / "plain"))
+
+
+def test_a_task_that_kills_its_workers_stops_the_run(file: Path, tmp_path: Path) -> None:
+    """After three: exit 1, named, and what was committed is there."""
+    folder = tmp_path / "run"
+    said = fedsim("launch", "--workers", "2", "--algo", f"{file}:Kills", "--out", str(folder), *RUN, code=1)
+    assert "was killed by SIGKILL in round 2, at client 1" in said and "3 workers have ended there" in said
+    assert (folder / "checkpoints" / "000001.checkpoint").exists()
+    known = json.loads((folder / "processes.json").read_text())
+    assert len([p for p in known if p["role"] == "worker"]) == 4
+
+
+def test_a_hung_worker_is_killed_and_a_slow_one_is_not(file: Path, tmp_path: Path) -> None:
+    """The lease is shorter than the slow task."""
+    hung = fedsim(
+        *("launch", "--workers", "2", "--lease", "3", "--algo", f"{file}:Hangs"),
+        *("--out", str(tmp_path / "hung"), *RUN),
+    )
+    assert "was silent for 3 s in round 2, at client 1" in hung and "done" in hung
+    slow = fedsim(
+        *("launch", "--workers", "2", "--lease", "3", "--algo", f"{file}:Slow"),
+        *("--out", str(tmp_path / "slow"), *RUN),
+    )
+    assert "silent" not in slow and "done" in slow
+    ledger = Run.open(tmp_path / "slow").ledger
+    beats = ledger[(ledger.message == "alive") & (ledger.layer == "header")]
+    assert len(beats) >= 4 and set(beats.kind) == {"control"}, "signs of life are in the books"
+    plain = ("launch", "--workers", "0", "--algo", "fedavg", "--out", str(tmp_path / "plain"), *RUN)
+    fedsim(*plain)
+    ends = {Run.open(tmp_path / name).summary["model_sha256"] for name in ("hung", "slow", "plain")}
+    assert len(ends) == 1
