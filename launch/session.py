@@ -38,6 +38,7 @@ from workers.doors import GuardedPort, own_door
 from workers.endpoint import Endpoint, Loopback
 from workers.invitation import FORMAT, Invitation, KeyPair
 from workers.journal import Journal
+from workers.membership import Terms
 from workers.memory import settle
 from workers.numerics import fix_numerics
 from workers.recovery import NOTHING, Recovery, recover
@@ -224,11 +225,8 @@ class Session:
                 journal,
                 run=self.run_name,
                 admission=self._admission(),
+                terms=self._terms(),
                 started=process_start(),
-                patience=self.execution.patience,
-                join_within=self.execution.join_within,
-                lease=self.execution.lease,
-                elsewhere=bool(self.execution.external_workers),
                 recovery=self.recovery,
             )
             outcome = coordinator.run()
@@ -239,6 +237,10 @@ class Session:
     @property
     def _own_workers(self) -> bool:
         return bool(self.execution.workers) and not self.execution.external_workers
+
+    def _terms(self) -> Terms:
+        e = self.execution
+        return Terms(e.join_within, e.lease, e.patience, bool(e.external_workers))
 
     def _admission(self) -> Admission:
         e, problem, execution = self.problem.experiment, self.problem, self.execution

@@ -35,6 +35,7 @@ from workers.coordinator import Coordinator, Outcome
 from workers.crew import NoCrew
 from workers.endpoint import Endpoint, Loopback
 from workers.journal import Journal
+from workers.membership import Terms
 from workers.store import (
     Checkpoint,
     Checkpoints,
@@ -179,10 +180,8 @@ def play(
             journal,
             run="run",
             admission=Admission(orders, Belongings("", {}), workers),
+            terms=Terms(60.0, 60.0, 60.0),
             started=0.0,
-            patience=60.0,
-            join_within=60.0,
-            lease=60.0,
         )
         outcome = coordinator.run()
     finally:

@@ -7,14 +7,11 @@ deadlines of their own.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
-
-from fedsim.errors import AccessError, FedsimError, TaskError, WireError
+from fedsim.errors import FedsimError, TaskError, WireError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
 from fedsim.rounds import (
@@ -27,8 +24,6 @@ from fedsim.rounds import (
     Finish,
     Folded,
     Give,
-    Joined,
-    Left,
     Open,
     ProtocolError,
     Release,
@@ -40,19 +35,17 @@ from fedsim.rounds import (
 )
 from fedsim.schedules import Schedule
 from fedsim.wire.ledger import Entry, stream_bytes
-from fedsim.wire.letter import NONE, VERSION, Header, Letter, blob, seal
+from fedsim.wire.letter import Letter
 from workers import blame
 from workers.admission import Admission
-from workers.connection import Hello
-from workers.crew import Crew, Death
+from workers.crew import Crew
 from workers.dispatch import Dispatch
 from workers.endpoint import Endpoint, Incoming
 from workers.folding import Folder
 from workers.journal import Journal
 from workers.lending import Loans
-from workers.pulse import Leases
+from workers.membership import Membership, Terms, Witness
 from workers.recovery import Recovery
-from workers.router import refusal
 from workers.scoreboard import Scoreboard
 from workers.simulated import Simulated
 from workers.spool import Spool
@@ -61,11 +54,8 @@ from workers.timeline import Span, Timeline
 from workers.wakeup import Wakeup
 from workers.worker import unpack_score
 
-STRIKES = 3
-"""A task at which so many workers have ended is not given again."""
 
-
-class Observer(Protocol):
+class Observer(Witness, Protocol):
     """Who writes and shows what happens."""
 
     def committed(self, commit: Commit, entries: list[Entry]) -> int:
@@ -74,10 +64,6 @@ class Observer(Protocol):
     def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
 
     def spans(self, spans: list[Span]) -> None: ...
-
-    def joined(self, worker: int, hello: Hello) -> None: ...
-
-    def left(self, worker: int, why: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -109,22 +95,15 @@ class Coordinator:
         *,
         run: str,
         admission: Admission,
+        terms: Terms,
         started: float,
-        patience: float,
-        join_within: float,
-        lease: float,
-        elsewhere: bool = False,
         recovery: Recovery | None = None,
     ) -> None:
-        """elsewhere: workers come from other machines, where they do not see the run's folder, and may come
-        and go. recovery: where an earlier start has left off."""
+        """recovery: where an earlier start has left off."""
         self.problem, self.endpoint, self.crew = problem, endpoint, crew
         self.checkpoints, self.observer, self.journal = checkpoints, observer, journal
-        self.run_name, self.admission, self.started = run, admission, started
-        self.workers = admission.workers
-        self.patience, self.join_within = patience, join_within
-        """Seconds in which something has to happen: the longest task, generously; in which workers come."""
-        self.loans = Loans() if elsewhere else None
+        self.run_name, self.terms, self.started = run, terms, started
+        self.loans = Loans() if terms.elsewhere else None
         experiment = problem.experiment
         self.machine = RoundMachine(
             rounds=experiment.rounds,
@@ -163,10 +142,10 @@ class Coordinator:
             setup = problem.algorithm.setup
             start = self.board.open(0, tuple(range(len(problem.clients))) if setup else ())
             start.model, start.committed = self._model(), not setup
-        self._strikes: Counter[TaskId | tuple[int, int] | str | None] = Counter()
-        """How many workers have ended at something."""
-        self.leases, self._stirred = Leases(lease), time.monotonic()
-        self._begun = False
+        self.members = Membership(
+            admission, terms, endpoint, crew, self.dispatch, self.machine, observer, journal, self._handle
+        )
+        self._stirred = time.monotonic()
         self._round_began = time.monotonic()
         self._commits: list[float] = []
         self._first_round = 0.0
@@ -178,18 +157,22 @@ class Coordinator:
     def run(self) -> Outcome:
         """Errors: TaskError naming worker, client and round; Interrupted; DiskError."""
         try:
-            self._join()
+            for left in self.members.waiting(everybody=True):
+                self._step(left)
             self._begin()
             while not self._finished:
-                if self.workers and not self.admission.ready:
-                    self._wait_for_workers(all_of_them=False)
-                else:
-                    self._step_or_give_up()
+                for left in self.members.waiting(everybody=False):
+                    self._step(left)
+                if self._step(self.members.patience()):
+                    self._stirred = time.monotonic()
+                self.members.end_leases()
+                if time.monotonic() - self._stirred >= self.terms.patience:
+                    raise blame.silence(self.machine, self.members.size, self.terms.patience)
         finally:
             self.folder.stop()
             self._wakeup.close()
         residual = self.endpoint.residual()
-        self.dispatch.stop(self.workers)
+        self.dispatch.stop(self.members.size)
         algorithm, problem = self.problem.algorithm, self.problem
         return Outcome(
             self.server,
@@ -201,54 +184,12 @@ class Coordinator:
             residual,
         )
 
-    def _join(self) -> None:
-        """Wait until every worker is ready. In process there is nobody to wait for."""
-        self._wait_for_workers(all_of_them=True)
-        self.endpoint.close_door()
-
-    def _wait_for_workers(self, all_of_them: bool) -> None:
-        """Errors: TaskError if they do not come in time."""
-        deadline = time.monotonic() + self.join_within
-        while self.admission.missing if all_of_them else not self.admission.ready:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                missing = ", ".join(map(str, self.admission.missing))
-                raise TaskError(
-                    f"{len(self.admission.ready)} of {self.workers} workers were ready after "
-                    f"{self.join_within:g} s; missing: {missing}"
-                )
-            self._step(left)
-
     def _begin(self) -> None:
-        self._stirred = time.monotonic()
-        self._begun, self._round_began, self.dispatch.timeline = True, time.monotonic(), Timeline()
+        self._stirred = self._round_began = time.monotonic()
+        self.dispatch.timeline = Timeline()
         self.journal.append("start", epoch=self.dispatch.epoch)
         self._carry_out(self.machine.start(self._resumed, [r.number for r in self._unscored]))
-        for worker in range(max(1, self.workers)):
-            self._handle(Joined(worker))
-
-    def _step_or_give_up(self) -> None:
-        """Errors: TaskError if nothing has happened for `patience` seconds."""
-        if not self.workers:
-            if not self._step(self.patience):
-                raise blame.silence(self.machine, self.workers, self.patience)
-            return
-        if self._step(min(self.patience, self.leases.left(self.machine.working))):
-            self._stirred = time.monotonic()
-        for worker in self.leases.over(self.machine.working):
-            self._silent(worker)
-        if time.monotonic() - self._stirred >= self.patience:
-            raise blame.silence(self.machine, self.workers, self.patience)
-
-    def _silent(self, worker: int) -> None:
-        """A worker's lease has run out: it hangs or is stopped."""
-        why = f"was silent for {self.leases.seconds:g} s"
-        self.leases.forget(worker)
-        if self.loans is not None:
-            self._left(worker, why)
-            return
-        self.observer.left(worker, f"{why} {blame.doing(self.machine, worker)}, and is killed")
-        self.crew.kill(worker)
+        self.members.begin()
 
     def _step(self, timeout: float) -> bool:
         """Wait once and handle whatever came; False if nothing did."""
@@ -257,12 +198,12 @@ class Coordinator:
             self._receive(letter)
         lost, self.endpoint.lost = self.endpoint.lost, []
         for worker in lost:
-            self._left(worker, "its connection was lost")
+            self.members.left(worker, "its connection was lost")
         if self._wakeup.fd in ready and self._wakeup.clear():
             self._take_fold()
         death = self.crew.check(ready)
         if death is not None:
-            self._replace(death)
+            self.members.died(death)
         return bool(incoming or ready or lost)
 
     def _handle(self, event: Event) -> None:
@@ -273,19 +214,17 @@ class Coordinator:
     def _receive(self, incoming: Incoming) -> None:
         worker, letter = incoming.worker, incoming.letter
         h = letter.header
-        self.leases.heard(worker)
+        self.members.leases.heard(worker)
         if h.kind == "alive":
             return
         if h.kind == "hello":
-            fields, frames = blob("welcome", self.admission.welcome(worker))
-            self.dispatch.send(worker, seal(Header(VERSION, "welcome", self.run_name, fields=fields), frames))
-            self.observer.joined(worker, msgspec.json.decode(letter.frames[0], type=Hello))
+            self.members.hello(worker, letter)
         elif h.run != self.run_name:
             raise TaskError(f"worker {worker} answers for run {h.run!r}; this is {self.run_name!r}")
         elif h.kind == "ready":
-            self._ready(worker, letter)
+            self.members.ready(worker, letter)
         elif h.kind == "failed":
-            self._failed(worker, letter)
+            self.members.failed(worker, letter)
         elif h.epoch != self.dispatch.epoch:
             said = f"worker {worker} answers to start {h.epoch} of this run"
             raise TaskError(f"{said}; this is start {self.dispatch.epoch}")
@@ -299,53 +238,6 @@ class Coordinator:
             self._scored(worker, letter)
         else:
             raise TaskError(f"worker {worker} sent a letter of kind {h.kind!r}")
-
-    def _failed(self, worker: int, letter: Letter) -> None:
-        """One elsewhere that cannot set itself up may come again; whatever else fails, fails everywhere."""
-        error = blame.failure(worker, letter)
-        if self.loans is None or letter.header.round != NONE:
-            raise error
-        self.endpoint.dismiss(worker)
-        self.observer.left(worker, str(error))
-
-    def _ready(self, worker: int, letter: Letter) -> None:
-        why = self.admission.examine(worker, letter)
-        if not why:
-            if self._begun:
-                self._handle(Joined(worker))
-                if not self.admission.missing:
-                    self.endpoint.close_door()
-            return
-        if self.loans is None:
-            raise AccessError(f"worker {worker}: {why}")
-        self.endpoint.send(worker, refusal(why))
-        self.endpoint.dismiss(worker)
-        self.observer.left(worker, f"refused: {why}")
-
-    def _replace(self, death: Death) -> None:
-        """A worker's process has ended: another takes its place, unless what it was at has ended too many.
-
-        Errors: TaskError after STRIKES.
-        """
-        worker = death.worker
-        at = self.machine.doing(worker) if worker in self.admission.ready else "start"
-        self._strikes[at] += 1
-        if self._strikes[at] >= STRIKES:
-            raise blame.strikes(self.machine, death, self._strikes[at])
-        self._left(worker, death.how)
-        self.crew.replace(worker, self.endpoint.open_door())
-
-    def _left(self, worker: int, why: str) -> None:
-        """A worker is gone: others take over what it held, and another may come in its place."""
-        self.observer.left(worker, f"{why} {blame.doing(self.machine, worker)}")
-        self.journal.append("left", worker=worker, round=self.machine.round)
-        self.endpoint.dismiss(worker)
-        self.leases.forget(worker)
-        self.dispatch.left(worker)
-        if worker in self.admission.ready:
-            self.admission.ready.discard(worker)
-            if self._begun:
-                self._handle(Left(worker))
 
     def _upload(self, worker: int, letter: Letter) -> None:
         task = task_of(letter)
@@ -472,7 +364,7 @@ class Coordinator:
     def _gives(self, worker: int) -> None:
         """A lease begins when a worker that was idle gets work."""
         if len(self.machine.held_by(worker)) <= 1:
-            self.leases.heard(worker)
+            self.members.leases.heard(worker)
 
     def _open(self, command: Open) -> None:
         """The fold computes from the decoded broadcast, as clients do."""
@@ -511,8 +403,7 @@ class Coordinator:
         end = self.observer.committed(commit, ledger.close(r))
         self.observer.spans(self.dispatch.timeline.take())
         self.journal.append("commit", round=r, ledger=end, about=about.known())
-        oldest = self.board.oldest
-        self.checkpoints.commit(r, server, commit.versions, commit.folded, r if oldest is None else oldest)
+        self.checkpoints.commit(r, server, commit.versions, commit.folded, self.board.oldest)
         about.committed = True
         if not self.machine.evaluates(r):
             self.board.drop(r)

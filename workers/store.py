@@ -187,10 +187,15 @@ class Checkpoints:
             thread.start()
 
     def commit(
-        self, round: int, server: Any, versions: tuple[int, ...], folded: tuple[int, ...], needed: int
+        self,
+        round: int,
+        server: Any,
+        versions: tuple[int, ...],
+        folded: tuple[int, ...],
+        needed: int | None = None,
     ) -> None:
-        """Write the checkpoint of a round, keep the last three and those from round `needed` on, and drop
-        states none of them names.
+        """Write the checkpoint of a round, keep the last three and those from round `needed` on (whose
+        models are still to be evaluated), and drop states none of them names.
 
         Errors: DiskError of an earlier write, or if the disk does not take one.
         """
@@ -199,7 +204,9 @@ class Checkpoints:
         if not self._writing.acquire(timeout=DISK_DEADLINE):
             raise DiskError(f"{self.folder}: nothing could be written for {DISK_DEADLINE:g} s")
         self._raise()
-        self._to_write.put(_Commit(path, round, server, versions, folded, needed))
+        self._to_write.put(
+            _Commit(path, round, server, versions, folded, round if needed is None else needed)
+        )
 
     def close(self, deadline: float = 30.0) -> None:
         """Wait until everything committed is durable, at most `deadline` seconds each.

@@ -253,3 +253,15 @@ def test_the_model_digest_is_of_little_endian_float32() -> None:
     raw = mean.float().numpy().astype("<f4").tobytes()
     assert model_digest(mean, None) == sha256(raw).hexdigest()
     assert model_digest(mean, precision) == sha256(raw + precision.numpy().tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize(("last", "left"), [(2, [2, 3, 4, 5, 6, 7]), (6, [5, 6, 7])])
+def test_checkpoints_whose_models_are_not_evaluated_are_kept(
+    last: int, left: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    checkpoints = Checkpoints(tmp_path / "checkpoints", ClientStates(tmp_path / "state", Client))
+    for r in range(1, 8):
+        checkpoints.commit(r, Server(torch.ones(1)), (0,), (), needed=2 if r < 7 else last)
+    checkpoints.close()
+    assert sorted(int(p.stem) for p in (tmp_path / "checkpoints").iterdir()) == left
