@@ -1,7 +1,8 @@
 """The journal: what the coordinator decided and accepted, in order, for resume and for looking.
 
 One record is length (u32) | xxh3_64 of the payload | payload, a msgpack map. Records are appended with
-one write each and no fsync: they survive kill -9. A torn tail is cut when the journal is opened.
+one write each and no fsync: they survive kill -9. A torn tail is cut when the journal is opened; a record
+that was damaged on disk is skipped, and costs no other.
 """
 
 from __future__ import annotations
@@ -22,15 +23,28 @@ _PREFIX = struct.Struct(">IQ")
 
 
 def _records(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
-    """Whole records and where each ends; stops at the first that is torn or damaged."""
+    """Whole records and where each ends."""
     at = 0
     while at + _PREFIX.size <= len(data):
-        length, digest = _PREFIX.unpack_from(data, at)
-        payload = data[at + _PREFIX.size : at + _PREFIX.size + length]
-        if len(payload) < length or xxhash.xxh3_64_intdigest(payload) != digest:
-            return
-        at += _PREFIX.size + length
-        yield msgspec.msgpack.decode(payload, type=dict[str, Any]), at
+        record, end = _record(data, at)
+        if record is None:
+            at += 1  # damaged is perhaps the length, too: the next whole record may begin anywhere
+        else:
+            at = end
+            yield record, end
+
+
+def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
+    """The record that begins here, None if none does, and where it ends."""
+    length, digest = _PREFIX.unpack_from(data, at)
+    start, end = at + _PREFIX.size, at + _PREFIX.size + length
+    if end > len(data) or xxhash.xxh3_64_intdigest(memoryview(data)[start:end]) != digest:
+        return None, end
+    try:
+        record = msgspec.msgpack.decode(data[start:end], type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None, end
+    return (record if "what" in record else None), end
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
