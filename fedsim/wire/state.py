@@ -34,6 +34,8 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 MAX_DIMS = 8
+MAX_HEADER = 1 << 19
+"""Bytes; of a foreign file they may become seventy times as many in memory before they are refused."""
 S = TypeVar("S")
 
 
@@ -93,13 +95,15 @@ def _inner(hint: Any, count: int) -> tuple[Any, ...]:
 def state_chunks(state: object) -> list[bytes | memoryview]:
     """The bytes of a state in pieces, tensors without a copy: what encode_state joins.
 
-    Errors: UsageError for a value that a state cannot hold.
+    Errors: UsageError for a value that a state cannot hold, or for too many of them beside tensors.
     """
     tensors: list[Tensor] = []
     try:
         header = msgspec.msgpack.encode(_plain(state, type(state), tensors))
     except OverflowError:
         raise UsageError("a state cannot hold an integer of more than 64 bits") from None
+    if len(header) > MAX_HEADER:
+        raise UsageError(f"a state with a header of {len(header)} bytes; keep what is many in a tensor")
     chunks: list[bytes | memoryview] = [struct.pack(">I", len(header)), header]
     chunks += [raw_bytes(t.cpu()) for t in tensors]
     hashed = xxhash.xxh3_64()
@@ -121,6 +125,8 @@ def decode_state(kind: type[S], data: bytes, whose: str) -> S:
     if struct.unpack(">Q", data[8:16])[0] != xxhash.xxh3_64_intdigest(body):
         raise WireError(f"{whose}: the checksum does not match; the state is damaged")
     (length,) = struct.unpack(">I", body[:4])
+    if length > MAX_HEADER:
+        raise WireError(f"{whose}: a header of {length} bytes; the limit is {MAX_HEADER}")
     try:
         header = msgspec.msgpack.decode(body[4 : 4 + length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
@@ -192,4 +198,6 @@ class _Reader:
             raise WireError(f"{self.whose}: {where} is cut off")
         part = self.data[self.at : end]
         self.at = end
+        if dtype is torch.bool and bytes(part).strip(b"\0\1"):
+            raise self._fail(where, "truth value")
         return from_bytes(part, shape, dtype)

@@ -98,6 +98,8 @@ class Codec:
 
     def unpack(self, parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None = None) -> Tensor:
         """The tensor of parts whose number, layers and sizes agree with `bounds`. Errors: WireError."""
+        if (self.lossy or self.delta) and not spec.dtype.is_floating_point:
+            raise WireError(f"codec {self.name!r} encodes floating-point fields only")
         return self.unpacker(parts, spec, self._checked(ref, spec))
 
     def sizes(self, count: int, itemsize: int) -> tuple[tuple[str, int], ...]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import struct
+import tracemalloc
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Optional
 
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from fedsim.errors import UsageError, WireError
 from fedsim.wire.messages import Mean
-from fedsim.wire.state import MAGIC, decode_state, encode_state
+from fedsim.wire.state import MAGIC, MAX_HEADER, decode_state, encode_state
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80)
 DTYPES = (torch.float64, torch.float32, torch.uint8, torch.int64, torch.bool)
@@ -299,6 +302,86 @@ def test_a_tensor_that_is_none_is_refused(tensor: Any) -> None:
 def test_a_hostile_header_is_refused(header: bytes) -> None:
     with pytest.raises(WireError, match=r"^here: "):
         decode_state(Small, sealed(header), "here")
+
+
+def test_a_header_is_bounded_on_both_sides() -> None:
+    """Seventy times as much memory as bytes would be the worst: empty maps."""
+    hostile = b"\xdd" + struct.pack(">I", 10**7) + b"\x80" * 10**7
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match=r"^here: a header of 10000005 bytes; the limit is 524288"):
+            decode_state(Small, sealed(hostile), "here")
+        with pytest.raises(WireError, match=r"^here: "):
+            decode_state(Small, sealed(b"\x80" * MAX_HEADER), "here")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 96 * 2**20
+    with pytest.raises(UsageError, match="keep what is many in a tensor"):
+        encode_state(Rates(tuple(map(float, range(60_000)))))
+
+
+def test_a_truth_value_has_two_values() -> None:
+    data = encode_state(Small(torch.tensor([True, False, True])))
+    assert decode_state(Small, data, "here").x.tolist() == [True, False, True]
+    forged = data[16:-2] + b"\x02\x01"
+    digest = struct.pack(">Q", xxhash.xxh3_64_intdigest(forged))
+    with pytest.raises(WireError, match=r"Small\.x is not a truth value"):
+        decode_state(Small, MAGIC + digest + forged, "here")
+
+
+ODD: tuple[Any, ...] = (0, -1, 2**61, 2**62, 2**63 - 1, -(2**63), 2**64 - 1, 1.5, None, True, b"x", "", "f32")
+ODD += ("bool", [], [1], {}, {"x": 1}, ["f32", [4]], ["bool", [4]], ["i64", [2]], ["f64", [2**61, 0]])
+ODD += (["f32", [0, 2**62]], ["f32", [2**40, 2**40, 0]], ["f32", []], ["f32", [0] * 8], ["u8", [1] * 9])
+WHOLE = Leaf(torch.arange(4.0), 3, 0.5, True, "x")
+TREE = Tree(
+    WHOLE,
+    WHOLE,
+    1.5,
+    (WHOLE, WHOLE),
+    (torch.zeros(2, 3), torch.zeros(0, 3)),
+    (1, "a"),
+    torch.ones(3).double(),
+    torch.ones(5),
+)
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to everything in nested lists and maps."""
+    if at:
+        yield at
+    keys = range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
+    for key in keys:
+        yield from places(value[key], (*at, key))
+
+
+@settings(fixed, max_examples=600)
+@given(st.data())
+def test_a_forged_state_is_one_of_its_class_or_refused(data: st.DataObject) -> None:
+    """Under a right checksum; what is accepted is whole: it encodes and comes back."""
+    sound = encode_state(TREE)
+    (length,) = struct.unpack(">I", sound[16:20])
+    plain, tail = msgspec.msgpack.decode(sound[20 : 20 + length]), sound[20 + length :]
+    for _ in range(data.draw(st.integers(1, 3))):
+        ways = list(places(plain))
+        if not ways:
+            break
+        *way, last = data.draw(st.sampled_from(ways))
+        inner = plain
+        for key in way:
+            inner = inner[key]
+        if data.draw(st.booleans()):
+            inner[last] = copy.deepcopy(data.draw(st.sampled_from(ODD)))
+        else:
+            del inner[last]
+    tail += bytes(data.draw(st.sampled_from([0, 0, 1, 16, 40])))
+    try:
+        back = decode_state(Tree, written(plain, tail), "here")
+    except WireError as e:
+        if not str(e).startswith("here: "):
+            raise
+        return
+    assert same(decode_state(Tree, encode_state(back), "here"), back)
 
 
 def test_another_magic_is_refused() -> None:
