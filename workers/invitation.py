@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import zmq
+from msgspec import Meta
 
 from fedsim.errors import DataError, DiskError, UsageError
 
 FORMAT = 1
+Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
 
 
 class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    public: str
-    secret: str
+    public: Key
+    secret: Key
 
     @staticmethod
     def new() -> KeyPair:
@@ -36,9 +39,9 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     run: str
     url: str
-    server_key: str
-    max_frame: int
-    workers: tuple[KeyPair, ...]
+    server_key: Key
+    max_frame: Annotated[int, Meta(ge=1, le=2**48)]
+    workers: Annotated[tuple[KeyPair, ...], Meta(min_length=1, max_length=4096)]
 
     def write(self, path: Path) -> None:
         """Readable by its owner only, from the first byte on. Errors: DiskError."""
