@@ -34,6 +34,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
+from fedsim.errors import WireError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.memory import FunctionTerm, Held, Memory
 from fedsim.learning.solvers import LocalTraining, Moments, minimise, minimise_memory
@@ -206,6 +207,9 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
         for k, up in ups:
             dual += self.dual_step(down, up, k, ctx.sizes)
             synced[k] = ctx.round
+            known = int((memory.owners == k).sum())
+            if len(up.logits) != (len(up.own.weights) if up.own is not None else known) or (up.own and known):
+                raise WireError(f"client {k} labels {len(up.logits)} points; the server has {known} of it")
             if up.own is not None:
                 arrived[k] = ctx.round
                 mine = Held.of(up.own.inputs, up.own.weights, k)
