@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedsim.problem import Problem
-from fedsim.wire.letter import Letter, decode, references
+from fedsim.wire.letter import NONE, Letter, decode, references
 from fedsim.wire.messages import check_values, schema
 
 
@@ -35,7 +35,10 @@ class Fold:
 class Folder:
     """One fold at a time: start, release ..., close; then `on_done` is signalled and `result` waits."""
 
-    def __init__(self, problem: Problem, take: Callable[[int], Letter], on_done: Callable[[], None]) -> None:
+    def __init__(
+        self, problem: Problem, take: Callable[[int], tuple[Letter, int]], on_done: Callable[[], None]
+    ) -> None:
+        """take: a client's upload and whom it came from."""
         self.problem, self._take, self._on_done = problem, take, on_done
         self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[tuple[Any, Any, int, int] | None] = queue.SimpleQueue()
@@ -92,10 +95,12 @@ class Folder:
         def ups() -> Iterator[tuple[int, Any]]:
             k: int | None = first
             while k is not None:
-                letter = self._take(k)
-                whose = f"upload of client {k} in round {round}"
+                letter, worker = self._take(k)
+                whose = f"upload of client {k} in round {round}" + (
+                    f" from worker {worker}" if worker != NONE else ""
+                )
                 up: Any = decode(up_type, letter, codecs, dims, whose, refs, layout)
-                check_values(up, whose)
+                check_values(up, whose, self.problem.experiment.max_norm or math.inf)
                 scalars.add(up, self.problem.sizes[k])
                 yield k, up
                 k = self._next()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from fedsim.wire.letter import Buffer, Letter, open_letter
+from fedsim.wire.letter import NONE, Buffer, Letter, open_letter
 from workers.store import disk_errors, write_atomically
 
 MEMORY_BYTES = 256 * 2**20
@@ -18,15 +18,15 @@ class Spool:
         self.folder, self.room = folder, memory_bytes
         self._lock = threading.Lock()
         """put in the main thread, take in the fold's"""
-        self._letters: dict[int, Letter] = {}
+        self._letters: dict[int, tuple[Letter, int]] = {}
         self._spilled: set[int] = set()
 
-    def put(self, client: int, letter: Letter) -> None:
-        """Errors: DiskError."""
+    def put(self, client: int, letter: Letter, worker: int = NONE) -> None:
+        """worker: who sent it. Errors: DiskError."""
         with self._lock:
-            self._put(client, letter)
+            self._put(client, letter, worker)
 
-    def _put(self, client: int, letter: Letter) -> None:
+    def _put(self, client: int, letter: Letter, worker: int) -> None:
         size = letter.total_bytes()
         if size > self.room:
             with disk_errors(self.folder):
@@ -36,18 +36,21 @@ class Spool:
             letter = Letter(letter.header, letter.head, ())
         else:
             self.room -= size
-        self._letters[client] = letter
+        self._letters[client] = letter, worker
 
-    def take(self, client: int) -> Letter:
-        """Errors: WireError if the file was damaged on disk, DiskError if it cannot be read."""
+    def take(self, client: int) -> tuple[Letter, int]:
+        """An upload and who sent it.
+
+        Errors: WireError if the file was damaged on disk, DiskError if it cannot be read.
+        """
         with self._lock:
             return self._pop(client)
 
-    def _pop(self, client: int) -> Letter:
-        letter = self._letters.pop(client)
+    def _pop(self, client: int) -> tuple[Letter, int]:
+        letter, worker = self._letters.pop(client)
         if client not in self._spilled:
             self.room += letter.total_bytes()
-            return letter
+            return letter, worker
         self._spilled.discard(client)
         path = self._path(client)
         with disk_errors(path):
@@ -58,7 +61,7 @@ class Spool:
         for part in (p for f in letter.header.fields for p in f.parts):
             frames.append(data[at : at + part.nbytes])
             at += part.nbytes
-        return open_letter([letter.head, *frames], f"spooled upload of client {client}, {path}")
+        return open_letter([letter.head, *frames], f"spooled upload of client {client}, {path}"), worker
 
     def _path(self, client: int) -> Path:
         return self.folder / f"{client:06d}.upload"

@@ -191,8 +191,9 @@ def values_of(message: Any) -> list[tuple[Field, Any]]:
     return out + ([(f, getattr(inner, f.name)) for f in schema(type(inner))] if inner is not None else [])
 
 
-def check_values(message: object, whose: str) -> None:
-    """Raise WireError unless every float of a decoded message is finite and every precision positive.
+def check_values(message: object, whose: str, max_norm: float = math.inf) -> None:
+    """Raise WireError unless every float of a decoded message is finite, every precision positive and no
+    tensor's Euclidean norm above `max_norm`.
 
     A finite sum proves that all values are finite at a fifth of the cost of isfinite.
     """
@@ -207,6 +208,10 @@ def check_values(message: object, whose: str) -> None:
             bad = int((~torch.isfinite(value)).sum())
             if bad:
                 raise WireError(f"{whose}: field {f.name!r} has {bad} of {value.numel()} values NaN or Inf")
+        if max_norm < math.inf:
+            norm = float(torch.linalg.vector_norm(value, dtype=torch.float64))
+            if norm > max_norm:
+                raise WireError(f"{whose}: field {f.name!r} has the norm {norm:g}; the limit is {max_norm:g}")
         if not f.kind.positive or not value.numel():
             continue
         if f.kind.dims == (TRIANGLE,):
