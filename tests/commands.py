@@ -35,6 +35,20 @@ class Command:
         while not any(text in line for line in self.lines[:-1]):
             assert self._read(until), f"it ended without {text!r}: {self.lines[-9:]}"
 
+    def listen(self, seconds: float) -> None:
+        """Read what it says for so long, or until it ends."""
+        assert self.process.stdout is not None
+        until, fd = time.monotonic() + seconds, self.process.stdout.fileno()
+        while (left := until - time.monotonic()) > 0 and select.select([fd], [], [], left)[0]:
+            if not self._read(time.monotonic() + DEADLINE):
+                return
+
+    def wait(self) -> None:
+        """Until it has ended, however."""
+        until = time.monotonic() + DEADLINE
+        while self._read(until):
+            pass
+
     def rest(self, code: int = 0) -> str:
         """All that it has said, once it has ended, which it must with `code`."""
         until = time.monotonic() + DEADLINE

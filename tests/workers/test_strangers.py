@@ -304,7 +304,7 @@ def work(endpoint: ZmqEndpoint, token: str, problem: Problem, folder: Path, inde
         assert welcome is not None
         runtime = WorkerRuntime(problem, folder, welcome.header.run, index)
         announce(connection, runtime)
-        serve(connection, lambda letter: [runtime.handle(letter)])
+        serve(connection, runtime, lambda letter: [runtime.handle(letter)])
     finally:
         connection.close(1.0)
 
