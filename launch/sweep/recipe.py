@@ -34,6 +34,7 @@ from msgspec import Meta
 from fedsim import plugin
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import (
+    DEFAULTS,
     Experiment,
     build_algorithm,
     convert,
@@ -46,8 +47,12 @@ from launch.execution import Execution
 from protocols import find
 
 TABLES = ("experiment", "hyperparameters", "codecs")
-LATER = {"evaluate_on": "test", "error_feedback": False, "link": "", "compute": "", "deadline": ""}
-"""Keys that came after the first sweeps: runs without them are runs with these values."""
+FIRST = (
+    *("algo", "dataset", "fraction", "inputs", "partition", "model", "clients", "rounds", "participation"),
+    *("seed", "eval_every", "eval_samples", "threads", "device", "hyperparameters", "codecs"),
+)
+"""An experiment's keys when sweeps began. A run without a later key is one with its default, so that a new
+key does not make old runs unknown."""
 
 
 @dataclass(frozen=True)
@@ -214,8 +219,8 @@ class Trial:
     def id(self) -> str:
         """Digest of everything that its bits depend on, besides code and library versions."""
         described = asdict(self.experiment)
-        for key, value in LATER.items():
-            if described[key] == value:
+        for key in described.keys() - set(FIRST):
+            if described[key] == getattr(DEFAULTS, key):
                 del described[key]
         text = json.dumps(described, sort_keys=True)
         return f"{plugin.short(self.experiment.algo)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
