@@ -123,6 +123,10 @@ class GuardedPort:
         self._workers = {pair.public: index for index, pair in enumerate(workers)}
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
+        host, _, port = self.bind.rpartition(":")
+        if host == "tcp://*":
+            say = f"name one address of this machine, or say tcp://0.0.0.0:{port}"
+            raise UsageError(f"--bind {self.bind} would listen on every network of this machine; {say}")
         guard(socket, lambda key: key in self._workers)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._server.public.encode())

@@ -111,6 +111,8 @@ class ZmqEndpoint(Endpoint):
         worker = self._workers.get(route)
         if worker is not None:
             letter = open_letter(buffers, f"from worker {worker}")
+            if letter.header.kind == "hello":
+                raise WireError(f"from worker {worker}: a second hello")
         else:
             try:
                 if sum(b.nbytes for b in buffers) > HELLO_BYTES:

@@ -14,6 +14,10 @@ from contextlib import suppress
 import zmq
 from zmq.utils import z85
 
+from fedsim.errors import UsageError
+
+OLDEST = (4, 3, 5)
+"""Older libzmq has holes that need no key: CVE-2019-6250, CVE-2019-13132, CVE-2020-15166 and others."""
 DOMAIN = b"fedsim"
 """Matched exactly: libzmq asks nobody about a domain that no handler knows, and then refuses all."""
 _ADDRESS = "inproc://zeromq.zap.01"
@@ -24,7 +28,14 @@ def guard(socket: zmq.Socket[bytes], admits: Callable[[str], bool]) -> None:
     that it has proved to own (Z85), else ''. The thread ends with the socket's context.
 
     What a newcomer has shown is the frame property "User-Id" of all that it sends.
+
+    Errors: UsageError if libzmq is too old to listen with.
     """
+    if zmq.zmq_version_info() < OLDEST:
+        needed = ".".join(map(str, OLDEST))
+        raise UsageError(
+            f"libzmq {zmq.zmq_version()} has known security holes; fedsim needs {needed} (pyzmq 26)"
+        )
     asked = socket.context.socket(zmq.REP)
     asked.linger = 0
     asked.bind(_ADDRESS)

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import zmq
 
-from fedsim.errors import AccessError, TaskError, WireError
+from fedsim.errors import AccessError, TaskError, UsageError, WireError
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import VERSION, Header, blob, seal
@@ -259,6 +259,33 @@ def test_a_stranger_is_no_event(endpoint: ZmqEndpoint) -> None:
         assert endpoint.wait([], 0.2) == ([], [])
         assert endpoint.strangers == 2
         assert time.monotonic() - began >= 0.2
+
+
+def test_a_worker_says_hello_once(endpoint: ZmqEndpoint) -> None:
+    assert isinstance(endpoint.door, LocalPort)
+    worker = Connection(endpoint.address, Hello(endpoint.door.token, 0, 1), MAX_FRAME)
+    try:
+        assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
+        worker.send(seal(Header(VERSION, "hello", "")))
+        with pytest.raises(WireError, match="from worker 0: a second hello"):
+            until(endpoint, lambda: False)
+    finally:
+        worker.close()
+
+
+# ---- what is not opened at all
+
+
+def test_an_old_libzmq_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmq, "zmq_version_info", lambda: (4, 3, 4))
+    for door in DOORS.values():
+        with pytest.raises(UsageError, match=r"known security holes; fedsim needs 4\.3\.5"):
+            ZmqEndpoint(Ledger(), door(), MAX_FRAME)
+
+
+def test_every_network_is_said_and_not_starred() -> None:
+    with pytest.raises(UsageError, match=r"would listen on every network .* say tcp://0\.0\.0\.0:5555"):
+        ZmqEndpoint(Ledger(), GuardedPort("tcp://*:5555", SERVER, KNOWN), MAX_FRAME)
 
 
 # ---- a run among strangers
