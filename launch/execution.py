@@ -15,6 +15,7 @@ class Execution:
     external_workers: none are started here, so many are waited for on `bind`, a tcp address of this machine,
     for `join_within` seconds; workers is then their number.
     verify_bytes: end with an error unless the kernel's count of the streams is the ledger's; tcp only.
+    keep_uploads: leave every accepted upload in RUN/uploads, for fedsim replay.
     lease: seconds after which a worker that computes without a sign of life is killed and replaced; it
     gives one a second from inside its loop, however slow it is.
     patience: seconds after which a run in which nothing happens stops with an error; longer than the
@@ -30,5 +31,6 @@ class Execution:
     data_dir: str | None = None
     out: str | None = None
     verify_bytes: bool = False
+    keep_uploads: bool = False
     lease: Annotated[float, Meta(gt=0)] = 120.0
     patience: Annotated[float, Meta(gt=0)] = 3600.0

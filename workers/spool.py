@@ -7,15 +7,17 @@ from pathlib import Path
 
 from fedsim.wire.letter import NONE, Buffer, Letter, open_letter
 from workers.store import disk_errors, write_atomically
+from workers.trace import keep_upload
 
 MEMORY_BYTES = 256 * 2**20
 
 
 class Spool:
-    """Letters by client. Only the frames go to disk; headers stay."""
+    """Letters by client. Only the frames go to disk; headers stay. keep: the folder of the message trace, if
+    the run leaves one."""
 
-    def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES) -> None:
-        self.folder, self.room = folder, memory_bytes
+    def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES, keep: Path | None = None) -> None:
+        self.folder, self.room, self.keep = folder, memory_bytes, keep
         self._lock = threading.Lock()
         """put in the main thread, take in the fold's"""
         self._letters: dict[int, tuple[Letter, int]] = {}
@@ -23,6 +25,8 @@ class Spool:
 
     def put(self, client: int, letter: Letter, worker: int = NONE) -> None:
         """worker: who sent it. Errors: DiskError."""
+        if self.keep is not None:
+            keep_upload(self.keep, letter)
         with self._lock:
             self._put(client, letter, worker)
 
