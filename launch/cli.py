@@ -125,6 +125,9 @@ _EXPERIMENT = (
         help="Compare the ledger with the kernel's count of the streams (tcp).",
     ),
     click.option(
+        "--keep-uploads", is_flag=True, default=None, help="Leave every upload in the run folder, for replay."
+    ),
+    click.option(
         "--lease", type=float, metavar="SECONDS", help="Replace a worker that hangs for so long.  [120]"
     ),
     click.option("--out", metavar="DIR", help="Run folder.  [runs/<time>-<algo>-<seed>]"),
@@ -181,6 +184,52 @@ def resume(run: str, allow_drift: bool, **options: Any) -> None:
     from launch.run import resume as go_on
 
     go_on(Path(run), options, drift=allow_drift)
+
+
+@main.command(short_help="Compute a run's last rounds again and compare the bits.")
+@click.argument("run", type=click.Path())
+@click.option(
+    "--rounds", type=click.IntRange(min=1), metavar="N", help="The last N that can be.  [all of them]"
+)
+@click.option("--clients", metavar="IDS", help="Of these clients, such as 0,4.  [all]")
+@click.option("--twice", is_flag=True, help="Compute every task twice, and compare these, too.")
+@click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [the run's]")
+def verify(run: str, rounds: int | None, clients: str | None, twice: bool, data_dir: str | None) -> None:
+    """Compute tasks of RUN again, in this process, and compare their digests with the run's.
+
+    Finds client code that is not deterministic and names it. The rounds that can be computed again are those
+    whose predecessor's checkpoint is kept, the last ones, and the first. Compares the digests of the summary
+    with the files, too. Exit code 1 if anything differs; nothing in the folder is changed.
+    """
+    import os
+    from pathlib import Path
+
+    from launch.server import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT)  # before torch is imported
+    from launch.verify import verify as again
+
+    again(Path(run), rounds, clients, twice=twice, data_dir=Path(data_dir) if data_dir else None)
+
+
+@main.command(short_help="Fold a run's kept uploads again, without clients.")
+@click.argument("run", type=click.Path())
+@click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [the run's]")
+def replay(run: str, data_dir: str | None) -> None:
+    """Fold the uploads of RUN again, from the start to the end, and compare what comes of them.
+
+    For runs that were launched with --keep-uploads. Every broadcast is made again, no client computes. Exit
+    code 1 if a checkpoint or the final model differs; nothing in the folder is changed.
+    """
+    import os
+    from pathlib import Path
+
+    from launch.server import ENVIRONMENT
+
+    os.environ.update(ENVIRONMENT)  # before torch is imported
+    from launch.replay import replay as again
+
+    again(Path(run), Path(data_dir) if data_dir else None)
 
 
 @main.command(short_help="Take part in a run on another machine.")

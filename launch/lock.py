@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedsim.errors import DiskError, UsageError
@@ -34,3 +36,20 @@ class RunLock:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+@contextmanager
+def at_rest(folder: Path) -> Iterator[None]:
+    """A block in which nobody goes on with the run; a folder that cannot be written is at rest anyway.
+
+    Errors: UsageError if another process carries it out.
+    """
+    lock = None
+    if (folder / "lock").exists():
+        with suppress(DiskError):
+            lock = RunLock(folder)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()

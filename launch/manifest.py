@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import version
@@ -17,6 +17,8 @@ from launch.execution import Execution
 from workers.devices import gpu_models
 
 FORMAT = 1
+COMPUTES = ("python", "torch", "numpy")
+"""Versions that bits may depend on; others only carry them about."""
 LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
 
 
@@ -27,6 +29,16 @@ def describe(experiment: Mapping[str, Any], execution: Execution, run: str) -> d
         "run": run,
         "experiment": experiment,
         "execution": asdict(execution),
+        **surroundings(),
+        "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},
+        "started": now(),
+        "command": sys.argv,
+    }
+
+
+def surroundings() -> dict[str, dict[str, Any]]:
+    """What computes here: versions and platform."""
+    return {
         "versions": versions(),
         "platform": {
             "system": platform.platform(),
@@ -34,10 +46,16 @@ def describe(experiment: Mapping[str, Any], execution: Execution, run: str) -> d
             "processor": _processor(),
             "gpus": gpu_models(),
         },
-        "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},
-        "started": now(),
-        "command": sys.argv,
     }
+
+
+def computing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Of two manifests, what the bits may depend on besides the experiment: its name, and what it was (None:
+    not recorded) and is."""
+    for name in COMPUTES:
+        yield name, before.get("versions", {}).get(name), now["versions"][name]
+    for name in ("machine", "processor", "gpus"):
+        yield name, before.get("platform", {}).get(name), now["platform"][name]
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ computes, other data are refused with both values named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,6 @@ from fedsim.experiment import Experiment, convert, dotted
 from launch import manifest
 from launch.execution import Execution
 from launch.options import Given, settle
-
-COMPUTES = ("python", "torch", "numpy")
-"""Versions that bits may depend on; others only carry them about."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class Stored:
 
         Errors: MismatchError.
         """
-        for what, before, today in self._facts(now):
+        for what, before, today in manifest.computing(self.manifest, now):
             if before is not None and before != today and not self.drift:
                 raise MismatchError(
                     f"{self.folder} was begun with {what} {before}; here it is {today}. The bits may differ: "
@@ -97,9 +94,3 @@ class Stored:
                     f"{self.folder} was begun with {key} {was[key]}; now it is {today[key]}: "
                     "other data, other code or another machine"
                 )
-
-    def _facts(self, now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-        for name in COMPUTES:
-            yield name, self.manifest.get("versions", {}).get(name), now["versions"][name]
-        for name in ("machine", "processor", "gpus"):
-            yield name, self.manifest.get("platform", {}).get(name), now["platform"][name]

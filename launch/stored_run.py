@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -10,15 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsim import plugin
+from fedsim.data.digest import data_digest
 from fedsim.errors import DataError, DiskError, WireError
 from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.problem import Problem
 from fedsim.schedules import schedule
 from fedsim.wire.letter import decode_own, encode, references
 from fedsim.wire.messages import check_values, map_tensors, part_of
+from fedsim.wire.state import encode_state
 from launch import manifest
 from protocols import find
+from workers.journal import read_journal
 from workers.numerics import fix_numerics
+from workers.recovery import checkpoint_path
 from workers.store import Checkpoint, ClientStates, read_checkpoint
 
 
@@ -38,6 +44,7 @@ class StoredRun:
     """A run as its folder has it; its numerics are this process's from then on."""
 
     folder: Path
+    manifest: Mapping[str, Any]
     problem: Problem
     checkpoint: Checkpoint[Any]
 
@@ -59,12 +66,83 @@ class StoredRun:
             if name in described and described[name] != now:
                 raise DataError(f"{folder}: its {name} was {described[name]}; with this data it is {now}")
         checkpoint = _newest(folder, problem.algorithm.server_type, len(problem.clients))
-        return StoredRun(folder, problem, checkpoint)
+        return StoredRun(folder, found, problem, checkpoint)
 
     @property
     def round(self) -> int:
         """The last one that was committed."""
         return self.checkpoint.round
+
+    @property
+    def first_round(self) -> int:
+        """1, or 0 if there was a set-up."""
+        return 0 if self.problem.algorithm.setup else 1
+
+    @property
+    def name(self) -> str:
+        """As it stands in every letter of the run."""
+        return str(self.manifest["run"])
+
+    def committed(self, round: int) -> Checkpoint[Any] | None:
+        """What a round committed; None if its checkpoint was cleared away. Errors: DataError if damaged."""
+        path = checkpoint_path(self.folder, round)
+        if not path.exists():
+            return None
+        try:
+            read: Checkpoint[Any] = read_checkpoint(path, self.problem.algorithm.server_type)
+        except (DiskError, WireError) as e:
+            raise DataError(str(e)) from None
+        return read
+
+    def unlike(self, made: Checkpoint[Any]) -> str | None:
+        """What a round that was carried out again has committed else than the run: '' for nothing, None if
+        its checkpoint was cleared away. Errors: DataError if that is damaged."""
+        kept = self.committed(made.round)
+        if kept is None:
+            return None
+        if kept.versions.tolist() != made.versions.tolist():
+            return "the versions of the clients' states differ"
+        for f in fields(kept.server):
+            if encode_state(getattr(kept.server, f.name)) != encode_state(getattr(made.server, f.name)):
+                return f"field {f.name!r} of the server's state differs"
+        return ""
+
+    def last_commit(self) -> int:
+        """The last round in the journal; its checkpoint may be missing or damaged."""
+        return max((r["round"] for r in self.journal() if r["what"] == "commit"), default=self.round)
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Errors: DataError if it cannot be read."""
+        try:
+            return read_journal(self.folder / "journal")
+        except DiskError as e:
+            raise DataError(str(e)) from None
+
+    def summary(self) -> Mapping[str, Any]:
+        """Empty if there is none: the run was killed. Errors: DataError."""
+        path = self.folder / "summary.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except (OSError, ValueError) as e:
+            raise DataError(f"{path} is damaged: {e}") from None
+        return dict(found) if isinstance(found, dict) else {}
+
+    def drift(self) -> list[str]:
+        """What computes here in another way than when the run was begun: each as `torch was 2.6, here it is
+        2.7`."""
+        was, e = self.manifest["experiment"], self.problem.experiment
+        facts = [*manifest.computing(self.manifest, manifest.surroundings())]
+        if e.device == "cpu":
+            facts = [fact for fact in facts if fact[0] != "gpus"]
+        else:
+            facts.append(("device", e.device, self.problem.net.device.type))
+        facts.append(("data", was.get("data"), data_digest(self.problem.dataset, self.problem.clients)))
+        sources = was.get("sources", {})
+        for path, digest in plugin.sources((e.algo, e.model, e.dataset)).items():
+            facts.append((f"the sha256 of {path}", sources.get(path), digest))
+        return [
+            f"{what} was {then}, here it is {now}" for what, then, now in facts if then not in (None, now)
+        ]
 
     def largest_participant(self) -> int:
         """Of the next round, the client with the most examples; of an empty round, of all."""

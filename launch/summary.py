@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedsim.errors import DiskError
+from fedsim.errors import DataError, DiskError
 from fedsim.learning.gaussian import Gaussian, Point, is_full
 from fedsim.learning.metrics import EXTRA
+from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from workers.coordinator import Outcome
@@ -57,6 +58,25 @@ def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
         save_file(tensors, path, {"algorithm": problem.experiment.algo})
     except (OSError, SafetensorError) as e:
         raise DiskError(f"cannot write {path}: {e}") from None
+
+
+def stored_model_digest(path: Path, layout: Layout) -> str:
+    """model_sha256 of what write_model has written. Errors: DataError."""
+    try:
+        tensors = load_file(path)
+        mean = _vector(tensors, layout, "")
+        if "precision" in tensors:
+            return model_digest(mean, tensors["precision"])
+        precise = any(name.startswith("precision.") for name in tensors)
+        return model_digest(mean, _vector(tensors, layout, "precision.") if precise else None)
+    except (OSError, SafetensorError) as e:
+        raise DataError(f"{path} cannot be read: {e}") from None
+    except KeyError as e:
+        raise DataError(f"{path} has no tensor {e}") from None
+
+
+def _vector(tensors: Mapping[str, Tensor], layout: Layout, prefix: str) -> Tensor:
+    return torch.cat([tensors[prefix + s.name].reshape(-1) for s in layout.slices])
 
 
 def summarise(

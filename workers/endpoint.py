@@ -8,12 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 import zmq
 
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import Letter, open_letter
-from workers.worker import WorkerRuntime
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,16 @@ class Endpoint(ABC):
         self.ledger.book(letter, worker, direction, again)
 
 
+class Worker(Protocol):
+    """Who answers letters, as workers.worker.WorkerRuntime does."""
+
+    def handle(self, letter: Letter) -> Letter: ...
+
+
 class Loopback(Endpoint):
     """One worker in this process: letters are encoded, checked and booked as on the wire."""
 
-    def __init__(self, ledger: Ledger, runtime: WorkerRuntime) -> None:
+    def __init__(self, ledger: Ledger, runtime: Worker) -> None:
         super().__init__(ledger)
         self.runtime = runtime
         self._queue: deque[Letter] = deque()

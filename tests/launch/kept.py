@@ -1,0 +1,89 @@
+"""Short runs in this process that keep their uploads, and the commands that look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from click.testing import CliRunner
+
+from fedsim.experiment import Experiment
+from launch.cli import main
+from launch.execution import Execution
+from launch.run import launch
+from workers import coordinator
+from workers.spool import Spool
+from workers.trace import uploads_folder
+
+LINK = {"link": "up=1mbit,down=1mbit,rtt=10ms", "compute": "0.3ms,noise=0.5", "deadline": "200ms"}
+RUNS: dict[str, dict[str, Any]] = {
+    "lossy": {"algo": "fedlap_cov", "codecs": {"up.precision": "bf16", "up.mean": "delta+zstd"}, "rounds": 4},
+    "two exchanges": {"algo": "mime", "participation": "full+lost:0.3+gone:0.3"},
+    "set-up": {"algo": "precond_admm", "participation": "2", "rounds": 2},
+    "parts": {"algo": "fedlap_func", "participation": "0.7"},
+    "late": {"algo": "fedavg", **LINK},
+    "empty rounds": {"algo": "fedavg", "participation": "coin:0.2"},
+    "fed back": {"algo": "fedavgm", "codecs": {"up.delta": "topk:0.1"}, "error_feedback": True},
+}
+"""What differs from three clients, three rounds and the logistic model."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+def kept_run(folder: Path, **changes: Any) -> Path:
+    described: dict[str, Any] = {"model": "logistic", "clients": 3, "rounds": 3} | changes
+    keep = described.pop("keep", True)
+    execution = Execution(workers=0, devices="cpu", out=str(folder), keep_uploads=keep)
+    with keeping(keep):
+        return launch(Experiment(**described), execution, quiet=True)
+
+
+@contextmanager
+def keeping(keep: bool = True) -> Iterator[None]:
+    """Until the coordinator hands Execution.keep_uploads on to its spool."""
+
+    def spool(folder: Path, **options: Any) -> Spool:
+        return Spool(folder, keep=uploads_folder(folder.parent) if keep else None)
+
+    with patch.object(coordinator, "Spool", spool):
+        yield
+
+
+def command(name: str, run: Path, *options: object) -> Said:
+    done = CliRunner().invoke(main, [name, str(run), *map(str, options)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert "Traceback" not in done.output
+    return Said(done.exit_code, done.stdout, done.stderr)
+
+
+def files(run: Path) -> dict[Path, bytes]:
+    """Everything in a run's folder, but for who holds its lock."""
+    return {p: p.read_bytes() for p in sorted(run.rglob("*")) if p.is_file() and p.name != "lock"}
+
+
+def flip(path: Path, at: float = 0.5) -> None:
+    """One bit, at this share of the file."""
+    data = bytearray(path.read_bytes())
+    data[int(at * (len(data) - 1))] ^= 1
+    path.write_bytes(data)
+
+
+def algorithm_file(folder: Path, body: str) -> str:
+    """A user's FedAvg with a method of its own; returns its spec."""
+    source = (
+        "from __future__ import annotations\nimport os, time\nfrom dataclasses import dataclass, replace\n"
+        "from protocols.fedavg import FedAvg\n\n@dataclass(frozen=True)\nclass Mine(FedAvg):\n" + body
+    )
+    (folder / "mine.py").write_text(source)
+    return f"{folder / 'mine.py'}:Mine"
