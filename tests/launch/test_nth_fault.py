@@ -1,0 +1,151 @@
+"""The n-th write, rename, link or fsync of a run dies or finds the disk full, for every n until none is hit:
+after a resume the bits are those of an undisturbed run (SQLite's method, reliability.md 6.8)."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from fedsim.errors import DiskError
+from fedsim.experiment import Experiment
+from launch import rundir
+from launch.execution import Execution
+from launch.run import launch, resume
+from workers import store
+
+DIED, FULL, UNTOUCHED = 77, 5, 0
+EXPERIMENT = Experiment(
+    algo="fedlap", clients=2, rounds=2, model="logistic", hyperparameters={"local.epochs": 1}
+)
+MOST = 200
+"""More calls than any of these runs makes; the loop ends before."""
+
+
+class Fault:
+    """Counts calls, and strikes at the n-th: what has been written until then may be torn."""
+
+    def __init__(self, at: int, dies: bool) -> None:
+        self.left, self.dies = at, dies
+
+    def __call__(self, tear: Callable[[], Any] = lambda: None) -> None:
+        self.left -= 1
+        if self.left:
+            return
+        tear()
+        if self.dies:
+            os._exit(DIED)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Torn:
+    """A file whose writes may stop in the middle."""
+
+    def __init__(self, file: IO[bytes], fault: Fault) -> None:
+        self.file, self.fault = file, fault
+
+    def write(self, data: Any) -> int:
+        half = memoryview(data).cast("B")[: memoryview(data).nbytes // 2]
+        self.fault(lambda: (self.file.write(half), self.file.flush()))
+        return self.file.write(data)
+
+    def __enter__(self) -> Torn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+def strike(fault: Fault) -> None:
+    """Put the fault in the way of everything that reaches the disk."""
+    for name in ("rename", "write", "fsync", "link"):
+        real = getattr(os, name)
+
+        def shim(*given: Any, real: Callable[..., Any] = real) -> Any:
+            fault()
+            return real(*given)
+
+        setattr(os, name, shim)
+
+    def opened(path: Any, mode: str = "r", **more: Any) -> Any:
+        file = builtins.open(path, mode, **more)  # noqa: SIM115
+        return Torn(file, fault) if mode == "wb" else file
+
+    store.open = opened  # type: ignore[attr-defined]
+    append = rundir.RunDir._append
+
+    def appended(self: rundir.RunDir, file: Any, write: Any) -> None:
+        def torn() -> Any:
+            fault()
+            return write()
+
+        append(self, file, torn)
+
+    rundir.RunDir._append = appended  # type: ignore[method-assign]
+
+
+def first_start(folder: str, at: int, dies: bool) -> None:
+    strike(Fault(at, dies))
+    try:
+        launch(EXPERIMENT, Execution(workers=0, out=folder), quiet=True)
+    except DiskError:
+        os._exit(FULL)
+    os._exit(UNTOUCHED)
+
+
+def second_start(folder: str) -> None:
+    if (Path(folder) / "manifest.json").exists():
+        resume(Path(folder), {}, quiet=True)
+    else:  # it never became a run
+        launch(EXPERIMENT, Execution(workers=0, out=folder + "-again"), quiet=True)
+    os._exit(UNTOUCHED)
+
+
+@pytest.fixture(scope="module")
+def ended() -> Callable[..., int]:
+    """Runs a function in a fresh process, forked from one that has imported only; returns its exit code."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["launch.session", "torch.optim", __name__])
+
+    def run(what: Callable[..., None], *given: Any) -> int:
+        process = context.Process(target=what, args=given)
+        process.start()
+        process.join(60.0)
+        assert process.exitcode is not None, "it hangs"
+        code = process.exitcode
+        process.close()
+        return code
+
+    return run
+
+
+def digests(folder: Path) -> dict[str, Any]:
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {key: summary[key] for key in ("status", "model_sha256", "clients_sha256", "bytes_up")} | {
+        "metrics": [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
+    }
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "finds the disk full"])
+def test_whatever_is_written_may_be_the_last(dies: bool, ended: Callable[..., int], tmp_path: Path) -> None:
+    assert ended(first_start, str(tmp_path / "plain"), MOST, dies) == UNTOUCHED
+    expected, hits = digests(tmp_path / "plain"), 0
+    for at in range(1, MOST):
+        folder = tmp_path / str(at)
+        code = ended(first_start, str(folder), at, dies)
+        if code == UNTOUCHED:
+            break
+        hits += 1
+        assert code == (DIED if dies else FULL), f"call {at}"
+        assert ended(second_start, str(folder)) == UNTOUCHED, f"call {at}: it does not go on"
+        again = folder if (folder / "manifest.json").exists() else Path(f"{folder}-again")
+        assert digests(again) == expected, f"call {at}"
+    assert 25 < hits < MOST - 1
