@@ -122,15 +122,20 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
     launched = federation.launch(*EXPERIMENT, "--verify-bytes")
     eventually(federation.invitation.exists, "join.json")
     assert stat.S_IMODE(federation.invitation.stat().st_mode) == 0o600
-    relay = Relay(int(Invitation.read(federation.invitation).url.rpartition(":")[2]))
+    invited = Invitation.read(federation.invitation)
+    keys = [key for pair in invited.workers for key in (pair.public, pair.secret)]
+    relay = Relay(int(invited.url.rpartition(":")[2]))
     guests = [
         federation.join("--connect", f"tcp://127.0.0.1:{relay.port}", "--worker", str(i)) for i in range(2)
     ]
-    assert "residual 0" in ends(launched)
-    for guest in guests:
-        assert "the run is over" in ends(guest)
+    argv = [Path(f"/proc/{p.pid}/cmdline").read_text() for p in (launched, *guests)]
+    said = [ends(launched), *(ends(guest) for guest in guests)]
+    assert "residual 0" in said[0]
+    assert all("the run is over" in text for text in said[1:])
     relay.close()
     assert not federation.invitation.exists(), "keys that open nothing any more"
+    left = [p.read_bytes().decode(errors="replace") for p in federation.run.rglob("*") if p.is_file()]
+    assert not [text for text in (*argv, *said, *left) for key in keys if key in text]
     run, local = Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
     same_bits(run, local)
     rows = run.ledger
