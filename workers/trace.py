@@ -43,6 +43,8 @@ def read_upload(path: Path, whose: str) -> Letter:
     about = f"{whose}, {path}"
     try:
         data = memoryview(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{about}: not kept; every start of a run has to be told to --keep-uploads") from None
     except OSError as e:
         raise DataError(f"{about}: {e.strerror}") from None
     try:

@@ -82,7 +82,7 @@ def test_an_upload_that_is_not_there(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run")
     (run / "uploads" / "000002" / "1-000001.letter").unlink()
     said = command("replay", run)
-    assert said.code == 2 and "1-000001.letter: No such file" in said.err
+    assert said.code == 2 and "1-000001.letter: not kept" in said.err
 
 
 def test_a_run_without_uploads(tmp_path: Path) -> None:
