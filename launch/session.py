@@ -45,6 +45,7 @@ from workers.recovery import NOTHING, Recovery, recover
 from workers.router import ZmqEndpoint
 from workers.store import Checkpoints, ClientStates
 from workers.timeline import Span
+from workers.trace import uploads_folder
 from workers.wakeup import Wakeup
 from workers.worker import WorkerRuntime
 
@@ -228,6 +229,7 @@ class Session:
                 terms=self._terms(),
                 started=process_start(),
                 recovery=self.recovery,
+                keep=uploads_folder(rundir.path) if self.execution.keep_uploads else None,
             )
             outcome = coordinator.run()
             write_model(rundir.path / "model.safetensors", problem, outcome.model)

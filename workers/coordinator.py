@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from fedsim.errors import FedsimError, TaskError, WireError
@@ -98,8 +99,9 @@ class Coordinator:
         terms: Terms,
         started: float,
         recovery: Recovery | None = None,
+        keep: Path | None = None,
     ) -> None:
-        """recovery: where an earlier start has left off."""
+        """recovery: where an earlier start has left off. keep: the folder of the message trace, if any."""
         self.problem, self.endpoint, self.crew = problem, endpoint, crew
         self.checkpoints, self.observer, self.journal = checkpoints, observer, journal
         self.run_name, self.terms, self.started = run, terms, started
@@ -123,7 +125,7 @@ class Coordinator:
         self._resumed = before is not None
         self._unscored = recovery.unscored if recovery else ()
         self._wakeup = Wakeup()
-        self.spool = Spool(checkpoints.folder.parent / "spool")
+        self.spool = Spool(checkpoints.folder.parent / "spool", keep=keep)
         self.folder = Folder(problem, self.spool.take, self._wakeup.set)
         self.simulated = Simulated(problem.clock, problem.sizes)
         self.dispatch = Dispatch(
@@ -254,7 +256,7 @@ class Coordinator:
             worker=worker,
             xxh3=digests,
         )
-        self.spool.put(task.client, letter)
+        self.spool.put(task.client, letter, worker)
         self._answered(worker, letter)
         seconds = letter.header.micros / 1e6
         self.board[task.round].seconds_clients += seconds

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from click.testing import CliRunner
 
@@ -15,9 +12,6 @@ from fedsim.experiment import Experiment
 from launch.cli import main
 from launch.execution import Execution
 from launch.run import launch
-from workers import coordinator
-from workers.spool import Spool
-from workers.trace import uploads_folder
 
 LINK = {"link": "up=1mbit,down=1mbit,rtt=10ms", "compute": "0.3ms,noise=0.5", "deadline": "200ms"}
 RUNS: dict[str, dict[str, Any]] = {
@@ -45,19 +39,7 @@ def kept_run(folder: Path, **changes: Any) -> Path:
     described: dict[str, Any] = {"model": "logistic", "clients": 3, "rounds": 3} | changes
     keep = described.pop("keep", True)
     execution = Execution(workers=0, devices="cpu", out=str(folder), keep_uploads=keep)
-    with keeping(keep):
-        return launch(Experiment(**described), execution, quiet=True)
-
-
-@contextmanager
-def keeping(keep: bool = True) -> Iterator[None]:
-    """Until the coordinator hands Execution.keep_uploads on to its spool."""
-
-    def spool(folder: Path, **options: Any) -> Spool:
-        return Spool(folder, keep=uploads_folder(folder.parent) if keep else None)
-
-    with patch.object(coordinator, "Spool", spool):
-        yield
+    return launch(Experiment(**described), execution, quiet=True)
 
 
 def command(name: str, run: Path, *options: object) -> Said:

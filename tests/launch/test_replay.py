@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.run import resume
-from tests.launch.kept import RUNS, algorithm_file, command, files, flip, keeping, kept_run
+from tests.launch.kept import RUNS, algorithm_file, command, files, flip, kept_run
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -41,8 +41,7 @@ def test_no_client_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_more_rounds_after_a_resume(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run", rounds=1)
-    with keeping():
-        resume(run, {"rounds": 3}, quiet=True)
+    resume(run, {"rounds": 3}, quiet=True)
     assert command("replay", run).code == 0
     assert command("verify", run).code == 0
 
@@ -52,8 +51,7 @@ def test_rounds_that_are_computed_again_keep_the_same_frames(tmp_path: Path) -> 
     before = files(run)
     newest = run / "checkpoints" / "000003.checkpoint"
     flip(newest)
-    with keeping():
-        resume(run, {"rounds": 3}, quiet=True)
+    resume(run, {"rounds": 3}, quiet=True)
     again = files(run)
     for path in (p for p in before if p.parts[-3] == "uploads" and "000003" in p.parts):
         assert len(before[path]) == len(again[path])
