@@ -1,0 +1,110 @@
+"""A worker with a good key that claims what is not its own: refused with a reason, and nothing is folded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fedsim.errors import FedsimError, TaskError, WireError
+from fedsim.problem import Problem
+from fedsim.wire.ledger import Ledger
+from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
+from protocols import find
+from tests.harness import play, problem_of
+from workers.endpoint import Endpoint, Incoming, Loopback
+from workers.worker import WorkerRuntime
+
+
+class Forging(Loopback):
+    """Sends something else in the place of the first letter of a kind."""
+
+    def __init__(self, ledger: Ledger, runtime: WorkerRuntime, kind: str, forge: Forgery) -> None:
+        super().__init__(ledger, runtime)
+        self.kind, self.forge, self.done = kind, forge, False
+
+    def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
+        letters, ready = super().wait(fds, timeout)
+        if self.done or not letters or letters[0].letter.header.kind != self.kind:
+            return letters, ready
+        self.done = True
+        return [*self.forge(letters[0]), *letters[1:]], ready
+
+
+Forgery = Callable[[Incoming], list[Incoming]]
+
+
+def about(**changes: object) -> Forgery:
+    """The same letter with another header."""
+
+    def forge(sound: Incoming) -> list[Incoming]:
+        header = msgspec.structs.replace(sound.letter.header, **changes)
+        letter = seal(header, sound.letter.frames)
+        return [Incoming(sound.worker, open_letter([letter.head, *letter.frames], "here"))]
+
+    return forge
+
+
+def by(worker: int) -> Forgery:
+    return lambda sound: [Incoming(worker, sound.letter)]
+
+
+def twice(sound: Incoming) -> list[Incoming]:
+    return [sound, sound]
+
+
+def kind(name: str, data: bytes | None = None) -> Forgery:
+    """A letter of that kind, of the same task, with one frame of bytes or none."""
+
+    def forge(sound: Incoming) -> list[Incoming]:
+        fields, frames = blob("x", data) if data is not None else ((), ())
+        h = msgspec.structs.replace(sound.letter.header, kind=name, fields=fields)
+        return [Incoming(sound.worker, seal(h, frames))]
+
+    return forge
+
+
+def bare(sound: Incoming) -> list[Incoming]:
+    return [Incoming(sound.worker, Letter(Header(VERSION, "upload", "run"), b"", ()))]
+
+
+FORGERIES: dict[str, tuple[str, Forgery]] = {
+    "another worker's": ("upload", by(1)),
+    "another client": ("upload", about(client=2)),
+    "no such client": ("upload", about(client=10**9)),
+    "another round": ("upload", about(round=2)),
+    "another exchange": ("upload", about(exchange=2)),
+    "another base": ("upload", about(base=7)),
+    "another run": ("upload", about(run="other")),
+    "an earlier start": ("upload", about(epoch=0)),
+    "twice": ("upload", twice),
+    "nothing in it": ("upload", about(fields=())),
+    "about nothing": ("upload", bare),
+    "an unknown kind": ("upload", kind("checkpoint")),
+    "a task": ("upload", kind("task")),
+    "a state that nobody asked for": ("upload", kind("draft", b"FEDSTATE")),
+    "a score of no round": ("score", about(round=99)),
+    "a score of no chunk": ("score", about(exchange=99)),
+    "a score twice": ("score", twice),
+    "a score too long": ("score", kind("score", bytes(1000))),
+    "a score without a frame": ("score", kind("score")),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forgery_ends_the_run_with_a_reason(name: str, tmp_path: Path) -> None:
+    what, forge = FORGERIES[name]
+    endpoints: list[Forging] = []
+
+    def connect(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
+        endpoints.append(Forging(ledger, WorkerRuntime(problem, folder, "run", 0), what, forge))
+        return endpoints[0]
+
+    with pytest.raises((TaskError, WireError)) as caught:
+        play(problem_of(find("fedlap_cov")), tmp_path / "run", connect=connect)
+    assert isinstance(caught.value, FedsimError)
+    assert endpoints[0].done
+    folded = list((tmp_path / "run" / "checkpoints").glob("000001*"))
+    assert what == "score" or not folded  # scores come beside the next round
