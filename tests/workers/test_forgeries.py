@@ -86,7 +86,6 @@ FORGERIES: dict[str, tuple[str, Forgery]] = {
     "a task": ("upload", kind("task")),
     "a state that nobody asked for": ("upload", kind("draft", b"FEDSTATE")),
     "a score of no round": ("score", about(round=99)),
-    "a score of no chunk": ("score", about(exchange=99)),
     "a score twice": ("score", twice),
     "a score too long": ("score", kind("score", bytes(1000))),
     "a score without a frame": ("score", kind("score")),
