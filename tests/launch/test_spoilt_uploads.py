@@ -48,7 +48,7 @@ class Spoilt(FedLapCov):
         draft, up = super().client_update(client, down, shard, task)
         return draft, CHANGES[self.how](up) if self.how and (task.round, task.client) == (2, 1) else up
 """
-UPLOAD = r"round 2 cannot be folded: upload of client 1 in round 2.*: "
+UPLOAD = r"round 2 cannot be folded: upload of client 1 in round 2 from worker \d: "
 WORKER = r"worker \d failed on client 1 in round 2:\n.*"
 SAYS = {
     "mean nan": UPLOAD + "field 'mean' has 1 of 640 values NaN or Inf",
