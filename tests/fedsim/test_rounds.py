@@ -281,6 +281,15 @@ def test_any_world_in_any_order(seed: int, leave: float) -> None:
     assert end.machine.versions == (list(commits[-1].versions) if commits else [0] * world.clients)
 
 
+def test_two_thousand_histories() -> None:
+    """As above, without a line each: commands in the order of the sequential run, every task once."""
+    for seed in range(1000, 3000):
+        world = World.drawn(random.Random(seed))
+        end = simulated(world, seed, leave=(0.0, 0.05, 0.2, 0.4)[seed % 4])
+        assert kept(end.log) == world.expected(), seed
+        assert Counter(end.given) == Counter(world.tasks()), seed
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_the_outcome_depends_neither_on_order_nor_on_the_number_of_workers(seed: int) -> None:
     world = World.drawn(random.Random(seed))

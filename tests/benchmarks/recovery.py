@@ -1,0 +1,107 @@
+"""What recovery costs when nothing happens, and how long it takes when something does.
+
+    PYTHONPATH=. python -m tests.benchmarks.recovery
+
+Ratios are taken side by side in one run: the same rounds with states, checkpoints and journal, and with those
+three left out, in turn. Times are of real processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from fedsim.experiment import Experiment
+from launch.execution import Execution
+from launch.reading import Run
+from launch.run import launch
+from tests.commands import fedsim, start
+from workers.journal import Journal
+from workers.store import Checkpoints
+
+PAIRS = 7
+MAIN = Experiment(rounds=20)
+LARGE = Experiment(model="mlp", rounds=6)
+"""64-200-100-10: P = 34,110."""
+
+
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """No state file, checkpoint or journal record; states stay in the workers' caches."""
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(Checkpoints, "commit", lambda *_: None))
+        patches.enter_context(patch.object(Journal, "append", lambda *_, **__: None))
+        patches.enter_context(patch("workers.store.write_atomically", lambda path, _: 0))
+        patches.enter_context(patch("launch.session.summarise", lambda *_, **__: SUMMARY))
+        yield
+
+
+SUMMARY = {"status": "done", "bytes": {}, "bytes_down": 0, "bytes_up": 0}
+
+
+def round_seconds(experiment: Experiment, folder: Path, kept: bool) -> float:
+    """Median over the rounds after the first."""
+    with ExitStack() as how:
+        if not kept:
+            how.enter_context(nothing_kept())
+            how.enter_context(patch("launch.display.Display.bill", lambda *_: None))
+        launch(experiment, Execution(workers=0, out=str(folder)), quiet=True)
+    return float(Run.open(folder).metrics["seconds"].iloc[2:].median())
+
+
+def cost(experiment: Experiment) -> tuple[float, float, float]:
+    """Ratio with and without, of medians over PAIRS; and both in milliseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = [
+            [round_seconds(experiment, Path(folder) / f"{n}-{kept}", kept) for kept in (True, False)]
+            for n in range(PAIRS)
+        ]
+    with_it, without = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+    return statistics.median(a / b for a, b in pairs), with_it, without
+
+
+def resumed(folder: Path) -> float:
+    """Seconds from the start of `fedsim resume` to its first commit."""
+    running = start("launch", "--workers", "2", "--rounds", "12", "--out", str(folder))
+    running.wait_for(" 6/12 ")
+    running.kill()
+    fedsim("resume", str(folder))
+    return float(Run.open(folder).summary["seconds_to_first_round"])
+
+
+def killed(folder: Path, kills: bool) -> float:
+    """Seconds from round 3 to the end of a run, one of whose two workers is killed after round 3."""
+    running = start("launch", "--workers", "2", "--rounds", "30", "--out", str(folder))
+    running.wait_for(" 3/30 ")
+    began = time.monotonic()
+    if kills:
+        known = json.loads((folder / "processes.json").read_text())
+        os.kill(next(p["pid"] for p in known if p["role"] == "worker"), signal.SIGKILL)
+    running.rest()
+    return time.monotonic() - began
+
+
+def main() -> None:
+    for name, experiment in (("main job", MAIN), ("mlp 64-200-100-10", LARGE)):
+        ratio, with_it, without = cost(experiment)
+        print(f"{name}, in process: {with_it:.1f} ms a round, {without:.1f} without; ratio {ratio:.3f}")
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        times = [resumed(folder / f"r{n}") for n in range(5)]
+        span = f"{min(times):.2f}-{max(times):.2f}"
+        print(f"resume to the first commit: {statistics.median(times):.2f} s ({span})")
+        pairs = [[killed(folder / f"k{n}-{k}", k) for k in (True, False)] for n in range(5)]
+        lost = statistics.median(a - b for a, b in pairs)
+        print(f"a worker killed in a run of two: {lost:.2f} s longer, median of {len(pairs)}")
+
+
+if __name__ == "__main__":
+    main()
