@@ -61,18 +61,24 @@ def computing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tup
 def read(folder: Path) -> dict[str, Any]:
     """Errors: UsageError if this is no run of this format, DataError if its manifest is damaged."""
     path = folder / "manifest.json"
+    if not path.exists():
+        raise UsageError(f"{folder} is no run folder: there is no {path}")
+    found = json_of(path)
+    if found.get("format") != FORMAT or not isinstance(found.get("experiment"), dict):
+        given = found.get("format")
+        raise UsageError(f"{path} has format {given!r}; this version of fedsim reads format {FORMAT}")
+    return found
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """Of one of a run's files; {} if it holds something else. Errors: UsageError, DataError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{folder} is no run folder: there is no {path}") from None
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}") from None
     except ValueError as e:
         raise DataError(f"{path} is damaged: {e}") from None
-    given = found.get("format") if isinstance(found, dict) else None
-    if given != FORMAT or not isinstance(found.get("experiment"), dict):
-        raise UsageError(f"{path} has format {given!r}; this version of fedsim reads format {FORMAT}")
-    return dict(found)
+    return dict(found) if isinstance(found, dict) else {}
 
 
 def now() -> str:

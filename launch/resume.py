@@ -58,6 +58,12 @@ class Stored:
         )
 
     @property
+    def complete(self) -> bool:
+        """The run has ended by itself, as its summary says."""
+        path = self.folder / "summary.json"
+        return path.is_file() and manifest.json_of(path).get("status") == "done"
+
+    @property
     def experiment(self) -> Experiment:
         known = {f.name for f in fields(Experiment)}
         described = {k: v for k, v in self.manifest["experiment"].items() if k in known}

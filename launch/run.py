@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import Interrupted
+from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment
 from launch.execution import Execution
 from launch.resume import Stored
@@ -58,6 +58,8 @@ def resume(folder: Path, options: Mapping[str, Any], *, drift: bool = False, qui
     """
     stored = Stored.open(folder, drift)
     experiment, execution = stored.configure(options)
+    if stored.complete and experiment.rounds == stored.experiment.rounds:
+        raise UsageError(f"{folder} is complete: all {experiment.rounds} rounds; --rounds gives it more")
     return launch(experiment, execution, quiet=quiet, stored=stored)
 
 

@@ -123,6 +123,7 @@ def test_more_rounds(undisturbed: Callable[..., Run], tmp_path: Path) -> None:
     fedsim("launch", "--workers", "0", "--out", str(folder), *few)
     fedsim("resume", str(folder), "--rounds", "8")
     same(Run.open(folder), undisturbed(*RUN))
+    assert "is complete: all 8 rounds; --rounds gives it more" in fedsim("resume", str(folder), code=2)
 
 
 def test_a_damaged_checkpoint_falls_back_and_says_so(undisturbed: Callable[..., Run], tmp_path: Path) -> None:
