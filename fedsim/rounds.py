@@ -229,6 +229,14 @@ class RoundMachine:
         """The worker that holds this task now, if any."""
         return self._in_flight.get(task)
 
+    def gone(self, task: TaskId) -> bool:
+        """Whether the schedule takes this client out after the download."""
+        return task.client in self._turnout.gone
+
+    def scores(self, worker: int, round: int, chunk: int) -> bool:
+        """Whether a worker is to score this chunk now."""
+        return (round, chunk) in self._load.get(worker, [])
+
     def held_by(self, worker: int) -> list[TaskId]:
         """The training tasks that a worker holds."""
         return [t for t in self._load.get(worker, []) if isinstance(t, TaskId)]

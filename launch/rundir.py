@@ -59,7 +59,7 @@ class RunDir:
         try:
             self._metrics.truncate(max(kept, default=0))
             self._ledger.truncate(recovery.ledger_bytes)
-            for path in (self.path / "checkpoints").glob("*.checkpoint"):
+            for path in (self.path / "checkpoints").glob("[0-9]*.checkpoint"):
                 if int(path.stem) > recovery.round:  # one that could not be used
                     path.rename(path.with_suffix(".damaged"))
         except OSError as e:

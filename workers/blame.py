@@ -50,7 +50,10 @@ def death(machine: RoundMachine, of: Death) -> TaskError:
 def failure(worker: int, letter: Letter) -> FedsimError:
     """A worker says that it could not do what it was told."""
     h = letter.header
-    code, what = msgspec.json.decode(letter.frames[0], type=tuple[int, str])
+    try:
+        code, what = msgspec.json.decode(letter.frames[0], type=tuple[int, str])
+    except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
+        code, what = 1, "(it does not say readably what)"
     kind = DiskError if code == DiskError.exit_code else TaskError
     if h.round == NONE:
         return kind(f"worker {worker} could not set itself up:\n{what.rstrip()}")

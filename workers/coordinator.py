@@ -26,7 +26,6 @@ from fedsim.rounds import (
     Folded,
     Give,
     Open,
-    ProtocolError,
     Release,
     RoundMachine,
     Score,
@@ -243,7 +242,7 @@ class Coordinator:
 
     def _upload(self, worker: int, letter: Letter) -> None:
         task = task_of(letter)
-        if self.machine.holder(task) != worker:
+        if self.machine.holder(task) != worker or self.machine.gone(task):
             raise TaskError(f"worker {worker} uploaded {task}, which it does not hold")
         if self.loans is not None and self.loans.lacks(worker, task.client, self._made(task)):
             raise TaskError(f"worker {worker} uploaded {task} without the state that goes with it")
@@ -297,12 +296,11 @@ class Coordinator:
     def _absent(self, worker: int, letter: Letter) -> None:
         """A client that the schedule takes out after the download."""
         task = task_of(letter)
+        if self.machine.holder(task) != worker or not self.machine.gone(task):
+            raise TaskError(f"worker {worker} says that nothing comes of {task}, which is due")
         self._answered(worker, letter)
         self.journal.append("gone", round=task.round, client=task.client)
-        try:
-            self._handle(Arrived(worker, task))
-        except ProtocolError as e:
-            raise TaskError(str(e)) from None
+        self._handle(Arrived(worker, task))
 
     def _take_fold(self) -> None:
         try:
@@ -315,8 +313,9 @@ class Coordinator:
 
     def _scored(self, worker: int, letter: Letter) -> None:
         h = letter.header
-        if h.round not in self.board:
-            raise TaskError(f"worker {worker} scored round {h.round}, which nobody asked for")
+        if not self.machine.scores(worker, h.round, h.exchange):
+            which = f"chunk {h.exchange} of round {h.round}"
+            raise TaskError(f"worker {worker} scored {which}, which it was not asked for")
         about = self.board[h.round]
         about.sampled = bool(self.problem.eval_samples) and isinstance(about.model, Gaussian)
         width = self.problem.measure.width(self.problem.dataset.classes)
@@ -326,10 +325,7 @@ class Coordinator:
             raise TaskError(f"worker {worker} sent an unreadable score of round {h.round}: {e}") from None
         self._answered(worker, letter)
         self.board.flush()
-        try:
-            self._handle(Scored(worker, h.round, h.exchange))
-        except ProtocolError as e:
-            raise TaskError(str(e)) from None
+        self._handle(Scored(worker, h.round, h.exchange))
 
     # ---- what goes out
 

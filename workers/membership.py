@@ -113,6 +113,8 @@ class Membership:
 
     def ready(self, worker: int, letter: Letter) -> None:
         """Errors: AccessError if a worker of this machine does not have what the run needs; WireError."""
+        if worker in self.admission.ready or not self.size:
+            raise TaskError(f"worker {worker} says a second time that it is ready")
         why = self.admission.examine(worker, letter)
         if not why:
             if self.begun:

@@ -62,7 +62,7 @@ def recover(folder: Path, problem: Problem) -> Recovery:
         ledger = (folder / "ledger.csv").stat().st_size if (folder / "ledger.csv").exists() else 0
     scored = {line["round"] for line, _ in metrics_lines(folder / "metrics.jsonl")}
     skipped: list[str] = []
-    for path in sorted((folder / "checkpoints").glob("*.checkpoint"), reverse=True):
+    for path in sorted((folder / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
         try:
             checkpoint = _usable(path, problem, commits, ledger)
             past = {r: commits[r] for r in sorted(commits) if r <= checkpoint.round}
@@ -79,7 +79,7 @@ def recover(folder: Path, problem: Problem) -> Recovery:
 
 def _readable(folder: Path, problem: Problem, last: int) -> Iterator[Checkpoint[Any]]:
     """In ascending order."""
-    for path in sorted((folder / "checkpoints").glob("*.checkpoint")):
+    for path in sorted((folder / "checkpoints").glob("[0-9]*.checkpoint")):
         if int(path.stem) <= last:
             with suppress(WireError, DiskError):
                 yield read_checkpoint(path, problem.algorithm.server_type)
@@ -117,6 +117,9 @@ def metrics_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
             return
         at += len(line)
         try:
-            yield json.loads(line), at
+            read = json.loads(line)
         except ValueError:
             return
+        if not isinstance(read, dict) or not isinstance(read.get("round"), int):
+            return
+        yield read, at

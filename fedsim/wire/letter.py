@@ -68,7 +68,7 @@ class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     exchange: int = NONE
     client: int = NONE
     base: int = NONE
-    micros: int = 0
+    micros: Annotated[int, Meta(ge=0)] = 0
     fields: Annotated[tuple[FieldHeader, ...], Meta(max_length=64)] = ()
 
 
