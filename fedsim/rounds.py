@@ -55,7 +55,7 @@ class Arrived:
     worker: int
     task: TaskId
     late: bool = False
-    """Too late on the virtual clock: it is paid for and not folded."""
+    """Too late on the virtual clock, or not fit to be folded: it is paid for and not folded."""
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,14 @@ _EXPERIMENT = (
     ),
     click.option("--compute", metavar="T", help="Virtual clock: time per example, 5ms or 5ms,noise=0.3."),
     click.option("--deadline", metavar="T", help="Virtual clock: later uploads are paid for, not folded."),
+    click.option(
+        "--bad-uploads",
+        type=click.Choice(["stop", "skip"]),
+        help="An upload with NaN, Inf, a precision that is not positive or too large a norm.  [stop]",
+    ),
+    click.option(
+        "--max-norm", type=float, metavar="X", help="Largest norm of an upload's tensor, 0: any.  [0]"
+    ),
     click.option("--eval-every", type=int, metavar="N", help="Evaluate every N rounds.  [1]"),
     click.option(
         "--evaluate-on",

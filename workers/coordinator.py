@@ -41,7 +41,7 @@ from workers.admission import Admission
 from workers.crew import Crew
 from workers.dispatch import Dispatch
 from workers.endpoint import Endpoint, Incoming
-from workers.folding import Folder
+from workers.folding import Folder, read_upload
 from workers.journal import Journal
 from workers.lending import Loans
 from workers.membership import Membership, Terms, Witness
@@ -264,7 +264,24 @@ class Coordinator:
         if late:
             about = self.board[task.round]
             about.late = tuple(sorted({*about.late, task.client}))
-        self._handle(Arrived(worker, task, late))
+        self._handle(Arrived(worker, task, late or self._skips(worker, letter)))
+
+    def _skips(self, worker: int, letter: Letter) -> bool:
+        """Whether this upload must not be folded and the run goes on without it.
+
+        With bad_uploads = stop the fold finds out, and the run stops.
+        """
+        if self.problem.experiment.bad_uploads == "stop":
+            return False
+        try:
+            read_upload(self.problem, letter, self.dispatch.sent, worker)
+        except WireError as e:
+            h = letter.header
+            self.journal.append("refused", round=h.round, exchange=h.exchange, client=h.client, why=str(e))
+            about = self.board[h.round]
+            about.refused = tuple(sorted({*about.refused, h.client}))
+            return True
+        return False
 
     def _keep_draft(self, worker: int, letter: Letter) -> None:
         """The state that a worker elsewhere has made, which comes before its upload."""

@@ -41,6 +41,8 @@ class Dispatch:
         self.states, self.simulated, self.loans = states, simulated, loans
         self.timeline = Timeline()
         self._payload = Payload((), ())
+        self.sent: Any = None
+        """The broadcast of this exchange, as clients decode it."""
         self._models_sent: dict[int, int] = {}
 
     def encode_broadcast(self, server: Any, command: Open) -> Any:
@@ -52,9 +54,9 @@ class Dispatch:
         down = problem.algorithm.broadcast(server, problem.context(command.round, command.exchange))
         codecs, layout = problem.codecs["down"], problem.net.layout
         self._payload = encode(down, codecs, problem.dims, layout=layout)
-        sent = decode_own(type(down), self._payload, codecs, problem.dims, layout=layout)
-        check_values(sent, f"the server's broadcast of round {command.round}")
-        return sent
+        self.sent = decode_own(type(down), self._payload, codecs, problem.dims, layout=layout)
+        check_values(self.sent, f"the server's broadcast of round {command.round}")
+        return self.sent
 
     def give(self, server: Any, give: Give) -> None:
         """The broadcast, and behind it what only this client gets."""

@@ -83,10 +83,7 @@ class Folder:
 
     def _fold(self, server: Any, down: Any, round: int, exchange: int) -> Fold:
         algorithm = self.problem.algorithm
-        up_type = self.problem.exchange(round, exchange).up
-        scalars = _Scalars(up_type)
-        codecs, dims, layout = self.problem.codecs["up"], self.problem.dims, self.problem.net.layout
-        refs = references(down)
+        scalars = _Scalars(self.problem.exchange(round, exchange).up)
 
         first = self._next()
         if first is None:  # all were too late
@@ -96,11 +93,7 @@ class Folder:
             k: int | None = first
             while k is not None:
                 letter, worker = self._take(k)
-                whose = f"upload of client {k} in round {round}" + (
-                    f" from worker {worker}" if worker != NONE else ""
-                )
-                up: Any = decode(up_type, letter, codecs, dims, whose, refs, layout)
-                check_values(up, whose, self.problem.experiment.max_norm or math.inf)
+                up = read_upload(self.problem, letter, down, worker)
                 scalars.add(up, self.problem.sizes[k])
                 yield k, up
                 k = self._next()
@@ -118,6 +111,20 @@ class Folder:
         if isinstance(k, _Stop):
             raise k
         return k
+
+
+def read_upload(problem: Problem, letter: Letter, down: Any, worker: int = NONE) -> Any:
+    """The message of an upload; down: the decoded broadcast that it answers; worker: who sent it.
+
+    Errors: WireError naming client, round, worker and field if it must not be folded.
+    """
+    h = letter.header
+    sender = f" from worker {worker}" if worker != NONE else ""
+    whose = f"upload of client {h.client} in round {h.round}{sender}"
+    kind, layout = problem.exchange(h.round, h.exchange).up, problem.net.layout
+    up: Any = decode(kind, letter, problem.codecs["up"], problem.dims, whose, references(down), layout)
+    check_values(up, whose, problem.experiment.max_norm or math.inf)
+    return up
 
 
 class _Scalars:

@@ -18,6 +18,7 @@ RESERVED = {
         "participants",
         "folded",
         "late",
+        "refused",
         "simulated_seconds",
         "test_accuracy",
         "test_nll",
@@ -30,7 +31,7 @@ RESERVED = {
 
 
 KEPT = (
-    *("number", "participants", "folded", "late", "simulated", "seconds", "seconds_clients"),
+    *("number", "participants", "folded", "late", "refused", "simulated", "seconds", "seconds_clients"),
     *("bytes_down", "bytes_up", "reported"),
 )
 
@@ -47,6 +48,8 @@ class RoundRecord:
     participants: tuple[int, ...] = ()
     folded: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
+    """Whose upload must not be folded (bad_uploads = skip)."""
     simulated: float | None = None
     """Seconds of the round on the virtual clock, if there is one."""
     seconds: float = 0.0
@@ -89,6 +92,7 @@ class RoundRecord:
             "participants": list(self.participants),
             **({"folded": list(self.folded)} if self.folded != self.participants and self.number else {}),
             **({"late": list(self.late)} if self.late else {}),
+            **({"refused": list(self.refused)} if self.refused else {}),
             **({} if self.simulated is None else {"simulated_seconds": self.simulated}),
             **measure.numbers(reduce(added, (s.tally for s in scores))),
             **ensemble,

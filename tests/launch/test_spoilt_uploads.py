@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fedsim.schedules import Turnout
 from launch.cli import main
+from protocols import find
+from tests.harness import listed, play, problem_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 120.0
@@ -75,10 +78,12 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def launch(folder: Path, name: str, how: str) -> Any:
+def launch(folder: Path, name: str, how: str, *more: str) -> Any:
     chosen = ("--algo", f"{folder}/spoilt.py:Spoilt", "--set", f"how={how}", "--out", str(folder / name))
     limit = ("--config", str(folder / "limit.toml"))
-    return CliRunner(catch_exceptions=False).invoke(main, ["launch", "--workers", "0", *JOB, *chosen, *limit])
+    return CliRunner(catch_exceptions=False).invoke(
+        main, ["launch", "--workers", "0", *JOB, *chosen, *limit, *more]
+    )
 
 
 def checkpoints(run: Path) -> dict[str, bytes]:
@@ -101,6 +106,22 @@ def test_it_is_refused_and_the_last_round_stands(how: str, brought: Path) -> Non
     assert max(left) == "000001.checkpoint"
     assert left["000001.checkpoint"] == sound["000001.checkpoint"]
     assert not (run / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("how", ["mean nan", "precision negative", "large"])
+def test_it_may_be_skipped_instead(how: str, brought: Path, tmp_path: Path) -> None:
+    """The run goes on as if the schedule had lost that upload: server and the client's state."""
+    done = launch(brought, f"skips-{how}", how, "--bad-uploads", "skip")
+    assert done.exit_code == 0, done.stderr
+    run = brought / f"skips-{how}"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("refused") for line in lines] == [None, None, [1], None]
+    assert lines[2]["folded"] == [0, 2] and lines[2]["bytes_up"] == lines[1]["bytes_up"]
+    everybody = (0, 1, 2)
+    turnouts = listed(Turnout(everybody), Turnout(everybody, frozenset({1})), Turnout(everybody))
+    lost = play(problem_of(find("fedlap_cov"), rounds=3), tmp_path / "lost", turnouts)
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["model_sha256"], summary["clients_sha256"]) == lost.bits[:2]
 
 
 def test_a_limit_that_is_kept_changes_no_bit(brought: Path) -> None:

@@ -107,12 +107,13 @@ def test_an_algorithm_cannot_report_what_a_line_has(name: str) -> None:
 
 def test_reserved_names_are_all_that_a_line_has() -> None:
     scores = {0: score(1, 1.0)}
-    record = RoundRecord(1, (0, 1), (0,), late=(1,), simulated=2.0, sampled=True, scores=scores)
+    often = {"late": (1,), "refused": (0,), "simulated": 2.0, "sampled": True}
+    record = RoundRecord(1, (0, 1), (0,), scores=scores, **often)
     keys = {k for k in record.line(1, CATEGORICAL) if not k.startswith("seconds")}
     assert keys == RESERVED - set(EXTRA)
     tags = RoundRecord(1, scores={0: Score((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3))})
     keys = {k for k in tags.line(1, MEASURES["bernoulli"]) if not k.startswith("seconds")}
-    now_and_then = {"folded", "late", "simulated_seconds"}
+    now_and_then = {"folded", "late", "refused", "simulated_seconds"}
     assert keys == {k for k in RESERVED - now_and_then if not k.startswith("ensemble")}
 
 
