@@ -51,6 +51,16 @@ def short(choice: str) -> str:
     return f"{path.stem}:{name}" if name else path.name
 
 
+def fingerprint(spec: str) -> str:
+    """What a spec names by the bytes of its file: the same for a copy elsewhere. Errors: UsageError."""
+    path, name = _parts(spec)
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as e:
+        raise UsageError(f"{short(spec)}: cannot read {path}: {e.strerror}") from None
+    return f"{path.stem}:{name}@{digest}"
+
+
 def load(spec: str, option: str) -> object:
     """The object that `spec` names; `option` is the one that a complaint is about ("--algo").
 

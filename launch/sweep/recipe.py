@@ -217,10 +217,13 @@ class Trial:
 
     @property
     def id(self) -> str:
-        """Digest of everything that its bits depend on, besides code and library versions."""
+        """Digest of everything that its bits depend on, besides our code and library versions."""
         described = asdict(self.experiment)
         for key in described.keys() - set(FIRST):
             if described[key] == getattr(DEFAULTS, key):
                 del described[key]
+        for key, choice in described.items():  # a user's file by its bytes, wherever it is
+            if isinstance(choice, str) and plugin.is_spec(choice):
+                described[key] = plugin.fingerprint(choice)
         text = json.dumps(described, sort_keys=True)
         return f"{plugin.short(self.experiment.algo)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
