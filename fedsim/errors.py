@@ -36,6 +36,10 @@ class TaskError(FedsimError):
     """A task failed; the message names worker, client and round."""
 
 
+class ConnectionLost(TaskError):
+    """The other side cannot be heard any more."""
+
+
 class Interrupted(FedsimError):
     """Ctrl-C or SIGTERM: stop cleanly."""
 

@@ -39,6 +39,14 @@ class Relay:
                 sink.sendall(memoryview(buffer)[:count])
             sink.shutdown(socket.SHUT_WR)
 
+    def cut(self) -> None:
+        """Reset what is open; new connections are let through."""
+        for connection in self._open:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        self._open = []
+
     def close(self) -> None:
         self._listener.close()
         for connection in self._open:

@@ -10,7 +10,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from fedsim.errors import AccessError, TaskError, WireError
+from fedsim.errors import AccessError, ConnectionLost, TaskError, WireError
 from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
 
 SEND_QUEUE = 8
@@ -123,13 +123,13 @@ class Connection:
             self._socket.send_multipart([letter.head, *letter.frames], flags=zmq.NOBLOCK)
 
     def receive(self, deadline: float) -> Letter | None:
-        """The next letter, or None after `deadline` seconds. Errors: TaskError if the connection is lost."""
+        """The next letter, or None after `deadline` seconds. Errors: ConnectionLost."""
         ready = dict(self._poller.poll(int(deadline * 1000)))
         if self._socket in ready:
             frames = self._socket.recv_multipart(copy=False)
             return open_letter([f.buffer for f in frames], "from the coordinator")
         if ready:
-            raise TaskError(f"the connection to {self.address} was lost")
+            raise ConnectionLost(f"the connection to {self.address} was lost")
         return None
 
     def close(self, linger: float = 0.0) -> None:

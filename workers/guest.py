@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from fedsim.errors import AccessError, TaskError
+from fedsim.errors import AccessError, ConnectionLost, TaskError
 from fedsim.wire.letter import Letter
 from workers.connection import Connection, Credentials, Hello
 from workers.invitation import Invitation
@@ -37,12 +38,24 @@ class Visit:
     worker: int | None = None
 
     def run(self, tell: Tell) -> None:
-        """Join and serve until the run is over.
+        """Join and serve until the run is over; join again if the connection is lost on the way.
 
-        Errors: AccessError if the run refuses this worker, TaskError if the coordinator does not answer or is
-        gone, and whatever setting up raises.
+        Errors: AccessError if the run refuses this worker, TaskError if the coordinator does not answer, and
+        whatever setting up raises.
         """
-        connection, welcome = self._join()
+        again = False
+        while True:
+            try:
+                self._serve(tell, again)
+                break
+            except ConnectionLost as e:
+                tell(f"{e}; joining again")
+                again = True
+        tell("the run is over")
+
+    def _serve(self, tell: Tell, again: bool) -> None:
+        """Errors: ConnectionLost, besides those of run."""
+        connection, welcome = self._join(self.patience if again else 0.0)
         try:
             orders = msgspec.json.decode(bytes(welcome.frames[0]))
             experiment = orders["experiment"]
@@ -55,10 +68,24 @@ class Visit:
                 serve(connection, runtime, Borrower(runtime).handle)
         finally:
             connection.close(linger=1.0)
-        tell("the run is over")
 
-    def _join(self) -> tuple[Connection, Letter]:
-        """A connection that was let in, and the welcome."""
+    def _join(self, patience: float) -> tuple[Connection, Letter]:
+        """A connection that was let in, and the welcome.
+
+        patience: how long to try again if all are there already. Whoever was cut off may be one of them: the
+        other side finds out a little later.
+        """
+        until = time.monotonic() + patience
+        while True:
+            try:
+                return self._try_all()
+            except AccessError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.5)
+
+    def _try_all(self) -> tuple[Connection, Letter]:
+        """As the first worker that is missing."""
         everybody = range(len(self.invitation.workers))
         if self.worker is not None and self.worker not in everybody:
             raise AccessError(f"--worker {self.worker}: the run has workers 0 to {len(everybody) - 1}")

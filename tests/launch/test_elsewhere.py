@@ -180,6 +180,26 @@ def test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again(feder
     assert len(own[["round", "client", "direction"]].drop_duplicates()) == 2 * 5 * 4
 
 
+def test_a_connection_that_is_cut_is_made_anew(federation: Federation) -> None:
+    """Cut twice in the middle of rounds: the worker joins again, and the bits are the same."""
+    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "6", "--set", "local.epochs=30")
+    launched = federation.launch(*slow, workers=1)
+    eventually(federation.invitation.exists, "join.json")
+    port = int(Invitation.read(federation.invitation).url.rpartition(":")[2])
+    relay = Relay(port)
+    guest = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}")
+    said = reader(launched)
+    for after in ("round 1/6", "round 3/6"):
+        said(after)
+        relay.cut()
+    ends(launched)
+    assert ends(guest).count("was lost; joining again") == 2
+    relay.close()
+    run = Run.open(federation.run)
+    same_bits(run, here(federation.folder / "local", *slow))
+    assert run.summary["kernel_residual"] is None, "a lost connection took its counters with it"
+
+
 def reader(process: subprocess.Popen[str]) -> Callable[[str], None]:
     """Waits for a line that contains a text; leaves nothing in a buffer that select cannot see."""
     assert process.stdout is not None
