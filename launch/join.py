@@ -15,7 +15,7 @@ def join(file: str, *, url: str | None, data_dir: str | None, worker: int | None
     os.environ.update(ENVIRONMENT)  # before torch is imported
     from fedsim.errors import Interrupted
     from workers.guest import Visit
-    from workers.invitation import Invitation
+    from workers.sockets.invitation import Invitation
 
     invitation = Invitation.read(Path(file))
     folder = Path(data_dir).resolve() if data_dir else None

@@ -13,9 +13,9 @@ from fedsim.errors import DataError, FedsimError, UsageError
 from launch.lock import at_rest
 from launch.stored_run import StoredRun
 from launch.summary import precision_of
-from workers.rehearsal import Rehearsal
-from workers.store import Checkpoint, model_digest
-from workers.trace import Recorded, uploads_folder
+from workers.again.rehearsal import Rehearsal
+from workers.disk.store import Checkpoint, model_digest
+from workers.disk.trace import Recorded, uploads_folder
 
 
 def replay(folder: Path, data_dir: Path | None) -> None:

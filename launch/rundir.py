@@ -16,8 +16,8 @@ from fedsim import plugin
 from fedsim.errors import DiskError, UsageError
 from fedsim.wire.ledger import COLUMNS, Entry
 from launch.lock import RunLock
-from workers import timeline
-from workers.recovery import Recovery, metrics_lines
+from workers.coordination import timeline
+from workers.disk.recovery import Recovery, metrics_lines
 
 
 class RunDir:

@@ -29,23 +29,23 @@ from launch.rundir import RunDir
 from launch.summary import process_start, summarise, write_model
 from launch.supervisor import Supervisor
 from protocols import find
-from workers.admission import Admission, Belongings
-from workers.connection import Hello
+from workers.coordination.admission import Admission, Belongings
+from workers.coordination.membership import Terms
+from workers.coordination.timeline import Span
 from workers.coordinator import Coordinator, Outcome
 from workers.crew import NoCrew
 from workers.devices import Placement
-from workers.doors import GuardedPort, own_door
-from workers.endpoint import Endpoint, Loopback
-from workers.invitation import FORMAT, Invitation, KeyPair
-from workers.journal import Journal
-from workers.membership import Terms
+from workers.disk.journal import Journal
+from workers.disk.recovery import NOTHING, Recovery, recover
+from workers.disk.store import Checkpoints, ClientStates
+from workers.disk.trace import uploads_folder
 from workers.memory import settle
 from workers.numerics import fix_numerics
-from workers.recovery import NOTHING, Recovery, recover
-from workers.router import ZmqEndpoint
-from workers.store import Checkpoints, ClientStates
-from workers.timeline import Span
-from workers.trace import uploads_folder
+from workers.sockets.connection import Hello
+from workers.sockets.doors import GuardedPort, own_door
+from workers.sockets.endpoint import Endpoint, Loopback
+from workers.sockets.invitation import FORMAT, Invitation, KeyPair
+from workers.sockets.router import ZmqEndpoint
 from workers.wakeup import Wakeup
 from workers.worker import WorkerRuntime
 

@@ -22,10 +22,10 @@ from fedsim.wire.messages import check_values, map_tensors, part_of
 from fedsim.wire.state import encode_state
 from launch import manifest
 from protocols import find
-from workers.journal import read_journal
+from workers.disk.journal import read_journal
+from workers.disk.recovery import checkpoint_path
+from workers.disk.store import Checkpoint, ClientStates, read_checkpoint
 from workers.numerics import fix_numerics
-from workers.recovery import checkpoint_path
-from workers.store import Checkpoint, ClientStates, read_checkpoint
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from fedsim.errors import DataError, DiskError, FedsimError, UsageError
 from launch.lock import at_rest
 from launch.stored_run import StoredRun
 from launch.summary import stored_model_digest
-from workers.examiner import Difference, Digests, Examiner, digests
-from workers.recovery import checkpoint_path
-from workers.rehearsal import Rehearsal
-from workers.store import Checkpoint, ClientStates, clients_digest
+from workers.again.examiner import Difference, Digests, Examiner, digests
+from workers.again.rehearsal import Rehearsal
+from workers.disk.recovery import checkpoint_path
+from workers.disk.store import Checkpoint, ClientStates, clients_digest
 
 SHOWN = 5
 """Differences of a round that are printed."""

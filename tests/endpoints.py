@@ -21,11 +21,11 @@ from fedsim.wire import zmtp
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
 from tests.harness import CLIENTS
-from workers.admission import Belongings
+from workers.coordination.admission import Belongings
 from workers.crew import Death
-from workers.doors import Transport, own_door
-from workers.endpoint import Endpoint, Incoming, Loopback
-from workers.router import ZmqEndpoint
+from workers.sockets.doors import Transport, own_door
+from workers.sockets.endpoint import Endpoint, Incoming, Loopback
+from workers.sockets.router import ZmqEndpoint
 from workers.worker import WorkerRuntime
 
 MAX_FRAME = 1 << 22

@@ -29,14 +29,13 @@ from fedsim.wire.messages import check_values, part_of
 from fedsim.wire.state import encode_state
 from launch.summary import precision_of
 from protocols import REGISTRY, find
-from workers.admission import Admission, Belongings
-from workers.connection import Hello
+from workers.coordination.admission import Admission, Belongings
+from workers.coordination.membership import Terms
+from workers.coordination.timeline import Span
 from workers.coordinator import Coordinator, Outcome
 from workers.crew import NoCrew
-from workers.endpoint import Endpoint, Loopback
-from workers.journal import Journal
-from workers.membership import Terms
-from workers.store import (
+from workers.disk.journal import Journal
+from workers.disk.store import (
     Checkpoint,
     Checkpoints,
     ClientStates,
@@ -44,7 +43,8 @@ from workers.store import (
     model_digest,
     read_checkpoint,
 )
-from workers.timeline import Span
+from workers.sockets.connection import Hello
+from workers.sockets.endpoint import Endpoint, Loopback
 from workers.worker import WorkerRuntime
 
 Class = type[Algorithm[Any, Any, Any, Any]]

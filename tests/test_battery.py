@@ -57,8 +57,8 @@ from tests.harness import (
     short_settings,
     steps,
 )
-from workers.endpoint import Endpoint
 from workers.numerics import fix_numerics
+from workers.sockets.endpoint import Endpoint
 from workers.worker import WorkerRuntime
 
 EVERYONE = Turnout((0, 1, 2))

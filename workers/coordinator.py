@@ -36,21 +36,21 @@ from fedsim.rounds import (
 from fedsim.schedules import Schedule
 from fedsim.wire.ledger import Entry, stream_bytes
 from fedsim.wire.letter import Letter
-from workers import blame
-from workers.admission import Admission
+from workers.coordination import blame
+from workers.coordination.admission import Admission
+from workers.coordination.dispatch import Dispatch
+from workers.coordination.folding import Folder, read_upload
+from workers.coordination.membership import Membership, Terms, Witness
+from workers.coordination.scoreboard import Scoreboard
+from workers.coordination.simulated import Simulated
+from workers.coordination.timeline import Span, Timeline
 from workers.crew import Crew
-from workers.dispatch import Dispatch
-from workers.endpoint import Endpoint, Incoming
-from workers.folding import Folder, read_upload
-from workers.journal import Journal
+from workers.disk.journal import Journal
+from workers.disk.recovery import Recovery
+from workers.disk.spool import Spool
+from workers.disk.store import Checkpoints
 from workers.lending import Loans
-from workers.membership import Membership, Terms, Witness
-from workers.recovery import Recovery
-from workers.scoreboard import Scoreboard
-from workers.simulated import Simulated
-from workers.spool import Spool
-from workers.store import Checkpoints
-from workers.timeline import Span, Timeline
+from workers.sockets.endpoint import Endpoint, Incoming
 from workers.wakeup import Wakeup
 from workers.worker import unpack_score
 
@@ -410,7 +410,7 @@ class Coordinator:
             about.model = self._model()
 
     def _record(self, commit: Commit, server: Any) -> None:
-        """A committed round's files, in the order that workers.recovery relies on: its ledger rows, the
+        """A committed round's files, in the order that workers.disk.recovery relies on: its ledger rows, the
         journal's record, the checkpoint."""
         r, ledger = commit.round, self.endpoint.ledger
         about = self.board[r]

@@ -18,10 +18,10 @@ import msgspec
 
 from fedsim.errors import AccessError, ConnectionLost, TaskError
 from fedsim.wire.letter import Letter
-from workers.connection import Connection, Credentials, Hello
-from workers.invitation import Invitation
 from workers.lending import Borrower
 from workers.process import JOIN_DEADLINE, announce, serve, set_up
+from workers.sockets.connection import Connection, Credentials, Hello
+from workers.sockets.invitation import Invitation
 
 Tell = Callable[[str], None]
 

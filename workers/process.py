@@ -24,11 +24,11 @@ from fedsim.problem import Problem
 from fedsim.seeds import Stream
 from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
 from protocols import find
-from workers.admission import Belongings
-from workers.connection import Connection, Hello
+from workers.coordination.admission import Belongings
 from workers.memory import settle
 from workers.numerics import fix_numerics
 from workers.pulse import Pulse
+from workers.sockets.connection import Connection, Hello
 from workers.worker import WorkerRuntime, failure
 
 JOIN_DEADLINE = 120.0

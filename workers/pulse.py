@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from fedsim.wire.letter import NONE, VERSION, Header, seal
-from workers.connection import Connection
+from workers.sockets.connection import Connection
 
 SECONDS = 1.0
 

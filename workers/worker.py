@@ -21,7 +21,7 @@ from fedsim.problem import Problem, Score
 from fedsim.rounds import version
 from fedsim.wire.letter import VERSION, Header, Letter, blob, decode, decode_own, encode, references, seal
 from fedsim.wire.messages import FullPrecision, Mean, Precision, check_values, map_tensors
-from workers.store import ClientStates
+from workers.disk.store import ClientStates
 
 
 def pack_score(score: Score) -> bytes:

@@ -24,8 +24,8 @@ from launch.execution import Execution
 from launch.reading import Run
 from launch.run import launch
 from tests.commands import fedsim, start
-from workers.journal import Journal
-from workers.store import Checkpoints
+from workers.disk.journal import Journal
+from workers.disk.store import Checkpoints
 
 PAIRS = 7
 MAIN = Experiment(rounds=20)
@@ -39,7 +39,7 @@ def nothing_kept() -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(patch.object(Checkpoints, "commit", lambda *_: None))
         patches.enter_context(patch.object(Journal, "append", lambda *_, **__: None))
-        patches.enter_context(patch("workers.store.write_atomically", lambda path, _: 0))
+        patches.enter_context(patch("workers.disk.store.write_atomically", lambda path, _: 0))
         patches.enter_context(patch("launch.session.summarise", lambda *_, **__: SUMMARY))
         yield
 

@@ -25,7 +25,7 @@ from launch.codec_table import entropy, errors, fastest, indices_floor, values_f
 from launch.execution import Execution
 from launch.run import launch
 from launch.stored_run import StoredRun
-from workers.journal import read_journal
+from workers.disk.journal import read_journal
 
 NAMES = sorted(f"{f.name}:0.3" if f.fraction else f.name for f in CODECS.values())
 LAYERS = Layout((Slice("w", (40, 20), 0, 800), Slice("none", (0,), 800, 0), Slice("b", (10,), 800, 10)))

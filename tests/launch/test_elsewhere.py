@@ -19,7 +19,7 @@ import pytest
 
 from launch.reading import Run
 from tests.relay import Relay
-from workers.invitation import Invitation, KeyPair
+from workers.sockets.invitation import Invitation, KeyPair
 
 DEADLINE = 120.0
 """A loaded machine; on an idle one nothing here takes ten seconds."""

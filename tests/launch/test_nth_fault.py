@@ -19,7 +19,7 @@ from fedsim.experiment import Experiment
 from launch import rundir
 from launch.execution import Execution
 from launch.run import launch, resume
-from workers import store
+from workers.disk import store
 
 DIED, FULL, UNTOUCHED = 77, 5, 0
 EXPERIMENT = Experiment(

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsim.wire.ledger import COLUMNS
-from workers.journal import read_journal
+from workers.disk.journal import read_journal
 
 DEADLINE = 60.0
 CONTRACT = (

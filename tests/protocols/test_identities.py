@@ -30,7 +30,7 @@ from protocols.fedavg import FedAvg
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
 from protocols.fedprox import FedProx
-from workers.store import model_digest
+from workers.disk.store import model_digest
 
 EXACT = LocalTraining(optimiser="exact")
 DELTA = 0.3

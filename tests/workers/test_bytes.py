@@ -17,8 +17,8 @@ from protocols import find
 from tests.endpoints import Pool
 from tests.harness import play, problem_of
 from tests.relay import Relay
-from workers import kernel
-from workers.endpoint import Endpoint
+from workers.sockets import kernel
+from workers.sockets.endpoint import Endpoint
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from torch import Tensor
 from fedsim.errors import DataError, FedsimError, UsageError, WireError
 from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
 from fedsim.wire.state import encode_state
-from workers.admission import Belongings
-from workers.invitation import FORMAT, Invitation, KeyPair
-from workers.store import Checkpoint, ClientStates, read_checkpoint, write_atomically
+from workers.coordination.admission import Belongings
+from workers.disk.store import Checkpoint, ClientStates, read_checkpoint, write_atomically
+from workers.sockets.invitation import FORMAT, Invitation, KeyPair
 
 fixed = settings(
     deadline=None,

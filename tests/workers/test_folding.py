@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.wire.messages import Check, Flag, Least, Mean, Norm, Scalar, Total
-from workers.folding import _Scalars
+from workers.coordination.folding import _Scalars
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 

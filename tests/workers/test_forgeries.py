@@ -14,7 +14,7 @@ from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
 from protocols import find
 from tests.harness import play, problem_of
-from workers.endpoint import Endpoint, Incoming, Loopback
+from workers.sockets.endpoint import Endpoint, Incoming, Loopback
 from workers.worker import WorkerRuntime
 
 

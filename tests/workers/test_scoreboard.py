@@ -11,7 +11,7 @@ import pytest
 from fedsim.errors import UsageError
 from fedsim.learning.metrics import EXTRA, MEASURES
 from fedsim.problem import Score
-from workers.scoreboard import RESERVED, RoundRecord, Scoreboard
+from workers.coordination.scoreboard import RESERVED, RoundRecord, Scoreboard
 
 CATEGORICAL = MEASURES["categorical"]
 

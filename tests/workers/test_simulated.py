@@ -13,7 +13,7 @@ from fedsim.rounds import TaskId
 from fedsim.wire.state import encode_state
 from protocols import find
 from tests.harness import Run, play, problem_of
-from workers.simulated import Simulated
+from workers.coordination.simulated import Simulated
 
 LINK = {"link": "up=1mbit,down=8mbit,rtt=10ms"}
 

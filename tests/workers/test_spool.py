@@ -12,7 +12,7 @@ import torch
 from fedsim.errors import WireError
 from fedsim.wire.letter import VERSION, Header, Letter, encode, open_letter, seal
 from fedsim.wire.messages import Mean, Precision, Scalar
-from workers.spool import Spool
+from workers.disk.spool import Spool
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,15 @@ from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
 from fedsim.wire.state import decode_state, encode_state
-from workers import store
-from workers.store import KEEP, Checkpoints, ClientStates, model_digest, read_checkpoint, write_atomically
+from workers.disk import store
+from workers.disk.store import (
+    KEEP,
+    Checkpoints,
+    ClientStates,
+    model_digest,
+    read_checkpoint,
+    write_atomically,
+)
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import VERSION, Header, blob, seal
 from protocols import find
 from tests.harness import play, problem_of
-from workers import kernel, router
-from workers.connection import Connection, Credentials, Hello
-from workers.doors import Door, GuardedPort, LocalPort, PrivateFolder
-from workers.endpoint import Endpoint
-from workers.invitation import KeyPair
 from workers.process import announce, serve
-from workers.router import ZmqEndpoint
+from workers.sockets import kernel, router
+from workers.sockets.connection import Connection, Credentials, Hello
+from workers.sockets.doors import Door, GuardedPort, LocalPort, PrivateFolder
+from workers.sockets.endpoint import Endpoint
+from workers.sockets.invitation import KeyPair
+from workers.sockets.router import ZmqEndpoint
 from workers.worker import WorkerRuntime
 
 DEADLINE = 30.0

@@ -9,8 +9,8 @@ import pytest
 from fedsim.errors import DataError, WireError
 from fedsim.wire.letter import VERSION, Header, Letter, seal
 from tests.workers.test_spool import frames, upload
-from workers.spool import Spool
-from workers.trace import keep_upload, read_upload, upload_path
+from workers.disk.spool import Spool
+from workers.disk.trace import keep_upload, read_upload, upload_path
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 
 from fedsim.errors import DiskError
-from workers.store import disk_errors
+from workers.disk.store import disk_errors
 
 _PREFIX = struct.Struct(">IQ")
 

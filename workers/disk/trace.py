@@ -15,7 +15,7 @@ import msgspec
 
 from fedsim.errors import DataError, WireError
 from fedsim.wire.letter import Header, Letter, open_letter, seal
-from workers.store import disk_errors, write_atomically
+from workers.disk.store import disk_errors, write_atomically
 
 
 def uploads_folder(run: Path) -> Path:
@@ -63,7 +63,7 @@ def read_upload(path: Path, whose: str) -> Letter:
 
 
 class Recorded:
-    """A worker (workers.endpoint) without clients: it answers tasks with the uploads that a run has kept."""
+    """A worker without clients: it answers tasks with the uploads that a run has kept."""
 
     def __init__(self, run: Path) -> None:
         self.folder, self.read = uploads_folder(run), 0

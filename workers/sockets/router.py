@@ -13,10 +13,10 @@ from zmq.utils.monitor import recv_monitor_message
 from fedsim.errors import AccessError, TaskError, WireError
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
-from workers import kernel
-from workers.connection import SEND_QUEUE, Hello
-from workers.doors import Door
-from workers.endpoint import Endpoint, Incoming
+from workers.sockets import kernel
+from workers.sockets.connection import SEND_QUEUE, Hello
+from workers.sockets.doors import Door
+from workers.sockets.endpoint import Endpoint, Incoming
 
 SOCKETS = 64
 HANDSHAKE_MS = 5000

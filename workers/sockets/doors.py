@@ -2,7 +2,7 @@
 
 A private folder (ipc) and a port of this machine (tcp) are for workers that the run starts itself: they
 show the run's token. A guarded port is for workers elsewhere: CURVE, and only with a key of the list.
-Whoever does not speak ZMTP 3 is refused by libzmq itself at every door (workers.zap).
+Whoever does not speak ZMTP 3 is refused by libzmq itself at every door (workers.sockets.zap).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import zmq
 
 from fedsim.errors import UsageError, WireError
 from fedsim.wire import zmtp
-from workers.connection import Hello, keep_alive
-from workers.invitation import KeyPair
-from workers.zap import guard
+from workers.sockets.connection import Hello, keep_alive
+from workers.sockets.invitation import KeyPair
+from workers.sockets.zap import guard
 
 Transport = Literal["ipc", "tcp"]
 

@@ -17,15 +17,15 @@ import msgspec
 from fedsim.errors import AccessError, TaskError
 from fedsim.rounds import Event, Joined, Left, RoundMachine, TaskId
 from fedsim.wire.letter import NONE, VERSION, Header, Letter, blob, seal
-from workers import blame
-from workers.admission import Admission
-from workers.connection import Hello
+from workers.coordination import blame
+from workers.coordination.admission import Admission
+from workers.coordination.dispatch import Dispatch
 from workers.crew import Crew, Death
-from workers.dispatch import Dispatch
-from workers.endpoint import Endpoint
-from workers.journal import Journal
+from workers.disk.journal import Journal
 from workers.pulse import Leases
-from workers.router import refusal
+from workers.sockets.connection import Hello
+from workers.sockets.endpoint import Endpoint
+from workers.sockets.router import refusal
 
 STRIKES = 3
 """A task at which so many workers have ended is not given again."""

@@ -18,9 +18,9 @@ from fedsim.errors import DiskError, WireError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
 from fedsim.rounds import evaluates
-from workers.journal import read_journal
-from workers.scoreboard import RoundRecord
-from workers.store import Checkpoint, disk_errors, read_checkpoint
+from workers.coordination.scoreboard import RoundRecord
+from workers.disk.journal import read_journal
+from workers.disk.store import Checkpoint, disk_errors, read_checkpoint
 
 NOTHING = -1
 

@@ -32,13 +32,13 @@ from fedsim.rounds import (
 from fedsim.schedules import schedule
 from fedsim.wire.ledger import Ledger, stream_bytes
 from fedsim.wire.letter import Letter
-from workers import blame
-from workers.dispatch import Dispatch
-from workers.endpoint import Loopback, Worker
-from workers.folding import Folder
-from workers.simulated import Simulated
-from workers.spool import Spool
-from workers.store import Checkpoint, ClientStates
+from workers.coordination import blame
+from workers.coordination.dispatch import Dispatch
+from workers.coordination.folding import Folder
+from workers.coordination.simulated import Simulated
+from workers.disk.spool import Spool
+from workers.disk.store import Checkpoint, ClientStates
+from workers.sockets.endpoint import Loopback, Worker
 from workers.wakeup import Wakeup
 
 WAIT = 60.0

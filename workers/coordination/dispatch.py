@@ -14,11 +14,11 @@ from fedsim.rounds import Give, Open, Score
 from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.letter import NONE, VERSION, Header, Letter, Payload, decode_own, encode, seal
 from fedsim.wire.messages import check_values
-from workers.endpoint import Endpoint
+from workers.coordination.simulated import Simulated
+from workers.coordination.timeline import Timeline
+from workers.disk.store import ClientStates
 from workers.lending import Loans, state_letter
-from workers.simulated import Simulated
-from workers.store import ClientStates
-from workers.timeline import Timeline
+from workers.sockets.endpoint import Endpoint
 from workers.worker import to_evaluate
 
 

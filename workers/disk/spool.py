@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 from fedsim.wire.letter import NONE, Buffer, Letter, open_letter
-from workers.store import disk_errors, write_atomically
-from workers.trace import keep_upload
+from workers.disk.store import disk_errors, write_atomically
+from workers.disk.trace import keep_upload
 
 MEMORY_BYTES = 256 * 2**20
 

@@ -16,8 +16,8 @@ from fedsim.problem import Problem
 from fedsim.rounds import version
 from fedsim.wire.letter import Header, Letter
 from fedsim.wire.state import decode_state
-from workers.store import ClientStates
-from workers.trace import silent
+from workers.disk.store import ClientStates
+from workers.disk.trace import silent
 from workers.worker import WorkerRuntime
 
 Digests = Mapping[tuple[int, int, int], Sequence[int]]
@@ -58,7 +58,7 @@ class Result:
 
 
 class Examiner:
-    """A worker (workers.endpoint) for one round. Nothing is written outside `scratch`.
+    """A worker (workers.sockets.endpoint) for one round. Nothing is written outside `scratch`.
 
     only: clients of the round's last exchange that are computed again, None for all; of the exchanges before
     it, all are, because the next broadcast depends on them. twice: compute every task twice and compare.

@@ -1,0 +1,1 @@
+"""A run's committed rounds, computed again."""

@@ -1,0 +1,1 @@
+"""How letters travel: endpoints, doors, connections, and what the kernel says of them."""
