@@ -23,14 +23,14 @@ from fedsim.experiment import Experiment
 from launch.execution import Execution
 from launch.reading import Run
 from launch.run import launch
+from tests.benchmarks import steady_state as steady
+from tests.benchmarks.common import fashion_shaped
 from tests.commands import fedsim, start
 from workers.disk.journal import Journal
 from workers.disk.store import Checkpoints
 
-PAIRS = 7
+PAIRS = 5
 MAIN = Experiment(rounds=20)
-LARGE = Experiment(model="mlp", rounds=6)
-"""64-200-100-10: P = 34,110."""
 
 
 @contextmanager
@@ -47,21 +47,25 @@ def nothing_kept() -> Iterator[None]:
 SUMMARY = {"status": "done", "bytes": {}, "bytes_down": 0, "bytes_up": 0}
 
 
-def round_seconds(experiment: Experiment, folder: Path, kept: bool) -> float:
+def round_seconds(experiment: Experiment, folder: Path, data: Path | None, kept: bool) -> float:
     """Median over the rounds after the first."""
     with ExitStack() as how:
         if not kept:
             how.enter_context(nothing_kept())
             how.enter_context(patch("launch.display.Display.bill", lambda *_: None))
-        launch(experiment, Execution(workers=0, out=str(folder)), quiet=True)
+        launch(
+            experiment,
+            Execution(workers=0, out=str(folder), data_dir=str(data) if data else None),
+            quiet=True,
+        )
     return float(Run.open(folder).metrics["seconds"].iloc[2:].median())
 
 
-def cost(experiment: Experiment) -> tuple[float, float, float]:
+def cost(experiment: Experiment, data: Path | None = None) -> tuple[float, float, float]:
     """Ratio with and without, of medians over PAIRS; and both in milliseconds."""
     with tempfile.TemporaryDirectory() as folder:
         pairs = [
-            [round_seconds(experiment, Path(folder) / f"{n}-{kept}", kept) for kept in (True, False)]
+            [round_seconds(experiment, Path(folder) / f"{n}-{kept}", data, kept) for kept in (True, False)]
             for n in range(PAIRS)
         ]
     with_it, without = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
@@ -90,9 +94,14 @@ def killed(folder: Path, kills: bool) -> float:
 
 
 def main() -> None:
-    for name, experiment in (("main job", MAIN), ("mlp 64-200-100-10", LARGE)):
-        ratio, with_it, without = cost(experiment)
-        print(f"{name}, in process: {with_it:.1f} ms a round, {without:.1f} without; ratio {ratio:.3f}")
+    with tempfile.TemporaryDirectory() as made:
+        data = fashion_shaped(Path(made))
+        jobs = [("main job", MAIN, None)] + [
+            (f"steady state, {algo}", steady.experiment(algo, 12), data) for algo in ("fedavg", "fedlap_cov")
+        ]
+        for name, experiment, files in jobs:
+            ratio, with_it, without = cost(experiment, files)
+            print(f"{name}, in process: {with_it:.1f} ms a round, {without:.1f} without; ratio {ratio:.3f}")
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         times = [resumed(folder / f"r{n}") for n in range(5)]
