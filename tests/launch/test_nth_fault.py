@@ -18,6 +18,7 @@ from fedsim.errors import DiskError
 from fedsim.experiment import Experiment
 from launch import rundir
 from launch.execution import Execution
+from launch.resume import Stored
 from launch.run import launch, resume
 from workers.disk import store
 
@@ -101,7 +102,10 @@ def first_start(folder: str, at: int, dies: bool) -> None:
 
 
 def second_start(folder: str) -> None:
-    if (Path(folder) / "manifest.json").exists():
+    stored = Path(folder) / "manifest.json"
+    if stored.exists() and Stored.open(Path(folder)).complete:
+        pass  # its summary was written before
+    elif stored.exists():
         resume(Path(folder), {}, quiet=True)
     else:  # it never became a run
         launch(EXPERIMENT, Execution(workers=0, out=folder + "-again"), quiet=True)
