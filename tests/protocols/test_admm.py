@@ -443,7 +443,9 @@ def test_a_diverging_run_stops_at_the_client_and_folds_nothing(
     launched: Callable[..., Path], tmp_path: Path, optimiser: str
 ) -> None:
     settings = {"epochs": 1, "lr": 1e30, "optimiser": optimiser}
-    with pytest.raises(TaskError, match=r"client 0 in round 1 from worker 0: field 'mean' has \d+ of 7510 values NaN"):
+    with pytest.raises(
+        TaskError, match=r"client 0 in round 1 from worker 0: field 'mean' has \d+ of 7510 values NaN"
+    ):
         launched("run", algo="fedadmm", clients=3, rounds=4, hyperparameters=settings)
     assert not list((tmp_path / "run").rglob("*.checkpoint"))
     assert not (tmp_path / "run" / "model.safetensors").exists()
