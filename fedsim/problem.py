@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, Context, Exchange, Task
 from fedsim.data.datasets import DATASETS, Dataset, load_dataset
+from fedsim.data.digest import data_digest
 from fedsim.data.holdout import hold_out
 from fedsim.data.partition import partition
 from fedsim.error_feedback import error_feedback
@@ -31,6 +32,7 @@ from fedsim.learning.models import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shard import Shard, as_floats
 from fedsim.links import Clock, clock
+from fedsim.rounds import version
 from fedsim.seeds import Stream, seeded_torch
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.messages import TRIANGLE, Dims, Kind, all_fields, schema
@@ -110,6 +112,11 @@ class Problem:
         return tuple(len(rows) for rows in self.clients)
 
     @cached_property
+    def data_digest(self) -> str:
+        """Of everything that the experiment reads (fedsim.data.digest)."""
+        return data_digest(self.dataset, self.clients)
+
+    @cached_property
     def dims(self) -> Dims:
         size, clients, classes = self.net.layout.size, len(self.clients), self.dataset.classes
         return {
@@ -187,6 +194,10 @@ class Problem:
     def exchanges(self) -> tuple[Exchange, ...]:
         """All that a run may have: the set-up's, and a round's."""
         return (*self.algorithm.setup, *self.algorithm.exchanges)
+
+    def version(self, round: int, exchange: int) -> int:
+        """The version of a client's state that a task of this exchange makes."""
+        return version(round, exchange, len(self.algorithm.exchanges), len(self.algorithm.setup))
 
     def exchange(self, round: int, number: int) -> Exchange:
         """Round 0 is the set-up."""

@@ -6,13 +6,14 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from fedsim.errors import DataError, UsageError
+from fedsim.experiment import Experiment, convert
 from launch.execution import Execution
 from workers.devices import gpu_models
 
@@ -68,6 +69,13 @@ def read(folder: Path) -> dict[str, Any]:
         given = found.get("format")
         raise UsageError(f"{path} has format {given!r}; this version of fedsim reads format {FORMAT}")
     return found
+
+
+def experiment(folder: Path, found: Mapping[str, Any]) -> Experiment:
+    """Of a manifest, without what was added to it from data and algorithm. Errors: UsageError."""
+    known = {f.name for f in fields(Experiment)}
+    described = {k: v for k, v in found["experiment"].items() if k in known}
+    return convert(Experiment, described, f"the experiment of {folder / 'manifest.json'}")
 
 
 def json_of(path: Path) -> dict[str, Any]:

@@ -65,9 +65,7 @@ class Stored:
 
     @property
     def experiment(self) -> Experiment:
-        known = {f.name for f in fields(Experiment)}
-        described = {k: v for k, v in self.manifest["experiment"].items() if k in known}
-        return convert(Experiment, described, f"the experiment of {self.folder / 'manifest.json'}")
+        return manifest.experiment(self.folder, self.manifest)
 
     def _execution(self, given: Given) -> Execution:
         known = {f.name for f in fields(Execution)}

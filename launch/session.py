@@ -13,7 +13,6 @@ from typing import Any, Literal
 from rich.markup import escape
 
 from fedsim import plugin, traces
-from fedsim.data.digest import data_digest
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.links import is_file
@@ -137,7 +136,7 @@ class Session:
             "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
             "params": problem.net.layout.size,
             "client_sizes": list(problem.sizes),
-            "data": data_digest(problem.dataset, problem.clients),
+            "data": problem.data_digest,
             "sources": plugin.sources((experiment.algo, experiment.model, experiment.dataset))
             | traces.digest(experiment.participation)
             | ({experiment.link: traces.sha256(experiment.link)} if is_file(experiment.link) else {}),
@@ -247,7 +246,7 @@ class Session:
     def _admission(self) -> Admission:
         e, problem, execution = self.problem.experiment, self.problem, self.execution
         elsewhere = bool(execution.external_workers)
-        data = data_digest(problem.dataset, problem.clients) if elsewhere else ""
+        data = problem.data_digest if elsewhere else ""
         orders = {
             "experiment": asdict(e),
             "data_dir": str(Path(execution.data_dir).resolve()) if execution.data_dir else None,

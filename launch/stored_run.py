@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from fedsim import plugin
-from fedsim.data.digest import data_digest
 from fedsim.errors import DataError, DiskError, WireError
-from fedsim.experiment import Experiment, build_algorithm, convert
+from fedsim.experiment import build_algorithm
 from fedsim.problem import Problem
 from fedsim.schedules import schedule
 from fedsim.wire.letter import decode_own, encode, references
@@ -53,10 +52,8 @@ class StoredRun:
         """data_dir overrides the manifest's. Errors: UsageError if this is no run, DataError if its data or
         its files are not what they were."""
         found = manifest.read(folder)
-        where = f"the experiment of {folder / 'manifest.json'}"
-        known = {f.name for f in fields(Experiment)}
         described: Mapping[str, Any] = found["experiment"]
-        experiment = convert(Experiment, {k: v for k, v in described.items() if k in known}, where)
+        experiment = manifest.experiment(folder, found)
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)  # see Session.prepare
         device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
         fix_numerics(experiment.threads, device)
@@ -136,7 +133,7 @@ class StoredRun:
             facts = [fact for fact in facts if fact[0] != "gpus"]
         else:
             facts.append(("device", e.device, self.problem.net.device.type))
-        facts.append(("data", was.get("data"), data_digest(self.problem.dataset, self.problem.clients)))
+        facts.append(("data", was.get("data"), self.problem.data_digest))
         sources = was.get("sources", {})
         for path, digest in plugin.sources((e.algo, e.model, e.dataset)).items():
             facts.append((f"the sha256 of {path}", sources.get(path), digest))

@@ -30,8 +30,6 @@ from fedsim.rounds import (
     RoundMachine,
     Score,
     Scored,
-    TaskId,
-    version,
 )
 from fedsim.schedules import Schedule
 from fedsim.wire.ledger import Entry, stream_bytes
@@ -52,7 +50,7 @@ from workers.disk.store import Checkpoints
 from workers.lending import Loans
 from workers.sockets.endpoint import Endpoint, Incoming
 from workers.wakeup import Wakeup
-from workers.worker import unpack_score
+from workers.worker import task_of, unpack_score
 
 
 class Observer(Witness, Protocol):
@@ -244,7 +242,9 @@ class Coordinator:
         task = task_of(letter)
         if self.machine.holder(task) != worker or self.machine.gone(task):
             raise TaskError(f"worker {worker} uploaded {task}, which it does not hold")
-        if self.loans is not None and self.loans.lacks(worker, task.client, self._made(task)):
+        if self.loans is not None and self.loans.lacks(
+            worker, task.client, self.problem.version(task.round, task.exchange)
+        ):
             raise TaskError(f"worker {worker} uploaded {task} without the state that goes with it")
         digests = [p.digest for f in letter.header.fields for p in f.parts]
         self.journal.append(
@@ -288,17 +288,12 @@ class Coordinator:
         task = task_of(letter)
         if self.loans is None or self.machine.holder(task) != worker or len(letter.frames) != 1:
             raise TaskError(f"worker {worker} sent a state of {task}, for which nobody asked")
-        made = self._made(task)
+        made = self.problem.version(task.round, task.exchange)
         try:
             self.checkpoints.states.put(task.client, made, bytes(letter.frames[0]))
         except WireError as e:
             raise TaskError(f"worker {worker}: {e}") from None
         self.loans.has(worker, task.client, task.base, made)
-
-    def _made(self, task: TaskId) -> int:
-        """The version of the client's state that a task makes."""
-        algorithm = self.problem.algorithm
-        return version(task.round, task.exchange, len(algorithm.exchanges), len(algorithm.setup))
 
     def _answered(self, worker: int, letter: Letter) -> None:
         h = letter.header
@@ -425,9 +420,3 @@ class Coordinator:
 
     def _model(self) -> Point | Gaussian:
         return self.problem.algorithm.model(self.server, self.problem.context(0, 0))
-
-
-def task_of(letter: Letter) -> TaskId:
-    """The task that a letter answers."""
-    h = letter.header
-    return TaskId(h.round, h.exchange, h.client, h.base)

@@ -9,7 +9,6 @@ are simulation traffic; clients stay with their worker, which makes the first ra
 from __future__ import annotations
 
 from fedsim.errors import WireError
-from fedsim.rounds import version
 from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
 from workers.worker import WorkerRuntime
 
@@ -56,8 +55,7 @@ class Borrower:
         reply = self.runtime.handle(letter)
         if reply.header.kind != "upload":
             return [reply]
-        algorithm = self.runtime.problem.algorithm
-        made = version(h.round, h.exchange, len(algorithm.exchanges), len(algorithm.setup))
+        made = self.runtime.problem.version(h.round, h.exchange)
         data = states.read(h.client, made)
         states.remove(h.client, below=h.base)
         return [state_letter("draft", self.runtime.run, h, data), reply]

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from fedsim import plugin
-from fedsim.data.digest import data_digest
 from fedsim.errors import AccessError
 from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.learning.shard import Shard
@@ -77,7 +76,7 @@ def set_up(connection: Connection, welcome: Letter, orders: Mapping[str, Any], d
 def announce(connection: Connection, runtime: WorkerRuntime, digest: bool = False) -> None:
     """Say that this worker is ready, and by what it has. digest: also of the data."""
     problem, e = runtime.problem, runtime.problem.experiment
-    data = data_digest(problem.dataset, problem.clients) if digest else ""
+    data = problem.data_digest if digest else ""
     has = Belongings(data, plugin.sources((e.algo, e.model, e.dataset)))
     fields, frames = blob("ready", msgspec.json.encode(has))
     connection.send(seal(Header(VERSION, "ready", runtime.run, fields=fields), frames))

@@ -18,7 +18,7 @@ import torch
 from fedsim.errors import FedsimError, Interrupted, WireError
 from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
 from fedsim.problem import Problem, Score
-from fedsim.rounds import version
+from fedsim.rounds import TaskId
 from fedsim.wire.letter import VERSION, Header, Letter, blob, decode, decode_own, encode, references, seal
 from fedsim.wire.messages import FullPrecision, Mean, Precision, check_values, map_tensors
 from workers.disk.store import ClientStates
@@ -134,7 +134,7 @@ class WorkerRuntime:
         committed = algorithm.client_commit(
             map_tensors(draft, lambda t: t.cpu()), received, seen, replace(task, start=problem.start)
         )
-        made = version(h.round, h.exchange, len(algorithm.exchanges), len(algorithm.setup))
+        made = problem.version(h.round, h.exchange)
         self.states.save(h.client, made, committed)
         self.states.forget(h.client, h.base)
         micros = (time.monotonic_ns() - began) // 1000
@@ -160,3 +160,9 @@ def failure(error: Exception) -> tuple[Any, Any]:
     else:
         told = (FedsimError.exit_code, "".join(traceback.format_exception(error)))
     return blob("error", msgspec.json.encode(told))
+
+
+def task_of(letter: Letter) -> TaskId:
+    """The task that a letter answers."""
+    h = letter.header
+    return TaskId(h.round, h.exchange, h.client, h.base)

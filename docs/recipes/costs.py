@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from report import ROOT, circumstances, processor, table
-
-sys.path.insert(0, str(ROOT))
 
 from fedsim.experiment import build_algorithm
 from fedsim.wire.messages import part_of, schema

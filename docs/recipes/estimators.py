@@ -18,10 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from report import ROOT, Page, options, table
+from report import Page, options, table
 from torch import Tensor, nn
-
-sys.path.insert(0, str(ROOT))
 
 from fedsim.learning.models import build_model
 from launch.reading import Run, run_experiment

@@ -11,6 +11,7 @@ import numpy as np
 import pandas
 
 from fedsim.errors import UsageError
+from fedsim.experiment import dotted
 from launch.ledger_table import sides
 from launch.reading import Run, every_round
 from launch.report import page
@@ -49,7 +50,7 @@ def render(run: Run) -> str:
                 "Experiment",
                 page.pairs(
                     dict(
-                        flat(
+                        dotted(
                             {
                                 k: v
                                 for k, v in experiment.items()
@@ -59,20 +60,13 @@ def render(run: Run) -> str:
                     )
                 ),
             ),
-            page.section("Hyperparameters", page.pairs(dict(flat(experiment.get("hyperparameters") or {})))),
-            page.section("Execution", page.pairs(dict(flat(run.manifest.get("execution") or {})))),
-            page.section("Versions", page.pairs(dict(flat(run.manifest.get("versions") or {})))),
+            page.section(
+                "Hyperparameters", page.pairs(dict(dotted(experiment.get("hyperparameters") or {})))
+            ),
+            page.section("Execution", page.pairs(dict(dotted(run.manifest.get("execution") or {})))),
+            page.section("Versions", page.pairs(dict(dotted(run.manifest.get("versions") or {})))),
         ),
     )
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested tables by dotted name."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def numbers(frame: pandas.DataFrame, name: str) -> Values:

@@ -13,7 +13,6 @@ from typing import Any
 
 from fedsim.errors import DiskError, WireError
 from fedsim.problem import Problem
-from fedsim.rounds import version
 from fedsim.wire.letter import Header, Letter
 from fedsim.wire.state import decode_state
 from workers.disk.store import ClientStates
@@ -113,12 +112,7 @@ class Examiner:
 
     def _result(self, upload: Letter) -> Result:
         h = upload.header
-        return Result(upload, self._states.read(h.client, self._made(h)))
-
-    def _made(self, h: Header) -> int:
-        """The version of the client's state that a task makes."""
-        algorithm = self.problem.algorithm
-        return version(h.round, h.exchange, len(algorithm.exchanges), len(algorithm.setup))
+        return Result(upload, self._states.read(h.client, self.problem.version(h.round, h.exchange)))
 
     def _whats(self, h: Header, result: Result) -> Iterator[str]:
         """What is not as the run has it."""
@@ -132,14 +126,14 @@ class Examiner:
         if len(result.parts) != len(recorded):
             yield f"an upload of {len(result.parts)} frames, where the run had {len(recorded)}"
         try:
-            state = self._original.read(h.client, self._made(h))
+            state = self._original.read(h.client, self.problem.version(h.round, h.exchange))
         except DiskError:  # cleared away
             return
         if state != result.state:
             yield self._about_state(h, state)
 
     def _about_state(self, h: Header, state: bytes) -> str:
-        path = self._original.path(h.client, self._made(h))
+        path = self._original.path(h.client, self.problem.version(h.round, h.exchange))
         try:
             decode_state(self._original.kind, state, str(path))
         except WireError as e:

@@ -27,7 +27,6 @@ from fedsim.rounds import (
     Open,
     Release,
     RoundMachine,
-    TaskId,
 )
 from fedsim.schedules import schedule
 from fedsim.wire.ledger import Ledger, stream_bytes
@@ -40,6 +39,7 @@ from workers.disk.spool import Spool
 from workers.disk.store import Checkpoint, ClientStates
 from workers.sockets.endpoint import Loopback, Worker
 from workers.wakeup import Wakeup
+from workers.worker import task_of
 
 WAIT = 60.0
 
@@ -122,7 +122,7 @@ class Rehearsal:
 
     def _arrived(self, letter: Letter, spool: Spool, left_out: set[int]) -> Arrived:
         h = letter.header
-        task = TaskId(h.round, h.exchange, h.client, h.base)
+        task = task_of(letter)
         if h.kind == "failed":
             raise blame.failure(0, letter)
         if h.kind == "absent":

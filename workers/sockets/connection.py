@@ -63,11 +63,8 @@ class Connection:
         self.address = address
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
+        bound(self._socket, max_frame)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
-        self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
-        self._socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
         self._monitor: zmq.Socket[bytes] | None = None
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -138,6 +135,14 @@ class Connection:
             self._monitor.close(0)
         self._socket.close(int(linger * 1000))
         self._context.term()
+
+
+def bound(socket: zmq.Socket[bytes], max_frame: int) -> None:
+    """What both ends have: no waiting at the end, short queues, no frame above `max_frame` bytes."""
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+    socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:

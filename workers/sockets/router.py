@@ -14,7 +14,7 @@ from fedsim.errors import AccessError, TaskError, WireError
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
 from workers.sockets import kernel
-from workers.sockets.connection import SEND_QUEUE, Hello
+from workers.sockets.connection import Hello, bound
 from workers.sockets.doors import Door
 from workers.sockets.endpoint import Endpoint, Incoming
 
@@ -42,11 +42,8 @@ class ZmqEndpoint(Endpoint):
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, SOCKETS)
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
+        bound(self._socket, max_frame)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
-        self._socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if door.watched else None
         try:
