@@ -31,8 +31,8 @@ class Experiment:
     error_feedback: clients add to an upload what a lossy codec took from their last one. evaluate_on:
     test, or training rows held out (fedsim.data.holdout). link, compute, deadline: the virtual clock
     (fedsim.links). bad_uploads: whether one with NaN, Inf, a precision that is not positive or too large a
-    norm stops the run, or is skipped as if it were lost. max_norm: of any tensor of an upload; 0 for no
-    limit, because what is absurd depends on the problem.
+    norm stops the run, is skipped as if it were lost, or is computed once more before it stops the run.
+    max_norm: of any tensor of an upload; 0 for no limit, because what is absurd depends on the problem.
     """
 
     algo: str = "fedlap_cov"
@@ -56,7 +56,7 @@ class Experiment:
     link: str = ""
     compute: str = ""
     deadline: str = ""
-    bad_uploads: Literal["stop", "skip"] = "stop"
+    bad_uploads: Literal["stop", "skip", "retry"] = "stop"
     max_norm: Annotated[float, Meta(ge=0)] = 0.0
 
 

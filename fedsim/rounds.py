@@ -59,6 +59,14 @@ class Arrived:
 
 
 @dataclass(frozen=True)
+class Spoilt:
+    """A worker has answered a task with what must not be folded, and it is to be computed once more."""
+
+    worker: int
+    task: TaskId
+
+
+@dataclass(frozen=True)
 class Scored:
     """A worker has evaluated one chunk of the test set."""
 
@@ -87,8 +95,8 @@ class Open:
 
 @dataclass(frozen=True)
 class Give:
-    """gone: the client gets the broadcast, as the ledger shall know, and computes nothing. again: a worker
-    that has left had this task before."""
+    """gone: the client gets the broadcast, as the ledger shall know, and computes nothing. again: the task
+    was given before, to a worker that has left or that answered with what must not be folded."""
 
     worker: int
     task: TaskId
@@ -139,7 +147,7 @@ class Finish:
     """All rounds are committed and evaluated."""
 
 
-Event = Joined | Left | Arrived | Scored | Folded
+Event = Joined | Left | Arrived | Spoilt | Scored | Folded
 Command = Open | Give | Release | Drop | Close | Commit | Score | Finish
 
 MAX_EVALUATIONS_BEHIND = 2
@@ -219,23 +227,21 @@ class RoundMachine:
             commands = self._on_left(event.worker)
         elif isinstance(event, Arrived):
             commands = self._on_arrived(event)
+        elif isinstance(event, Spoilt):
+            commands = self._on_spoilt(event)
         elif isinstance(event, Scored):
             commands = self._on_scored(event)
         else:
             commands = self._on_folded()
         return commands + self._assign()
 
-    def holder(self, task: TaskId) -> int | None:
-        """The worker that holds this task now, if any."""
-        return self._in_flight.get(task)
-
     def gone(self, task: TaskId) -> bool:
         """Whether the schedule takes this client out after the download."""
         return task.client in self._turnout.gone
 
-    def scores(self, worker: int, round: int, chunk: int) -> bool:
-        """Whether a worker is to score this chunk now."""
-        return (round, chunk) in self._load.get(worker, [])
+    def holds(self, worker: int, piece: TaskId | tuple[int, int]) -> bool:
+        """Whether a worker is to answer this task, or to score this chunk (round, chunk), now."""
+        return piece in self._load.get(worker, [])
 
     def held_by(self, worker: int) -> list[TaskId]:
         """The training tasks that a worker holds."""
@@ -315,10 +321,7 @@ class RoundMachine:
 
     def _on_arrived(self, event: Arrived) -> list[Command]:
         task = event.task
-        if self._in_flight.get(task) != event.worker:
-            raise ProtocolError(f"worker {event.worker} does not hold {task}")
-        del self._in_flight[task]
-        self._load[event.worker].remove(task)
+        self._take_from(event.worker, task)
         self._arrived.add(task.client)
         if event.late:
             self._late.add(task.client)
@@ -336,6 +339,20 @@ class RoundMachine:
         if not self._to_fold:
             commands += [Close()] if self._folding else self._exchange_done()
         return commands
+
+    def _on_spoilt(self, event: Spoilt) -> list[Command]:
+        """The task is given again before all others, to whoever is free first."""
+        self._take_from(event.worker, event.task)
+        self._taken_back.add(event.task)
+        self._home.pop(event.task.client, None)
+        self._waiting.setdefault(ANYWHERE, deque()).appendleft(event.task)
+        return []
+
+    def _take_from(self, worker: int, task: TaskId) -> None:
+        if self._in_flight.get(task) != worker:
+            raise ProtocolError(f"worker {worker} does not hold {task}")
+        del self._in_flight[task]
+        self._load[worker].remove(task)
 
     def _on_folded(self) -> list[Command]:
         if self._to_fold or not self._folding:

@@ -7,16 +7,15 @@ deadlines of their own.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.errors import FedsimError, TaskError, WireError
+from fedsim.errors import FedsimError, TaskError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
 from fedsim.rounds import (
-    Arrived,
     Close,
     Command,
     Commit,
@@ -29,15 +28,15 @@ from fedsim.rounds import (
     Release,
     RoundMachine,
     Score,
-    Scored,
 )
 from fedsim.schedules import Schedule
-from fedsim.wire.ledger import Entry, stream_bytes
-from fedsim.wire.letter import Letter
+from fedsim.wire.ledger import Entry
 from workers.coordination import blame
 from workers.coordination.admission import Admission
 from workers.coordination.dispatch import Dispatch
-from workers.coordination.folding import Folder, read_upload
+from workers.coordination.fence import Fence, Misconduct, Piece
+from workers.coordination.folding import Folder
+from workers.coordination.intake import Intake
 from workers.coordination.membership import Membership, Terms, Witness
 from workers.coordination.scoreboard import Scoreboard
 from workers.coordination.simulated import Simulated
@@ -50,7 +49,6 @@ from workers.disk.store import Checkpoints
 from workers.lending import Loans
 from workers.sockets.endpoint import Endpoint, Incoming
 from workers.wakeup import Wakeup
-from workers.worker import task_of, unpack_score
 
 
 class Observer(Witness, Protocol):
@@ -97,11 +95,13 @@ class Coordinator:
         started: float,
         recovery: Recovery | None = None,
         keep: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """recovery: where an earlier start has left off. keep: the folder of the message trace, if any."""
+        """recovery: where an earlier start has left off. keep: the folder of the message trace, if any.
+        clock: the seconds that leases and deadlines are measured in."""
         self.problem, self.endpoint, self.crew = problem, endpoint, crew
         self.checkpoints, self.observer, self.journal = checkpoints, observer, journal
-        self.run_name, self.terms, self.started = run, terms, started
+        self.terms, self.started = terms, started
         self.loans = Loans() if terms.elsewhere else None
         experiment = problem.experiment
         self.machine = RoundMachine(
@@ -142,13 +142,34 @@ class Coordinator:
             start = self.board.open(0, tuple(range(len(problem.clients))) if setup else ())
             start.model, start.committed = self._model(), not setup
         self.members = Membership(
-            admission, terms, endpoint, crew, self.dispatch, self.machine, observer, journal, self._handle
+            admission,
+            terms,
+            endpoint,
+            crew,
+            self.dispatch,
+            self.machine,
+            observer,
+            journal,
+            self._handle,
+            clock,
         )
-        self._stirred = time.monotonic()
-        self._round_began = time.monotonic()
+        self.fence = Fence(self.dispatch.epoch, self.machine)
+        self.intake = Intake(
+            problem,
+            self.fence,
+            self.dispatch,
+            self.simulated,
+            self.board,
+            self.spool,
+            checkpoints.states,
+            endpoint.ledger,
+            journal,
+            self._handle,
+        )
+        self._clock = clock
+        self._stirred = self._round_began = clock()
         self._commits: list[float] = []
         self._first_round = 0.0
-        self._seconds_clients = 0.0
         self._finished = False
 
     # ---- the loop
@@ -163,9 +184,9 @@ class Coordinator:
                 for left in self.members.waiting(everybody=False):
                     self._step(left)
                 if self._step(self.members.patience()):
-                    self._stirred = time.monotonic()
+                    self._stirred = self._clock()
                 self.members.end_leases()
-                if time.monotonic() - self._stirred >= self.terms.patience:
+                if self._clock() - self._stirred >= self.terms.patience:
                     raise blame.silence(self.machine, self.members.size, self.terms.patience)
         finally:
             self.folder.stop()
@@ -179,12 +200,12 @@ class Coordinator:
             tuple(self.machine.versions),
             self._first_round,
             tuple(self._commits),
-            self._seconds_clients,
+            self.intake.seconds_clients,
             residual,
         )
 
     def _begin(self) -> None:
-        self._stirred = self._round_began = time.monotonic()
+        self._stirred = self._round_began = self._clock()
         self.dispatch.timeline = Timeline()
         self.journal.append("start", epoch=self.dispatch.epoch)
         self._carry_out(self.machine.start(self._resumed, [r.number for r in self._unscored]))
@@ -213,106 +234,19 @@ class Coordinator:
     def _receive(self, incoming: Incoming) -> None:
         worker, letter = incoming.worker, incoming.letter
         h = letter.header
-        self.members.leases.heard(worker)
-        if h.kind == "alive":
-            return
-        if h.kind == "hello":
-            self.members.hello(worker, letter)
-        elif h.run != self.run_name:
-            raise TaskError(f"worker {worker} answers for run {h.run!r}; this is {self.run_name!r}")
-        elif h.kind == "ready":
-            self.members.ready(worker, letter)
-        elif h.kind == "failed":
-            self.members.failed(worker, letter)
-        elif h.epoch != self.dispatch.epoch:
-            said = f"worker {worker} answers to start {h.epoch} of this run"
-            raise TaskError(f"{said}; this is start {self.dispatch.epoch}")
-        elif h.kind == "draft":
-            self._keep_draft(worker, letter)
-        elif h.kind == "upload":
-            self._upload(worker, letter)
-        elif h.kind == "absent":
-            self._absent(worker, letter)
-        elif h.kind == "score":
-            self._scored(worker, letter)
-        else:
-            raise TaskError(f"worker {worker} sent a letter of kind {h.kind!r}")
-
-    def _upload(self, worker: int, letter: Letter) -> None:
-        task = task_of(letter)
-        if self.machine.holder(task) != worker or self.machine.gone(task):
-            raise TaskError(f"worker {worker} uploaded {task}, which it does not hold")
-        if self.loans is not None and self.loans.lacks(
-            worker, task.client, self.problem.version(task.round, task.exchange)
-        ):
-            raise TaskError(f"worker {worker} uploaded {task} without the state that goes with it")
-        digests = [p.digest for f in letter.header.fields for p in f.parts]
-        self.journal.append(
-            "upload",
-            round=task.round,
-            exchange=task.exchange,
-            client=task.client,
-            worker=worker,
-            xxh3=digests,
-        )
-        self.spool.put(task.client, letter, worker)
-        self._answered(worker, letter)
-        seconds = letter.header.micros / 1e6
-        self.board[task.round].seconds_clients += seconds
-        self._seconds_clients += seconds
-        late = self.simulated.late(task, stream_bytes(letter))
-        if late:
-            about = self.board[task.round]
-            about.late = tuple(sorted({*about.late, task.client}))
-        self._handle(Arrived(worker, task, late or self._skips(worker, letter)))
-
-    def _skips(self, worker: int, letter: Letter) -> bool:
-        """Whether this upload must not be folded and the run goes on without it.
-
-        With bad_uploads = stop the fold finds out, and the run stops.
-        """
-        if self.problem.experiment.bad_uploads == "stop":
-            return False
         try:
-            read_upload(self.problem, letter, self.dispatch.sent, worker)
-        except WireError as e:
-            h = letter.header
-            self.journal.append("refused", round=h.round, exchange=h.exchange, client=h.client, why=str(e))
-            about = self.board[h.round]
-            about.refused = tuple(sorted({*about.refused, h.client}))
-            return True
-        return False
-
-    def _keep_draft(self, worker: int, letter: Letter) -> None:
-        """The state that a worker elsewhere has made, which comes before its upload."""
-        task = task_of(letter)
-        if self.loans is None or self.machine.holder(task) != worker or len(letter.frames) != 1:
-            raise TaskError(f"worker {worker} sent a state of {task}, for which nobody asked")
-        made = self.problem.version(task.round, task.exchange)
-        try:
-            self.checkpoints.states.put(task.client, made, bytes(letter.frames[0]))
-        except WireError as e:
-            raise TaskError(f"worker {worker}: {e}") from None
-        self.loans.has(worker, task.client, task.base, made)
-
-    def _answered(self, worker: int, letter: Letter) -> None:
-        h = letter.header
-        self.dispatch.timeline.arrived(worker, h.round, h.exchange, h.client, h.micros)
-
-    def _close_exchange(self, round: int) -> None:
-        """Add what the exchange took on the virtual clock to its round."""
-        seconds, about = self.simulated.close(), self.board[round]
-        if seconds is not None:
-            about.simulated = (about.simulated or 0.0) + seconds
-
-    def _absent(self, worker: int, letter: Letter) -> None:
-        """A client that the schedule takes out after the download."""
-        task = task_of(letter)
-        if self.machine.holder(task) != worker or not self.machine.gone(task):
-            raise TaskError(f"worker {worker} says that nothing comes of {task}, which is due")
-        self._answered(worker, letter)
-        self.journal.append("gone", round=task.round, client=task.client)
-        self._handle(Arrived(worker, task))
+            if h.kind == "alive":
+                self.members.alive(worker, letter)
+            elif h.kind == "hello":
+                self.members.hello(worker, letter)
+            elif h.kind == "ready":
+                self.members.ready(worker, letter)
+            elif h.kind == "failed":
+                self.members.failed(worker, letter)
+            elif self.intake.take(worker, letter):
+                self.members.leases.heard(worker)
+        except Misconduct as e:
+            self.members.give_up(worker, str(e))
 
     def _take_fold(self) -> None:
         try:
@@ -322,22 +256,6 @@ class Coordinator:
         self.server = fold.server
         self.board[self.machine.round].report(fold.scalars)
         self._handle(Folded())
-
-    def _scored(self, worker: int, letter: Letter) -> None:
-        h = letter.header
-        if not self.machine.scores(worker, h.round, h.exchange):
-            which = f"chunk {h.exchange} of round {h.round}"
-            raise TaskError(f"worker {worker} scored {which}, which it was not asked for")
-        about = self.board[h.round]
-        about.sampled = bool(self.problem.eval_samples) and isinstance(about.model, Gaussian)
-        width = self.problem.measure.width(self.problem.dataset.classes)
-        try:
-            about.scores[h.exchange] = unpack_score(letter, width, about.sampled)
-        except WireError as e:
-            raise TaskError(f"worker {worker} sent an unreadable score of round {h.round}: {e}") from None
-        self._answered(worker, letter)
-        self.board.flush()
-        self._handle(Scored(worker, h.round, h.exchange))
 
     # ---- what goes out
 
@@ -349,10 +267,10 @@ class Coordinator:
                 case Open():
                     self._open(command)
                 case Give():
-                    self._gives(command.worker)
+                    self._gives(command.worker, command.task)
                     self.dispatch.give(self.server, command)
                 case Score():
-                    self._gives(command.worker)
+                    self._gives(command.worker, (command.round, command.chunk))
                     self.dispatch.give_score(command, self.board[command.round].model)
                 case Release(client):
                     self.folder.release(client)
@@ -371,8 +289,9 @@ class Coordinator:
         if committed:
             self.board.flush()
 
-    def _gives(self, worker: int) -> None:
+    def _gives(self, worker: int, piece: Piece) -> None:
         """A lease begins when a worker that was idle gets work."""
+        self.fence.gave(worker, piece)
         if len(self.machine.held_by(worker)) <= 1:
             self.members.leases.heard(worker)
 
@@ -389,9 +308,15 @@ class Coordinator:
         if command.folds:
             self.folder.start(self.server, sent, command.round, command.exchange)
 
+    def _close_exchange(self, round: int) -> None:
+        """Add what the exchange took on the virtual clock to its round."""
+        seconds, about = self.simulated.close(), self.board[round]
+        if seconds is not None:
+            about.simulated = (about.simulated or 0.0) + seconds
+
     def _commit(self, command: Commit) -> None:
         """The round is folded: remember the model, take the time."""
-        r, now = command.round, time.monotonic()
+        r, now = command.round, self._clock()
         about = self.board.open(r, command.participants)
         about.folded = command.folded
         self._close_exchange(r)

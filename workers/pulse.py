@@ -8,6 +8,7 @@ speaking; one that hangs, or is stopped, does not, and its lease runs out.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from fedsim.wire.letter import NONE, VERSION, Header, seal
 from workers.sockets.connection import Connection
@@ -43,23 +44,23 @@ class Pulse:
 class Leases:
     """When each worker that holds work was last heard of, as the coordinator knows it."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self._clock = seconds, clock
         self._heard: dict[int, float] = {}
 
     def heard(self, worker: int) -> None:
-        self._heard[worker] = time.monotonic()
+        self._heard[worker] = self._clock()
 
     def forget(self, worker: int) -> None:
         self._heard.pop(worker, None)
 
     def left(self, working: list[int]) -> float:
         """Seconds until the first of these runs out; never less than 0."""
-        now = time.monotonic()
+        now = self._clock()
         ends = [self._heard.setdefault(worker, now) + self.seconds for worker in working]
         return max(0.0, min(ends, default=now + self.seconds) - now)
 
     def over(self, working: list[int]) -> list[int]:
         """Those that were silent for too long."""
-        now = time.monotonic()
+        now = self._clock()
         return [w for w in working if self._heard.setdefault(w, now) + self.seconds <= now]

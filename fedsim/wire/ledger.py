@@ -65,19 +65,30 @@ class Ledger:
 
         again: of a task that was given before and whose worker was lost.
         """
+        for entry in self._entries(letter, worker, direction, again):
+            self._add(entry)
+
+    def book_as_retry(self, letter: Letter, worker: int) -> None:
+        """An upload that was booked does not count: it was an echo, or the task is computed once more."""
+        counted = self._entries(letter, worker, "up", again=False)
+        for entry, instead in zip(counted, self._entries(letter, worker, "up", again=True), strict=True):
+            self._open.remove(entry)
+            self._total(entry, -1)
+            self._add(instead)
+
+    def _entries(self, letter: Letter, worker: int, direction: str, again: bool) -> list[Entry]:
         h = letter.header
         kind = "retry" if again else KINDS.get(h.kind, "control")
         about = (kind, h.round, h.exchange, h.client, worker, direction, h.kind)
-        framing = self.mechanism.framing(letter.sizes)
+        entries = []
         for field in h.fields:
             dense = math.prod(field.shape) * (DTYPES[field.dtype].itemsize if field.dtype in DTYPES else 1)
             for part in field.parts:
-                values = part.layer == "values"
-                self._add(
-                    Entry(*about, field.name, part.layer, field.codec, dense if values else 0, part.nbytes)
-                )
-        self._add(Entry(*about, "", "header", "", 0, len(letter.head)))
-        self._add(Entry(*about, "", "framing", "", 0, framing))
+                size = dense if part.layer == "values" else 0
+                entries.append(Entry(*about, field.name, part.layer, field.codec, size, part.nbytes))
+        entries.append(Entry(*about, "", "header", "", 0, len(letter.head)))
+        entries.append(Entry(*about, "", "framing", "", 0, self.mechanism.framing(letter.sizes)))
+        return entries
 
     def book_handshake(self, worker: int) -> None:
         """Book a connection's ZMTP greeting and commands, both directions."""
@@ -101,9 +112,12 @@ class Ledger:
 
     def _add(self, entry: Entry) -> None:
         self._open.append(entry)
-        self.totals[entry.kind, entry.direction, entry.field, entry.layer] += entry.bytes
+        self._total(entry, 1)
+
+    def _total(self, entry: Entry, sign: int) -> None:
+        self.totals[entry.kind, entry.direction, entry.field, entry.layer] += sign * entry.bytes
         if entry.kind == "algorithm":
-            self.rounds[entry.round, entry.direction] += entry.bytes
+            self.rounds[entry.round, entry.direction] += sign * entry.bytes
 
     def restore(self, rows: Iterable[Entry]) -> None:
         """Take over the totals of rows that an earlier start of the run has written."""

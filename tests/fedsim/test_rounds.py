@@ -35,6 +35,7 @@ from fedsim.rounds import (
     RoundMachine,
     Score,
     Scored,
+    Spoilt,
     TaskId,
     version,
 )
@@ -127,13 +128,15 @@ class World:
 @dataclass
 class Simulator:
     """Carries out commands and feeds back events in an order drawn from `rng`. leave: how likely it is that a
-    worker is gone at a step; given and scored are what was not lost that way."""
+    worker is gone at a step, spoil: that an answer must not be folded. given and scored are what was not
+    lost that way."""
 
     world: World
     machine: RoundMachine
     workers: int
     rng: random.Random
     leave: float = 0.0
+    spoil: float = 0.0
     taken_back: set[TaskId] = field(default_factory=set)
     log: list[Command] = field(default_factory=list)
     held: dict[int, list[TaskId | tuple[int, int]]] = field(default_factory=dict)
@@ -170,6 +173,8 @@ class Simulator:
         for worker, pieces in self.held.items():
             for piece in pieces:
                 events.append(Arrived(worker, piece) if isinstance(piece, TaskId) else Scored(worker, *piece))
+                if isinstance(piece, TaskId) and self.rng.random() < self.spoil:
+                    events[-1] = Spoilt(worker, piece)
         return events
 
     def join(self, worker: int) -> None:
@@ -191,6 +196,10 @@ class Simulator:
             case Arrived(worker, task):
                 self.held[worker].remove(task)
                 self.arrived.add(task.client)
+            case Spoilt(worker, task):
+                self.held[worker].remove(task)
+                self.given.remove(task)
+                self.taken_back.add(task)
             case Scored(worker, number, chunk):
                 self.held[worker].remove((number, chunk))
             case Folded():
@@ -204,7 +213,7 @@ class Simulator:
         for worker, pieces in self.held.items():
             tasks = [p for p in pieces if isinstance(p, TaskId)]
             assert sorted(self.machine.held_by(worker), key=str) == sorted(tasks, key=str)
-            assert all(self.machine.holder(t) == worker for t in tasks)
+            assert all(self.machine.holds(worker, t) for t in tasks)
         if any(not pieces for pieces in self.held.values()) and self.open is not None:
             people = {
                 t.client for t in self.given if (t.round, t.exchange) == (self.open.round, self.open.exchange)
@@ -255,11 +264,13 @@ class Simulator:
                     self.finished = True
 
 
-def simulated(world: World, seed: int, workers: int | None = None, leave: float = 0.0) -> Simulator:
+def simulated(
+    world: World, seed: int, workers: int | None = None, leave: float = 0.0, spoil: float = 0.0
+) -> Simulator:
     rng = random.Random(seed)
     costs = [rng.random() for _ in range(world.clients)]
     machine = world.machine(costs.__getitem__)
-    return Simulator(world, machine, workers or rng.randint(1, 5), rng, leave).run()
+    return Simulator(world, machine, workers or rng.randint(1, 5), rng, leave, spoil).run()
 
 
 def kept(log: list[Command]) -> list[Command]:
@@ -271,7 +282,7 @@ def kept(log: list[Command]) -> list[Command]:
 def test_any_world_in_any_order(seed: int, leave: float) -> None:
     """Also if workers are lost with all that they hold, and come again."""
     world = World.drawn(random.Random(seed))
-    end = simulated(world, seed + 1000, leave=leave)
+    end = simulated(world, seed + 1000, leave=leave, spoil=leave)
     assert Counter(end.given) == Counter(world.tasks()), "every task exactly once, from the right version"
     assert kept(end.log) == world.expected()
     pieces = Counter((r, chunk) for r in world.evaluated() for chunk in range(world.chunks))
@@ -285,7 +296,8 @@ def test_two_thousand_histories() -> None:
     """As above, without a line each: commands in the order of the sequential run, every task once."""
     for seed in range(1000, 3000):
         world = World.drawn(random.Random(seed))
-        end = simulated(world, seed, leave=(0.0, 0.05, 0.2, 0.4)[seed % 4])
+        leave, spoil = (0.0, 0.05, 0.2, 0.4)[seed % 4], (0.0, 0.2)[seed % 2]
+        end = simulated(world, seed, leave=leave, spoil=spoil)
         assert kept(end.log) == world.expected(), seed
         assert Counter(end.given) == Counter(world.tasks()), seed
 

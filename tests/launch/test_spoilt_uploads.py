@@ -17,6 +17,7 @@ from fedsim.schedules import Turnout
 from launch.cli import main
 from protocols import find
 from tests.harness import listed, play, problem_of
+from workers.disk.journal import read_journal
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 120.0
@@ -42,6 +43,8 @@ CHANGES = {
     "short": lambda up: replace(up, mean=up.mean[:-1]),
     "square": lambda up: replace(up, precision=up.precision.reshape(64, 10)),
 }
+CHANGES["once"] = CHANGES["mean nan"]
+seen = set()
 
 @dataclass(frozen=True)
 class Spoilt(FedLapCov):
@@ -49,7 +52,10 @@ class Spoilt(FedLapCov):
 
     def client_update(self, client, down, shard, task):
         draft, up = super().client_update(client, down, shard, task)
-        return draft, CHANGES[self.how](up) if self.how and (task.round, task.client) == (2, 1) else up
+        strikes = self.how and (task.round, task.client) == (2, 1) and not (self.how == "once" and "once" in seen)
+        if strikes:
+            seen.add(self.how)
+        return draft, CHANGES[self.how](up) if strikes else up
 """
 UPLOAD = r"round 2 cannot be folded: upload of client 1 in round 2 from worker \d: "
 WORKER = r"worker \d failed on client 1 in round 2:\n.*"
@@ -122,6 +128,23 @@ def test_it_may_be_skipped_instead(how: str, brought: Path, tmp_path: Path) -> N
     lost = play(problem_of(find("fedlap_cov"), rounds=3), tmp_path / "lost", turnouts)
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["model_sha256"], summary["clients_sha256"]) == lost.bits[:2]
+
+
+def test_it_may_be_computed_once_more(brought: Path) -> None:
+    """What was wrong once is made good, and paid for as a retry; what is wrong again stops the run."""
+    done = launch(brought, "once", "once", "--bad-uploads", "retry")
+    assert done.exit_code == 0, done.stderr
+    sound, once = (json.loads((brought / n / "summary.json").read_text()) for n in ("sound", "once"))
+    for key in ("model_sha256", "clients_sha256", "bytes_up", "bytes_down"):
+        assert once[key] == sound[key]
+    assert once["bytes"]["algorithm"] == sound["bytes"]["algorithm"]
+    upload, broadcast = (once["bytes"]["retry"][d]["mean"]["values"] for d in ("up", "down"))
+    assert upload == broadcast == 4 * 640
+    again = launch(brought, "again", "mean nan", "--bad-uploads", "retry")
+    assert again.exit_code == 1
+    assert re.search(SAYS["mean nan"], again.stderr), again.stderr
+    tried = [r for r in read_journal(brought / "again" / "journal") if r["what"] == "retried"]
+    assert [(r["round"], r["client"]) for r in tried] == [(2, 1)]
 
 
 def test_a_limit_that_is_kept_changes_no_bit(brought: Path) -> None:

@@ -1,4 +1,5 @@
-"""A worker with a good key that claims what is not its own: refused with a reason, and nothing is folded."""
+"""A worker with a good key that claims what is not its own: refused with a reason, and nothing is folded.
+One that says something again is not listened to, and changes nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ import pytest
 from fedsim.errors import FedsimError, TaskError, WireError
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
-from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
+from fedsim.wire.letter import VERSION, Header, Letter, blob, digest, open_letter, seal
 from protocols import find
-from tests.harness import play, problem_of
+from tests.harness import Connect, play, problem_of
+from workers.disk.journal import read_journal
 from workers.sockets.endpoint import Endpoint, Incoming, Loopback
 from workers.worker import WorkerRuntime
 
@@ -30,7 +32,13 @@ class Forging(Loopback):
         if self.done or not letters or letters[0].letter.header.kind != self.kind:
             return letters, ready
         self.done = True
-        return [*self.forge(letters[0]), *letters[1:]], ready
+        forged = self.forge(letters[0])
+        unbooked = list(forged)
+        if letters[0] in forged:
+            unbooked.remove(letters[0])  # that one has crossed the wire
+        for more in unbooked:
+            self._book(more.letter, more.worker, "up")
+        return [*forged, *letters[1:]], ready
 
 
 Forgery = Callable[[Incoming], list[Incoming]]
@@ -53,6 +61,11 @@ def by(worker: int) -> Forgery:
 
 def twice(sound: Incoming) -> list[Incoming]:
     return [sound, sound]
+
+
+def before(forge: Forgery) -> Forgery:
+    """The forged letter comes beside the sound one."""
+    return lambda sound: [*forge(sound), sound]
 
 
 def kind(name: str, data: bytes | None = None) -> Forgery:
@@ -78,8 +91,7 @@ FORGERIES: dict[str, tuple[str, Forgery]] = {
     "another exchange": ("upload", about(exchange=2)),
     "another base": ("upload", about(base=7)),
     "another run": ("upload", about(run="other")),
-    "an earlier start": ("upload", about(epoch=0)),
-    "twice": ("upload", twice),
+    "a later start": ("upload", about(epoch=2)),
     "nothing in it": ("upload", about(fields=())),
     "about nothing": ("upload", bare),
     "an unknown kind": ("upload", kind("checkpoint")),
@@ -91,24 +103,62 @@ FORGERIES: dict[str, tuple[str, Forgery]] = {
     "ready again": ("upload", kind("ready", b'{"data":"","sources":{}}')),
     "a failure that says nothing": ("upload", kind("failed")),
     "a failure in no words": ("upload", kind("failed", b"\xff")),
-    "a score twice": ("score", twice),
     "a score too long": ("score", kind("score", bytes(1000))),
     "a score without a frame": ("score", kind("score")),
 }
 
 
+ECHOES: dict[str, tuple[str, Forgery]] = {
+    "twice": ("upload", twice),
+    "a score twice": ("score", twice),
+    "to an earlier start": ("upload", before(about(epoch=0))),
+    "what an earlier start never asked": ("upload", before(about(epoch=0, client=2, round=7))),
+}
+
+
+def forging(what: str, forge: Forgery) -> tuple[list[Forging], Connect]:
+    """Endpoints as they are made, and how."""
+    made: list[Forging] = []
+
+    def connect(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
+        made.append(Forging(ledger, WorkerRuntime(problem, folder, "run", 0), what, forge))
+        return made[0]
+
+    return made, connect
+
+
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forgery_ends_the_run_with_a_reason(name: str, tmp_path: Path) -> None:
     what, forge = FORGERIES[name]
-    endpoints: list[Forging] = []
-
-    def connect(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
-        endpoints.append(Forging(ledger, WorkerRuntime(problem, folder, "run", 0), what, forge))
-        return endpoints[0]
-
+    endpoints, connect = forging(what, forge)
     with pytest.raises((TaskError, WireError)) as caught:
         play(problem_of(find("fedlap_cov")), tmp_path / "run", connect=connect)
     assert isinstance(caught.value, FedsimError)
     assert endpoints[0].done
     folded = list((tmp_path / "run" / "checkpoints").glob("000001*"))
     assert what == "score" or not folded  # scores come beside the next round
+
+
+@pytest.mark.parametrize("name", ECHOES)
+def test_an_echo_is_dropped_and_counted(name: str, tmp_path: Path) -> None:
+    plain = play(problem_of(find("fedlap_cov")), tmp_path / "plain")
+    endpoints, connect = forging(*ECHOES[name])
+    echoed = play(problem_of(find("fedlap_cov")), tmp_path / "echoed", connect=connect)
+    assert endpoints[0].done
+    assert echoed.bits == plain.bits
+    records = read_journal(echoed.folder / "journal")
+    assert [r["what"] for r in records].count("echo") == 1
+
+
+def test_two_answers_that_differ_are_not_hidden(tmp_path: Path) -> None:
+    def another(sound: Incoming) -> list[Incoming]:
+        (first, *others), h = sound.letter.frames, sound.letter.header
+        changed = bytes(first[:-1]) + bytes([first[-1] ^ 1])
+        part = msgspec.structs.replace(h.fields[0].parts[0], digest=digest(changed))
+        field = msgspec.structs.replace(h.fields[0], parts=(part, *h.fields[0].parts[1:]))
+        header = msgspec.structs.replace(h, fields=(field, *h.fields[1:]))
+        return [sound, Incoming(sound.worker, seal(header, (changed, *others)))]
+
+    _, connect = forging("upload", another)
+    with pytest.raises(TaskError, match="not deterministic"):
+        play(problem_of(find("fedlap_cov")), tmp_path / "run", connect=connect)

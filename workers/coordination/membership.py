@@ -14,12 +14,13 @@ from typing import Protocol
 
 import msgspec
 
-from fedsim.errors import AccessError, TaskError
+from fedsim.errors import AccessError, TaskError, WireError
 from fedsim.rounds import Event, Joined, Left, RoundMachine, TaskId
 from fedsim.wire.letter import NONE, VERSION, Header, Letter, blob, seal
 from workers.coordination import blame
 from workers.coordination.admission import Admission
 from workers.coordination.dispatch import Dispatch
+from workers.coordination.fence import Misconduct
 from workers.crew import Crew, Death
 from workers.disk.journal import Journal
 from workers.pulse import Leases
@@ -65,11 +66,12 @@ class Membership:
         witness: Witness,
         journal: Journal,
         handle: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.admission, self.terms, self.endpoint, self.crew = admission, terms, endpoint, crew
         self.dispatch, self.machine, self.witness, self.journal = dispatch, machine, witness, journal
-        self._handle = handle
-        self.leases = Leases(terms.lease)
+        self._handle, self._clock = handle, clock
+        self.leases = Leases(terms.lease, clock)
         self.begun = False
         self._strikes: Counter[TaskId | tuple[int, int] | str | None] = Counter()
         """How many workers have ended at something."""
@@ -86,9 +88,9 @@ class Membership:
 
         Errors: TaskError if they do not come in time.
         """
-        deadline = time.monotonic() + self.terms.join_within
+        deadline = self._clock() + self.terms.join_within
         while self.admission.missing if everybody else self.size and not self.admission.ready:
-            left = deadline - time.monotonic()
+            left = deadline - self._clock()
             if left <= 0:
                 missing = ", ".join(map(str, self.admission.missing))
                 raise TaskError(
@@ -112,10 +114,13 @@ class Membership:
         self.witness.joined(worker, msgspec.json.decode(letter.frames[0], type=Hello))
 
     def ready(self, worker: int, letter: Letter) -> None:
-        """Errors: AccessError if a worker of this machine does not have what the run needs; WireError."""
+        """Errors: AccessError if a worker of this machine does not have what the run needs; Misconduct."""
         if worker in self.admission.ready or not self.size:
-            raise TaskError(f"worker {worker} says a second time that it is ready")
-        why = self.admission.examine(worker, letter)
+            raise Misconduct("says a second time that it is ready")
+        try:
+            why = self.admission.examine(worker, letter)
+        except WireError as e:
+            raise Misconduct(f"sends {e}") from None
         if not why:
             if self.begun:
                 self._handle(Joined(worker))
@@ -166,7 +171,29 @@ class Membership:
             if self.begun:
                 self._handle(Left(worker))
 
+    def give_up(self, worker: int, why: str) -> None:
+        """End with a worker that hangs, or does not keep to the protocol; its work is done by others.
+
+        Errors: TaskError in process, where nobody else is.
+        """
+        if not self.size:
+            raise TaskError(f"worker {worker} {why}")
+        self.leases.forget(worker)
+        if self.terms.elsewhere:
+            self.left(worker, why)
+        else:
+            self.witness.left(worker, f"{why} {blame.doing(self.machine, worker)}, and is killed")
+            self.crew.kill(worker)
+
     # ---- silence
+
+    def alive(self, worker: int, letter: Letter) -> None:
+        """A sign of life counts for the task, or chunk, that it names."""
+        h = letter.header
+        tasks = [(t.round, t.exchange, t.client) for t in self.machine.held_by(worker)]
+        scoring = h.client == NONE and self.machine.holds(worker, (h.round, h.exchange))
+        if scoring or (h.round, h.exchange, h.client) in tasks:
+            self.leases.heard(worker)
 
     def patience(self) -> float:
         """How long to wait for anything: until the first lease runs out."""
@@ -177,10 +204,4 @@ class Membership:
     def end_leases(self) -> None:
         """Give up the workers that were silent for too long: they hang or are stopped."""
         for worker in self.leases.over(self.machine.working) if self.size else ():
-            why = f"was silent for {self.terms.lease:g} s"
-            self.leases.forget(worker)
-            if self.terms.elsewhere:
-                self.left(worker, why)
-            else:
-                self.witness.left(worker, f"{why} {blame.doing(self.machine, worker)}, and is killed")
-                self.crew.kill(worker)
+            self.give_up(worker, f"was silent for {self.terms.lease:g} s")
