@@ -19,7 +19,7 @@ import msgspec
 from fedsim.errors import AccessError, ConnectionLost, TaskError
 from fedsim.wire.letter import Letter
 from workers.lending import Borrower
-from workers.process import JOIN_DEADLINE, announce, serve, set_up
+from workers.process import IDLE, JOIN_DEADLINE, announce, serve, set_up
 from workers.sockets.connection import Connection, Credentials, Hello
 from workers.sockets.invitation import Invitation
 
@@ -57,6 +57,8 @@ class Visit:
         """Errors: ConnectionLost, besides those of run."""
         connection, welcome = self._join(self.patience if again else 0.0)
         try:
+            if welcome.header.kind == "stop":  # it came as the run ended
+                return
             orders = msgspec.json.decode(bytes(welcome.frames[0]))
             experiment = orders["experiment"]
             run, index = welcome.header.run, orders["index"]
@@ -65,12 +67,12 @@ class Visit:
                 orders |= {"run_dir": folder, "data_dir": str(self.data_dir) if self.data_dir else None}
                 runtime = set_up(connection, welcome, orders, experiment["device"])
                 announce(connection, runtime, digest=True)
-                serve(connection, runtime, Borrower(runtime).handle)
+                serve(connection, runtime, Borrower(runtime).handle, idle=IDLE)
         finally:
             connection.close(linger=1.0)
 
     def _join(self, patience: float) -> tuple[Connection, Letter]:
-        """A connection that was let in, and the welcome.
+        """A connection that was let in, and the welcome, or 'stop'.
 
         patience: how long to try again if all are there already. Whoever was cut off may be one of them: the
         other side finds out a little later.
@@ -92,7 +94,7 @@ class Visit:
         for index in everybody if self.worker is None else (self.worker,):
             connection = self._connect(index)
             answer = connection.receive(JOIN_DEADLINE)
-            if answer is not None and answer.header.kind == "welcome":
+            if answer is not None and answer.header.kind in ("welcome", "stop"):
                 return connection, answer
             connection.close()
             if answer is None or answer.header.kind != "refused":

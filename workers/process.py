@@ -31,6 +31,9 @@ from workers.sockets.connection import Connection, Hello
 from workers.worker import WorkerRuntime, failure
 
 JOIN_DEADLINE = 120.0
+IDLE = 5.0
+"""A worker elsewhere that has heard nothing for so long says that it is there: if the coordinator has given
+it up meanwhile, its answer is that it must join again."""
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -91,14 +94,24 @@ def warm_up(problem: Problem) -> None:
     minimise(blank, problem.start, how=LocalTraining(epochs=1), rng=Stream(0, "warm up"))
 
 
-def serve(connection: Connection, runtime: WorkerRuntime, handle: Callable[[Letter], list[Letter]]) -> None:
-    """Until 'stop'. A worker of this machine that hears nothing waits on: the kernel ends it with its
-    coordinator. Errors: AccessError if the coordinator refuses, TaskError if its connection is lost."""
+def serve(
+    connection: Connection,
+    runtime: WorkerRuntime,
+    handle: Callable[[Letter], list[Letter]],
+    idle: float | None = None,
+) -> None:
+    """Until 'stop'. idle: seconds of silence after which to speak up; None: wait on, as a worker of this
+    machine does, which the kernel ends with its coordinator.
+
+    Errors: AccessError if the coordinator refuses, ConnectionLost.
+    """
     pulse = Pulse(connection)
     runtime.problem.net.module.register_forward_pre_hook(pulse)
     while True:
-        letter = connection.receive(60.0)
+        letter = connection.receive(idle or 60.0)
         if letter is None:
+            if idle:  # about no task: it renews no lease, for a task may have been lost on its way
+                connection.offer(seal(Header(VERSION, "alive", runtime.run)))
             continue
         if letter.header.kind == "stop":
             return

@@ -200,6 +200,21 @@ def test_a_connection_that_is_cut_is_made_anew(federation: Federation) -> None:
     assert run.summary["kernel_residual"] is None, "a lost connection took its counters with it"
 
 
+def test_a_worker_that_was_silent_for_too_long_joins_again(federation: Federation) -> None:
+    """Stopped for longer than its lease, and then going on: its connection was open all the time."""
+    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "6", "--set", "local.epochs=30")
+    launched = federation.launch(*slow, "--lease", "1.5", workers=1)
+    guest = federation.join()
+    said = reader(launched)
+    said("round 1/6")
+    guest.send_signal(signal.SIGSTOP)
+    said("was silent for 1.5 s")
+    guest.send_signal(signal.SIGCONT)
+    ends(launched)
+    assert "had given this worker up; joining again" in ends(guest)
+    same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
+
+
 def reader(process: subprocess.Popen[str]) -> Callable[[str], None]:
     """Waits for a line that contains a text; leaves nothing in a buffer that select cannot see."""
     assert process.stdout is not None

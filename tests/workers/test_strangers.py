@@ -16,10 +16,10 @@ import msgspec
 import pytest
 import zmq
 
-from fedsim.errors import AccessError, TaskError, UsageError, WireError
+from fedsim.errors import AccessError, ConnectionLost, TaskError, UsageError, WireError
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
-from fedsim.wire.letter import VERSION, Header, blob, seal
+from fedsim.wire.letter import NONE, VERSION, Header, blob, seal
 from protocols import find
 from tests.harness import play, problem_of
 from workers.process import announce, serve
@@ -231,6 +231,84 @@ def test_a_second_worker_of_the_same_index_is_refused_and_the_first_unharmed(end
 
 def credentials(pair: KeyPair, server: KeyPair = SERVER) -> Credentials:
     return Credentials(pair.public.encode(), pair.secret.encode(), server.public.encode())
+
+
+@pytest.fixture
+def come(endpoint: ZmqEndpoint) -> Iterator[Callable[[int], Connection]]:
+    """A worker with a key says hello at the guarded port."""
+    with ExitStack() as closing:
+
+        def joined(worker: int) -> Connection:
+            who = Hello("", worker, 1)
+            made = Connection(endpoint.address, who, MAX_FRAME, credentials(KNOWN[worker]), DEADLINE)
+            closing.callback(made.close)
+            return made
+
+        yield joined
+
+
+@pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)
+@pytest.mark.parametrize("nbytes", [1, 10 * router.HELLO_BYTES])
+def test_a_worker_that_was_given_up_is_told_so_and_comes_in_again(
+    endpoint: ZmqEndpoint, come: Callable[[int], Connection], nbytes: int
+) -> None:
+    """Its connection stayed open. It is told once, however much it says, and that is in the ledger."""
+    worker = come(1)
+    assert until(endpoint, lambda: bool(endpoint._routes)) == [1]
+    endpoint.dismiss(1)
+    for _ in range(3):
+        worker.send(
+            seal(Header(VERSION, "upload", "run", fields=blob("x", bytes(nbytes))[0]), [bytes(nbytes)])
+        )
+    assert until(endpoint, lambda: bool(endpoint._called_back)) == []
+    with pytest.raises(ConnectionLost, match="had given this worker up"):
+        worker.receive(DEADLINE)
+    assert endpoint.wait([], 0.05) == ([], [])
+    assert worker.receive(0.05) is None, "a second answer"
+    rows = [e for e in endpoint.ledger.close(0) if e.message == "rejoin"]
+    assert {(e.kind, e.worker, e.direction) for e in rows} == {("control", 1, "down")}
+    assert len(rows) == 2 and endpoint.strangers == 0
+    again = come(1)
+    assert until(endpoint, lambda: bool(endpoint._routes)) == [1]
+    endpoint.send(1, seal(Header(VERSION, "stop", "run")))
+    answer = again.receive(DEADLINE)
+    assert answer is not None and answer.header.kind == "stop"
+
+
+@pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)
+def test_a_guest_that_has_nothing_to_say_speaks_up(
+    endpoint: ZmqEndpoint, come: Callable[[int], Connection], tmp_path: Path
+) -> None:
+    """About nothing: such a sign of life renews no lease. It finds out that it was given up."""
+    runtime = WorkerRuntime(problem_of(find("fedavg")), tmp_path, "run", 0)
+    worker, ended = come(0), threading.Event()
+
+    def visit() -> None:
+        with pytest.raises(ConnectionLost):
+            serve(worker, runtime, lambda letter: [], idle=0.05)
+        ended.set()
+
+    thread = threading.Thread(target=visit, daemon=True)
+    thread.start()
+    letters: list[Header] = []
+    while len(letters) < 4:
+        letters += [i.letter.header for i in endpoint.wait([], DEADLINE)[0]]
+    assert [h.kind for h in letters] == ["hello", "alive", "alive", "alive"]
+    assert {(h.run, h.round, h.client) for h in letters[1:]} == {("run", NONE, NONE)}
+    endpoint.dismiss(0)
+    assert until(endpoint, ended.is_set) == []
+    thread.join(DEADLINE)
+
+
+@pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)
+def test_a_sign_of_life_at_the_end_is_in_the_ledger(
+    endpoint: ZmqEndpoint, come: Callable[[int], Connection]
+) -> None:
+    """Nobody listens any more when the kernel is asked, and it has counted this letter."""
+    worker = come(0)
+    assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
+    worker.send(seal(Header(VERSION, "alive", "run")))
+    assert endpoint.residual() == {"down": 0, "up": 0}
 
 
 @pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)

@@ -120,13 +120,22 @@ class Connection:
             self._socket.send_multipart([letter.head, *letter.frames], flags=zmq.NOBLOCK)
 
     def receive(self, deadline: float) -> Letter | None:
-        """The next letter, or None after `deadline` seconds. Errors: ConnectionLost."""
+        """The next letter, or None after `deadline` seconds.
+
+        Errors: ConnectionLost, also if the other side has forgotten whose connection this is.
+        """
         ready = dict(self._poller.poll(int(deadline * 1000)))
+        lost = ConnectionLost(f"the connection to {self.address} was lost")
         if self._socket in ready:
             frames = self._socket.recv_multipart(copy=False)
-            return open_letter([f.buffer for f in frames], "from the coordinator")
+            letter = open_letter([f.buffer for f in frames], "from the coordinator")
+            if letter.header.kind != "rejoin":
+                return letter
+            if self._monitor not in ready:  # libzmq has not connected anew beneath us
+                lost = ConnectionLost(f"the coordinator at {self.address} had given this worker up")
+            raise lost
         if ready:
-            raise ConnectionLost(f"the connection to {self.address} was lost")
+            raise lost
         return None
 
     def close(self, linger: float = 0.0) -> None:
@@ -146,12 +155,13 @@ def bound(socket: zmq.Socket[bytes], max_frame: int) -> None:
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Let the kernel find out within half a minute that the other machine is gone. Unlike ZMTP's
-    heartbeats this puts no byte on the stream."""
+    """Let the kernel find out within half a minute that the other machine is gone, whether there is something
+    on its way (MAXRT) or not. Unlike ZMTP's heartbeats this puts no byte on the stream."""
     for option, value in (
         (zmq.TCP_KEEPALIVE, 1),
         (zmq.TCP_KEEPALIVE_IDLE, 10),
         (zmq.TCP_KEEPALIVE_INTVL, 5),
         (zmq.TCP_KEEPALIVE_CNT, 4),
+        (zmq.TCP_MAXRT, 30_000),
     ):
         socket.setsockopt(option, value)

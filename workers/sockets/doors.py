@@ -42,6 +42,9 @@ class Door(Protocol):
         """The worker that says hello; key: the public key that its connection has proved to own, '' without
         CURVE. Errors: WireError for a stranger."""
 
+    def owner(self, key: str) -> int | None:
+        """Whose public key this is; None if it is nobody's, and where there are no keys."""
+
     def full(self) -> None:
         """Everybody has joined."""
 
@@ -64,6 +67,9 @@ class _Own:
         if not secrets.compare_digest(hello.token.encode(), self.token.encode()):
             raise WireError("not of this run")
         return hello.index
+
+    def owner(self, key: str) -> int | None:
+        return None
 
     def full(self) -> None:
         pass
@@ -127,7 +133,7 @@ class GuardedPort:
         if host == "tcp://*":
             say = f"name one address of this machine, or say tcp://0.0.0.0:{port}"
             raise UsageError(f"--bind {self.bind} would listen on every network of this machine; {say}")
-        guard(socket, lambda key: key in self._workers)
+        guard(socket, lambda key: self.owner(key) is not None)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._server.public.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._server.secret.encode())
@@ -147,9 +153,13 @@ class GuardedPort:
         self._workers = {key: index for key, index in self._workers.items() if index != worker}
 
     def who(self, hello: Hello, key: str) -> int:
-        if key not in self._workers:
+        worker = self.owner(key)
+        if worker is None:
             raise WireError("not of this run")
-        return self._workers[key]
+        return worker
+
+    def owner(self, key: str) -> int | None:
+        return self._workers.get(key)
 
     def full(self) -> None:
         pass

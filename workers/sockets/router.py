@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
@@ -26,12 +27,17 @@ BATCH = 256
 """Letters taken at a time: nobody who sends without end keeps the coordinator from its other work."""
 
 
+class NoHello(WireError):
+    """The letter of a connection that has not said hello yet, or not since its worker was dismissed."""
+
+
 class ZmqEndpoint(Endpoint):
     """A ROUTER socket behind a door.
 
     A worker proves itself with its first letter, as the door wants it; whatever else a stranger sends is
-    dropped and not in the ledger. Routing ids are ZeroMQ's own. MANDATORY: a letter to a vanished worker is
-    an error, not lost.
+    dropped and not in the ledger. One that was dismissed does not know it, for its connection is open: as
+    soon as it says anything it is told to join again. Routing ids are ZeroMQ's own. MANDATORY: a letter to a
+    vanished worker is an error, not lost.
     """
 
     def __init__(self, ledger: Ledger, door: Door, max_frame: int) -> None:
@@ -56,6 +62,8 @@ class ZmqEndpoint(Endpoint):
         self._routes: dict[int, bytes] = {}
         self._descriptors: dict[int, int] = {}
         """Workers by the descriptor of their connection, which is what the monitor knows."""
+        self._called_back: dict[int, bytes] = {}
+        """Connections that were told to join again, once each: nobody gets more out than he puts in."""
         self._poller, self._polled = zmq.Poller(), [-1]
         self.strangers = 0
         self.complete = True
@@ -112,10 +120,11 @@ class ZmqEndpoint(Endpoint):
                 raise WireError(f"from worker {worker}: a second hello")
         else:
             try:
-                if sum(b.nbytes for b in buffers) > HELLO_BYTES:
-                    raise WireError("too long for a hello")
-                letter = open_letter(buffers, "from a stranger")
+                letter = first_letter(buffers)
                 worker = self._admit(route, letter, frames[0])
+            except NoHello:
+                self._call_back(route, frames[0])
+                return None
             except AccessError as e:
                 with suppress(zmq.ZMQError):
                     self._send(route, refusal(str(e)))
@@ -130,8 +139,6 @@ class ZmqEndpoint(Endpoint):
     def _admit(self, route: bytes, letter: Letter, frame: zmq.Frame) -> int:
         """Bind a connection to a worker index by its hello. Errors: WireError for a stranger; AccessError for
         one with a right key that is told why it must not come in."""
-        if letter.header.kind != "hello" or len(letter.frames) != 1:
-            raise WireError("no hello")
         try:
             hello = msgspec.json.decode(letter.frames[0], type=Hello)
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
@@ -147,6 +154,21 @@ class ZmqEndpoint(Endpoint):
         self._workers[route] = worker
         self._routes[worker] = route
         return worker
+
+    def _call_back(self, route: bytes, frame: zmq.Frame) -> None:
+        """Tell the owner of a key to join again; strangers hear nothing."""
+        worker = self.door.owner(self._proved(frame))
+        if worker is None:
+            self.strangers += 1
+            return
+        descriptor = int(frame.get(zmq.SRCFD))
+        if self._called_back.get(descriptor) == route:
+            return
+        letter = seal(Header(VERSION, "rejoin", ""))
+        with suppress(zmq.ZMQError):  # if its queue is full: with its next letter
+            self._send(route, letter)
+            self._called_back[descriptor] = route
+            self._book(letter, worker, "down")
 
     def _proved(self, frame: zmq.Frame) -> str:
         """The public key of the connection that a frame came from; '' without CURVE."""
@@ -171,8 +193,15 @@ class ZmqEndpoint(Endpoint):
     def residual(self) -> dict[str, int] | None:
         if not self.door.port or not self.complete:
             return None
-        booked = self.ledger.booked
-        return kernel.residual(self.door.port, lambda: (booked("down"), booked("up")))
+        left = kernel.residual(self.door.port, self._booked)
+        return left if self.complete else None
+
+    def _booked(self) -> tuple[int, int]:
+        """Of both directions, with what has just come in: a sign of life, to which nobody listens now."""
+        self._receive_all()
+        if self._monitor is not None:
+            self._note_ends()
+        return self.ledger.booked("down"), self.ledger.booked("up")
 
     def open_door(self) -> str:
         self.address = self.door.reopen(self._socket)
@@ -191,6 +220,19 @@ class ZmqEndpoint(Endpoint):
             self._socket.disable_monitor()
             self._monitor.close(0)
         self._socket.close(0)
+
+
+def first_letter(buffers: Sequence[memoryview]) -> Letter:
+    """A hello. Errors: NoHello if it is anything else."""
+    if sum(b.nbytes for b in buffers) > HELLO_BYTES:
+        raise NoHello("too long for a hello")
+    try:
+        letter = open_letter(buffers, "from a stranger")
+    except WireError as e:
+        raise NoHello(str(e)) from None
+    if letter.header.kind != "hello" or len(letter.frames) != 1:
+        raise NoHello(f"a letter of kind {letter.header.kind!r} where a hello is due")
+    return letter
 
 
 def refusal(reason: str) -> Letter:
