@@ -93,7 +93,7 @@ _EXPERIMENT = (
     click.option("--deadline", metavar="T", help="Virtual clock: later uploads are paid for, not folded."),
     click.option(
         "--bad-uploads",
-        type=click.Choice(["stop", "skip"]),
+        type=click.Choice(["stop", "skip", "retry"]),
         help="An upload with NaN, Inf, a precision that is not positive or too large a norm.  [stop]",
     ),
     click.option(
