@@ -337,8 +337,8 @@ class Coordinator:
         about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
         end = self.observer.committed(commit, ledger.close(r))
         self.observer.spans(self.dispatch.timeline.take())
-        self.journal.append("commit", round=r, ledger=end, about=about.known())
-        self.checkpoints.commit(r, server, commit.versions, commit.folded, self.board.oldest)
+        self.journal.append("commit", round=r, about=about.known())
+        self.checkpoints.commit(r, server, commit.versions, commit.folded, self.board.oldest, end)
         about.committed = True
         if not self.machine.evaluates(r):
             self.board.drop(r)

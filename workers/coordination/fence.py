@@ -44,9 +44,9 @@ class Fence:
     def gave(self, worker: int, piece: Piece) -> None:
         round = piece.round if isinstance(piece, TaskId) else piece[0]
         if round not in self._given:
-            self._given[round], self._answers[round] = set(), {}
-            for old in [r for r in self._given if r <= self.machine.round - REMEMBERED]:
+            for old in [r for r in self._given if r <= round - REMEMBERED]:
                 del self._given[old], self._answers[old]
+            self._given[round], self._answers[round] = set(), {}
         self._given[round].add((worker, piece))
 
     def admits(self, worker: int, letter: Letter) -> bool:

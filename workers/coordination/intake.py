@@ -49,6 +49,23 @@ class Intake:
 
         Errors: Misconduct if no worker that keeps to the protocol sends this; TaskError, DiskError.
         """
+        try:
+            counts = self._take(worker, letter)
+        except Misconduct:
+            self._does_not_count(worker, letter)
+            raise
+        if not counts:
+            h = letter.header
+            self.journal.append("echo", kind=h.kind, round=h.round, client=h.client, worker=worker)
+            self._does_not_count(worker, letter)
+        return counts
+
+    def _does_not_count(self, worker: int, letter: Letter) -> None:
+        """An algorithm's rows are of what was folded, or lost by the schedule."""
+        if letter.header.kind == "upload":
+            self.ledger.book_as_retry(letter, worker)
+
+    def _take(self, worker: int, letter: Letter) -> bool:
         h = letter.header
         if h.run != self.dispatch.run:
             raise Misconduct(f"answers for run {h.run!r}, and this is {self.dispatch.run!r}")
@@ -56,9 +73,6 @@ class Intake:
         if h.kind not in take:
             raise Misconduct(f"sent a letter of kind {h.kind!r}")
         if not self.fence.admits(worker, letter):
-            self.journal.append("echo", kind=h.kind, round=h.round, client=h.client, worker=worker)
-            if h.kind == "upload":
-                self.ledger.book_as_retry(letter, worker)
             return False
         take[h.kind](worker, letter)
         return True
@@ -110,7 +124,7 @@ class Intake:
         """Tasks are pure, so this helps against broken memory and the like, and not against a divergence."""
         task = task_of(letter)
         self._again.add(task)
-        self.ledger.book_as_retry(letter, worker)
+        self._does_not_count(worker, letter)
         self.journal.append(
             "retried", round=task.round, exchange=task.exchange, client=task.client, worker=worker, why=why
         )

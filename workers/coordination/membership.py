@@ -115,8 +115,10 @@ class Membership:
 
     def ready(self, worker: int, letter: Letter) -> None:
         """Errors: AccessError if a worker of this machine does not have what the run needs; Misconduct."""
-        if worker in self.admission.ready or not self.size:
-            raise Misconduct("says a second time that it is ready")
+        if not self.size:
+            raise Misconduct("says that it is ready, and nobody was waited for")
+        if worker in self.admission.ready:
+            return
         try:
             why = self.admission.examine(worker, letter)
         except WireError as e:
@@ -139,10 +141,13 @@ class Membership:
     # ---- going
 
     def failed(self, worker: int, letter: Letter) -> None:
-        """One elsewhere that cannot set itself up may come again; whatever else fails, fails everywhere.
+        """One elsewhere that cannot set itself up may come again; whatever else fails, fails everywhere. What
+        the worker does not hold (any more) may fail.
 
         Errors: TaskError, DiskError.
         """
+        if letter.header.round != NONE and not self._holds(worker, letter):
+            return
         error = blame.failure(worker, letter)
         if not self.terms.elsewhere or letter.header.round != NONE:
             raise error
@@ -189,11 +194,16 @@ class Membership:
 
     def alive(self, worker: int, letter: Letter) -> None:
         """A sign of life counts for the task, or chunk, that it names."""
-        h = letter.header
-        tasks = [(t.round, t.exchange, t.client) for t in self.machine.held_by(worker)]
-        scoring = h.client == NONE and self.machine.holds(worker, (h.round, h.exchange))
-        if scoring or (h.round, h.exchange, h.client) in tasks:
+        if self._holds(worker, letter):
             self.leases.heard(worker)
+
+    def _holds(self, worker: int, letter: Letter) -> bool:
+        """Whether a worker holds the task, or chunk, that its letter is about."""
+        h = letter.header
+        if h.client == NONE:
+            return self.machine.holds(worker, (h.round, h.exchange))
+        tasks = self.machine.held_by(worker)
+        return (h.round, h.exchange, h.client) in [(t.round, t.exchange, t.client) for t in tasks]
 
     def patience(self) -> float:
         """How long to wait for anything: until the first lease runs out."""

@@ -1,15 +1,14 @@
 """Where a run goes on after it was ended, however it was ended.
 
 The journal's record of a commit is written when the round's ledger rows are in the file, and the checkpoint
-after that record. So a checkpoint that can be read has its rows, and the record says where they end. What
-comes after the newest such commit is cut off and computed again, with the same bits: tasks are pure.
+after that record. So a checkpoint that can be read has its rows, and says where they end. What comes after
+the newest such commit is cut off and computed again, with the same bits: tasks are pure.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,61 +47,75 @@ class Recovery:
     @property
     def ledger_bytes(self) -> int:
         """Where ledger.csv ends; 0: nothing of it stays."""
-        return int(self.commits[self.round]["ledger"]) if self.checkpoint else 0
+        return self.checkpoint.ledger if self.checkpoint else 0
 
 
 def recover(folder: Path, problem: Problem) -> Recovery:
     """Errors: DiskError if a file cannot be read at all."""
-    e = problem.experiment
     journal = folder / "journal"
     records = read_journal(journal) if journal.exists() else []
     epoch = 1 + sum(r["what"] == "start" for r in records)
-    commits = {r["round"]: r for r in records if r["what"] == "commit" and "ledger" in r}
+    commits = {r["round"]: r for r in records if r["what"] == "commit"}
     with disk_errors(folder / "ledger.csv"):
         ledger = (folder / "ledger.csv").stat().st_size if (folder / "ledger.csv").exists() else 0
     scored = {line["round"] for line, _ in metrics_lines(folder / "metrics.jsonl")}
-    skipped: list[str] = []
-    for path in sorted((folder / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
+    kept, skipped = _readable(folder, problem)
+    for last in sorted(kept, reverse=True):
+        past = {r: commits[r] for r in sorted(commits) if r <= last}
         try:
-            checkpoint = _usable(path, problem, commits, ledger)
-            past = {r: commits[r] for r in sorted(commits) if r <= checkpoint.round}
-            rounds = set(range(checkpoint.round + 1)) - scored
-            due = (r for r in sorted(rounds) if evaluates(r, e.rounds, e.eval_every, problem.chunks))
-            unscored = tuple(_unscored(r, folder, problem, past) for r in due)
-        except (WireError, DiskError) as e:
+            _check(kept[last], problem, commits, ledger)
+            unscored = tuple(_unscored(problem, last, scored, kept, past))
+        except WireError as e:
             skipped.append(str(e))
             continue
-        kept = tuple(_readable(folder, problem, checkpoint.round))
-        return Recovery(epoch, checkpoint, past, unscored, kept, tuple(skipped))
+        usable = tuple(kept[r] for r in sorted(kept) if r <= last)
+        return Recovery(epoch, kept[last], past, unscored, usable, tuple(skipped))
     return Recovery(epoch, None, {}, (), (), tuple(skipped))
 
 
-def _readable(folder: Path, problem: Problem, last: int) -> Iterator[Checkpoint[Any]]:
-    """In ascending order."""
-    for path in sorted((folder / "checkpoints").glob("[0-9]*.checkpoint")):
-        if int(path.stem) <= last:
-            with suppress(WireError, DiskError):
-                yield read_checkpoint(path, problem.algorithm.server_type)
+def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]], list[str]]:
+    """By round; and why others cannot be read, the newest first."""
+    kept: dict[int, Checkpoint[Any]] = {}
+    skipped = []
+    for path in sorted((folder / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
+        try:
+            kept[int(path.stem)] = read_checkpoint(path, problem.algorithm.server_type)
+        except (WireError, DiskError) as e:
+            skipped.append(str(e))
+    return kept, skipped
 
 
-def _usable(path: Path, problem: Problem, commits: Mapping[int, Any], ledger: int) -> Checkpoint[Any]:
-    checkpoint: Checkpoint[Any] = read_checkpoint(path, problem.algorithm.server_type)
-    if len(checkpoint.versions) != len(problem.clients):
-        given = len(checkpoint.versions)
-        raise WireError(f"{path} is of {given} clients; this run has {len(problem.clients)}")
-    if checkpoint.round not in commits or commits[checkpoint.round]["ledger"] > ledger:
-        raise WireError(f"{path}: journal and ledger do not reach to round {checkpoint.round}")
-    return checkpoint
+def _check(checkpoint: Checkpoint[Any], problem: Problem, commits: Mapping[int, Any], ledger: int) -> None:
+    """Errors: WireError if it is of another run, or the other files do not reach so far."""
+    r, given = checkpoint.round, len(checkpoint.versions)
+    if given != len(problem.clients):
+        raise WireError(
+            f"the checkpoint of round {r} is of {given} clients; this run has {len(problem.clients)}"
+        )
+    if r not in commits or checkpoint.ledger > ledger:
+        raise WireError(f"the checkpoint of round {r}: journal and ledger do not reach so far")
 
 
-def _unscored(round: int, folder: Path, problem: Problem, commits: Mapping[int, Any]) -> RoundRecord:
-    """What is known of a committed round, and the model that is still to be evaluated."""
-    algorithm = problem.algorithm
-    server, path = algorithm.server_init(problem.context(0, 0)), checkpoint_path(folder, round)
-    if round:
-        server = read_checkpoint(path, algorithm.server_type).server
-    model: Point | Gaussian = algorithm.model(server, problem.context(0, 0))
-    return RoundRecord.restored(commits[round]["about"] if round in commits else {"number": 0}, model)
+def _unscored(
+    problem: Problem,
+    last: int,
+    scored: set[int],
+    kept: Mapping[int, Checkpoint[Any]],
+    commits: Mapping[int, Any],
+) -> Iterator[RoundRecord]:
+    """What is known of committed rounds that were not evaluated, with the models to evaluate.
+
+    Errors: WireError if one is not known any more.
+    """
+    algorithm, e, ctx = problem.algorithm, problem.experiment, problem.context(0, 0)
+    for r in range(last + 1):
+        if r in scored or not evaluates(r, e.rounds, e.eval_every, problem.chunks):
+            continue
+        if r and (r not in kept or r not in commits):
+            raise WireError(f"round {r} was not evaluated, and its model or its record is lost")
+        server = kept[r].server if r else algorithm.server_init(ctx)
+        model: Point | Gaussian = algorithm.model(server, ctx)
+        yield RoundRecord.restored(commits[r]["about"] if r in commits else {"number": 0}, model)
 
 
 def checkpoint_path(folder: Path, round: int) -> Path:

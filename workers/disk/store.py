@@ -40,11 +40,13 @@ SYNC_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Checkpoint(Generic[Server]):
-    """One committed round: versions (K,) int64 of all clients' states, and the server's state."""
+    """One committed round: versions (K,) int64 of all clients' states, the server's state, and where
+    ledger.csv ends with this round's rows."""
 
     round: int
     versions: Tensor
     server: Server
+    ledger: int = 0
 
 
 @contextmanager
@@ -58,11 +60,11 @@ def disk_errors(what: str | Path) -> Iterator[None]:
 
 def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]:
     """Errors: WireError if the file is damaged or of another algorithm, DiskError if it is not there."""
-    fields = [("round", int), ("versions", Tensor), ("server", server_type)]
+    fields = [("round", int), ("versions", Tensor), ("server", server_type), ("ledger", int)]
     with disk_errors(f"checkpoint {path}"):
         data = path.read_bytes()
     read: Any = decode_state(make_dataclass("Checkpoint", fields, frozen=True), data, f"checkpoint {path}")
-    return Checkpoint(read.round, read.versions, read.server)
+    return Checkpoint(read.round, read.versions, read.server, read.ledger)
 
 
 def write_atomically(path: Path, chunks: Iterable[Buffer]) -> int:
@@ -193,6 +195,7 @@ class Checkpoints:
         versions: tuple[int, ...],
         folded: tuple[int, ...],
         needed: int | None = None,
+        ledger: int = 0,
     ) -> None:
         """Write the checkpoint of a round, keep the last three and those from round `needed` on (whose
         models are still to be evaluated), and drop states none of them names.
@@ -205,7 +208,7 @@ class Checkpoints:
             raise DiskError(f"{self.folder}: nothing could be written for {DISK_DEADLINE:g} s")
         self._raise()
         self._to_write.put(
-            _Commit(path, round, server, versions, folded, round if needed is None else needed)
+            _Commit(path, round, server, versions, folded, round if needed is None else needed, ledger)
         )
 
     def close(self, deadline: float = 30.0) -> None:
@@ -227,7 +230,8 @@ class Checkpoints:
     def _write(self) -> None:
         while (commit := self._to_write.get()) is not None:
             try:
-                checkpoint = Checkpoint(commit.round, torch.tensor(commit.versions), commit.server)
+                versions = torch.tensor(commit.versions)
+                checkpoint = Checkpoint(commit.round, versions, commit.server, commit.ledger)
                 write_atomically(commit.path, state_chunks(checkpoint))
                 self._keep(commit)
             except BaseException as e:  # raised in the main thread by the next commit, or by close
@@ -291,6 +295,7 @@ class _Commit:
     versions: tuple[int, ...]
     folded: tuple[int, ...]
     needed: int
+    ledger: int
 
 
 def _fsync(path: Path) -> None:

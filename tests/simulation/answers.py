@@ -1,0 +1,69 @@
+"""What workers answer in simulated histories: computed once by a real worker, and remembered.
+
+A task is pure: the same letter gives the same answer, in whatever history. So thousands of histories cost a
+few dozen tasks; and a broadcast that was not the same bits as in an undisturbed run would be computed, and
+found out by the end.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from fedsim.problem import Problem
+from fedsim.wire.letter import Letter, seal
+from workers.coordination.fence import checksums
+from workers.worker import WorkerRuntime
+
+Key = tuple[object, ...]
+
+
+class Answers:
+    def __init__(self, problem: Problem, folder: Path) -> None:
+        self.problem = problem
+        self._runtime = WorkerRuntime(problem, folder, "run", 0)
+        self._uploads: dict[Key, tuple[bytes, Letter]] = {}
+        self._models: dict[Key, Letter] = {}
+        self._scores: dict[Key, Letter] = {}
+
+    def upload(self, letter: Letter) -> tuple[bytes, Letter]:
+        """The client's next state as its file has it, and the upload."""
+        h = letter.header
+        key = (h.round, h.exchange, h.client, h.base, *checksums(letter))
+        if key not in self._uploads:
+            reply = self._runtime.handle(letter)
+            assert reply.header.kind == "upload", bytes(reply.frames[0])
+            state = self._runtime.states.read(h.client, self.problem.version(h.round, h.exchange))
+            self._uploads[key] = state, _kept(reply)
+        state, reply = self._uploads[key]
+        return state, _to(letter, reply)
+
+    def model(self, letter: Letter) -> tuple[int, ...]:
+        """Which model comes with a letter to evaluate; () if it brings none."""
+        key = checksums(letter)
+        if key:
+            self._models.setdefault(key, _kept(letter))
+        return key
+
+    def score(self, letter: Letter, model: tuple[int, ...]) -> Letter:
+        h = letter.header
+        assert model, "it has no model to score"
+        key = (h.round, h.exchange, model)
+        if key not in self._scores:
+            brought = self._models[model]
+            whole = msgspec.structs.replace(h, fields=brought.header.fields)
+            reply = self._runtime.handle(seal(whole, brought.frames))
+            assert reply.header.kind == "score", bytes(reply.frames[0])
+            self._scores[key] = _kept(reply)
+        return _to(letter, self._scores[key])
+
+
+def _kept(letter: Letter) -> Letter:
+    """With bytes of its own."""
+    return Letter(letter.header, letter.head, tuple(bytes(frame) for frame in letter.frames))
+
+
+def _to(asked: Letter, answer: Letter) -> Letter:
+    """The answer in the start of the run that asks."""
+    return seal(msgspec.structs.replace(answer.header, epoch=asked.header.epoch), answer.frames)

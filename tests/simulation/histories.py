@@ -1,0 +1,248 @@
+"""Histories: a run in a simulated world, with every start that it takes, against an undisturbed one's bits.
+
+    python -m tests.simulation.histories --histories 2000 --seed 0      by hand
+
+A history begins with what goes wrong (tests.simulation.world.Odds), drawn from its seed. When the
+coordinator is killed, what was written last is torn; then, and after an error, the run is started again from
+its folder. After a few starts nothing goes wrong any more, so that every history ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import FedsimError
+from fedsim.problem import Problem
+from fedsim.rounds import Commit
+from fedsim.schedules import schedule
+from fedsim.wire.ledger import Entry, Ledger
+from fedsim.wire.state import encode_state
+from launch.rundir import RunDir
+from launch.summary import precision_of
+from protocols import find
+from tests.harness import Recorder, play, problem_of
+from tests.simulation.answers import Answers
+from tests.simulation.people import Person
+from tests.simulation.world import Killed, Odds, World
+from workers.coordination.admission import Admission, Belongings
+from workers.coordination.membership import Terms
+from workers.coordinator import Coordinator, Outcome
+from workers.disk.journal import Journal, read_journal
+from workers.disk.recovery import metrics_lines, recover
+from workers.disk.store import Checkpoints, ClientStates, clients_digest, model_digest
+
+BITS = ("model", "client states", "server", "versions", "ledger rows", "metrics")
+DISTURBED_STARTS = 4
+TERMS = {"join_within": 60.0, "lease": 10.0, "patience": 300.0}
+EXPERIMENTS: tuple[dict[str, Any], ...] = (
+    {"algo": "fedlap_cov", "participation": "0.7+lost:0.2+gone:0.1", "clients": 4, "rounds": 4},
+    {"algo": "mime", "clients": 3, "rounds": 3},
+    {"algo": "precond_admm", "clients": 3, "rounds": 2, "participation": "2"},
+    {"algo": "fedlap_func", "clients": 3, "rounds": 3, "participation": "0.7", "eval_every": 2},
+)
+
+
+@dataclass
+class Ground:
+    """An experiment, its undisturbed bits, and the answers that were computed."""
+
+    problem: Problem
+    expected: tuple[Any, ...]
+    answers: Answers
+
+    @staticmethod
+    def of(described: Mapping[str, Any], folder: Path) -> Ground:
+        chosen = dict(described)
+        problem = problem_of(find(chosen.pop("algo")), **chosen)
+        bits = play(problem, folder / "undisturbed").bits
+        return Ground(problem, bits, Answers(problem, folder / "answers"))
+
+
+@dataclass
+class History:
+    """What happened, start by start, and how it ended."""
+
+    seed: int
+    odds: Odds
+    happened: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    starts: int = 0
+    seconds: float = 0.0
+    """Virtual ones."""
+    echoes: int = 0
+    given_up: list[str] = field(default_factory=list)
+    """What the coordinator said of workers that left."""
+    differs: list[str] = field(default_factory=list)
+    """In what, from the undisturbed run."""
+
+    @property
+    def identical(self) -> bool:
+        return not self.differs
+
+    def __str__(self) -> str:
+        end = f"DIFFERENT in {', '.join(self.differs)}" if self.differs else "identical"
+        said = "".join(f"\n    {e}" for e in self.errors)
+        return f"seed {self.seed}, {self.odds}: {Counter(self.happened)}, {self.starts} starts; {end}{said}"
+
+
+class Files(Recorder):
+    """Writes the files that a later start recovers from."""
+
+    def __init__(self, rundir: RunDir) -> None:
+        super().__init__()
+        self.rundir = rundir
+
+    def committed(self, commit: Commit, entries: list[Entry]) -> int:
+        return self.rundir.append_ledger(entries)
+
+    def evaluated(self, metrics: Mapping[str, Any]) -> None:
+        self.rundir.append_metrics(metrics)
+
+
+def history(ground: Ground, seed: int, folder: Path, odds: Odds | None = None) -> History:
+    """Errors: AssertionError, or whatever the coordinator must not raise."""
+    rng = random.Random(seed)
+    made = History(seed, odds or Odds.drawn(rng))
+    outcome: Outcome | None = None
+    while outcome is None:
+        calm = made.starts >= DISTURBED_STARTS
+        try:
+            outcome = _start(ground, made, rng, folder, made.odds.calm() if calm else made.odds)
+        except Killed:
+            _tear(folder, rng)
+        except FedsimError as e:
+            if calm:
+                raise
+            made.errors.append(str(e))
+    made.echoes = sum(r["what"] == "echo" for r in read_journal(folder / "journal"))
+    bits = _bits(ground.problem, folder, outcome)
+    made.differs = [name for name, a, b in zip(BITS, bits, ground.expected, strict=True) if a != b]
+    return made
+
+
+def _start(ground: Ground, made: History, rng: random.Random, folder: Path, odds: Odds) -> Outcome:
+    problem, experiment = ground.problem, ground.problem.experiment
+    made.starts += 1
+    with ExitStack() as closing:
+        rundir = RunDir(folder, resumed=made.starts > 1)
+        closing.callback(rundir.close)
+        recovery = recover(folder, problem) if made.starts > 1 else None
+        ledger = Ledger()
+        states = ClientStates(folder / "state", problem.algorithm.client_type)
+        checkpoints = Checkpoints(folder / "checkpoints", states)
+        closing.callback(checkpoints.close)
+        if recovery is not None:
+            rundir.cut(recovery)
+            ledger.restore(rundir.ledger_rows())
+            checkpoints.adopt(recovery.kept)
+        journal = Journal(folder / "journal")
+        closing.callback(journal.close)
+        files = Files(rundir)
+        world = World(ledger, odds, rng, ground.answers, states, Person)
+        coordinator = Coordinator(
+            problem,
+            world,
+            world,
+            checkpoints,
+            schedule(
+                experiment.participation,
+                clients=experiment.clients,
+                seed=experiment.seed,
+                sizes=problem.sizes,
+            ),
+            files,
+            journal,
+            run="run",
+            admission=Admission({"experiment": asdict(experiment)}, Belongings("", {}), odds.workers),
+            terms=Terms(**TERMS, elsewhere=odds.elsewhere),
+            started=0.0,
+            recovery=recovery,
+            clock=world.clock,
+        )
+        world.watch(coordinator)
+        closing.callback(lambda: made.given_up.extend(n for n in files.news if " left: " in n))
+        try:
+            return coordinator.run()
+        finally:
+            made.happened += world.happened
+            made.seconds += world.now
+            with suppress(FedsimError):
+                rundir.append_ledger(ledger.close(experiment.rounds))
+
+
+def _tear(folder: Path, rng: random.Random) -> None:
+    """What may be lost of the last writes: the newest checkpoint, the ends of files that are appended to."""
+    newest = max((folder / "checkpoints").glob("[0-9]*.checkpoint"), default=None)
+    if newest is not None and rng.random() < 0.5:
+        data = newest.read_bytes()
+        newest.unlink()
+        if rng.random() < 0.5:
+            newest.write_bytes(data[: rng.randrange(len(data))])
+    for name in ("journal", "ledger.csv", "metrics.jsonl"):
+        path = folder / name
+        if path.exists() and rng.random() < 0.5:
+            size = path.stat().st_size
+            with path.open("r+b") as file:
+                file.truncate(max(0, size - rng.choice((1, 10, 100, 1000))))
+
+
+def _bits(problem: Problem, folder: Path, outcome: Outcome) -> tuple[Any, ...]:
+    """As tests.harness.Run.bits, from the files."""
+    model, states = outcome.model, ClientStates(folder / "state", problem.algorithm.client_type)
+    rundir = RunDir(folder, resumed=True)
+    rows = sorted(e._replace(worker=0) for e in rundir.ledger_rows() if e.kind == "algorithm")
+    rundir.close()
+    lines = [line for line, _ in metrics_lines(folder / "metrics.jsonl")]
+    return (
+        model_digest(model.mean, precision_of(model)),
+        clients_digest(problem, states, outcome.versions),
+        encode_state(outcome.server),
+        outcome.versions,
+        rows,
+        [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--histories", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first; then one more each")
+    chosen = parser.parse_args()
+    bad, faults, errors, virtual, began = 0, Counter[str](), Counter[str](), 0.0, time.monotonic()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        grounds = [Ground.of(e, Path(folder) / f"ground-{i}") for i, e in enumerate(EXPERIMENTS)]
+        for seed in range(chosen.seed, chosen.seed + chosen.histories):
+            at = Path(folder) / str(seed)
+            try:
+                made = history(grounds[seed % len(grounds)], seed, at)
+            except BaseException:
+                print(f"seed {seed}:", flush=True)
+                raise
+            shutil.rmtree(at)
+            faults.update(made.happened)
+            errors.update(re.sub(r"\d+", "N", e.splitlines()[0]) for e in made.errors)
+            virtual += made.seconds
+            if not made.identical:
+                bad += 1
+                print(made, flush=True)
+    print(f"{chosen.histories - bad} of {chosen.histories} identical, {sum(faults.values()):,} faults:")
+    print(", ".join(f"{n:,} {what}" for what, n in sorted(faults.items())))
+    print(f"{sum(errors.values()):,} starts ended with an error:")
+    print("\n".join(f"{n:6,} {what}" for what, n in errors.most_common()))
+    print(f"{virtual / 3600:,.0f} virtual hours in {time.monotonic() - began:.0f} s")
+    raise SystemExit(bad > 0)
+
+
+if __name__ == "__main__":
+    main()

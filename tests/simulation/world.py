@@ -1,0 +1,272 @@
+"""A world for the coordinator: virtual time, a network, and workers that die, hang and come again.
+
+The coordinator and its parts are the real ones (membership, leases, dispatch, fence, fold, spool,
+checkpoints, journal); the clock, sockets and processes are not. Whatever happens is drawn from one generator,
+so that one seed is one history, and a virtual hour costs nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+import select
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedsim.errors import TaskError
+from fedsim.wire.ledger import Ledger
+from fedsim.wire.letter import Letter
+from tests.simulation.answers import Answers
+from workers.coordinator import Coordinator
+from workers.crew import Death
+from workers.disk.store import ClientStates
+from workers.sockets.endpoint import Endpoint, Incoming
+
+if TYPE_CHECKING:
+    from tests.simulation.people import Person
+
+DEATHS = -7
+"""Stands for a process handle that has become readable."""
+KEEPALIVE = 30.0
+"""Seconds after which the kernel ends a connection whose other side is gone."""
+MOST_EVENTS = 100_000
+
+
+class Killed(BaseException):
+    """kill -9 of the coordinator."""
+
+
+@dataclass(frozen=True)
+class Odds:
+    """How likely what is. die, stop, slow: per task; repeat, drop: per letter; cut, mute: per letter, of its
+    connection. crash: how many times the coordinator is killed. elsewhere: workers on other machines."""
+
+    workers: int = 2
+    elsewhere: bool = False
+    die: float = 0.0
+    stop: float = 0.0
+    slow: float = 0.0
+    repeat: float = 0.0
+    drop: float = 0.0
+    cut: float = 0.0
+    mute: float = 0.0
+    crash: int = 0
+
+    @staticmethod
+    def drawn(rng: random.Random) -> Odds:
+        def some(p: float) -> float:
+            return rng.choice((0.0, 0.0, p / 3, p))
+
+        elsewhere = rng.random() < 0.5
+        return Odds(
+            workers=rng.randint(1, 3),
+            elsewhere=elsewhere,
+            die=some(0.15),
+            stop=some(0.1),
+            slow=some(0.1),
+            repeat=some(0.3),
+            drop=some(0.03),
+            cut=some(0.05) if elsewhere else 0.0,
+            mute=some(0.1) if elsewhere else 0.0,
+            crash=rng.choice((0, 0, 1, 2)),
+        )
+
+    def calm(self) -> Odds:
+        """Nothing goes wrong any more."""
+        return Odds(self.workers, self.elsewhere)
+
+
+class Link:
+    """One connection: letters of a direction arrive in order, when it is not muted."""
+
+    def __init__(self, worker: int) -> None:
+        self.worker, self.open = worker, True
+        self.dismissed = False
+        self.free = {"up": 0.0, "down": 0.0}
+        """When the next letter of a direction may arrive."""
+
+
+class World(Endpoint):
+    """The coordinator's endpoint and crew."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        odds: Odds,
+        rng: random.Random,
+        answers: Answers,
+        states: ClientStates,
+        person: Callable[[World, int], Person],
+    ) -> None:
+        super().__init__(ledger)
+        self.odds, self.rng, self.answers, self.states = odds, rng, answers, states
+        self.now = 0.0
+        self._order = itertools.count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._incoming: list[Incoming] = []
+        self._deaths: list[Death] = []
+        self._fold_is_done = False
+        self.bound: dict[int, Link] = {}
+        self.happened: list[str] = []
+        """Faults as they struck."""
+        self._person = person
+        self.people = [person(self, w) for w in range(odds.workers)]
+        for _ in range(odds.crash):
+            self.at(rng.uniform(0.0, 40.0), self._kill_coordinator)
+
+    def watch(self, coordinator: Coordinator) -> None:
+        """Let the fold, which is a real thread, take a while of virtual time."""
+        close = coordinator.folder.close
+
+        def closed() -> None:
+            close()
+            self.at(self.rng.uniform(0.0, 0.5), self._fold)
+
+        coordinator.folder.close = closed  # type: ignore[method-assign]
+
+    # ---- time
+
+    def clock(self) -> float:
+        return self.now
+
+    def at(self, seconds: float, action: Callable[[], None]) -> None:
+        """So many seconds from now."""
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), action))
+
+    def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
+        assert 0 <= timeout < math.inf, "a wait without a deadline"
+        until = self.now + timeout
+        while True:
+            if self._incoming or self._deaths or self._fold_is_done or self.lost:
+                return self._take(fds)
+            if not self._events or self._events[0][0] > until:
+                self.now = until
+                return [], []
+            assert next(self._order) < MOST_EVENTS, "it goes on for ever"
+            self.now, _, action = heapq.heappop(self._events)
+            action()
+
+    def _take(self, fds: list[int]) -> tuple[list[Incoming], list[int]]:
+        incoming, self._incoming = self._incoming, []
+        ready = [DEATHS] if self._deaths else []
+        if self._fold_is_done:
+            self._fold_is_done = False
+            assert select.select(fds[:1], [], [], 30.0)[0], "the fold hangs"
+            ready.append(fds[0])
+        return incoming, ready
+
+    def _fold(self) -> None:
+        self._fold_is_done = True
+
+    def _kill_coordinator(self) -> None:
+        self.happened.append("coordinator killed")
+        raise Killed
+
+    def draw(self, chance: float, what: str) -> bool:
+        """Whether a fault strikes."""
+        if self.rng.random() >= chance:
+            return False
+        self.happened.append(what)
+        return True
+
+    # ---- the network
+
+    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
+        self._book(letter, worker, "down", again)
+        link = self.bound.get(worker)
+        if link is None or not link.open:
+            raise TaskError(f"cannot send to worker {worker}: it has no connection")
+        self.carry(link, "down", letter)
+
+    def carry(self, link: Link, direction: str, letter: Letter) -> None:
+        """Put a letter on its way: it arrives, or not, or twice; and its connection may suffer."""
+        arrival = max(link.free[direction], self.now + self.rng.expovariate(20.0))
+        if self.draw(self.odds.mute, f"muted {direction}"):
+            arrival = max(arrival, self.now + self.rng.choice((2.0, 30.0)))
+        link.free[direction] = arrival
+        kind = letter.header.kind
+        if not self.draw(self.odds.drop, f"dropped {kind}"):
+            self.at(arrival - self.now, lambda: self._arrive(link, direction, letter))
+        if self.draw(self.odds.repeat, f"repeated {kind}"):
+            later = arrival - self.now + self.rng.expovariate(0.2)
+            self.at(later, lambda: self._arrive(link, direction, letter))
+        if self.draw(self.odds.cut, "cut"):
+            self.cut(link, self.rng.choice((0.05, KEEPALIVE)))
+
+    def _arrive(self, link: Link, direction: str, letter: Letter) -> None:
+        if not link.open:
+            return
+        if direction == "down":
+            self.people[link.worker].receive(link, letter)
+        elif self.bound.get(link.worker) is link:
+            if letter.header.kind != "hello":
+                self._come_in(link, letter)
+        elif letter.header.kind == "hello" and not link.dismissed:
+            self._admit(link, letter)
+        elif self.odds.elsewhere:
+            self.people[link.worker].told(link, "rejoin")
+
+    def _admit(self, link: Link, letter: Letter) -> None:
+        if link.worker in self.bound:
+            self.people[link.worker].told(link, "refused")
+            return
+        self.bound[link.worker] = link
+        self.ledger.book_handshake(link.worker)
+        self._come_in(link, letter)
+
+    def _come_in(self, link: Link, letter: Letter) -> None:
+        self._book(letter, link.worker, "up")
+        self._incoming.append(Incoming(link.worker, letter))
+
+    def cut(self, link: Link, noticed: float) -> None:
+        """End a connection, with what is on its way; the coordinator learns of it after a while."""
+        link.open = False
+        self.people[link.worker].after(self.rng.uniform(0.0, 2.0), lambda p: p.told(link, "cut"))
+        self.at(noticed, lambda: self._note_end(link))
+
+    def _note_end(self, link: Link) -> None:
+        if self.bound.get(link.worker) is link:
+            del self.bound[link.worker]
+            self.lost.append(link.worker)
+
+    def dismiss(self, worker: int) -> None:
+        link = self.bound.pop(worker, None)
+        if link is not None:
+            link.dismissed = True
+
+    # ---- processes
+
+    def fds(self) -> list[int]:
+        return [DEATHS]
+
+    def check(self, ready: list[int]) -> Death | None:
+        if DEATHS not in ready:
+            return None
+        death = self._deaths.pop(0)
+        return death if self.people[death.worker].dead else None
+
+    def died(self, worker: int) -> None:
+        """A process has ended. One elsewhere is known by its connection; its people start another."""
+        if not self.odds.elsewhere:
+            self.at(0.001, lambda: self._deaths.append(Death(worker, "died", "")))
+            return
+        link = self.people[worker].link
+        if link is not None and link.open:
+            link.open = False
+            self.at(0.05, lambda: self._note_end(link))
+        self.at(self.rng.uniform(1.0, 10.0), lambda: self._replace(worker))
+
+    def replace(self, worker: int, address: str) -> None:
+        assert not self.odds.elsewhere
+        self._replace(worker)
+
+    def kill(self, worker: int) -> None:
+        assert not self.odds.elsewhere
+        self.people[worker].die()
+
+    def _replace(self, worker: int) -> None:
+        assert self.people[worker].dead, "two processes for one worker"
+        self.people[worker] = self._person(self, worker)

@@ -1,0 +1,89 @@
+"""The coordinator in a simulated world (tests/simulation): whatever happens, the bits are those of a run to
+which nothing happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedsim.rounds import ProtocolError
+from fedsim.wire.letter import Letter
+from tests.simulation.histories import EXPERIMENTS, TERMS, Ground, history
+from tests.simulation.people import SLOW
+from tests.simulation.world import Odds
+from workers.coordination.fence import Fence
+
+HISTORIES = 150
+"""Of each experiment."""
+BY_NAME = {str(e["algo"]): e for e in EXPERIMENTS}
+
+
+@pytest.fixture(scope="module", params=list(BY_NAME))
+def ground(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return Ground.of(BY_NAME[request.param], tmp_path_factory.mktemp("ground"))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return Ground.of(BY_NAME["mime"], tmp_path_factory.mktemp("ground"))
+
+
+def test_any_history_ends_with_the_same_bits(ground: Ground, tmp_path: Path) -> None:
+    starts = echoes = 0
+    for seed in range(HISTORIES):
+        made = history(ground, seed, tmp_path / str(seed))
+        assert made.identical, made
+        starts, echoes = starts + made.starts, echoes + made.echoes
+    assert starts > 1.3 * HISTORIES  # coordinators were killed
+    assert echoes > HISTORIES
+
+
+@pytest.mark.parametrize("seed", [3, 14])
+def test_a_seed_is_a_history(seed: int, small: Ground, tmp_path: Path) -> None:
+    one, other = (history(small, seed, tmp_path / name) for name in ("one", "other"))
+    assert one.happened and one.happened == other.happened
+    assert (one.starts, one.seconds, one.echoes) == (other.starts, other.seconds, other.echoes)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_no_fault_can_stop_needs_no_second_start(elsewhere: bool, small: Ground, tmp_path: Path) -> None:
+    """Workers that die, hang, and repeat themselves; cut and silent connections."""
+    odds = Odds(3, elsewhere, die=0.1, stop=0.05, repeat=0.3, cut=0.03 * elsewhere, mute=0.05 * elsewhere)
+    ended = [history(small, seed, tmp_path / str(seed), odds) for seed in range(30)]
+    assert all(made.identical for made in ended)
+    gave_up = [made for made in ended if made.errors]
+    assert len(gave_up) <= 3  # all workers were gone for longer than join_within, or three died of one task
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_slow_worker_is_never_given_up(elsewhere: bool, small: Ground, tmp_path: Path) -> None:
+    assert 3 * TERMS["lease"] < SLOW
+    made = history(small, 0, tmp_path / "run", Odds(2, elsewhere, slow=1.0))
+    assert made.identical and made.starts == 1
+    assert made.given_up == []
+
+
+def test_a_hung_worker_is_given_up_when_its_lease_ends(small: Ground, tmp_path: Path) -> None:
+    made = history(small, 1, tmp_path / "run", Odds(2, stop=0.2))
+    assert made.identical and "stopped" in made.happened
+    assert any(f"was silent for {TERMS['lease']:g} s" in why for why in made.given_up)
+
+
+def test_a_task_that_ends_all_its_workers_stops_the_run(small: Ground, tmp_path: Path) -> None:
+    made = history(small, 0, tmp_path / "run", Odds(2, die=1.0))
+    assert made.identical  # in the end, when nothing goes wrong any more
+    assert all("3 workers have ended there" in error for error in made.errors) and made.errors
+
+
+def test_without_the_fence_histories_differ(
+    small: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the test above can fail."""
+
+    def everything(self: Fence, worker: int, letter: Letter) -> bool:
+        return True
+
+    monkeypatch.setattr(Fence, "admits", everything)
+    with pytest.raises(ProtocolError, match="does not hold"):
+        history(small, 2, tmp_path / "run", Odds(2, repeat=0.5))
