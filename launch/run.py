@@ -17,6 +17,7 @@ from typing import Any
 from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment
 from launch.execution import Execution
+from launch.open_files import allow_open_files
 from launch.resume import Stored
 from launch.server import ENVIRONMENT
 from launch.supervisor import Supervisor
@@ -70,6 +71,7 @@ def launch(
 
     Errors: any FedsimError, after summary.json has been written with the status.
     """
+    allow_open_files(execution.workers)
     wakeup = Wakeup()
     supervisor = Supervisor(wakeup)
     devices = "cpu" if execution.external_workers and execution.devices == "auto" else execution.devices

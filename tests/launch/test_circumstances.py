@@ -1,0 +1,96 @@
+"""Odd machines (F14): folders that cannot be written, few open files, a clock that jumps."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fedsim.errors import UsageError
+from launch import open_files
+from launch.cli import main
+from launch.open_files import SPARE, allow_open_files
+from protocols import find
+from tests.harness import play, problem_of
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = ("--clients", "2", "--rounds", "1", "--model", "logistic", "--set", "local.epochs=1")
+
+
+@pytest.mark.parametrize("folder", ["/proc/run", "/sys/run", "/dev/null/run"])
+def test_a_folder_that_cannot_be_made(folder: str) -> None:
+    done = CliRunner(catch_exceptions=False).invoke(main, ["launch", "--workers", "0", "--out", folder, *JOB])
+    assert done.exit_code == 5
+    assert done.stderr.startswith(f"fedsim: cannot make the run folder {folder}: ")
+
+
+@pytest.mark.parametrize(("limit", "code"), [("-n 16", 2), ("-Sn 16", 0)], ids=["hard", "soft"])
+def test_few_open_files(limit: str, code: int, tmp_path: Path) -> None:
+    """libzmq aborts a process without any; a limit that can be raised is."""
+    command = [
+        sys.executable,
+        "-m",
+        "launch",
+        "launch",
+        "--workers",
+        "2",
+        *JOB,
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    shell = f'ulimit {limit}; exec "$@"'
+    done = subprocess.run(
+        ["bash", "-c", shell, "bash", *command], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert done.returncode == code, done.stderr
+    assert (f"2 workers need {SPARE + 8} open files" in done.stderr) == bool(code)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_limit_that_is_high_enough_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(open_files.resource, "setrlimit", lambda what, pair: raised.append(pair))
+    monkeypatch.setattr(open_files.resource, "getrlimit", lambda what: (1024, 4096))
+    allow_open_files(200)
+    assert raised == []
+    allow_open_files(500)
+    assert raised == [(SPARE + 2000, 4096)]
+    with pytest.raises(UsageError, match="this shell allows 4096"):
+        allow_open_files(1000)
+    infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(open_files.resource, "getrlimit", lambda what: infinite)
+    allow_open_files(100_000)
+    assert len(raised) == 1
+
+
+def test_a_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Deadlines, leases and pauses are of the monotonic clock."""
+    plain = play(problem_of(find("fedavg")), tmp_path / "plain")
+    hours, now = itertools.cycle((3600.0, -3600.0)), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + next(hours))
+    jumping = play(problem_of(find("fedavg")), tmp_path / "jumping")
+    assert jumping.bits == plain.bits
+
+
+def test_the_wall_clock_is_for_people_only() -> None:
+    """Where it is read: what a manifest, a process list, a folder's name and the time to round 1 say."""
+    known = {
+        "workers/coordinator.py",
+        "launch/supervisor.py",
+        "launch/rundir.py",
+        "launch/summary.py",
+        "launch/manifest.py",
+    }
+    files = [p for room in ("fedsim", "protocols", "workers", "launch") for p in (ROOT / room).rglob("*.py")]
+    reading = {
+        str(p.relative_to(ROOT))
+        for p in files
+        if "time.time()" in p.read_text() or "datetime.now(" in p.read_text()
+    }
+    assert reading == known
