@@ -263,6 +263,23 @@ def worker(file: str, url: str | None, data_dir: str | None, worker: int | None,
     join(file, url=url, data_dir=data_dir, worker=worker, patience=patience)
 
 
+@main.command("revoke", short_help="Shut a worker on another machine out of a run.")
+@click.argument("run", type=click.Path())
+@click.argument("workers", nargs=-1, required=True, type=int, metavar="WORKER...")
+def revoke_(run: str, workers: tuple[int, ...]) -> None:
+    """Take the keys of RUN's workers elsewhere back, while it goes on: WORKER is 0, 1, ...
+
+    A connection that is open ends within a second, others take over what the worker was at (the bits of the
+    result stay the same), and with this key nobody comes in again. The keys of another worker are
+    others: whoever has the whole join.json has them all.
+    """
+    from pathlib import Path
+
+    from launch.revoke import revoke
+
+    revoke(Path(run), workers)
+
+
 @main.command("list", short_help="Show what there is to choose from.")
 @click.argument(
     "what", type=click.Choice(["algorithms", "datasets", "models", "partitions", "codecs", "schedules"])

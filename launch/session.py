@@ -43,7 +43,8 @@ from workers.numerics import fix_numerics
 from workers.sockets.connection import Hello
 from workers.sockets.doors import GuardedPort, own_door
 from workers.sockets.endpoint import Endpoint, Loopback
-from workers.sockets.invitation import FORMAT, Invitation, KeyPair
+from workers.sockets.invitation import FORMAT, JOIN, Invitation, KeyPair
+from workers.sockets.revocation import REVOKED, Revocations
 from workers.sockets.router import ZmqEndpoint
 from workers.wakeup import Wakeup
 from workers.worker import WorkerRuntime
@@ -51,7 +52,6 @@ from workers.worker import WorkerRuntime
 FRAME_SLACK = 1 << 16
 STATE_FACTOR = 16
 """A client's state, which workers elsewhere borrow, is at most so many times as long as a message's field."""
-JOIN = "join.json"
 
 
 @dataclass
@@ -257,13 +257,16 @@ class Session:
         )
 
     def _invite(self, max_frame: int) -> Endpoint:
-        """Open the guarded port and write RUN/join.json."""
+        """Open the guarded port and write RUN/join.json. Its keys are new: those of an earlier start open
+        nothing, and which of them were revoked is forgotten."""
+        path, revocations = self.rundir.path / JOIN, Revocations(self.rundir.path / REVOKED)
+        path.unlink(missing_ok=True)
+        revocations.clear()
         server, count = KeyPair.new(), self.execution.external_workers
         pairs = tuple(KeyPair.new() for _ in range(count))
-        door = GuardedPort(self.execution.bind, server, pairs)
+        door = GuardedPort(self.execution.bind, server, pairs, revocations)
         largest = STATE_FACTOR * max_frame
         endpoint = ZmqEndpoint(self.ledger, door, largest)
-        path = self.rundir.path / JOIN
         invited = Invitation(FORMAT, self.run_name, endpoint.address, server.public, largest, pairs)
         try:
             invited.write(path)

@@ -20,7 +20,7 @@ from fedsim.errors import AccessError, ConnectionLost, TaskError
 from fedsim.wire.letter import Letter
 from workers.lending import Borrower
 from workers.process import IDLE, JOIN_DEADLINE, announce, serve, set_up
-from workers.sockets.connection import Connection, Credentials, Hello
+from workers.sockets.connection import Connection, Credentials, Hello, KeyRefused
 from workers.sockets.invitation import Invitation
 
 Tell = Callable[[str], None]
@@ -43,19 +43,20 @@ class Visit:
         Errors: AccessError if the run refuses this worker, TaskError if the coordinator does not answer, and
         whatever setting up raises.
         """
-        again = False
+        mine: int | None = None
+        patience = 0.0
         while True:
             try:
-                self._serve(tell, again)
+                mine, connection, welcome = self._join(mine, patience)
+                self._serve(connection, welcome, tell)
                 break
             except ConnectionLost as e:
                 tell(f"{e}; joining again")
-                again = True
+                patience = self.patience
         tell("the run is over")
 
-    def _serve(self, tell: Tell, again: bool) -> None:
+    def _serve(self, connection: Connection, welcome: Letter, tell: Tell) -> None:
         """Errors: ConnectionLost, besides those of run."""
-        connection, welcome = self._join(self.patience if again else 0.0)
         try:
             if welcome.header.kind == "stop":  # it came as the run ended
                 return
@@ -71,38 +72,66 @@ class Visit:
         finally:
             connection.close(linger=1.0)
 
-    def _join(self, patience: float) -> tuple[Connection, Letter]:
-        """A connection that was let in, and the welcome, or 'stop'.
+    def _join(self, mine: int | None, patience: float) -> tuple[int, Connection, Letter]:
+        """As which worker, a connection that was let in, and the welcome, or 'stop'.
 
-        patience: how long to try again if all are there already. Whoever was cut off may be one of them: the
-        other side finds out a little later.
+        mine: the worker that this one has been, and will be again if it can. patience: how long to try again
+        if all are there already. Whoever was cut off may be one of them: the other side finds out a little
+        later.
         """
         until = time.monotonic() + patience
         while True:
             try:
-                return self._try_all()
+                return self._try_all(mine)
+            except KeyRefused:
+                raise
             except AccessError:
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.5)
 
-    def _try_all(self) -> tuple[Connection, Letter]:
-        """As the first worker that is missing."""
+    def _try_all(self, mine: int | None) -> tuple[int, Connection, Letter]:
+        """As itself, else as the first worker that is missing.
+
+        Errors: KeyRefused, also if another's key would do but its own does not; AccessError, TaskError,
+        ConnectionLost.
+        """
         everybody = range(len(self.invitation.workers))
         if self.worker is not None and self.worker not in everybody:
             raise AccessError(f"--worker {self.worker}: the run has workers 0 to {len(everybody) - 1}")
-        for index in everybody if self.worker is None else (self.worker,):
-            connection = self._connect(index)
-            answer = connection.receive(JOIN_DEADLINE)
-            if answer is not None and answer.header.kind in ("welcome", "stop"):
-                return connection, answer
+        mine = self.worker if mine is None else mine
+        seats = sorted(everybody, key=lambda i: i != mine) if self.worker is None else [self.worker]
+        nobodys: list[KeyRefused] = []
+        for index in seats:
+            try:
+                connection = self._connect(index)
+            except KeyRefused as e:
+                if index == mine:
+                    raise
+                nobodys.append(e)
+                continue
+            answer = self._answer(connection)
+            if answer.header.kind != "refused":
+                return index, connection, answer
             connection.close()
-            if answer is None or answer.header.kind != "refused":
+            said = bytes(answer.frames[0]).decode(errors="replace")
+        if len(nobodys) == len(seats):
+            raise nobodys[0]
+        if len(seats) == 1:
+            raise AccessError(f"refused: {said}")
+        others = f", but for {len(nobodys)} whose key is not accepted (any longer)" if nobodys else ""
+        raise AccessError(f"refused: all {len(seats)} workers of the run have joined already{others}")
+
+    def _answer(self, connection: Connection) -> Letter:
+        """To a hello: 'welcome', 'refused' or 'stop'. Errors: TaskError, ConnectionLost."""
+        try:
+            answer = connection.receive(JOIN_DEADLINE)
+            if answer is None or answer.header.kind not in ("welcome", "refused", "stop"):
                 raise TaskError(f"no welcome from the coordinator within {JOIN_DEADLINE:g} s")
-            if self.worker is not None:
-                said = bytes(answer.frames[0]).decode(errors="replace")
-                raise AccessError(f"refused: {said}")
-        raise AccessError(f"refused: all {len(everybody)} workers of the run have joined already")
+        except BaseException:
+            connection.close()
+            raise
+        return answer
 
     def _connect(self, index: int) -> Connection:
         keys, invitation = self.invitation.workers[index], self.invitation

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pandas
 import pytest
 
@@ -215,6 +216,65 @@ def test_a_worker_that_was_silent_for_too_long_joins_again(federation: Federatio
     same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
 
 
+def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) -> None:
+    """In the middle of a round: the other takes over, the bits are the same, and it does not come back."""
+    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "5", "--set", "local.epochs=40")
+    launched = federation.launch(*slow)
+    stays = federation.join("--worker", "0")
+    good, own = Invitation.read(federation.invitation), federation.folder / "own.json"
+    msgspec.structs.replace(good, workers=good.workers[1:]).write(own)  # what this machine is given
+    goes = federation.join(file=own)
+    said = reader(launched)
+    said("round 1/5")
+    code, told = fedsim("revoke", str(federation.run), "7")
+    assert code == 2 and "has no worker 7; it has workers 0 to 1" in told
+    code, told = fedsim("revoke", str(federation.run), "1")
+    assert code == 0, told
+    said("worker 1 is gone: its connection was lost")
+    told = ends(goes, 4)
+    assert "was lost; joining again" in told and "does not accept this key" in told.splitlines()[-1]
+    ends(launched)
+    ends(stays)
+    run = Run.open(federation.run)
+    same_bits(run, here(federation.folder / "local", *slow))
+    assert set(run.ledger[run.ledger.kind == "retry"].message) <= {"task"}
+    code, told = fedsim("revoke", str(federation.run), "0")
+    assert code == 2 and "is not being run: its keys open nothing" in told
+    code, told = fedsim("revoke", str(federation.folder / "local"), "0")
+    assert code == 2 and "has no workers elsewhere" in told
+    code, told = fedsim("revoke", str(federation.folder / "nothing"), "0")
+    assert code == 2 and "is no run folder" in told
+
+
+def test_a_new_start_has_new_keys(federation: Federation) -> None:
+    """After kill -9 the old join.json is there, and which of its keys were revoked; neither counts."""
+    slow = ("--algo", "fedlap_cov", "--clients", "2", "--rounds", "4", "--set", "local.epochs=40")
+    first = federation.launch(*slow, workers=1)
+    guest = federation.join("--patience", "0.5")
+    reader(first)("round 1/4")
+    first.kill()
+    first.wait()
+    ends(guest, 1)
+    old = federation.invitation.read_bytes()
+    (federation.run / "revoked.json").write_text('{"format":1,"workers":[0]}')
+    again = federation.command((), "resume", str(federation.run))
+    eventually(
+        lambda: federation.invitation.exists() and federation.invitation.read_bytes() != old, "new keys"
+    )
+    ends(federation.join())
+    ends(again)
+    assert not (federation.run / "revoked.json").exists()
+    same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
+
+
+def fedsim(*arguments: str) -> tuple[int, str]:
+    """Of a command that is over at once: its exit code and what it said."""
+    command = [sys.executable, "-m", "launch", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
 def reader(process: subprocess.Popen[str]) -> Callable[[str], None]:
     """Waits for a line that contains a text; leaves nothing in a buffer that select cannot see."""
     assert process.stdout is not None
@@ -261,13 +321,8 @@ def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
     assert Run.open(federation.run).summary["status"] == "done"
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
-    def fedsim(*arguments: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "launch", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=tmp_path)
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stderr
-
+def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     code, said = fedsim("launch", "--external-workers", "2")
     assert code == 2 and "--bind '' is no tcp://ADDRESS:PORT" in said
     code, said = fedsim("launch", "--external-workers", "2", "--bind", "tcp://192.0.2.1:1")

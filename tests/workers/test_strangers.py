@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import zmq
 
-from fedsim.errors import AccessError, ConnectionLost, TaskError, UsageError, WireError
+from fedsim.errors import AccessError, ConnectionLost, DataError, TaskError, UsageError, WireError
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import NONE, VERSION, Header, blob, seal
@@ -24,10 +24,11 @@ from protocols import find
 from tests.harness import play, problem_of
 from workers.process import announce, serve
 from workers.sockets import kernel, router
-from workers.sockets.connection import Connection, Credentials, Hello
+from workers.sockets.connection import Connection, Credentials, Hello, KeyRefused
 from workers.sockets.doors import Door, GuardedPort, LocalPort, PrivateFolder
 from workers.sockets.endpoint import Endpoint
 from workers.sockets.invitation import KeyPair
+from workers.sockets.revocation import Revocations
 from workers.sockets.router import ZmqEndpoint
 from workers.worker import WorkerRuntime
 
@@ -38,8 +39,12 @@ SERVER, KNOWN = KeyPair.new(), (KeyPair.new(), KeyPair.new())
 DOORS: dict[str, Callable[[], Door]] = {
     "folder": PrivateFolder,
     "port": LocalPort,
-    "guarded": lambda: GuardedPort("tcp://127.0.0.1:*", SERVER, KNOWN),
+    "guarded": lambda: guarded("tcp://127.0.0.1:*"),
 }
+
+
+def guarded(bind: str, revoked: Path = Path("nowhere")) -> GuardedPort:
+    return GuardedPort(bind, SERVER, KNOWN, Revocations(revoked))
 
 
 def greeting(mechanism: bytes) -> bytes:
@@ -312,21 +317,70 @@ def test_a_sign_of_life_at_the_end_is_in_the_ledger(
 
 
 @pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)
-def test_a_key_opens_the_guarded_port_until_it_is_revoked(endpoint: ZmqEndpoint) -> None:
-    door, who = endpoint.door, Hello("", 7, 1)  # who it says it is does not count, but its key
-    assert isinstance(door, GuardedPort)
+def test_a_key_opens_the_guarded_port(endpoint: ZmqEndpoint) -> None:
+    who = Hello("", 7, 1)  # who it says it is does not count, but its key
     with pytest.raises(AccessError, match="does not accept this key"):
         Connection(endpoint.address, who, MAX_FRAME, credentials(KeyPair.new()), DEADLINE)
     with pytest.raises(TaskError, match="no coordinator with the key of the join file"):
         Connection(endpoint.address, who, MAX_FRAME, credentials(KNOWN[0], KeyPair.new()), 0.3)
     Connection(endpoint.address, who, MAX_FRAME, credentials(KNOWN[1]), DEADLINE).close(1.0)
     assert until(endpoint, lambda: bool(endpoint.ledger.booked("up"))) == [1]
-    door.revoke(1)
-    with pytest.raises(AccessError, match="does not accept this key"):
-        Connection(endpoint.address, who, MAX_FRAME, credentials(KNOWN[1]), DEADLINE)
-    with pytest.raises(WireError, match="not of this run"):
-        door.who(who, KNOWN[1].public)
     assert endpoint.strangers == 0
+
+
+@pytest.fixture
+def revocations(tmp_path: Path) -> Revocations:
+    return Revocations(tmp_path / "revoked.json")
+
+
+@pytest.mark.parametrize("dismissed", [False, True])
+def test_a_key_that_is_revoked_opens_nothing_and_what_it_has_opened_ends(
+    revocations: Revocations, dismissed: bool
+) -> None:
+    """Within a second, also where the worker has been given up and its connection is as good as nobody's. The
+    others go on."""
+    with ExitStack() as closing:
+        endpoint = ZmqEndpoint(Ledger(), guarded("tcp://127.0.0.1:*", revocations.path), MAX_FRAME)
+        closing.callback(endpoint.close)
+
+        def come(worker: int) -> Connection:
+            keys = credentials(KNOWN[worker])
+            made = Connection(endpoint.address, Hello("", worker, 1), MAX_FRAME, keys, DEADLINE)
+            closing.callback(made.close)
+            return made
+
+        stays, goes = come(0), come(1)
+        until(endpoint, lambda: len(endpoint._routes) == 2)
+        if dismissed:
+            endpoint.dismiss(1)
+        revocations.add([1])
+        with pytest.raises(ConnectionLost, match="was lost"):
+            goes.receive(1.0)
+        with pytest.raises(ConnectionLost, match="was lost"):
+            goes.send(seal(Header(VERSION, "upload", "run")))  # as if it had computed meanwhile
+        if not dismissed:
+            until(endpoint, lambda: endpoint.lost == [1])
+        with pytest.raises(KeyRefused, match="does not accept this key"):
+            come(1)
+        with pytest.raises(AccessError, match="the key of worker 1 was revoked"):
+            endpoint.door.who(Hello("", 1, 1), KNOWN[1].public)
+        endpoint.send(0, seal(Header(VERSION, "stop", "run")))
+        answer = stays.receive(DEADLINE)
+        assert answer is not None and answer.header.kind == "stop"
+
+
+def test_revocations_add_up_and_a_damaged_file_takes_none_back(revocations: Revocations) -> None:
+    assert revocations.workers() == set()
+    revocations.add([1])
+    revocations.add([3, 1])
+    assert revocations.workers() == {1, 3}
+    for damaged in (b"", b"{", b'{"format":1,"workers":[-1]}', b'{"format":2,"workers":[]}'):
+        revocations.path.write_bytes(damaged)
+        assert revocations.workers() == {1, 3}
+        with pytest.raises(DataError, match=r"revoked\.json"):
+            revocations.add([2])
+    revocations.clear()
+    assert revocations.workers() == set()
 
 
 def test_a_stranger_is_no_event(endpoint: ZmqEndpoint) -> None:
@@ -367,7 +421,7 @@ def test_an_old_libzmq_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_network_is_said_and_not_starred() -> None:
     with pytest.raises(UsageError, match=r"would listen on every network .* say tcp://0\.0\.0\.0:5555"):
-        ZmqEndpoint(Ledger(), GuardedPort("tcp://*:5555", SERVER, KNOWN), MAX_FRAME)
+        ZmqEndpoint(Ledger(), guarded("tcp://*:5555"), MAX_FRAME)
 
 
 # ---- a run among strangers

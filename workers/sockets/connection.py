@@ -25,6 +25,10 @@ _EVENTS = (
 )
 
 
+class KeyRefused(AccessError):
+    """The coordinator does not accept this key, and will not later."""
+
+
 class Hello(msgspec.Struct, forbid_unknown_fields=True):
     """A worker's first letter. token: of a worker that the run has started itself."""
 
@@ -57,8 +61,8 @@ class Connection:
     ) -> None:
         """Connect and say hello.
 
-        Errors: TaskError if nobody answers within `patience` seconds, AccessError if the key is refused (both
-        with credentials only), WireError.
+        Errors: TaskError if nobody answers within `patience` seconds, KeyRefused (both with credentials
+        only), WireError.
         """
         self.address = address
         self._context = zmq.Context()
@@ -101,18 +105,30 @@ class Connection:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 return
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                raise AccessError(f"the coordinator at {self.address} does not accept this key (any longer)")
+                raise KeyRefused(f"the coordinator at {self.address} does not accept this key (any longer)")
         raise TaskError(
             f"no coordinator with the key of the join file answered at {self.address} within {patience:g} s; "
             "is it running, and is that its address as seen from here (--connect)?"
         )
 
     def send(self, letter: Letter, deadline: float = 60.0) -> None:
-        self._socket.setsockopt(zmq.SNDTIMEO, int(deadline * 1000))
-        try:
-            self._socket.send_multipart([letter.head, *letter.frames], copy=False)
-        except zmq.Again:
-            raise WireError(f"the coordinator took no letter for {deadline:g} s") from None
+        """Errors: ConnectionLost, WireError if it cannot be sent within `deadline` seconds."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLOUT)
+        if self._monitor is not None:
+            poller.register(self._monitor, zmq.POLLIN)
+        until = time.monotonic() + deadline
+        while (left := until - time.monotonic()) > 0:
+            ready = dict(poller.poll(int(left * 1000)))
+            if self._monitor in ready:  # there may never be another one to send it by
+                raise self._lost()
+            with suppress(zmq.Again):
+                self._socket.send_multipart([letter.head, *letter.frames], flags=zmq.NOBLOCK, copy=False)
+                return
+        raise WireError(f"the coordinator took no letter for {deadline:g} s")
+
+    def _lost(self) -> ConnectionLost:
+        return ConnectionLost(f"the connection to {self.address} was lost")
 
     def offer(self, letter: Letter) -> None:
         """Send if it can be sent at once; what is not sent is not missed."""
@@ -125,17 +141,15 @@ class Connection:
         Errors: ConnectionLost, also if the other side has forgotten whose connection this is.
         """
         ready = dict(self._poller.poll(int(deadline * 1000)))
-        lost = ConnectionLost(f"the connection to {self.address} was lost")
         if self._socket in ready:
             frames = self._socket.recv_multipart(copy=False)
             letter = open_letter([f.buffer for f in frames], "from the coordinator")
             if letter.header.kind != "rejoin":
                 return letter
             if self._monitor not in ready:  # libzmq has not connected anew beneath us
-                lost = ConnectionLost(f"the coordinator at {self.address} had given this worker up")
-            raise lost
+                raise ConnectionLost(f"the coordinator at {self.address} had given this worker up")
         if ready:
-            raise lost
+            raise self._lost()
         return None
 
     def close(self, linger: float = 0.0) -> None:

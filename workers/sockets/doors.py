@@ -15,10 +15,11 @@ from typing import Literal, Protocol
 
 import zmq
 
-from fedsim.errors import UsageError, WireError
+from fedsim.errors import AccessError, UsageError, WireError
 from fedsim.wire import zmtp
 from workers.sockets.connection import Hello, keep_alive
 from workers.sockets.invitation import KeyPair
+from workers.sockets.revocation import Revocations
 from workers.sockets.zap import guard
 
 Transport = Literal["ipc", "tcp"]
@@ -40,10 +41,13 @@ class Door(Protocol):
 
     def who(self, hello: Hello, key: str) -> int:
         """The worker that says hello; key: the public key that its connection has proved to own, '' without
-        CURVE. Errors: WireError for a stranger."""
+        CURVE. Errors: WireError for a stranger, AccessError for a worker that was revoked."""
 
     def owner(self, key: str) -> int | None:
-        """Whose public key this is; None if it is nobody's, and where there are no keys."""
+        """Whose public key this is; None if it is nobody's (any longer), and where there are no keys."""
+
+    def revoked(self) -> frozenset[int]:
+        """The workers whose keys are nobody's any longer; asked by other threads, too."""
 
     def full(self) -> None:
         """Everybody has joined."""
@@ -70,6 +74,9 @@ class _Own:
 
     def owner(self, key: str) -> int | None:
         return None
+
+    def revoked(self) -> frozenset[int]:
+        return frozenset()
 
     def full(self) -> None:
         pass
@@ -115,16 +122,16 @@ class LocalPort(_Own):
 
 
 class GuardedPort:
-    """tcp for other machines: CURVE with an allow-list.
-
-    A key is one worker's. revoke() closes the door to it; a connection that is open stays.
-    """
+    """tcp for other machines: CURVE with an allow-list. A key is one worker's, until it is revoked."""
 
     mechanism = zmtp.CURVE
     watched = True
 
-    def __init__(self, bind: str, server: KeyPair, workers: tuple[KeyPair, ...]) -> None:
+    def __init__(
+        self, bind: str, server: KeyPair, workers: tuple[KeyPair, ...], revocations: Revocations
+    ) -> None:
         self.bind, self.port = bind, 0
+        self.revoked = revocations.workers
         self._server = server
         self._workers = {pair.public: index for index, pair in enumerate(workers)}
 
@@ -149,17 +156,17 @@ class GuardedPort:
     def reopen(self, socket: zmq.Socket[bytes]) -> str:
         return self.bind
 
-    def revoke(self, worker: int) -> None:
-        self._workers = {key: index for key, index in self._workers.items() if index != worker}
-
     def who(self, hello: Hello, key: str) -> int:
-        worker = self.owner(key)
+        worker = self._workers.get(key)
         if worker is None:
             raise WireError("not of this run")
+        if worker in self.revoked():  # since its handshake
+            raise AccessError(f"the key of worker {worker} was revoked")
         return worker
 
     def owner(self, key: str) -> int | None:
-        return self._workers.get(key)
+        worker = self._workers.get(key)
+        return None if worker in self.revoked() else worker
 
     def full(self) -> None:
         pass

@@ -17,6 +17,7 @@ from msgspec import Meta
 from fedsim.errors import DataError, DiskError, UsageError
 
 FORMAT = 1
+JOIN = "join.json"
 Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
 
 
@@ -58,13 +59,13 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             data, mode = path.read_bytes(), path.stat().st_mode
         except OSError as e:
-            raise UsageError(f"--join {path}: {e.strerror}") from None
+            raise UsageError(f"{path}: {e.strerror}") from None
         if mode & 0o077:
-            raise UsageError(f"--join {path}: others can read its keys; chmod 600 {path}")
+            raise UsageError(f"{path}: others can read its keys; chmod 600 {path}")
         try:
             found = msgspec.json.decode(data, type=Invitation)
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
-            raise DataError(f"--join {path} is not a join.json of fedsim: {e}") from None
+            raise DataError(f"{path} is not a join.json of fedsim: {e}") from None
         if found.format != FORMAT:
-            raise UsageError(f"--join {path} has format {found.format}; this fedsim reads {FORMAT}")
+            raise UsageError(f"{path} has format {found.format}; this fedsim reads {FORMAT}")
         return found

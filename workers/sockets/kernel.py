@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import struct
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 _ACKED, _RECEIVED = 120, 128
@@ -20,30 +21,60 @@ _ACKED, _RECEIVED = 120, 128
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """Stream bytes of all connections that a port has accepted."""
+class Stream:
+    """An open connection that a port of this process has accepted, and its stream bytes. inode: which no
+    other has, while its descriptor may soon be another's."""
 
+    descriptor: int
+    inode: int
     down: int
     up: int
-    connections: int
 
 
-def accepted(port: int) -> Traffic:
-    """Of this process's own open connections on a local port of 127.0.0.1."""
-    down = up = count = 0
+def streams(port: int) -> list[Stream]:
+    """This process's own open connections on a local port, by IPv4; each once, however many descriptors it
+    has at the moment."""
+    found = {}
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # a descriptor may be closed while we look, or be no socket
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family != socket.AF_INET or connection.getsockname()[1] != port:
-                    continue
-                connection.getpeername()  # the listening socket has no peer
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            down += struct.unpack_from("Q", info, _ACKED)[0]
-            up += struct.unpack_from("Q", info, _RECEIVED)[0]
-            count += 1
-    return Traffic(down, up, count)
+        with suppress(OSError):  # a descriptor may be closed while we look
+            inode = os.fstat(int(name))
+            if stat.S_ISSOCK(inode.st_mode) and inode.st_ino not in found:
+                stream = _stream(int(name), port)
+                if stream is not None:
+                    found[stream.inode] = stream
+    return list(found.values())
+
+
+def _stream(descriptor: int, port: int) -> Stream | None:
+    """Errors: OSError if it is no connection."""
+    with _held(descriptor) as (connection, inode):
+        if connection.family != socket.AF_INET or connection.getsockname()[1] != port:
+            return None
+        connection.getpeername()  # the listening socket has no peer
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        acked, received = (struct.unpack_from("Q", info, at)[0] for at in (_ACKED, _RECEIVED))
+        return Stream(descriptor, inode, acked, received)
+
+
+@contextmanager
+def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
+    """A socket of ZeroMQ's, by a descriptor of our own, and its inode. Errors: OSError."""
+    ours = os.dup(descriptor)
+    try:
+        connection = socket.socket(fileno=ours)
+    except OSError:  # it is another file's now
+        os.close(ours)
+        raise
+    with connection:
+        yield connection, os.fstat(ours).st_ino
+
+
+def end(stream: Stream) -> None:
+    """Shut a connection down, if it is still there: both sides learn of its end, and what is half received is
+    thrown away."""
+    with suppress(OSError), _held(stream.descriptor) as (connection, inode):
+        if inode == stream.inode:
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 def residual(port: int, booked: Callable[[], tuple[int, int]], deadline: float = 5.0) -> dict[str, int]:
@@ -54,8 +85,8 @@ def residual(port: int, booked: Callable[[], tuple[int, int]], deadline: float =
     """
     until = time.monotonic() + deadline
     while True:
-        seen, (down, up) = accepted(port), booked()
-        left = {"down": seen.down - down, "up": seen.up - up}
+        seen, (down, up) = streams(port), booked()
+        left = {"down": sum(s.down for s in seen) - down, "up": sum(s.up for s in seen) - up}
         if not any(left.values()) or time.monotonic() > until:
             return left
         time.sleep(0.01)

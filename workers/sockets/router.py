@@ -15,6 +15,7 @@ from fedsim.errors import AccessError, TaskError, WireError
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import VERSION, Header, Letter, blob, open_letter, seal
 from workers.sockets import kernel
+from workers.sockets.bailiff import Bailiff
 from workers.sockets.connection import Hello, bound
 from workers.sockets.doors import Door
 from workers.sockets.endpoint import Endpoint, Incoming
@@ -58,6 +59,7 @@ class ZmqEndpoint(Endpoint):
             self._close_socket()
             self._context.term()
             raise
+        self._bailiff = Bailiff(door.port, door.revoked) if door.port else None
         self._workers: dict[bytes, int] = {}
         self._routes: dict[int, bytes] = {}
         self._descriptors: dict[int, int] = {}
@@ -148,9 +150,12 @@ class ZmqEndpoint(Endpoint):
             if self._monitor is None:
                 raise WireError("not of this run")
             raise AccessError(f"worker {worker} has joined already")
+        descriptor = int(frame.get(zmq.SRCFD))
+        if self._bailiff is not None:
+            self._bailiff.knows(descriptor, worker)
         if self._monitor is not None:
             self._note_ends()  # first: a descriptor may be that of a connection that has just ended
-            self._descriptors[int(frame.get(zmq.SRCFD))] = worker
+            self._descriptors[descriptor] = worker
         self._workers[route] = worker
         self._routes[worker] = route
         return worker
@@ -211,6 +216,8 @@ class ZmqEndpoint(Endpoint):
         self.door.full()
 
     def close(self) -> None:
+        if self._bailiff is not None:
+            self._bailiff.close()
         self._close_socket()
         self.door.close()
         self._context.term()
