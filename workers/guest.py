@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import msgspec
 
 from fedsim.errors import AccessError, ConnectionLost, TaskError
 from fedsim.wire.letter import Letter
+from workers.disk.scratch import Scratch
 from workers.lending import Borrower
 from workers.process import IDLE, JOIN_DEADLINE, announce, serve, set_up
 from workers.sockets.connection import Connection, Credentials, Hello, KeyRefused
@@ -57,20 +58,21 @@ class Visit:
 
     def _serve(self, connection: Connection, welcome: Letter, tell: Tell) -> None:
         """Errors: ConnectionLost, besides those of run."""
-        try:
+        with ExitStack() as closing:
+            closing.callback(connection.close, linger=1.0)
             if welcome.header.kind == "stop":  # it came as the run ended
                 return
             orders = msgspec.json.decode(bytes(welcome.frames[0]))
             experiment = orders["experiment"]
             run, index = welcome.header.run, orders["index"]
             tell(f"worker {index} of run {run}: {experiment['algo']} on {experiment['dataset']}")
-            with tempfile.TemporaryDirectory(prefix="fedsim-worker-") as folder:
-                orders |= {"run_dir": folder, "data_dir": str(self.data_dir) if self.data_dir else None}
-                runtime = set_up(connection, welcome, orders, experiment["device"])
-                announce(connection, runtime, digest=True)
-                serve(connection, runtime, Borrower(runtime).handle, idle=IDLE)
-        finally:
-            connection.close(linger=1.0)
+            states = Scratch("fedsim-worker-")
+            closing.callback(states.remove)
+            data_dir = str(self.data_dir) if self.data_dir else None
+            orders |= {"run_dir": str(states.path), "data_dir": data_dir}
+            runtime = set_up(connection, welcome, orders, experiment["device"])
+            announce(connection, runtime, digest=True)
+            serve(connection, runtime, Borrower(runtime).handle, idle=IDLE)
 
     def _join(self, mine: int | None, patience: float) -> tuple[int, Connection, Letter]:
         """As which worker, a connection that was let in, and the welcome, or 'stop'.

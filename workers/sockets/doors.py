@@ -8,15 +8,14 @@ Whoever does not speak ZMTP 3 is refused by libzmq itself at every door (workers
 from __future__ import annotations
 
 import secrets
-import shutil
 import tempfile
-from pathlib import Path
 from typing import Literal, Protocol
 
 import zmq
 
 from fedsim.errors import AccessError, UsageError, WireError
 from fedsim.wire import zmtp
+from workers.disk.scratch import Scratch
 from workers.sockets.connection import Hello, keep_alive
 from workers.sockets.invitation import KeyPair
 from workers.sockets.revocation import Revocations
@@ -86,27 +85,27 @@ class _Own:
 
 
 class PrivateFolder(_Own):
-    """ipc in a folder that only this user can enter; removed as soon as everybody is in, so that no crash
-    can leave it behind. Open connections stay."""
+    """ipc in a folder that only this user can enter; removed as soon as everybody is in, so that only a crash
+    before that leaves it behind, and that until the next run. Open connections stay."""
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
         guard(socket, lambda key: True)
         return self._bind(socket)
 
     def reopen(self, socket: zmq.Socket[bytes]) -> str:
-        if self._folder.exists():
+        if self._folder.path.exists():
             return self._address
         return self._bind(socket)  # no unbind of the old one: it would end the connections made there
 
     def _bind(self, socket: zmq.Socket[bytes]) -> str:
         short = len(tempfile.gettempdir()) < 60  # a socket's path has at most 107 bytes
-        self._folder = Path(tempfile.mkdtemp(prefix="fedsim-", dir=None if short else "/tmp"))  # 0700
-        self._address = f"ipc://{self._folder}/coordinator"
+        self._folder = Scratch("fedsim-door-", None if short else "/tmp")
+        self._address = f"ipc://{self._folder.path}/coordinator"
         socket.bind(self._address)
         return self._address
 
     def full(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
 
 class LocalPort(_Own):
