@@ -59,6 +59,7 @@ class Ledger:
         self._before: Counter[str] = Counter()
         """Bytes of an earlier start of the run, by direction."""
         self.rounds: Counter[tuple[int, str]] = Counter()
+        """Bytes of kind algorithm of rounds that are not closed, by round and direction."""
 
     def book(self, letter: Letter, worker: int, direction: str, again: bool = False) -> None:
         """Book one letter that crosses the socket, every frame and its framing.
@@ -126,9 +127,12 @@ class Ledger:
             self._before[row.direction] += row.bytes
 
     def close(self, round: int) -> list[Entry]:
-        """Take the entries of all rounds up to `round` (and those of none), in a fixed order."""
+        """Take the entries of all rounds up to `round` (and those of none), in a fixed order, and forget what
+        those rounds have cost."""
         ready = [e for e in self._open if e.round <= round]
         self._open = [e for e in self._open if e.round > round]
+        for key in [key for key in self.rounds if key[0] <= round]:
+            del self.rounds[key]
         return sorted(ready)
 
     def booked(self, direction: str) -> int:
