@@ -17,6 +17,7 @@ from fedsim.errors import DiskError, UsageError
 from fedsim.wire.ledger import COLUMNS, Entry
 from launch.lock import RunLock
 from workers.coordination import timeline
+from workers.disk.durable import fsync
 from workers.disk.recovery import Recovery, metrics_lines
 
 
@@ -34,9 +35,12 @@ class RunDir:
         if path.exists() and any(path.iterdir()) and not resumed:
             raise UsageError(f"--out {path}: the folder is not empty; choose another or remove it")
         mode: Literal["a", "w"] = "a" if resumed else "w"
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             for name in ("checkpoints", "state", "logs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
+            for folder in made:
+                fsync(folder.parent)
             self.lock = RunLock(path)
             self._metrics: TextIO = (path / "metrics.jsonl").open(mode)
             self._ledger: TextIO = (path / "ledger.csv").open(mode, newline="")
@@ -88,16 +92,19 @@ class RunDir:
             path, n = Path("runs") / f"{stem}-{n}", n + 1
         return path
 
-    def write_json(self, name: str, value: Any) -> None:
+    def write_json(self, name: str, value: Any, durable: bool = True) -> None:
+        """durable: after a power cut it is whole, this one or the one before."""
         temporary = self.path / f".{name}"
         try:
             temporary.write_text(json.dumps(value, indent=1) + "\n")
+            if durable:
+                fsync(temporary)
             temporary.rename(self.path / name)
         except OSError as e:
             raise DiskError(f"cannot write {self.path / name}: {e.strerror}") from None
 
     def write_processes(self, processes: list[Any]) -> None:
-        self.write_json("processes.json", [asdict(p) for p in processes])
+        self.write_json("processes.json", [asdict(p) for p in processes], durable=False)
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         self._append(self._metrics, lambda: self._metrics.write(json.dumps(metrics) + "\n"))

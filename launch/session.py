@@ -204,7 +204,10 @@ class Session:
     def _carry_out(self, wakeup: Wakeup) -> Outcome:
         supervisor, problem, rundir = self.supervisor, self.problem, self.rundir
         with ExitStack() as closing:  # all of it, also if one of them fails
-            checkpoints = Checkpoints(rundir.path / "checkpoints", self._states())
+            # a resume reads the first three, and a run that is done has all of them
+            synced = ("journal", "ledger.csv", "metrics.jsonl", "model.safetensors")
+            beside = [rundir.path / name for name in synced]
+            checkpoints = Checkpoints(rundir.path / "checkpoints", self._states(), beside)
             if self.recovery is not None:
                 checkpoints.adopt(self.recovery.kept)
             closing.callback(checkpoints.close)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,9 +16,10 @@ from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
 from fedsim.wire.state import decode_state, encode_state
-from workers.disk import store
+from workers.disk import durable, store
 from workers.disk.store import (
     KEEP,
+    Checkpoint,
     Checkpoints,
     ClientStates,
     model_digest,
@@ -181,6 +184,7 @@ def test_a_checkpoint_names_the_round_the_server_and_all_versions(
     tmp_path: Path, checkpoints: Checkpoints
 ) -> None:
     server = Server(torch.tensor([1 / 3, -0.0], dtype=torch.float64))
+    checkpoints.states.save(0, 4, client(4))
     checkpoints.commit(4, server, (4, 0, 2), (0,))
     checkpoints.close()
     assert tree(tmp_path / "checkpoints") == {"000004.checkpoint"}
@@ -272,3 +276,109 @@ def test_checkpoints_whose_models_are_not_evaluated_are_kept(
         checkpoints.commit(r, Server(torch.ones(1)), (0,), (), needed=2 if r < 7 else last)
     checkpoints.close()
     assert sorted(int(p.stem) for p in (tmp_path / "checkpoints").iterdir()) == left
+
+
+# ---- what a power cut may not take
+
+
+@dataclass
+class Disk:
+    """In the place of fsync: writes down what is synced. `quick` syncs go through, the next is held up until
+    the disk is free."""
+
+    root: Path
+    quick: int = 10
+    synced: list[str] = field(default_factory=list)
+    free: threading.Event = field(default_factory=threading.Event)
+
+    def fsync(self, path: Path) -> None:
+        if self.synced.count("checkpoints") >= self.quick:
+            assert self.free.wait(30)
+        path.stat()
+        self.synced.append(str(path.relative_to(self.root)))
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    made = Disk(tmp_path)
+    monkeypatch.setattr(durable, "fsync", made.fsync)
+    return made
+
+
+@pytest.mark.parametrize("quick", [0, 1])
+def test_what_the_newest_durable_checkpoint_needs_stays_until_a_later_one_is_durable(
+    quick: int,
+    tmp_path: Path,
+    disk: Disk,
+    states: ClientStates,
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None or the first is durable, and the next sync takes as long as seven rounds."""
+    monkeypatch.setattr(durable, "SYNC_SECONDS", 0.0)
+    disk.quick = quick
+    for r in range(1, 9):
+        states.save(0, r, client(r))
+        checkpoints.commit(r, Server(torch.ones(1)), (r,), (0,))
+        while r == quick and checkpoints._syncer.durable is None:
+            time.sleep(0.001)
+    written = {f"{r:06d}.checkpoint" for r in range(1, 8)}  # the eighth perhaps not yet
+    assert written <= tree(tmp_path / "checkpoints") and saved(states, 0) == list(range(1, 9))
+    disk.free.set()
+    checkpoints.close()
+    assert tree(tmp_path / "checkpoints") == {f"{r:06d}.checkpoint" for r in (6, 7, 8)}
+    assert saved(states, 0) == [6, 7, 8]
+
+
+@pytest.mark.parametrize("needed", [1, 2])
+def test_a_checkpoint_is_synced_after_what_it_needs(
+    needed: int, tmp_path: Path, disk: Disk, states: ClientStates
+) -> None:
+    """Client 1 takes part in the first round only; the line of round `needed` is not written yet."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "journal").touch()
+    made = Checkpoints(tmp_path / "checkpoints", states, [tmp_path / "journal", tmp_path / "none"])
+    made._syncer._last = time.monotonic() + 30  # both at once, when it is closed
+    for k, version in ((0, 1), (1, 1), (0, 2)):
+        states.save(k, version, client(version))
+    made.commit(1, Server(torch.ones(1)), (1, 1), (0, 1))
+    made.commit(2, Server(torch.ones(1)), (2, 1), (0,), needed)
+    made.close()
+    first = ["state/000000/000001.state", "state/000001/000001.state", "state/000000/000002.state"]
+    only = ["state/000000/000002.state", "state/000001/000001.state"]
+    assert disk.synced == [
+        *(first if needed == 1 else only),
+        *("state/000000", "state/000001", "state"),
+        *("journal", "."),
+        *(f"checkpoints/{round:06d}.checkpoint" for round in range(needed, 3)),
+        "checkpoints",
+    ]
+
+
+def test_what_is_written_after_the_last_checkpoint_is_synced(
+    tmp_path: Path, disk: Disk, states: ClientStates
+) -> None:
+    """The lines of the last rounds, the model."""
+    (tmp_path / "checkpoints").mkdir()
+    made = Checkpoints(tmp_path / "checkpoints", states, [tmp_path / "model"])
+    made.commit(1, Server(torch.ones(1)), (0,), ())
+    while made._syncer.durable is None:
+        time.sleep(0.001)
+    (tmp_path / "model").touch()
+    made.close()
+    assert disk.synced[-3:] == ["checkpoints", "model", "."]
+
+
+def test_what_an_earlier_start_has_left_is_synced_too(
+    tmp_path: Path, disk: Disk, states: ClientStates, checkpoints: Checkpoints
+) -> None:
+    """Nobody knows whether it was. Client 1 does not take part any more."""
+    for k, version in ((0, 1), (1, 1), (0, 2)):
+        states.save(k, version, client(version))
+    left = Checkpoint(1, torch.tensor([1, 1]), Server(torch.ones(1)))
+    write_atomically(checkpoints.path(1), [b"whatever it says"])
+    checkpoints.adopt([left])
+    checkpoints.commit(2, Server(torch.ones(1)), (2, 1), (0,), 1)
+    checkpoints.close()
+    for name in ("state/000001/000001.state", "checkpoints/000001.checkpoint", "state/000000/000002.state"):
+        assert name in disk.synced[: disk.synced.index("checkpoints")]

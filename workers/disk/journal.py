@@ -1,8 +1,9 @@
 """The journal: what the coordinator decided and accepted, in order, for resume and for looking.
 
 One record is length (u32) | xxh3_64 of the payload | payload, a msgpack map. Records are appended with
-one write each and no fsync: they survive kill -9. A torn tail is cut when the journal is opened; a record
-that was damaged on disk is skipped, and costs no other.
+one write each: they survive kill -9, and a power cut once a later checkpoint is durable, for the journal is
+synced before it (workers.disk.durable). A torn tail is cut when the journal is opened; a record that was
+damaged on disk is skipped, and costs no other.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A client's state lives in state/<client>/<version>.state; workers are caches of it. A worker writes
 version s+1 before it replies; the round's checkpoint names the version of every client and is the
 single commit point. Files are written under another name and renamed, which survives kill -9; a
-background thread makes them durable (fsync) off the critical path.
+background thread makes them durable (workers.disk.durable) off the critical path.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, make_dataclass
 from hashlib import sha256
@@ -28,14 +27,13 @@ from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.letter import Buffer
 from fedsim.wire.state import decode_state, encode_state, state_chunks
+from workers.disk.durable import Syncer, Written
 
 Server = TypeVar("Server")
 KEEP = 3
 CACHE_BYTES = 256 * 2**20
 SMALL_BYTES = 4096
 DISK_DEADLINE = 120.0
-SYNC_SECONDS = 1.0
-"""Checkpoints are made durable at most this often; what a power cut costs is rounds not yet synced."""
 
 
 @dataclass(frozen=True)
@@ -167,26 +165,27 @@ class ClientStates:
 
 
 class Checkpoints:
-    """The coordinator's side: commits, what they keep alive, and the fsyncs behind them.
+    """The coordinator's side: commits, and what they keep alive.
 
     One thread writes and renames, in order; another makes durable what has been written. commit()
     returns at once unless the previous checkpoint is still being written: a kill -9 costs at most the
     round just committed and what was under way, and no round waits for fsync.
     """
 
-    def __init__(self, folder: Path, states: ClientStates) -> None:
+    def __init__(self, folder: Path, states: ClientStates, beside: Sequence[Path] = ()) -> None:
+        """beside: the run's other files that are made durable before a checkpoint is; they may not be there
+        yet."""
         self.folder, self.states = folder, states
-        self._kept: deque[tuple[Path, int, tuple[int, ...]]] = deque()
-        self._to_write: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
+        self._kept: deque[Written] = deque()
+        self._to_write: queue.SimpleQueue[tuple[Written, Checkpoint[Any]] | None] = queue.SimpleQueue()
         self._writing = threading.Semaphore(1)
-        self._to_sync: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
+        self._syncer = Syncer(folder, beside)
         self._error: BaseException | None = None
-        self._threads = [
-            threading.Thread(target=target, name=name, daemon=True)
-            for name, target in (("checkpoints", self._write), ("fsync", self._sync))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads = (
+            threading.Thread(target=self._write, name="checkpoints", daemon=True),
+            self._syncer.thread,
+        )
+        self._threads[0].start()
 
     def commit(
         self,
@@ -197,19 +196,22 @@ class Checkpoints:
         needed: int | None = None,
         ledger: int = 0,
     ) -> None:
-        """Write the checkpoint of a round, keep the last three and those from round `needed` on (whose
-        models are still to be evaluated), and drop states none of them names.
+        """Write the checkpoint of a round, and drop what is needed no more: the last three are kept, those
+        from round `needed` on (whose models are still to be evaluated), and the newest durable one with what
+        it needs; of states, those that any of them names.
+
+        folded: whose versions changed. needed: never less than at an earlier commit.
 
         Errors: DiskError of an earlier write, or if the disk does not take one.
         """
         self._raise()
-        path = self.path(round)
         if not self._writing.acquire(timeout=DISK_DEADLINE):
             raise DiskError(f"{self.folder}: nothing could be written for {DISK_DEADLINE:g} s")
         self._raise()
-        self._to_write.put(
-            _Commit(path, round, server, versions, folded, round if needed is None else needed, ledger)
-        )
+        files = {k: self.states.path(k, versions[k]) for k in folded}
+        first = round if needed is None else needed
+        written = Written(self.path(round), round, versions, files, first)
+        self._to_write.put((written, Checkpoint(round, torch.tensor(versions), server, ledger)))
 
     def close(self, deadline: float = 30.0) -> None:
         """Wait until everything committed is durable, at most `deadline` seconds each.
@@ -222,91 +224,55 @@ class Checkpoints:
             if thread.is_alive():
                 raise DiskError(f"{self.folder}: {thread.name} has not finished after {deadline:g} s")
         self._raise()
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _write(self) -> None:
-        while (commit := self._to_write.get()) is not None:
-            try:
-                versions = torch.tensor(commit.versions)
-                checkpoint = Checkpoint(commit.round, versions, commit.server, commit.ledger)
-                write_atomically(commit.path, state_chunks(checkpoint))
-                self._keep(commit)
-            except BaseException as e:  # raised in the main thread by the next commit, or by close
-                self._error = e
-            self._writing.release()
-            self._to_sync.put(commit)
-        self._to_sync.put(None)
+        with disk_errors(self.folder):
+            self._drop()  # the writer has ended, and the last checkpoint is durable
 
     def adopt(self, checkpoints: Iterable[Checkpoint[Any]]) -> None:
-        """Those that an earlier start of the run has left, in ascending order."""
-        for kept in checkpoints:
-            self._kept.append((self.path(kept.round), kept.round, tuple(kept.versions.tolist())))
+        """Those that an earlier start of the run has left, in ascending order. Call before any commit."""
+        for checkpoint in checkpoints:
+            r, versions = checkpoint.round, tuple(checkpoint.versions.tolist())
+            paths = ((k, self.states.path(k, version)) for k, version in enumerate(versions) if version)
+            files = {k: path for k, path in paths if path.exists()}  # an older one's may be gone
+            first = self._kept[0].round if self._kept else r  # which lines are missing is not known here
+            adopted = Written(self.path(r), r, versions, files, first)
+            self._kept.append(adopted)
+            self._syncer.adopt(adopted)
 
     def path(self, round: int) -> Path:
         return self.folder / f"{round:06d}.checkpoint"
 
-    def _keep(self, commit: _Commit) -> None:
-        self._kept.append((commit.path, commit.round, commit.versions))
-        while len(self._kept) > KEEP and self._kept[0][1] < commit.needed:
-            old_path, _, old = self._kept.popleft()
-            old_path.unlink(missing_ok=True)
-            oldest = self._kept[0][2]
-            for k, version in enumerate(old):
+    def _raise(self) -> None:
+        error = self._error or self._syncer.error
+        if error is not None:
+            raise error
+
+    def _write(self) -> None:
+        while (commit := self._to_write.get()) is not None:
+            written, checkpoint = commit
+            try:
+                write_atomically(written.path, state_chunks(checkpoint))
+                self._kept.append(written)
+                self._syncer.add(written)
+                self._drop()
+            except BaseException as e:  # raised in the main thread by the next commit, or by close
+                self._error = e
+            self._writing.release()
+        self._syncer.close()
+
+    def _drop(self) -> None:
+        """What neither the last three nor the newest durable one needs: a power cut may leave nothing newer.
+        Before one is durable, nothing."""
+        durable = self._syncer.durable
+        dropped: list[Written] = []
+        while durable and len(self._kept) > KEEP and self._kept[0].round < durable.needed:
+            dropped.append(self._kept.popleft())
+        for old in dropped:
+            old.path.unlink(missing_ok=True)
+        if dropped:  # versions only grow
+            oldest = self._kept[0].versions
+            for k, version in enumerate(dropped[0].versions):
                 if version != oldest[k]:
                     self.states.remove(k, below=oldest[k])
-
-    def _sync(self) -> None:
-        try:
-            self._sync_until_closed()
-        except OSError as e:
-            self._error = DiskError(f"cannot make {self.folder} durable: {e.strerror}")
-
-    def _sync_until_closed(self) -> None:
-        stop, last = False, 0.0
-        while not stop:
-            work = [self._to_sync.get()]
-            due = last + SYNC_SECONDS
-            while work[-1] is not None and (left := due - time.monotonic()) > 0:
-                try:
-                    work.append(self._to_sync.get(timeout=left))
-                except queue.Empty:
-                    break
-            stop, last = work[-1] is None, time.monotonic()
-            done = [commit for commit in work if commit is not None]
-            # a later checkpoint supersedes the earlier ones, and their files may be gone already
-            newest = {k: commit.versions[k] for commit in done for k in commit.folded}
-            for k, version in newest.items():
-                path = self.states.path(k, version)
-                _fsync(path)
-                _fsync(path.parent)
-            if done:
-                _fsync(done[-1].path)
-                _fsync(self.folder)
-
-
-@dataclass(frozen=True)
-class _Commit:
-    path: Path
-    round: int
-    server: Any
-    versions: tuple[int, ...]
-    folded: tuple[int, ...]
-    needed: int
-    ledger: int
-
-
-def _fsync(path: Path) -> None:
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def model_digest(mean: Tensor, precision: Tensor | None) -> str:

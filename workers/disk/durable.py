@@ -1,0 +1,133 @@
+"""The fsyncs behind a run, so that a power cut costs at most the rounds not yet synced.
+
+A file that has been renamed survives kill -9. What is sure after a power cut is only this: a file holds what
+it held at its last fsync, and a folder names what it named at its own; of everything since, any part may be
+there. So a checkpoint is durable once the states that it names, the files that recovery reads beside it, and
+it itself have been fsynced, each with the folder that names it, and nothing of that has been removed since.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.errors import DiskError
+
+SYNC_SECONDS = 1.0
+"""Checkpoints are made durable at most this often; what a power cut costs is rounds not yet synced."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint that has been renamed.
+
+    versions: of all clients' states. states: the files of those that no checkpoint before it names, by
+    client. needed: recovery may read the checkpoints from this round on, because metrics.jsonl may not have
+    their lines yet.
+    """
+
+    path: Path
+    round: int
+    versions: tuple[int, ...]
+    states: Mapping[int, Path]
+    needed: int
+
+
+def fsync(path: Path) -> None:
+    """Of a file what it holds, of a folder what it names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Syncer:
+    """Makes checkpoints durable in a thread of its own: no round waits for it.
+
+    durable is the newest that is. Whoever removes files keeps that one, the checkpoints from round
+    durable.needed on, the states that they name, and everything newer.
+    """
+
+    def __init__(self, folder: Path, beside: Sequence[Path]) -> None:
+        """folder: of the checkpoints. beside: the run's other files, which may not be there yet."""
+        self.folder, self.beside = folder, beside
+        self.durable: Written | None = None
+        self.error: DiskError | None = None
+        self._written: queue.SimpleQueue[Written | None] = queue.SimpleQueue()
+        self._unsynced: list[Written] = []
+        self._last = -math.inf
+        self.thread = threading.Thread(target=self._run, name="fsync", daemon=True)
+        self.thread.start()
+
+    def adopt(self, written: Written) -> None:
+        """One that an earlier start of the run has left, synced or not: it is synced with the next that is
+        added. Call it before."""
+        self._unsynced.append(written)
+
+    def add(self, written: Written) -> None:
+        """Returns at once."""
+        self._written.put(written)
+
+    def close(self) -> None:
+        """The thread ends when all that was added is durable."""
+        self._written.put(None)
+
+    def _run(self) -> None:
+        try:
+            while self._gather():
+                self._sync()
+            if self._unsynced:
+                self._sync()
+            else:
+                self._sync_beside()  # lines and rows may have come after the last checkpoint
+        except OSError as e:
+            self.error = DiskError(f"cannot make {e.filename or self.folder} durable: {e.strerror}")
+
+    def _gather(self) -> bool:
+        """Wait for a checkpoint, and until the next sync is due; False once closed."""
+        written = self._written.get()
+        due = self._last + SYNC_SECONDS
+        while written is not None:
+            self._unsynced.append(written)
+            try:
+                written = self._written.get(timeout=max(0.0, due - time.monotonic()))
+            except queue.Empty:
+                self._last = time.monotonic()
+                return True
+        return False
+
+    def _sync(self) -> None:
+        """Make the newest durable, and those that it needs, each after what it names itself: a power cut may
+        come in between, and recovery would take one of them. Others may be removed already."""
+        newest = self._unsynced[-1]
+        states: dict[int, Path] = {}
+        files: dict[Path, None] = {}
+        checkpoints = []
+        for written in self._unsynced:
+            states |= written.states
+            if written.round >= newest.needed:
+                files |= dict.fromkeys(states.values())
+                checkpoints.append(written.path)
+        clients = dict.fromkeys(path.parent for path in files)
+        folders = dict.fromkeys(path.parent for path in clients)  # it may name a client for the first time
+        for path in [*files, *clients, *folders]:
+            fsync(path)
+        self._sync_beside()
+        for path in [*checkpoints, self.folder]:
+            fsync(path)
+        self.durable = newest
+        self._unsynced.clear()
+
+    def _sync_beside(self) -> None:
+        for path in self.beside:
+            with suppress(FileNotFoundError):
+                fsync(path)
+        fsync(self.folder.parent)
