@@ -20,6 +20,7 @@ from fedsim.problem import Problem
 from fedsim.rounds import Commit
 from fedsim.schedules import Schedule, schedule
 from fedsim.wire.ledger import Entry, Ledger
+from fedsim.wire.messages import all_fields
 from launch import manifest
 from launch.display import Display
 from launch.execution import Execution
@@ -50,6 +51,8 @@ from workers.wakeup import Wakeup
 from workers.worker import WorkerRuntime
 
 FRAME_SLACK = 1 << 16
+HELD = 2
+"""Tasks that a worker may have answered before the coordinator looks: one, and one given in advance."""
 STATE_FACTOR = 16
 """A client's state, which workers elsewhere borrow, is at most so many times as long as a message's field."""
 
@@ -259,9 +262,9 @@ class Session:
             orders, Belongings(data, plugin.sources((e.algo, e.model, e.dataset))), execution.workers
         )
 
-    def _invite(self, max_frame: int) -> Endpoint:
+    def _invite(self, max_frame: int, letter: int) -> Endpoint:
         """Open the guarded port and write RUN/join.json. Its keys are new: those of an earlier start open
-        nothing, and which of them were revoked is forgotten."""
+        nothing, and which of them were revoked is forgotten. letter: bytes of the longest upload."""
         path, revocations = self.rundir.path / JOIN, Revocations(self.rundir.path / REVOKED)
         path.unlink(missing_ok=True)
         revocations.clear()
@@ -269,7 +272,7 @@ class Session:
         pairs = tuple(KeyPair.new() for _ in range(count))
         door = GuardedPort(self.execution.bind, server, pairs, revocations)
         largest = STATE_FACTOR * max_frame
-        endpoint = ZmqEndpoint(self.ledger, door, largest)
+        endpoint = ZmqEndpoint(self.ledger, door, largest, HELD * (letter + largest))  # a draft before each
         invited = Invitation(FORMAT, self.run_name, endpoint.address, server.public, largest, pairs)
         try:
             invited.write(path)
@@ -288,10 +291,12 @@ class Session:
             return Loopback(self.ledger, WorkerRuntime(self.problem, path, self.run_name, 0))
         largest = max(self.problem.largest_field, 4 * self.problem.net.layout.size)
         max_frame = 2 * largest + FRAME_SLACK
+        # a field with its indices is never longer than dense, so its frames together are not above max_frame
+        letter = max_frame * max(len(all_fields(e.up)) for e in self.problem.exchanges)
         if self.execution.external_workers:
-            return self._invite(max_frame)
+            return self._invite(max_frame, letter)
         door = own_door(self.execution.transport)
-        endpoint = ZmqEndpoint(self.ledger, door, max_frame)
+        endpoint = ZmqEndpoint(self.ledger, door, max_frame, HELD * letter)
         try:
             specs = [
                 {

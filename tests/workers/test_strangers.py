@@ -23,7 +23,7 @@ from fedsim.wire.letter import NONE, VERSION, Header, blob, seal
 from protocols import find
 from tests.harness import play, problem_of
 from workers.process import announce, serve
-from workers.sockets import kernel, router
+from workers.sockets import bailiff, kernel, router
 from workers.sockets.connection import Connection, Credentials, Hello, KeyRefused
 from workers.sockets.doors import Door, GuardedPort, LocalPort, PrivateFolder
 from workers.sockets.endpoint import Endpoint
@@ -198,7 +198,6 @@ LETTERS = {
     "no letter": [b"hello"],
     "empty": [b""],
     "many frames": [b""] * 200,
-    "long": [bytes(MAX_FRAME)] * 2,
     "another kind": [bytes(seal(Header(VERSION, "upload", "run")).head)],
     "no json": [*hello("", 0)[:1], b"{"],
 }
@@ -278,6 +277,23 @@ def test_a_worker_that_was_given_up_is_told_so_and_comes_in_again(
     endpoint.send(1, seal(Header(VERSION, "stop", "run")))
     answer = again.receive(DEADLINE)
     assert answer is not None and answer.header.kind == "stop"
+
+
+@pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)
+def test_a_worker_that_goes_before_its_hello_is_read_leaves_its_place(
+    endpoint: ZmqEndpoint, come: Callable[[int], Connection]
+) -> None:
+    """The coordinator reads late: when it answers, nobody is there, and another may come."""
+    Connection(endpoint.address, Hello("", 0, 1), MAX_FRAME, credentials(KNOWN[0]), DEADLINE).close(1.0)
+    time.sleep(0.2)
+    assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
+    with pytest.raises(TaskError, match="cannot send to worker 0"):
+        endpoint.send(0, seal(Header(VERSION, "welcome", "run")))
+    assert endpoint.wait([], DEADLINE) == ([], []) and endpoint.lost == [0]
+    endpoint.lost = []
+    come(0)
+    assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
+    endpoint.send(0, seal(Header(VERSION, "welcome", "run")))
 
 
 @pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)
@@ -405,6 +421,88 @@ def test_a_worker_says_hello_once(endpoint: ZmqEndpoint) -> None:
         worker.send(seal(Header(VERSION, "hello", "")))
         with pytest.raises(WireError, match="from worker 0: a second hello"):
             until(endpoint, lambda: False)
+    finally:
+        worker.close()
+
+
+# ---- who sends without end
+
+
+PART = bytes(MAX_FRAME - 64)
+"""Of a message; below the limit of a frame also when it is encrypted."""
+
+
+class Flood:
+    """A message of 300 MB, from a thread; `who` says hello first. over: it was sent, or cut off."""
+
+    def __init__(self, endpoint: ZmqEndpoint, who: list[bytes], keys: KeyPair | None) -> None:
+        self._endpoint, self._who, self._keys = endpoint, who, keys
+        self.over, self.cut = threading.Event(), False
+        self._thread = threading.Thread(target=self._rise, daemon=True)
+        self._thread.start()
+
+    def _rise(self) -> None:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 0
+            if self._keys is not None:
+                c = credentials(self._keys)
+                dealer.curve_publickey, dealer.curve_secretkey = c.public, c.secret
+                dealer.curve_serverkey = c.server
+            monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            dealer.connect(self._endpoint.address)
+            if self._who:
+                dealer.send_multipart(self._who)
+                while not self._endpoint._routes:
+                    time.sleep(0.01)
+            for _ in range(300):
+                dealer.send(PART, zmq.SNDMORE, copy=False)
+            dealer.send(b"")
+            self.cut = bool(monitor.poll(5000))
+            self.over.set()
+            dealer.disable_monitor()
+            monitor.close(0)
+
+    def ebb(self) -> None:
+        self._thread.join(DEADLINE)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+@pytest.mark.parametrize("endpoint", ["port", "guarded"], indirect=True)
+def test_a_message_without_end_is_cut_off(endpoint: ZmqEndpoint, known: bool) -> None:
+    """Also from one of us. libzmq would keep all of it, for no frame of it is too long. (At the guarded port
+    even the stranger has a key: without one there is no connection to send it by.)"""
+    door, before, most = endpoint.door, resident(), [0]
+    keys = None if isinstance(door, LocalPort) else KNOWN[0]
+    token = door.token if isinstance(door, LocalPort) else ""
+    flood = Flood(endpoint, hello(token, 0) if known else [], keys)
+
+    def over() -> bool:
+        most[0] = max(most[0], resident())
+        return flood.over.is_set()
+
+    assert until(endpoint, over) == ([0] if known else [])
+    flood.ebb()
+    assert flood.cut
+    assert most[0] - before < 150 * 2**20
+
+
+@pytest.mark.parametrize("endpoint", ["port", "guarded"], indirect=True)
+def test_a_worker_may_be_ahead_and_send_much(endpoint: ZmqEndpoint) -> None:
+    """What counts is what was not taken yet, not what it has sent in all; and the kernel's proof holds."""
+    door = endpoint.door
+    own = isinstance(door, LocalPort)
+    who = Hello(door.token if isinstance(door, LocalPort) else "", 0, 1)
+    worker = Connection(endpoint.address, who, MAX_FRAME, None if own else credentials(KNOWN[0]), DEADLINE)
+    try:
+        assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
+        letter = seal(Header(VERSION, "upload", "run", fields=blob("x", PART)[0]), [PART])
+        for sent in range(8, 8 * 8, 8):
+            for _ in range(8):
+                worker.send(letter)
+            time.sleep(3 * bailiff.SECONDS)  # the coordinator is busy with something else
+            up = endpoint.total_bytes
+            assert set(until(endpoint, lambda up=up, sent=sent: up["up"] > sent * len(PART))) == {0}
+        assert endpoint.residual() == {"down": 0, "up": 0}
     finally:
         worker.close()
 

@@ -24,6 +24,8 @@ SOCKETS = 64
 HANDSHAKE_MS = 5000
 """A connection that has not said who it is by then is closed."""
 HELLO_BYTES = 4096
+AHEAD = 16
+"""Frames that a worker may be ahead, if nothing else is said."""
 BATCH = 256
 """Letters taken at a time: nobody who sends without end keeps the coordinator from its other work."""
 
@@ -41,8 +43,12 @@ class ZmqEndpoint(Endpoint):
     vanished worker is an error, not lost.
     """
 
-    def __init__(self, ledger: Ledger, door: Door, max_frame: int) -> None:
-        """Errors: UsageError if the door cannot be opened."""
+    def __init__(self, ledger: Ledger, door: Door, max_frame: int, ahead: int | None = None) -> None:
+        """max_frame: the largest frame that anybody may send, bytes. ahead: so many bytes may a worker have
+        sent that were not taken from it yet; behind a port, whoever sends more is cut off.
+
+        Errors: UsageError if the door cannot be opened.
+        """
         super().__init__(ledger)
         ledger.mechanism = door.mechanism
         self.door = door
@@ -59,7 +65,9 @@ class ZmqEndpoint(Endpoint):
             self._close_socket()
             self._context.term()
             raise
-        self._bailiff = Bailiff(door.port, door.revoked) if door.port else None
+        greeting = door.mechanism.handshake["up"] + 2 * HELLO_BYTES
+        ahead = AHEAD * max_frame if ahead is None else ahead
+        self._bailiff = Bailiff(door.port, greeting, ahead, door.revoked) if door.port else None
         self._workers: dict[bytes, int] = {}
         self._routes: dict[int, bytes] = {}
         self._descriptors: dict[int, int] = {}
@@ -80,6 +88,8 @@ class ZmqEndpoint(Endpoint):
         try:
             self._send(self._routes[worker], letter)
         except zmq.ZMQError as e:
+            if e.errno == zmq.EHOSTUNREACH and self._monitor is not None:
+                self._ended(worker)  # before its hello was read: the monitor has told us of nobody's end
             raise TaskError(f"cannot send to worker {worker}: {e.strerror}") from None
 
     def _send(self, route: bytes, letter: Letter) -> None:
@@ -92,7 +102,7 @@ class ZmqEndpoint(Endpoint):
                 self._poller.register(item, zmq.POLLIN)
         until = time.monotonic() + timeout
         while True:  # a stranger is no event: the coordinator takes an empty answer for silence
-            left = max(0.0, until - time.monotonic())
+            left = 0.0 if self.lost else max(0.0, until - time.monotonic())
             ready = [item for item, _ in self._poller.poll(math.ceil(left * 1000))]
             letters = self._receive_all() if self._socket in ready else []
             if self._monitor in ready:
@@ -136,6 +146,8 @@ class ZmqEndpoint(Endpoint):
                 return None
             self.ledger.book_handshake(worker)
         self._book(letter, worker, "up")
+        if self._bailiff is not None:
+            self._bailiff.took(worker, sum(letter.sizes) + self.door.mechanism.framing(letter.sizes))
         return Incoming(worker, letter)
 
     def _admit(self, route: bytes, letter: Letter, frame: zmq.Frame) -> int:
@@ -152,7 +164,7 @@ class ZmqEndpoint(Endpoint):
             raise AccessError(f"worker {worker} has joined already")
         descriptor = int(frame.get(zmq.SRCFD))
         if self._bailiff is not None:
-            self._bailiff.knows(descriptor, worker)
+            self._bailiff.admit(descriptor, worker)
         if self._monitor is not None:
             self._note_ends()  # first: a descriptor may be that of a connection that has just ended
             self._descriptors[descriptor] = worker
@@ -185,9 +197,11 @@ class ZmqEndpoint(Endpoint):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
             worker = self._descriptors.pop(int(event["value"]), None)
             if worker is not None:
-                self.complete = False
-                self.dismiss(worker)
-                self.lost.append(worker)
+                self._ended(worker)
+
+    def _ended(self, worker: int) -> None:
+        self.dismiss(worker)
+        self.lost.append(worker)
 
     def dismiss(self, worker: int) -> None:
         """Forget its connection: another may come in its place."""

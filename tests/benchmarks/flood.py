@@ -1,0 +1,106 @@
+"""What a message without end costs the coordinator's memory, with the bailiff and without.
+
+    PYTHONPATH=. python -m tests.benchmarks.flood
+
+Another process sends 1 GB as parts of 1 MB of one message over loopback; growth is the peak of this process's
+resident memory over what it was before, in MiB, the worst of five.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import msgspec
+import zmq
+
+from fedsim.errors import WireError
+from fedsim.wire.ledger import Ledger
+from fedsim.wire.letter import VERSION, Header, blob, seal
+from workers.sockets import bailiff
+from workers.sockets.connection import Credentials, Hello
+from workers.sockets.doors import GuardedPort, LocalPort
+from workers.sockets.invitation import KeyPair
+from workers.sockets.revocation import Revocations
+from workers.sockets.router import ZmqEndpoint
+
+PART = bytes(1_000_000)
+PARTS, MAX_FRAME, REPEATS = 1000, 1 << 20, 5
+SERVER, KEYS, NOBODY = KeyPair.new(), (KeyPair.new(),), Revocations(Path("nowhere"))
+
+
+def attack(address: str, hello: list[bytes], keys: Credentials | None, senders: int) -> None:
+    """Returns when every sender has been cut off or has sent all."""
+    with zmq.Context() as context:
+        sockets = [context.socket(zmq.DEALER) for _ in range(senders)]
+        monitors = [socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) for socket in sockets]
+        for socket in sockets:
+            socket.linger = 0
+            if keys is not None:
+                socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+                socket.curve_serverkey = keys.server
+            socket.connect(address)
+            if hello:
+                socket.send_multipart(hello)
+                time.sleep(0.5)
+            for _ in range(PARTS // senders):
+                socket.send(PART, zmq.SNDMORE, copy=False)
+            socket.send(b"")
+        for monitor in monitors:
+            monitor.poll(5000 if monitor is monitors[0] else 0)
+            monitor.close(0)
+        for socket in sockets:
+            socket.close(0)
+
+
+def memory(what: str) -> float:
+    """MiB of this process: VmRSS or VmHWM, its peak."""
+    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def growth(port: str, known: bool, senders: int) -> float:
+    door = LocalPort() if port == "127.0.0.1" else GuardedPort("tcp://127.0.0.1:*", SERVER, KEYS, NOBODY)
+    own = isinstance(door, LocalPort)
+    endpoint = ZmqEndpoint(Ledger(), door, MAX_FRAME)
+    fields, frames = blob("hello", msgspec.json.encode(Hello(door.token if own else "", 0, 1)))
+    letter = seal(Header(VERSION, "hello", "", fields=fields), frames)
+    hello = [letter.head, *map(bytes, letter.frames)] if known else []
+    pair = KEYS[0]
+    keys = Credentials(pair.public.encode(), pair.secret.encode(), SERVER.public.encode())
+    about = (endpoint.address, hello, None if own else keys, senders)
+    attacker = multiprocessing.get_context("spawn").Process(target=attack, args=about)
+    try:
+        endpoint.wait([], 0.1)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+        before = memory("VmRSS")
+        attacker.start()
+        while attacker.is_alive():
+            try:
+                endpoint.wait([], 0.05)
+            except WireError as e:  # without the bailiff it arrives whole, and is no letter
+                print(f"({e})")
+        return memory("VmHWM") - before
+    finally:
+        attacker.join()
+        endpoint.close()
+
+
+WHO = {
+    "tcp on 127.0.0.1, a stranger": ("127.0.0.1", False, 1),
+    "tcp on 127.0.0.1, 20 strangers at once": ("127.0.0.1", False, 20),
+    "tcp on 127.0.0.1, with the token, after its hello": ("127.0.0.1", True, 1),
+    "guarded port, with a key, before its hello": ("guarded", False, 1),
+    "guarded port, with a key, after its hello": ("guarded", True, 1),
+}
+
+if __name__ == "__main__":
+    for name, how in WHO.items():
+        with patch.object(bailiff, "SECONDS", 3600.0):
+            without = growth(*how)
+        measured = [growth(*how) for _ in range(REPEATS)]
+        print(f"{name}: {without:.0f} MiB without, {max(measured):.0f} with", flush=True)
