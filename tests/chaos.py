@@ -2,9 +2,12 @@
 
     python -m tests.chaos --trials 200 --seed 0      by hand; prints every trial's plan and outcome
 
-A plan is drawn from its seed: kill -9 or SIGSTOP of a random worker, kill -9 of the coordinator (then the run
-is resumed, sometimes with another number of workers), Ctrl-C, each after a random while, also while processes
-start. One seed replays one plan; when exactly a fault hits depends on the machine.
+Trials of odd seeds are of workers elsewhere (tests.chaos_elsewhere), the others of workers of this machine;
+--local and --elsewhere ask for one kind only.
+
+A plan is drawn from its seed. Here: kill -9 or SIGSTOP of a random worker, kill -9 of the coordinator (then
+the run is resumed, sometimes with another number of workers), Ctrl-C, each after a random while, also while
+processes start. One seed replays one plan; when exactly a fault hits depends on the machine.
 """
 
 from __future__ import annotations
@@ -17,29 +20,16 @@ import signal
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests import chaos_elsewhere
 from tests.commands import DEADLINE, Command, fedsim, start
+from tests.trials import EXPERIMENT, ROUNDS, Fault, Trial, facts, same
 
-EXPERIMENT = (
-    *("--algo", "fedlap_cov", "--clients", "6", "--rounds", "10", "--model", "logistic"),
-    *("--participation", "0.7+lost:0.2", "--set", "local.epochs=20"),
-)
-ROUNDS = 10
 FAULTS = ("kill worker", "kill worker", "stop worker", "kill coordinator", "kill coordinator", "interrupt")
 GONE_WITHIN = 5.0
 """Seconds in which no process of a killed coordinator may be left."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """round: hits so many seconds after this round was reported; None: after the last fault, or the start."""
-
-    what: str
-    round: int | None
-    seconds: float
 
 
 def plan(seed: int) -> tuple[list[Fault], list[int]]:
@@ -53,44 +43,6 @@ def plan(seed: int) -> tuple[list[Fault], list[int]]:
         for r in rounds
     ]
     return faults, [rng.choice((1, 2, 2, 3)) for _ in range(len(faults) + 1)]
-
-
-@dataclass
-class Trial:
-    seed: int
-    faults: list[Fault]
-    hit: list[str] = field(default_factory=list)
-    """What happened really: a plan may outlast its run."""
-    identical: bool = False
-    left: list[int] = field(default_factory=list)
-    """Processes that outlived their coordinator."""
-
-    @property
-    def good(self) -> bool:
-        return self.identical and not self.left
-
-    def __str__(self) -> str:
-        end = "identical" if self.identical else "DIFFERENT"
-        return f"seed {self.seed}: {', '.join(self.hit) or 'nothing hit'}; {end}; left over: {self.left or 0}"
-
-
-def facts(folder: Path) -> dict[str, Any]:
-    """All that must be the same: digests, who took part, metrics."""
-    summary = json.loads((folder / "summary.json").read_text())
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    keys = (
-        "status",
-        "rounds",
-        "model_sha256",
-        "clients_sha256",
-        "took_part",
-        "folded",
-        "bytes_up",
-        "bytes_down",
-    )
-    return {key: summary[key] for key in keys} | {
-        "metrics": [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
-    }
 
 
 def undisturbed(folder: Path) -> dict[str, Any]:
@@ -116,7 +68,7 @@ def trial(seed: int, folder: Path, expected: dict[str, Any]) -> Trial:
         running.kill()
         if ended == 0:
             break
-    made.identical = (folder / "summary.json").exists() and facts(folder) == expected
+    made.identical = same(folder, expected)
     return made
 
 
@@ -170,12 +122,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the first trial; then one more each")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--local", action="store_true", help="all with workers of this machine")
+    one.add_argument("--elsewhere", action="store_true", help="all with workers elsewhere")
     chosen = parser.parse_args()
     good = faults = 0
     with tempfile.TemporaryDirectory() as folder:
-        expected = undisturbed(Path(folder) / "undisturbed")
+        expected: dict[bool, dict[str, Any]] = {}
         for seed in range(chosen.seed, chosen.seed + chosen.trials):
-            made = trial(seed, Path(folder) / str(seed), expected)
+            elsewhere = chosen.elsewhere or (seed % 2 == 1 and not chosen.local)
+            if elsewhere not in expected:
+                make = chaos_elsewhere.undisturbed if elsewhere else undisturbed
+                expected[elsewhere] = make(Path(folder) / f"undisturbed-{elsewhere}")
+            play = chaos_elsewhere.trial if elsewhere else trial
+            made = play(seed, Path(folder) / str(seed), expected[elsewhere])
             good, faults = good + made.good, faults + len(made.hit)
             print(made, flush=True)
     print(f"{good} of {chosen.trials} identical with nothing left over, {faults} faults")

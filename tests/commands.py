@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 DEADLINE = 120.0
@@ -36,11 +37,13 @@ class Command:
             assert self._read(until), f"it ended without {text!r}: {self.lines[-9:]}"
 
     def listen(self, seconds: float) -> None:
-        """Read what it says for so long, or until it ends."""
+        """Read what it says for so long, or until it has ended."""
         assert self.process.stdout is not None
         until, fd = time.monotonic() + seconds, self.process.stdout.fileno()
         while (left := until - time.monotonic()) > 0 and select.select([fd], [], [], left)[0]:
             if not self._read(time.monotonic() + DEADLINE):
+                with suppress(subprocess.TimeoutExpired):
+                    self.process.wait(max(0.0, until - time.monotonic()))
                 return
 
     def wait(self) -> None:
@@ -48,6 +51,11 @@ class Command:
         until = time.monotonic() + DEADLINE
         while self._read(until):
             pass
+
+    def said(self) -> list[str]:
+        """All its lines that are not empty, once it has ended, however."""
+        self.wait()
+        return [line for line in self.lines if line]
 
     def rest(self, code: int = 0) -> str:
         """All that it has said, once it has ended, which it must with `code`."""

@@ -1,53 +1,161 @@
-"""A TCP relay that counts: 30 lines that know nothing of ZeroMQ, the ledger's second oracle."""
+"""A TCP relay that counts, and that is as bad a network as it is told to be. It knows nothing of ZeroMQ: the
+ledger's second oracle.
+
+Nothing that passes is lost, doubled or out of order, for TCP loses nothing while a connection lives: what a
+relay carries can be late, slow, held back or spoilt, and its connections can be cut.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import queue
+import random
 import socket
+import struct
 import threading
+import time
+from typing import Literal
+
+Direction = Literal["up", "down"]
+IN_FLIGHT = 64
+"""Chunks of at most 64 KiB that a direction of a connection holds; then its sender has to wait."""
+RESET = struct.pack("ii", 1, 0)
 
 
 class Relay:
     """Accepts on a port of its own and connects on to `target`; bytes by direction as the coordinator sees
-    them: up is what those who connect send."""
+    them: up is what those who connect send. All that is said of the network holds for the connections that
+    are open and for those to come."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, seed: int = 0) -> None:
+        """seed: of what is random."""
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.bytes = {"up": 0, "down": 0}
-        self._lock = threading.Lock()
+        self._random = random.Random(seed)
+        self._delay = (0.0, 0.0)
+        self._rate = 0.0
+        self._flips = {"up": 0, "down": 0}
+        self._silent_until = {"up": 0.0, "down": 0.0}
+        self._changed = threading.Condition()
+        """Guards all of this, and wakes who waits for a chunk to be due."""
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                theirs, _ = self._listener.accept()
-                ours = socket.create_connection(("127.0.0.1", self._target), timeout=10)
-                ours.settimeout(None)
-                self._open += [theirs, ours]
-                threading.Thread(target=self._pump, args=(theirs, ours, "up"), daemon=True).start()
-                threading.Thread(target=self._pump, args=(ours, theirs, "down"), daemon=True).start()
+    def delay(self, seconds: float, jitter: float = 0.0) -> None:
+        """What is read from now on arrives so much later, and up to `jitter` more; still in order."""
+        with self._changed:
+            self._delay = (seconds, jitter)
 
-    def _pump(self, source: socket.socket, sink: socket.socket, direction: str) -> None:
-        buffer = bytearray(1 << 16)
-        with contextlib.suppress(OSError):
-            while count := source.recv_into(buffer):
-                with self._lock:
-                    self.bytes[direction] += count
-                sink.sendall(memoryview(buffer)[:count])
-            sink.shutdown(socket.SHUT_WR)
+    def throttle(self, bytes_per_second: float) -> None:
+        """Each direction of a connection carries so much, from now on; 0: as much as it can."""
+        with self._changed:
+            self._rate = bytes_per_second
+
+    def flip(self, direction: Direction) -> None:
+        """One bit of what is read next arrives as the other."""
+        with self._changed:
+            self._flips[direction] += 1
+
+    def mute(self, direction: Direction, seconds: float) -> None:
+        """A silence one way: what goes there is held for so long and comes then, as from a network that is
+        broken and mended. cut() throws away what is held."""
+        with self._changed:
+            self._silent_until[direction] = time.monotonic() + seconds
+            self._changed.notify_all()
 
     def cut(self) -> None:
-        """Reset what is open; new connections are let through."""
-        for connection in self._open:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
-        self._open = []
+        """Reset what is open, and lose what is on its way; new connections are let through."""
+        with self._changed:
+            ended, self._open = self._open, []
+            self._changed.notify_all()
+        for connection in ended:
+            _reset(connection)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # or accept() would hold the port
         self._listener.close()
-        for connection in self._open:
-            connection.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                theirs, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                ours = socket.create_connection(("127.0.0.1", self._target), timeout=10)
+            except OSError:
+                _reset(theirs)  # as if whoever connects had been refused
+                continue
+            ours.settimeout(None)
+            with self._changed:
+                self._open += [theirs, ours]
+            self._join(theirs, ours, "up")
+            self._join(ours, theirs, "down")
+
+    def _join(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
+        chunks: queue.Queue[tuple[float, bytes]] = queue.Queue(IN_FLIGHT)
+        for work in (self._read, self._write):
+            end = source if work == self._read else sink
+            threading.Thread(target=work, args=(end, chunks, direction), daemon=True).start()
+
+    def _read(self, source: socket.socket, chunks: queue.Queue[tuple[float, bytes]], direction: str) -> None:
+        """Until the stream ends, which is a chunk too: an empty one."""
+        free = 0.0
+        """When what was read before has passed a link of `rate`."""
+        chunk = b"some"
+        while chunk:
+            try:
+                chunk = source.recv(1 << 16)
+            except OSError:
+                chunk = b""
+            with self._changed:
+                self.bytes[direction] += len(chunk)
+                if chunk and self._flips[direction]:
+                    self._flips[direction] -= 1
+                    chunk = self._spoilt(chunk)
+                now, (seconds, jitter) = time.monotonic(), self._delay
+                free = max(now, free) + (len(chunk) / self._rate if self._rate else 0.0)
+                due = free + seconds + self._random.uniform(0.0, jitter)
+            chunks.put((due, chunk))
+
+    def _spoilt(self, chunk: bytes) -> bytes:
+        bit = self._random.randrange(8 * len(chunk))
+        spoilt = bytearray(chunk)
+        spoilt[bit // 8] ^= 1 << bit % 8
+        return bytes(spoilt)
+
+    def _write(self, sink: socket.socket, chunks: queue.Queue[tuple[float, bytes]], direction: str) -> None:
+        """Each chunk when it is due. What cannot be written any more is thrown away, so that who reads can
+        go on to the end."""
+        chunk = b"some"
+        while chunk:
+            due, chunk = chunks.get()
+            if not self._wait(sink, due, direction):
+                continue
+            with contextlib.suppress(OSError):
+                if chunk:
+                    sink.sendall(chunk)
+                else:
+                    sink.shutdown(socket.SHUT_WR)
+
+    def _wait(self, sink: socket.socket, due: float, direction: str) -> bool:
+        """Until a chunk may be written; False if its connection was cut."""
+        with self._changed:
+            while sink in self._open:
+                left = max(due, self._silent_until[direction]) - time.monotonic()
+                if left <= 0:
+                    return True
+                self._changed.wait(left)
+        return False
+
+
+def _reset(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RD)  # wakes whoever reads from it, and says nothing to the other side
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    connection.close()

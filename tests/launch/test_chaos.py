@@ -1,4 +1,5 @@
-"""Twenty of tests.chaos's trials; a failure names the seed that replays its plan."""
+"""Twenty of tests.chaos's trials, six of them with workers elsewhere. A failure names the seed that
+replays its plan."""
 
 from __future__ import annotations
 
@@ -7,23 +8,46 @@ from typing import Any
 
 import pytest
 
-from tests.chaos import plan, trial, undisturbed
+from tests import chaos, chaos_elsewhere
+
+LOCAL, ELSEWHERE = range(14), (100, 102, 110, 112, 117, 128)
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return undisturbed(tmp_path_factory.mktemp("undisturbed") / "run")
+    return chaos.undisturbed(tmp_path_factory.mktemp("undisturbed") / "run")
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.fixture(scope="module")
+def expected_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return chaos_elsewhere.undisturbed(tmp_path_factory.mktemp("elsewhere") / "run")
+
+
+@pytest.mark.parametrize("seed", LOCAL)
 def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
     seed: int, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    made = trial(seed, tmp_path / "run", expected)
+    made = chaos.trial(seed, tmp_path / "run", expected)
     assert made.good, str(made)
 
 
+@pytest.mark.parametrize("seed", ELSEWHERE)
+def test_so_has_one_with_workers_elsewhere(
+    seed: int, expected_elsewhere: dict[str, Any], tmp_path: Path
+) -> None:
+    made = chaos_elsewhere.trial(seed, tmp_path / "run", expected_elsewhere)
+    assert made.good, str(made)
+
+
+def test_both_are_the_same_run(expected: dict[str, Any], expected_elsewhere: dict[str, Any]) -> None:
+    for key in ("model_sha256", "clients_sha256", "took_part", "folded"):
+        assert expected[key] == expected_elsewhere[key]
+
+
 def test_the_plans_are_varied() -> None:
-    what = {f.what for seed in range(20) for f in plan(seed)[0]}
+    what = {f.what for seed in LOCAL for f in chaos.plan(seed)[0]}
     assert what == {"kill worker", "stop worker", "kill coordinator", "interrupt"}
-    assert plan(7) == plan(7) != plan(8)
+    what = {f.what.split()[0] for seed in ELSEWHERE for f in chaos_elsewhere.plan(seed)[0]}
+    assert what == {f.split()[0] for f in chaos_elsewhere.FAULTS}
+    for plan in (chaos.plan, chaos_elsewhere.plan):
+        assert plan(7) == plan(7) != plan(8)
