@@ -212,10 +212,12 @@ class Coordinator:
         self.members.begin()
 
     def _step(self, timeout: float) -> bool:
-        """Wait once and handle whatever came; False if nothing did."""
+        """Wait once and handle whatever came; False if nothing did that matters."""
         incoming, ready = self.endpoint.wait([self._wakeup.fd, *self.crew.fds()], timeout)
-        for letter in incoming:
-            self._receive(letter)
+        counting = [self._receive(letter) for letter in incoming]
+        unreadable, self.endpoint.unreadable = self.endpoint.unreadable, {}
+        for worker, why in unreadable.items():
+            self.members.give_up(worker, f"sent what cannot be read ({why})")
         lost, self.endpoint.lost = self.endpoint.lost, []
         for worker in lost:
             self.members.left(worker, "its connection was lost")
@@ -224,29 +226,33 @@ class Coordinator:
         death = self.crew.check(ready)
         if death is not None:
             self.members.died(death)
-        return bool(incoming or ready or lost)
+        return any(counting) or bool(ready or lost or unreadable)
 
     def _handle(self, event: Event) -> None:
         self._carry_out(self.machine.handle(event))
 
     # ---- what comes in
 
-    def _receive(self, incoming: Incoming) -> None:
+    def _receive(self, incoming: Incoming) -> bool:
+        """False: an echo, or a sign of life of nothing that the worker holds."""
         worker, letter = incoming.worker, incoming.letter
         h = letter.header
         try:
             if h.kind == "alive":
-                self.members.alive(worker, letter)
-            elif h.kind == "hello":
+                return self.members.alive(worker, letter)
+            if h.kind == "hello":
                 self.members.hello(worker, letter)
             elif h.kind == "ready":
                 self.members.ready(worker, letter)
             elif h.kind == "failed":
                 self.members.failed(worker, letter)
-            elif self.intake.take(worker, letter):
+            elif not self.intake.take(worker, letter):
+                return False
+            else:
                 self.members.leases.heard(worker)
         except Misconduct as e:
             self.members.give_up(worker, str(e))
+        return True
 
     def _take_fold(self) -> None:
         try:

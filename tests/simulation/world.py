@@ -41,8 +41,9 @@ class Killed(BaseException):
 
 @dataclass(frozen=True)
 class Odds:
-    """How likely what is. die, stop, slow: per task; repeat, drop: per letter; cut, mute: per letter, of its
-    connection. crash: how many times the coordinator is killed. elsewhere: workers on other machines."""
+    """How likely what is. die, stop, slow: per task; repeat, drop, flip (a bit of it): per letter; cut, mute:
+    per letter, of its connection. crash: how many times the coordinator is killed. elsewhere: workers on
+    other machines."""
 
     workers: int = 2
     elsewhere: bool = False
@@ -51,6 +52,7 @@ class Odds:
     slow: float = 0.0
     repeat: float = 0.0
     drop: float = 0.0
+    flip: float = 0.0
     cut: float = 0.0
     mute: float = 0.0
     crash: int = 0
@@ -69,6 +71,7 @@ class Odds:
             slow=some(0.1),
             repeat=some(0.3),
             drop=some(0.03),
+            flip=some(0.02),
             cut=some(0.05) if elsewhere else 0.0,
             mute=some(0.1) if elsewhere else 0.0,
             crash=rng.choice((0, 0, 1, 2)),
@@ -140,7 +143,7 @@ class World(Endpoint):
         assert 0 <= timeout < math.inf, "a wait without a deadline"
         until = self.now + timeout
         while True:
-            if self._incoming or self._deaths or self._fold_is_done or self.lost:
+            if self._incoming or self._deaths or self._fold_is_done or self.lost or self.unreadable:
                 return self._take(fds)
             if not self._events or self._events[0][0] > until:
                 self.now = until
@@ -199,7 +202,9 @@ class World(Endpoint):
     def _arrive(self, link: Link, direction: str, letter: Letter) -> None:
         if not link.open:
             return
-        if direction == "down":
+        if self.draw(self.odds.flip, f"flipped {direction}"):
+            self._spoil(link, direction)
+        elif direction == "down":
             self.people[link.worker].receive(link, letter)
         elif self.bound.get(link.worker) is link:
             if letter.header.kind != "hello":
@@ -208,6 +213,15 @@ class World(Endpoint):
             self._admit(link, letter)
         elif self.odds.elsewhere:
             self.people[link.worker].told(link, "rejoin")
+
+    def _spoil(self, link: Link, direction: str) -> None:
+        """A bit is flipped on the way. CURVE ends the connection; without it the other side finds out."""
+        if self.odds.elsewhere:
+            self.cut(link, 0.05)
+        elif direction == "down":
+            self.people[link.worker].die()
+        elif self.bound.get(link.worker) is link:
+            self.unreadable[link.worker] = "the checksum is wrong"
 
     def _admit(self, link: Link, letter: Letter) -> None:
         if link.worker in self.bound:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import zmq
 
-from fedsim.errors import AccessError, ConnectionLost, DataError, TaskError, UsageError, WireError
+from fedsim.errors import AccessError, ConnectionLost, DataError, TaskError, UsageError
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.letter import NONE, VERSION, Header, blob, seal
@@ -419,10 +419,27 @@ def test_a_worker_says_hello_once(endpoint: ZmqEndpoint) -> None:
     try:
         assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
         worker.send(seal(Header(VERSION, "hello", "")))
-        with pytest.raises(WireError, match="from worker 0: a second hello"):
-            until(endpoint, lambda: False)
+        until(endpoint, lambda: bool(endpoint.unreadable))
+        assert endpoint.unreadable == {0: "a second hello"}
     finally:
         worker.close()
+
+
+def test_a_flipped_bit_is_known_for_whose_it_is(endpoint: ZmqEndpoint) -> None:
+    """The letter is nowhere, and the coordinator gives the worker up; others are not concerned."""
+    assert isinstance(endpoint.door, LocalPort)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as worker:
+        worker.linger = 0
+        worker.connect(endpoint.address)
+        fields, frames = blob("hello", msgspec.json.encode(Hello(endpoint.door.token, 1, 1)))
+        hello = seal(Header(VERSION, "hello", "", fields=fields), frames)
+        worker.send_multipart([hello.head, *hello.frames])
+        assert until(endpoint, lambda: bool(endpoint._routes)) == [1]
+        fields, frames = blob("score", bytes(40))
+        score = seal(Header(VERSION, "score", "run", fields=fields), frames)
+        worker.send_multipart([score.head, bytes(39) + b"\x01"])
+        assert until(endpoint, lambda: bool(endpoint.unreadable)) == []
+        assert "checksum" in endpoint.unreadable[1]
 
 
 # ---- who sends without end

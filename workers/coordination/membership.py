@@ -192,10 +192,12 @@ class Membership:
 
     # ---- silence
 
-    def alive(self, worker: int, letter: Letter) -> None:
+    def alive(self, worker: int, letter: Letter) -> bool:
         """A sign of life counts for the task, or chunk, that it names."""
-        if self._holds(worker, letter):
+        counts = self._holds(worker, letter)
+        if counts:
             self.leases.heard(worker)
+        return counts
 
     def _holds(self, worker: int, letter: Letter) -> bool:
         """Whether a worker holds the task, or chunk, that its letter is about."""

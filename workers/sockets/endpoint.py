@@ -33,6 +33,8 @@ class Endpoint(ABC):
         """Frame bytes that passed this endpoint, counted apart from the ledger."""
         self.lost: list[int] = []
         """Workers whose connection has ended, until somebody takes note of them."""
+        self.unreadable: dict[int, str] = {}
+        """Workers that have sent what cannot be read, and why not, until somebody takes note of it."""
 
     @abstractmethod
     def send(self, worker: int, letter: Letter, again: bool = False) -> None:

@@ -108,7 +108,7 @@ class ZmqEndpoint(Endpoint):
             if self._monitor in ready:
                 self._note_ends()
             readable = [item for item in ready if isinstance(item, int)]
-            if letters or readable or self.lost or not left:
+            if letters or readable or self.lost or self.unreadable or not left:
                 return letters, readable
 
     def _receive_all(self) -> list[Incoming]:
@@ -127,9 +127,13 @@ class ZmqEndpoint(Endpoint):
         buffers = [f.buffer for f in frames]
         worker = self._workers.get(route)
         if worker is not None:
-            letter = open_letter(buffers, f"from worker {worker}")
-            if letter.header.kind == "hello":
-                raise WireError(f"from worker {worker}: a second hello")
+            try:
+                letter = open_letter(buffers, f"from worker {worker}")
+                if letter.header.kind == "hello":
+                    raise WireError("a second hello")
+            except WireError as e:
+                self.unreadable[worker] = str(e)
+                return None
         else:
             try:
                 letter = first_letter(buffers)
