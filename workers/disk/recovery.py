@@ -19,7 +19,7 @@ from fedsim.problem import Problem
 from fedsim.rounds import evaluates
 from workers.coordination.scoreboard import RoundRecord
 from workers.disk.journal import read_journal
-from workers.disk.store import Checkpoint, disk_errors, read_checkpoint
+from workers.disk.store import Checkpoint, ClientStates, disk_errors, read_checkpoint
 
 NOTHING = -1
 
@@ -57,15 +57,16 @@ def recover(folder: Path, problem: Problem) -> Recovery:
     epoch = 1 + sum(r["what"] == "start" for r in records)
     commits = {r["round"]: r for r in records if r["what"] == "commit"}
     with disk_errors(folder / "ledger.csv"):
-        ledger = (folder / "ledger.csv").stat().st_size if (folder / "ledger.csv").exists() else 0
+        ledger = _sound(folder / "ledger.csv") if (folder / "ledger.csv").exists() else 0
     scored = {line["round"] for line, _ in metrics_lines(folder / "metrics.jsonl")}
     kept, skipped = _readable(folder, problem)
     for last in sorted(kept, reverse=True):
         past = {r: commits[r] for r in sorted(commits) if r <= last}
         try:
             _check(kept[last], problem, commits, ledger)
+            _check_states(kept[last], folder, problem)
             unscored = tuple(_unscored(problem, last, scored, kept, past))
-        except WireError as e:
+        except (WireError, DiskError) as e:
             skipped.append(str(e))
             continue
         usable = tuple(kept[r] for r in sorted(kept) if r <= last)
@@ -94,6 +95,29 @@ def _check(checkpoint: Checkpoint[Any], problem: Problem, commits: Mapping[int, 
         )
     if r not in commits or checkpoint.ledger > ledger:
         raise WireError(f"the checkpoint of round {r}: journal and ledger do not reach so far")
+
+
+def _check_states(checkpoint: Checkpoint[Any], folder: Path, problem: Problem) -> None:
+    """After a power cut a checkpoint that was not synced may be there, and a state that it names not.
+
+    Errors: WireError, DiskError.
+    """
+    states = ClientStates(folder / "state", problem.algorithm.client_type)
+    for k, version in enumerate(checkpoint.versions.tolist()):
+        if version:
+            states.load(k, version)
+
+
+def _sound(path: Path) -> int:
+    """How far a file of text goes. After a power cut it may have its length, and zeros for what was not
+    synced."""
+    at = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            if (zero := block.find(b"\0")) >= 0:
+                return at + zero
+            at += len(block)
+    return at
 
 
 def _unscored(
