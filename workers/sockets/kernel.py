@@ -77,15 +77,21 @@ def end(stream: Stream) -> None:
             connection.shutdown(socket.SHUT_RDWR)
 
 
-def residual(port: int, booked: Callable[[], tuple[int, int]], deadline: float = 5.0) -> dict[str, int]:
+def residual(
+    port: int, booked: Callable[[], tuple[int, int] | None], deadline: float = 5.0
+) -> dict[str, int] | None:
     """Kernel minus ledger, in bytes: {"down": 0, "up": 0} if every byte is accounted for.
 
-    booked gives the ledger's totals (down, up). Waits until both are 0, because the last bytes sent are
-    confirmed a little later, but at most `deadline` seconds.
+    booked gives the ledger's totals (down, up), or None when the kernel does not count all of them any more.
+    Waits until both are 0, because the last bytes sent are confirmed a little later, but at most `deadline`
+    seconds.
     """
     until = time.monotonic() + deadline
     while True:
-        seen, (down, up) = streams(port), booked()
+        seen, totals = streams(port), booked()
+        if totals is None:
+            return None
+        down, up = totals
         left = {"down": sum(s.down for s in seen) - down, "up": sum(s.up for s in seen) - up}
         if not any(left.values()) or time.monotonic() > until:
             return left

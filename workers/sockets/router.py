@@ -216,15 +216,14 @@ class ZmqEndpoint(Endpoint):
     def residual(self) -> dict[str, int] | None:
         if not self.door.port or not self.complete:
             return None
-        left = kernel.residual(self.door.port, self._booked)
-        return left if self.complete else None
+        return kernel.residual(self.door.port, self._booked)
 
-    def _booked(self) -> tuple[int, int]:
+    def _booked(self) -> tuple[int, int] | None:
         """Of both directions, with what has just come in: a sign of life, to which nobody listens now."""
         self._receive_all()
         if self._monitor is not None:
             self._note_ends()
-        return self.ledger.booked("down"), self.ledger.booked("up")
+        return (self.ledger.booked("down"), self.ledger.booked("up")) if self.complete else None
 
     def open_door(self) -> str:
         self.address = self.door.reopen(self._socket)
