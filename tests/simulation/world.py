@@ -43,7 +43,7 @@ class Killed(BaseException):
 class Odds:
     """How likely what is. die, stop, slow: per task; repeat, drop, flip (a bit of it): per letter; cut, mute:
     per letter, of its connection. crash: how many times the coordinator is killed. elsewhere: workers on
-    other machines."""
+    other machines. strike: at the n-th letter of a start its sender dies, or (cuts) its connection ends."""
 
     workers: int = 2
     elsewhere: bool = False
@@ -56,6 +56,8 @@ class Odds:
     cut: float = 0.0
     mute: float = 0.0
     crash: int = 0
+    strike: int = 0
+    cuts: bool = False
 
     @staticmethod
     def drawn(rng: random.Random) -> Odds:
@@ -110,6 +112,7 @@ class World(Endpoint):
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._incoming: list[Incoming] = []
+        self._sent = 0
         self._deaths: list[Death] = []
         self._fold_is_done = False
         self.bound: dict[int, Link] = {}
@@ -186,6 +189,10 @@ class World(Endpoint):
 
     def carry(self, link: Link, direction: str, letter: Letter) -> None:
         """Put a letter on its way: it arrives, or not, or twice; and its connection may suffer."""
+        self._sent += 1
+        if self._sent == self.odds.strike:
+            self._strike(link, direction)
+            return
         arrival = max(link.free[direction], self.now + self.rng.expovariate(20.0))
         if self.draw(self.odds.mute, f"muted {direction}"):
             arrival = max(arrival, self.now + self.rng.choice((2.0, 30.0)))
@@ -198,6 +205,16 @@ class World(Endpoint):
             self.at(later, lambda: self._arrive(link, direction, letter))
         if self.draw(self.odds.cut, "cut"):
             self.cut(link, self.rng.choice((0.05, KEEPALIVE)))
+
+    def _strike(self, link: Link, direction: str) -> None:
+        if self.odds.cuts:
+            self.happened.append(f"cut instead of sending {direction}")
+            self.cut(link, 0.05)
+        elif direction == "down":
+            self._kill_coordinator()
+        else:
+            self.happened.append("died instead of sending")
+            self.people[link.worker].die()
 
     def _arrive(self, link: Link, direction: str, letter: Letter) -> None:
         if not link.open:

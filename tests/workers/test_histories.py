@@ -78,6 +78,19 @@ def test_a_task_that_ends_all_its_workers_stops_the_run(small: Ground, tmp_path:
     assert all("3 workers have ended there" in error for error in made.errors) and made.errors
 
 
+@pytest.mark.parametrize("what", ["here, dies", "elsewhere, dies", "elsewhere, cut"])
+def test_any_letter_may_be_the_last(what: str, small: Ground, tmp_path: Path) -> None:
+    """At the n-th letter of every start its sender dies, or its connection ends, for every n until none is
+    struck."""
+    elsewhere, cuts = what.startswith("elsewhere"), what.endswith("cut")
+    for n in range(1, 300):
+        made = history(small, 0, tmp_path / str(n), Odds(2, elsewhere, strike=n, cuts=cuts))
+        assert made.identical, f"letter {n}: {made}"
+        if not made.happened:
+            break
+    assert 40 < n < 299
+
+
 def test_without_the_fence_histories_differ(
     small: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
