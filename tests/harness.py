@@ -10,7 +10,7 @@ leaves, frozen       a value's parts, and its bits
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from fedsim.wire.messages import check_values, part_of
 from fedsim.wire.state import encode_state
 from launch.summary import precision_of
 from protocols import REGISTRY, find
+from tests.reproducible import without_seconds
 from workers.coordination.admission import Admission, Belongings
 from workers.coordination.membership import Terms
 from workers.coordination.timeline import Span
@@ -122,23 +123,27 @@ class Run:
     @property
     def bits(self) -> tuple[Any, ...]:
         """Everything that must not depend on how the run was carried out."""
-        model, states = self.outcome.model, ClientStates(self.folder / "state", type(self.states[0]))
-        precision = precision_of(model)
-        return (
-            model_digest(model.mean, precision),
-            clients_digest(self.problem, states, self.outcome.versions),
-            encode_state(self.outcome.server),
-            self.outcome.versions,
-            sorted(e._replace(worker=0) for e in self.entries if e.kind == "algorithm"),
-            [
-                {k: v for k, v in m.items() if not k.startswith("seconds")}
-                for m in sorted(self.metrics, key=lambda m: m["round"])
-            ],
-        )
+        metrics = sorted(self.metrics, key=lambda m: m["round"])
+        return bits_of(self.problem, self.folder, self.outcome, self.entries, metrics)
 
     def checkpoint(self, round: int) -> Checkpoint[Any]:
         path = self.folder / "checkpoints" / f"{round:06d}.checkpoint"
         return read_checkpoint(path, self.problem.algorithm.server_type)
+
+
+def bits_of(
+    problem: Problem, folder: Path, outcome: Outcome, rows: Iterable[Entry], metrics: list[dict[str, Any]]
+) -> tuple[Any, ...]:
+    """Model, client states, server, versions, the algorithm's ledger rows, metrics."""
+    model, states = outcome.model, ClientStates(folder / "state", problem.algorithm.client_type)
+    return (
+        model_digest(model.mean, precision_of(model)),
+        clients_digest(problem, states, outcome.versions),
+        encode_state(outcome.server),
+        outcome.versions,
+        sorted(e._replace(worker=0) for e in rows if e.kind == "algorithm"),
+        without_seconds(metrics),
+    )
 
 
 Connect = Callable[[Problem, Path, Ledger], Endpoint]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.reproducible import without_seconds
+
 EXPERIMENT = (
     *("--algo", "fedlap_cov", "--clients", "6", "--rounds", "10", "--model", "logistic"),
     *("--participation", "0.7+lost:0.2", "--set", "local.epochs=20"),
@@ -65,9 +67,7 @@ def facts(folder: Path) -> dict[str, Any]:
         "bytes_up",
         "bytes_down",
     )
-    return {key: summary[key] for key in keys} | {
-        "metrics": [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
-    }
+    return {key: summary[key] for key in keys} | {"metrics": without_seconds(lines)}
 
 
 def done(folder: Path) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import builtins
 import errno
 import json
-import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from launch import rundir
 from launch.execution import Execution
 from launch.resume import Stored
 from launch.run import launch, resume
+from tests.reproducible import fresh_processes, without_seconds
 from workers.disk import store
 
 DIED, FULL, UNTOUCHED = 77, 5, 0
@@ -114,27 +114,14 @@ def second_start(folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def ended() -> Callable[..., int]:
-    """Runs a function in a fresh process, forked from one that has imported only; returns its exit code."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["launch.session", "torch.optim", __name__])
-
-    def run(what: Callable[..., None], *given: Any) -> int:
-        process = context.Process(target=what, args=given)
-        process.start()
-        process.join(60.0)
-        assert process.exitcode is not None, "it hangs"
-        code = process.exitcode
-        process.close()
-        return code
-
-    return run
+    return fresh_processes(__name__, 60.0)
 
 
 def digests(folder: Path) -> dict[str, Any]:
     summary = json.loads((folder / "summary.json").read_text())
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {key: summary[key] for key in ("status", "model_sha256", "clients_sha256", "bytes_up")} | {
-        "metrics": [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
+        "metrics": without_seconds(lines)
     }
 
 

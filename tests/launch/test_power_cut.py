@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import multiprocessing
 import os
 import pickle
 import re
@@ -35,6 +34,7 @@ from launch.run import launch, resume
 from launch.summary import stored_model_digest
 from protocols import find
 from tests.launch.test_nth_fault import digests
+from tests.reproducible import fresh_processes
 from workers.disk import durable, store
 from workers.disk.recovery import NOTHING, recover
 from workers.disk.store import ClientStates
@@ -426,20 +426,7 @@ def compare(run: Path, problem: Problem, expected: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def alone() -> Callable[..., int]:
-    """Runs a function in a fresh process, forked from one that has imported only; returns its exit code."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["launch.session", "torch.optim", __name__])
-
-    def run(what: Callable[..., None], *given: Any) -> int:
-        process = context.Process(target=what, args=given)
-        process.start()
-        process.join(120.0)
-        assert process.exitcode is not None, "it hangs"
-        code = process.exitcode
-        process.close()
-        return code
-
-    return run
+    return fresh_processes(__name__, 120.0)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsim.wire.ledger import COLUMNS
+from tests.reproducible import without_seconds
 from workers.disk.journal import read_journal
 
 DEADLINE = 60.0
@@ -79,7 +80,7 @@ def algorithm_rows(out: Path) -> list[tuple[str, ...]]:
 
 def reproducible(metrics: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
+    return without_seconds(lines)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import pytest
 from launch.reading import Run
 from launch.resume import Stored
 from tests.commands import DEADLINE, Command, fedsim, start
+from tests.reproducible import without_seconds
 
 RUN = ("--clients", "4", "--rounds", "8", "--model", "logistic")
 
@@ -46,7 +47,7 @@ def same(one: Run, other: Run) -> None:
 
 def metrics(run: Run) -> list[dict[str, object]]:
     lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines]
+    return without_seconds(lines)
 
 
 def rows(run: Run) -> pandas.DataFrame:

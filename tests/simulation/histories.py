@@ -27,11 +27,9 @@ from fedsim.problem import Problem
 from fedsim.rounds import Commit
 from fedsim.schedules import schedule
 from fedsim.wire.ledger import Entry, Ledger
-from fedsim.wire.state import encode_state
 from launch.rundir import RunDir
-from launch.summary import precision_of
 from protocols import find
-from tests.harness import Recorder, play, problem_of
+from tests.harness import Recorder, bits_of, play, problem_of
 from tests.simulation.answers import Answers
 from tests.simulation.people import Person
 from tests.simulation.world import Killed, Odds, World
@@ -40,7 +38,7 @@ from workers.coordination.membership import Terms
 from workers.coordinator import Coordinator, Outcome
 from workers.disk.journal import Journal, read_journal
 from workers.disk.recovery import metrics_lines, recover
-from workers.disk.store import Checkpoints, ClientStates, clients_digest, model_digest
+from workers.disk.store import Checkpoints, ClientStates
 
 BITS = ("model", "client states", "server", "versions", "ledger rows", "metrics")
 DISTURBED_STARTS = 4
@@ -199,18 +197,11 @@ def _tear(folder: Path, rng: random.Random) -> None:
 
 def _bits(problem: Problem, folder: Path, outcome: Outcome) -> tuple[Any, ...]:
     """As tests.harness.Run.bits, from the files."""
-    model, states = outcome.model, ClientStates(folder / "state", problem.algorithm.client_type)
     rundir = RunDir(folder, resumed=True)
-    rows = sorted(e._replace(worker=0) for e in rundir.ledger_rows() if e.kind == "algorithm")
+    rows = list(rundir.ledger_rows())
     rundir.close()
-    lines = [line for line, _ in metrics_lines(folder / "metrics.jsonl")]
-    return (
-        model_digest(model.mean, precision_of(model)),
-        clients_digest(problem, states, outcome.versions),
-        encode_state(outcome.server),
-        outcome.versions,
-        rows,
-        [{k: v for k, v in line.items() if not k.startswith("seconds")} for line in lines],
+    return bits_of(
+        problem, folder, outcome, rows, [line for line, _ in metrics_lines(folder / "metrics.jsonl")]
     )
 
 

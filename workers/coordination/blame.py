@@ -42,11 +42,6 @@ def strikes(machine: RoundMachine, last: Death, count: int) -> TaskError:
     )
 
 
-def death(machine: RoundMachine, of: Death) -> TaskError:
-    """A worker's process has ended."""
-    return TaskError(f"worker {of.worker} {of.how} {doing(machine, of.worker)}.\n{of.last_words}")
-
-
 def failure(worker: int, letter: Letter) -> FedsimError:
     """A worker says that it could not do what it was told."""
     h = letter.header

@@ -13,6 +13,7 @@ from collections import Counter
 from fedsim.errors import TaskError
 from fedsim.rounds import MAX_EVALUATIONS_BEHIND, RoundMachine, TaskId
 from fedsim.wire.letter import Letter
+from workers.worker import task_of
 
 Piece = TaskId | tuple[int, int]
 """A task, or a chunk to score (round, chunk)."""
@@ -27,7 +28,7 @@ class Misconduct(Exception):
 def piece_of(letter: Letter) -> Piece:
     """What a letter answers."""
     h = letter.header
-    return (h.round, h.exchange) if h.kind == "score" else TaskId(h.round, h.exchange, h.client, h.base)
+    return (h.round, h.exchange) if h.kind == "score" else task_of(letter)
 
 
 class Fence:

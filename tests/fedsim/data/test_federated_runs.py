@@ -20,6 +20,7 @@ from fedsim.experiment import Experiment
 from launch.execution import Execution
 from launch.run import launch
 from tests.fedsim.data.federated_files import many_posts, write_cifar100, write_emnist, write_stackoverflow
+from tests.reproducible import without_seconds
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 120.0
@@ -105,7 +106,7 @@ def test_two_worker_processes_and_none_give_the_same_bits(files: Path, tmp_path:
         assert done.stderr == ""
         lines = (tmp_path / f"run{workers}" / "metrics.jsonl").read_text().splitlines()
         parsed = [json.loads(line) for line in lines]
-        found.append([{k: v for k, v in line.items() if not k.startswith("seconds")} for line in parsed])
+        found.append(without_seconds(parsed))
     assert found[0] == found[1]
 
 
