@@ -23,22 +23,24 @@ COMPUTES = ("python", "torch", "numpy")
 LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
 
 
-def describe(experiment: Mapping[str, Any], execution: Execution, run: str) -> dict[str, Any]:
-    """experiment: with every default resolved."""
+def describe(
+    experiment: Mapping[str, Any], execution: Execution, run: str, probe: Mapping[str, str]
+) -> dict[str, Any]:
+    """experiment: with every default resolved. probe: workers.probe.probe of this process."""
     return {
         "format": FORMAT,
         "run": run,
         "experiment": experiment,
         "execution": asdict(execution),
-        **surroundings(),
+        **surroundings(probe),
         "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},
         "started": now(),
         "command": sys.argv,
     }
 
 
-def surroundings() -> dict[str, dict[str, Any]]:
-    """What computes here: versions and platform."""
+def surroundings(probe: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """What computes here: versions, platform, and the digest of a small computation."""
     return {
         "versions": versions(),
         "platform": {
@@ -46,6 +48,7 @@ def surroundings() -> dict[str, dict[str, Any]]:
             "machine": platform.machine(),
             "processor": _processor(),
             "gpus": gpu_models(),
+            "probe": dict(probe),
         },
     }
 
@@ -55,8 +58,11 @@ def computing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tup
     not recorded) and is."""
     for name in COMPUTES:
         yield name, before.get("versions", {}).get(name), now["versions"][name]
+    then, here = before.get("platform", {}), now["platform"]
     for name in ("machine", "processor", "gpus"):
-        yield name, before.get("platform", {}).get(name), now["platform"][name]
+        yield name, then.get(name), here[name]
+    for device in sorted(then.get("probe", {}).keys() & here["probe"].keys()):
+        yield f"probe digest ({device})", then["probe"][device], here["probe"][device]
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from workers.disk.store import Checkpoints, ClientStates
 from workers.disk.trace import uploads_folder
 from workers.memory import settle
 from workers.numerics import fix_numerics
+from workers.probe import probe
 from workers.sockets.connection import Hello
 from workers.sockets.doors import GuardedPort, own_door
 from workers.sockets.endpoint import Endpoint, Loopback
@@ -104,7 +105,7 @@ class Session:
         rundir = RunDir(Path(execution.out) if execution.out else default, resumed=stored is not None)
         display = Display(problem.experiment.rounds, quiet)
         session = Session(problem, execution, places, turnouts, rundir, display, supervisor)
-        today = manifest.describe(session.described(), execution, session.run_name)
+        today = manifest.describe(session.described(), execution, session.run_name, probe(problem))
         if stored is None:
             rundir.write_json("manifest.json", today)
         else:

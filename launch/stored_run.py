@@ -25,6 +25,7 @@ from workers.disk.journal import read_journal
 from workers.disk.recovery import checkpoint_path
 from workers.disk.store import Checkpoint, ClientStates, read_checkpoint
 from workers.numerics import fix_numerics
+from workers.probe import probe
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class StoredRun:
         """What computes here in another way than when the run was begun: each as `torch was 2.6, here it is
         2.7`."""
         was, e = self.manifest["experiment"], self.problem.experiment
-        facts = [*manifest.computing(self.manifest, manifest.surroundings())]
+        facts = [*manifest.computing(self.manifest, manifest.surroundings(probe(self.problem)))]
         if e.device == "cpu":
             facts = [fact for fact in facts if fact[0] != "gpus"]
         else:

@@ -44,6 +44,7 @@ from workers.disk.store import (
     model_digest,
     read_checkpoint,
 )
+from workers.probe import SHORT
 from workers.sockets.connection import Hello
 from workers.sockets.endpoint import Endpoint, Loopback
 from workers.worker import WorkerRuntime
@@ -74,8 +75,7 @@ def choice_of(algorithm: Class) -> str:
 
 def short_settings(algorithm: Class) -> dict[str, Any]:
     """Hyperparameters that make a run short."""
-    short = {"epochs": 1, "steps": 1, "samples": 1, "server_steps": 3}
-    return {name: value for name, value in short.items() if has_setting(algorithm, name)}
+    return {name: value for name, value in SHORT.items() if has_setting(algorithm, name)}
 
 
 def has_setting(algorithm: Class, name: str) -> bool:

@@ -1,0 +1,1 @@
+"""Recorded digests of short runs of every algorithm, and the command that makes and compares them."""

@@ -1,0 +1,56 @@
+"""python -m tests.golden [--write] [--quick] [--jobs N]
+
+Carries out the recorded runs (all algorithms x dense and bf16 x 0 and 2 workers, resumed, verified, remote) and
+compares their digests with tests/golden/golden.json; --write makes that file anew. --quick: only --workers 0,
+which is all that a change of algorithms can break. Make the file before a change of which no bit may depend,
+and compare after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.golden import runs
+
+GOLDEN = Path(__file__).with_name("golden.json")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="names that contain this")
+    chosen = parser.parse_args()
+    began = time.monotonic()
+    work = [w for w in runs.everything(chosen.quick) if chosen.only in w[1]]
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        made = list(pool.map(lambda w: w[2][0](*w[2][1:]), work))
+    golden = {} if chosen.write else json.loads(GOLDEN.read_text())
+    records: dict[str, runs.Record] = {}
+    differences = []
+    for (key, how, _), record in zip(work, made, strict=True):
+        expected = records.setdefault(key, record) if chosen.write else golden["runs"].get(key, {})
+        differences += [f"{how}: {k}" for k, v in record.items() if expected.get(k) != v]
+    probe, plan = runs.probe(), runs.plan_numbers()
+    if not chosen.write and golden["plan"] != plan:
+        differences.append("fedsim plan: its numbers")
+    for line in differences:
+        print("differs:", line)
+    note = f"{len(work)} runs in {time.monotonic() - began:.0f} s"
+    if chosen.write and not differences:
+        GOLDEN.write_text(json.dumps({"probe": probe, "plan": plan, "runs": records}, indent=1) + "\n")
+    elif differences and golden and golden["probe"] != probe:
+        print(f"this machine computes other bits than the one that made {GOLDEN.name}: its probe is {probe},")
+        print(f"and the file's is {golden['probe']}. Make the file anew here before a change (--write).")
+    print(f"{note}: {len(differences)} differences")
+    return 1 if differences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

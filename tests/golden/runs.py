@@ -1,0 +1,168 @@
+"""Short runs whose digests are recorded, and what is recorded of each of them.
+
+Every run is three rounds of digits with the model mlp_small and four clients. The digests do not depend on the
+number of workers, so one record stands for all of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from protocols import REGISTRY, find
+from tests.commands import DEADLINE, fedsim, start
+from tests.harness import has_setting
+
+ROUNDS = 3
+CODECS = ("dense", "bf16")
+Record = dict[str, str]
+
+
+def names() -> list[str]:
+    """`algorithm codec`, for every algorithm and codec."""
+    return [f"{algorithm.name} {codec}" for algorithm in REGISTRY for codec in CODECS]
+
+
+def record(run: Path) -> Record:
+    """The digests of a run folder: model, client states, and the sorted algorithm rows of the ledger."""
+    summary = json.loads((run / "summary.json").read_text())
+    return {
+        "model_sha256": summary["model_sha256"],
+        "clients_sha256": summary["clients_sha256"],
+        "rows_sha256": rows_digest(run / "ledger.csv"),
+    }
+
+
+def rows_digest(ledger: Path) -> str:
+    """sha256 of the rows of kind algorithm, sorted, without the column worker."""
+    with ledger.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["kind"] == "algorithm"]
+    lines = sorted(",".join(v for k, v in row.items() if k != "worker") for row in rows)
+    return sha256("\n".join(lines).encode()).hexdigest()
+
+
+def options(name: str, rounds: int = ROUNDS) -> list[str]:
+    """The command line of a recorded run, without its folder and its workers."""
+    algo, codec = name.split()
+    given = ["--algo", algo, "--clients", "4", "--rounds", str(rounds), "--participation", "full+lost:0.2"]
+    for setting, value in (("server_steps", 20), ("epochs", 2), ("samples", 4)):
+        if has_setting(find(algo), setting):
+            given += ["--set", f"{setting}={value}"]
+    if codec != "dense":
+        given += [word for field in _float_fields(algo) for word in ("--codec", f"{field}={codec}")]
+    return given
+
+
+def _float_fields(algo: str) -> list[str]:
+    """Fields of both directions that a lossy codec may encode."""
+    from fedsim.experiment import Experiment, build_algorithm
+    from fedsim.problem import Problem
+    from fedsim.wire.codecs import codec
+    from fedsim.wire.messages import all_fields
+
+    algorithm = find(algo)
+    problem = Problem.build(Experiment(algo=algo, clients=4), build_algorithm(algorithm, {}), None)
+    return sorted(
+        {
+            f"{side}.{f.name}"
+            for exchange in problem.exchanges
+            for side in ("down", "up")
+            for f in all_fields(getattr(exchange, side))
+            if f.kind.dims and not problem.unfit(codec("bf16"), side, f.name, f.kind)
+        }
+    )
+
+
+def made(name: str, workers: int) -> Record:
+    """Launch a recorded run as a user does."""
+    with tempfile.TemporaryDirectory(prefix="fedsim-golden-") as folder:
+        run = Path(folder) / "run"
+        fedsim("launch", *options(name), "--workers", str(workers), "--out", str(run))
+        return record(run)
+
+
+def special(name: str) -> Record:
+    """A recorded run carried out in another way; its record is that of the plain run of the same name."""
+    how, _, plain = name.partition(": ")
+    with tempfile.TemporaryDirectory(prefix="fedsim-golden-") as folder:
+        run = Path(folder) / "run"
+        return {"resumed": _resumed, "verified": _verified, "remote": _remote}[how](plain, run)
+
+
+def _resumed(plain: str, run: Path) -> Record:
+    fedsim("launch", *options(plain, rounds=1), "--workers", "2", "--out", str(run))
+    fedsim("resume", str(run), "--rounds", str(ROUNDS), "--workers", "0")
+    return record(run)
+
+
+def _verified(plain: str, run: Path) -> Record:
+    """fedsim verify and fedsim replay fail if they compute anything else."""
+    fedsim("launch", *options(plain), "--workers", "0", "--keep-uploads", "--out", str(run))
+    fedsim("verify", str(run))
+    fedsim("replay", str(run))
+    return record(run)
+
+
+def _remote(plain: str, run: Path) -> Record:
+    """Two remote workers at a guarded port, with the kernel's count of every byte."""
+    remote = ("--external-workers", "2", "--bind", "tcp://127.0.0.1:*", "--verify-bytes")
+    coordinator = start("launch", *options(plain), *remote, "--out", str(run))
+    coordinator.wait_for("waiting for 2 workers")
+    join = [sys.executable, "-m", "launch", "worker", "--join", str(run / "join.json"), "--connect"]
+    url = json.loads((run / "join.json").read_text())["url"]
+    workers = [subprocess.Popen([*join, url], stdout=subprocess.DEVNULL) for _ in range(2)]
+    coordinator.rest()
+    for worker in workers:
+        assert worker.wait(DEADLINE) == 0
+    # the framing of CURVE is longer, and everything else is equal: the plain record stands for the rest
+    return {k: v for k, v in record(run).items() if k != "rows_sha256"}
+
+
+SPECIAL = tuple(
+    f"{how}: {plain}"
+    for how, plains in {
+        "resumed": ("fedlap_cov dense", "mime dense", "fedlap_func bf16"),
+        "verified": ("fedlap_cov bf16", "ivon_admm dense"),
+        "remote": ("fedlap_cov dense",),
+    }.items()
+    for plain in plains
+)
+
+
+def plan_numbers() -> str:
+    """All numbers that fedsim plan prints for one experiment: its words may change, its numbers not."""
+    said = fedsim(
+        "plan", "--algo", "fedlap_cov", "--rounds", "7", "--participation", "0.3", "--codec", "mean=bf16"
+    )
+    return " ".join(re.findall(r"[0-9][0-9,.]*", said))
+
+
+def probe() -> str:
+    """The probe digest of this machine for the main job."""
+    from fedsim.experiment import Experiment, build_algorithm
+    from fedsim.problem import Problem
+    from workers.numerics import fix_numerics
+    from workers.probe import probe_digest
+
+    experiment = Experiment(clients=4)
+    algorithm = build_algorithm(find(experiment.algo), {})
+    fix_numerics(experiment.threads, "cpu")
+    return probe_digest(Problem.build(experiment, algorithm, None))
+
+
+def everything(quick: bool) -> Iterator[tuple[str, str, Any]]:
+    """(key of the record, how it is made, function of no arguments)."""
+    for name in names():
+        for workers in (0,) if quick else (0, 2):
+            yield name, f"{name}, {workers} workers", (made, name, workers)
+    if not quick:
+        for name in SPECIAL:
+            yield name.partition(": ")[2], name, (special, name)
