@@ -2,7 +2,7 @@
 
 Versions and names of processors do not suffice. An Intel Xeon and an AMD EPYC with the same libraries and the
 same capability (AVX512) give different model digests, because MKL and oneDNN choose their kernels by vendor.
-So a probe computes one small federated round of the run's own model and algorithm, and hashes what comes of it.
+So a probe computes one small federated round of the run's own model and algorithm and hashes its results.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 
 def probe(problem: Problem) -> dict[str, str]:
-    """The probe digest of this process by the kind of device that it computes on (cpu, cuda): a run may be begun
-    by a process that computes on another kind than the one that goes on with it."""
+    """The probe digest of this process by the kind of device that it computes on (cpu, cuda). A run may be
+    begun by a process that computes on another kind than the process that resumes it."""
     return {problem.net.device.type: probe_digest(problem)}
 
 

@@ -1,7 +1,7 @@
 """Short runs whose digests are recorded, and what is recorded of each of them.
 
-Every run is three rounds of digits with the model mlp_small and four clients. The digests do not depend on the
-number of workers, so one record stands for all of them.
+Every run is three rounds of digits with four clients and the algorithm's own model. The digests do not depend
+on the number of workers, so one record stands for all of them.
 """
 
 from __future__ import annotations

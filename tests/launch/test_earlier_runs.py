@@ -1,8 +1,8 @@
 """Runs that earlier versions began and that were killed: this one goes on with them (F31).
 
 tests/launch/earlier/*.tar.gz, each with run/ (killed after round 3 of 6) and expected.json (what an
-undisturbed run gave where it was made); probes.json has the probe digest of the machine that made it. Digests are
-compared only where this machine has the same probe digest. A release adds one and keeps the last two:
+undisturbed run gave where it was made); probes.json has the probe digest of the machine that made it. Digests
+are compared only where this machine has the same probe digest. A release adds one and keeps the last two:
 
     fedsim launch --workers 1 --algo fedlap_cov --clients 2 --rounds 6 --model logistic \\
         --participation full+lost:0.2 --set local.epochs=2 --out run
