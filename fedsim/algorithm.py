@@ -24,7 +24,7 @@ from torch import Tensor
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.params import Layout, Net
-from fedsim.learning.shard import QuadraticShard, Shard
+from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.seeds import Stream
 
 Server = TypeVar("Server")
@@ -41,7 +41,7 @@ Step = Annotated[float, Meta(gt=0)] | Literal["1/K", "N_k/N"]
 class Exchange:
     """One exchange of a round: the class that goes down and the class that comes up.
 
-    Either may have an optional part (fedsim.wire.messages); a broadcast's part is filled per client by
+    Either may have an optional part (fedsim.wire.schema); a broadcast's part is filled per client by
     `broadcast_to`.
     """
 

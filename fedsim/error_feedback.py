@@ -23,7 +23,7 @@ import torch
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.wire.messages import all_fields
+from fedsim.wire.schema import all_fields
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 

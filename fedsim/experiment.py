@@ -30,9 +30,9 @@ class Experiment:
     rounds may grow on resume. eval_samples: posterior samples to average over, 0 for none.
     error_feedback: clients add to an upload what a lossy codec took from their last one. evaluate_on:
     test, or training rows held out (fedsim.data.holdout). link, compute, deadline: the virtual clock
-    (fedsim.links). bad_uploads: whether one with NaN, Inf, a precision that is not positive or too large a
-    norm stops the run, is skipped as if it were lost, or is computed once more before it stops the run.
-    max_norm: of any tensor of an upload; 0 for no limit, because what is absurd depends on the problem.
+    (fedsim.virtual_clock). bad_uploads: whether one with NaN, Inf, a precision that is not positive or too
+    large a norm stops the run, is skipped as if it were lost, or is computed once more before it stops the
+    run. max_norm: of any tensor of an upload; 0 for no limit, because what is absurd depends on the problem.
     """
 
     algo: str = "fedlap_cov"

@@ -21,21 +21,21 @@ from fedsim.algorithm import Algorithm, Context, Exchange, Task
 from fedsim.data.datasets import DATASETS, Dataset, load_dataset
 from fedsim.data.digest import data_digest
 from fedsim.data.holdout import hold_out
-from fedsim.data.partition import partition
+from fedsim.data.partitions import partition
 from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment, resolved_hyperparameters
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihood import likelihood
+from fedsim.learning.likelihoods import likelihood
 from fedsim.learning.metrics import MEASURES, Measure, Tally, added, classified
-from fedsim.learning.models import build_model
+from fedsim.learning.models.paper_models import build_model
 from fedsim.learning.params import Net
-from fedsim.learning.shard import Shard, as_floats
-from fedsim.links import Clock, clock
-from fedsim.rounds import version
+from fedsim.learning.shards import Shard, as_floats
+from fedsim.round_machine import version
 from fedsim.seeds import Stream, seeded_torch
+from fedsim.virtual_clock import Clock, clock
 from fedsim.wire.codecs import Codec, codec
-from fedsim.wire.messages import TRIANGLE, Dims, Kind, all_fields, schema
+from fedsim.wire.schema import TRIANGLE, Dims, Kind, all_fields, schema
 
 CHUNK = 2000
 """Examples per evaluation chunk: fixed, so that float sums do not depend on who computes them."""

@@ -212,10 +212,10 @@ def verify(run: str, rounds: int | None, clients: str | None, twice: bool, data_
     import os
     from pathlib import Path
 
-    from launch.server import ENVIRONMENT
+    from launch.processes.server import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT)  # before torch is imported
-    from launch.verify import verify as again
+    from launch.commands.verify import verify as again
 
     again(Path(run), rounds, clients, twice=twice, data_dir=Path(data_dir) if data_dir else None)
 
@@ -232,10 +232,10 @@ def replay(run: str, data_dir: str | None) -> None:
     import os
     from pathlib import Path
 
-    from launch.server import ENVIRONMENT
+    from launch.processes.server import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT)  # before torch is imported
-    from launch.replay import replay as again
+    from launch.commands.replay import replay as again
 
     again(Path(run), Path(data_dir) if data_dir else None)
 
@@ -286,7 +286,7 @@ def revoke_(run: str, workers: tuple[int, ...]) -> None:
 )
 def list_(what: str) -> None:
     """List algorithms, datasets, models, partitions, codecs or schedules."""
-    from launch.catalogue import show
+    from launch.commands.catalogue import show
 
     show(what)
 
@@ -295,7 +295,7 @@ def list_(what: str) -> None:
 @click.argument("algo")
 def describe(algo: str) -> None:
     """Describe an algorithm: its box, its messages and their cost in P, its hyperparameters."""
-    from launch.catalogue import describe as show
+    from launch.commands.catalogue import describe as show
 
     show(algo)
 
@@ -323,10 +323,10 @@ def codecs(run: str | None, data_dir: str | None, fractions: tuple[float, ...], 
     import os
     from pathlib import Path
 
-    from launch.server import ENVIRONMENT
+    from launch.processes.server import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT)  # before torch is imported
-    from launch.codec_table import codecs as show
+    from launch.commands.codecs import codecs as show
 
     paths = [Path(given) if given else None for given in (run, data_dir, file)]
     show(paths[0], paths[1], fractions, paths[2])
@@ -382,7 +382,7 @@ def schedule_(spec: str, clients: int, rounds: int, seed: int) -> None:
 
     size:N is drawn here as if client k had k + 1 examples.
     """
-    from launch.schedule_grid import show
+    from launch.commands.schedule import show
 
     show(spec, clients=clients, rounds=rounds, seed=seed, sizes=tuple(range(1, clients + 1)))
 
@@ -401,7 +401,7 @@ def ledger(run: str, by: str | None, everything: bool, cumulative: bool, export:
     """Show a run's ledger: by kind, field and layer, round, client; broadcasts per recipient and once."""
     from pathlib import Path
 
-    from launch.ledger_table import show
+    from launch.commands.ledger import show
 
     out = Path(export) if export else None
     show(Path(run), by=by or "", everything=everything, cumulative=cumulative, export=out)
@@ -418,7 +418,7 @@ def plan(**options: Any) -> None:
     from launch.options import resolve
 
     experiment, execution = resolve(options)
-    from launch.plan import show
+    from launch.commands.plan import show
 
     show(experiment, execution)
 
@@ -430,7 +430,7 @@ def report_(run: str, out: str | None) -> None:
     """Write one HTML file that loads nothing: curves, bytes, participation, timeline, configuration."""
     from pathlib import Path
 
-    from launch.report.single import report
+    from launch.results.run_page import report
 
     click.echo(report(Path(run), Path(out) if out else None))
 
@@ -463,7 +463,7 @@ def compare_(
     """
     from pathlib import Path
 
-    from launch.report.compare import compare
+    from launch.results.compare import compare
 
     files = [Path(given) if given else None for given in (markdown, csv_)]
     paths = [Path(run) for run in runs]

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import click
 
-from launch.server import ENVIRONMENT
+from launch.processes.server import ENVIRONMENT
 
 
 def join(file: str, *, url: str | None, data_dir: str | None, worker: int | None, patience: float) -> None:
     """Take part until the run is over. Errors: any FedsimError."""
     os.environ.update(ENVIRONMENT)  # before torch is imported
     from fedsim.errors import Interrupted
-    from workers.guest import Visit
-    from workers.sockets.invitation import Invitation
+    from workers.transport.join_credentials import Invitation
+    from workers.worker.remote import Visit
 
     invitation = Invitation.read(Path(file))
     folder = Path(data_dir).resolve() if data_dir else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim import plugin, traces
+from fedsim import plugins, traces
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, parse_setting, read_toml
 from launch.execution import Execution
@@ -80,8 +80,8 @@ def settle(values: Mapping[str, Any], given: Given) -> Execution:
 def _absolute(values: dict[str, Any]) -> dict[str, Any]:
     """A user's files, wherever a worker's working directory is."""
     for key in ("algo", "model", "dataset"):
-        if isinstance(values.get(key), str) and plugin.is_spec(values[key]):
-            values[key] = plugin.absolute(values[key])
+        if isinstance(values.get(key), str) and plugins.is_spec(values[key]):
+            values[key] = plugins.absolute(values[key])
     if isinstance(values.get("participation"), str):
         values["participation"] = traces.absolute(values["participation"])
     if isinstance(values.get("link"), str) and values["link"].endswith(".csv"):

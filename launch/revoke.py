@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from fedsim.errors import UsageError
-from launch import manifest
 from launch.lock import RunLock
-from workers.sockets.invitation import JOIN, Invitation
-from workers.sockets.revocation import REVOKED, Revocations
+from launch.runs import manifest
+from workers.transport.join_credentials import JOIN, Invitation
+from workers.transport.revocation import REVOKED, Revocations
 
 
 def revoke(run: Path, workers: Sequence[int]) -> None:

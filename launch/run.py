@@ -18,11 +18,11 @@ from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment
 from launch.execution import Execution
 from launch.open_files import allow_open_files
-from launch.resume import Stored
-from launch.server import ENVIRONMENT
-from launch.supervisor import Supervisor
+from launch.processes.server import ENVIRONMENT
+from launch.processes.supervisor import Supervisor
+from launch.runs.resume import Stored
 from workers.devices import place
-from workers.wakeup import Wakeup
+from workers.transport.eventfd import Wakeup
 
 
 @contextmanager

@@ -12,44 +12,44 @@ from typing import Any, Literal
 
 from rich.markup import escape
 
-from fedsim import plugin, traces
+from fedsim import plugins, traces
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
-from fedsim.links import is_file
+from fedsim.participation import Schedule, schedule
 from fedsim.problem import Problem
-from fedsim.rounds import Commit
-from fedsim.schedules import Schedule, schedule
+from fedsim.round_machine import Commit
+from fedsim.virtual_clock import is_file
 from fedsim.wire.ledger import Entry, Ledger
-from fedsim.wire.messages import all_fields
-from launch import manifest
+from fedsim.wire.schema import all_fields
 from launch.display import Display
 from launch.execution import Execution
-from launch.resume import Stored
-from launch.rundir import RunDir
-from launch.summary import process_start, summarise, write_model
-from launch.supervisor import Supervisor
+from launch.processes.supervisor import Supervisor
+from launch.runs import manifest
+from launch.runs.resume import Stored
+from launch.runs.summary import process_start, summarise, write_model
+from launch.runs.writer import RunDir
 from protocols import find
-from workers.coordination.admission import Admission, Belongings
-from workers.coordination.membership import Terms
-from workers.coordination.timeline import Span
-from workers.coordinator import Coordinator, Outcome
-from workers.crew import NoCrew
+from workers.coordinator.loop import Coordinator, Outcome
+from workers.coordinator.membership import Terms
+from workers.coordinator.registration import Admission, Belongings
+from workers.coordinator.task_timeline import Span
+from workers.coordinator.worker_pool import NoCrew
 from workers.devices import Placement
-from workers.disk.journal import Journal
-from workers.disk.recovery import NOTHING, Recovery, recover
-from workers.disk.store import Checkpoints, ClientStates
-from workers.disk.trace import uploads_folder
 from workers.memory import settle
 from workers.numerics import fix_numerics
 from workers.probe import probe
-from workers.sockets.connection import Hello
-from workers.sockets.doors import GuardedPort, own_door
-from workers.sockets.endpoint import Endpoint, Loopback
-from workers.sockets.invitation import FORMAT, JOIN, Invitation, KeyPair
-from workers.sockets.revocation import REVOKED, Revocations
-from workers.sockets.router import ZmqEndpoint
-from workers.wakeup import Wakeup
-from workers.worker import WorkerRuntime
+from workers.storage.journal import Journal
+from workers.storage.recovery import NOTHING, Recovery, recover
+from workers.storage.store import Checkpoints, ClientStates
+from workers.storage.upload_archive import uploads_folder
+from workers.transport.dealer import Hello
+from workers.transport.endpoint import Endpoint, Loopback
+from workers.transport.eventfd import Wakeup
+from workers.transport.join_credentials import FORMAT, JOIN, Invitation, KeyPair
+from workers.transport.listeners import GuardedPort, own_door
+from workers.transport.revocation import REVOKED, Revocations
+from workers.transport.router import ZmqEndpoint
+from workers.worker.runtime import WorkerRuntime
 
 FRAME_SLACK = 1 << 16
 HELD = 2
@@ -141,7 +141,7 @@ class Session:
             "params": problem.net.layout.size,
             "client_sizes": list(problem.sizes),
             "data": problem.data_digest,
-            "sources": plugin.sources((experiment.algo, experiment.model, experiment.dataset))
+            "sources": plugins.sources((experiment.algo, experiment.model, experiment.dataset))
             | traces.digest(experiment.participation)
             | ({experiment.link: traces.sha256(experiment.link)} if is_file(experiment.link) else {}),
         }
@@ -260,7 +260,7 @@ class Session:
             "run_dir": None if elsewhere else str(self.rundir.path.resolve()),
         }
         return Admission(
-            orders, Belongings(data, plugin.sources((e.algo, e.model, e.dataset))), execution.workers
+            orders, Belongings(data, plugins.sources((e.algo, e.model, e.dataset))), execution.workers
         )
 
     def _invite(self, max_frame: int, letter: int) -> Endpoint:
@@ -327,7 +327,7 @@ class Session:
             where = f"{workers} workers elsewhere"
         devices = ", ".join(dict.fromkeys(str(place) for place in self.places))
         # commas, because rich takes a word between two colons for an emoji
-        algo, dataset, model = (escape(plugin.short(choice)) for choice in (e.algo, e.dataset, e.model))
+        algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
         return [
             f"[bold]{algo}[/] on {dataset}, {sum(p.sizes):,} of {len(p.dataset.train_targets):,} "
             f"training examples, {len(p.dataset.test_targets):,} test",

@@ -8,10 +8,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from fedsim import plugin
+from fedsim import plugins
 from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError, unknown
-from fedsim.wire.messages import all_fields
+from fedsim.wire.schema import all_fields
 from protocols.ama import AMA
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
@@ -56,7 +56,7 @@ def find(name: str) -> type[AnyAlgorithm]:
 
     Errors: UsageError, naming the nearest known algorithm or what is wrong with the file.
     """
-    if plugin.is_spec(name):
+    if plugins.is_spec(name):
         return _users(name)
     for algorithm in REGISTRY:
         if algorithm.name == name:
@@ -66,7 +66,7 @@ def find(name: str) -> type[AnyAlgorithm]:
 
 def _users(spec: str) -> type[AnyAlgorithm]:
     """What an import alone does not show is checked here, so that a mistake is found before a run."""
-    found, whose = plugin.load(spec, "--algo"), f"--algo {plugin.short(spec)}"
+    found, whose = plugins.load(spec, "--algo"), f"--algo {plugins.short(spec)}"
     if not inspect.isclass(found) or not issubclass(found, Algorithm):
         raise UsageError(f"{whose}: this is no subclass of fedsim.algorithm.Algorithm")
     lacks = sorted(found.__abstractmethods__) or [a for a in NEEDED if not hasattr(found, a)]
@@ -75,9 +75,9 @@ def _users(spec: str) -> type[AnyAlgorithm]:
     params = found.__dict__.get("__dataclass_params__")
     if params is None or not params.frozen:
         raise UsageError(f"{whose}: the class must be a frozen dataclass: @dataclass(frozen=True) above it")
-    with plugin.blame(spec, "--algo", "building it with its defaults"):
+    with plugins.blame(spec, "--algo", "building it with its defaults"):
         built = found()
-    with plugin.blame(spec, "--algo", "reading its messages"):
+    with plugins.blame(spec, "--algo", "reading its messages"):
         for exchange in (*built.setup, *built.exchanges):
             for message in (exchange.down, exchange.up):
                 all_fields(message)

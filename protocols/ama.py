@@ -7,7 +7,7 @@ sibling of PVI.
     server:  w_g <- (1/delta) sum_k v_k                                 over ALL clients
     init:    v_k = 0, w_g = 0
 
-fedsim.consensus with gamma = rho and rho_server = 0. It converges for small enough rho only (Tseng,
+protocols._dual_rule with gamma = rho and rho_server = 0. It converges for small enough rho only (Tseng,
 Eq. 3.4d); with rho = delta/K the first round is the mean of the w_k.
 
 Wire: P down, P up. The server needs no mean over the clients, so there is no option `silent`: a silent
@@ -26,12 +26,12 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
-from fedsim.consensus import Rule
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers import LocalTraining
-from protocols.families import POINT, Family
+from fedsim.learning.solvers.first_order import LocalTraining
+from protocols._dual_rule import Rule
+from protocols._site_algorithm import Client, Local, Member
+from protocols._site_messages import POINT, Family
 from protocols.fedadmm import to_the_mode
-from protocols.member import Client, Local, Member
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ Eq. 15-20, 53-54, App. D.2 (papers-and-code.md 4.2). fedadmm with a q whose prec
              S_g m_g <- (1-a) mean S_k m_k + a sum_k v_k
     init:    v_k = 0, V_k = 0, q_g = N(0, I/delta)
 
-In natural parameters: t_k <- t_k (q_k/q_g)^rho and q_g = (prior prod_k q_k^rho t_k)^a, fedsim.consensus
+In natural parameters: t_k <- t_k (q_k/q_g)^rho and q_g = (prior prod_k q_k^rho t_k)^a, protocols._dual_rule
 with gamma = rho_server = rho. With quadratic losses, full covariance and rho = 1/K one round is exact
 (v2, Prop. D.1). The client's problem is solved by VON (Khan & Rue, Eq. 12).
 
@@ -30,12 +30,12 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task, step_size
-from fedsim.consensus import Rule, Silent
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.von import VonTraining, check_samples, von
-from protocols.families import Covariance, Family, check_size, gaussian
+from fedsim.learning.solvers.von import VonTraining, check_samples, von
+from protocols._dual_rule import Rule, Silent
+from protocols._site_algorithm import Client, Local, Member
+from protocols._site_messages import Covariance, Family, check_size, gaussian
 from protocols.fedadmm import Rho
-from protocols.member import Client, Local, Member
 
 KEEP = 0.5
 """The share of rho S_g that stays with the client where its dual leaves less than a fifth of that. VON needs

@@ -27,10 +27,10 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
-from fedsim.consensus import proper
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers import LocalTraining, minimise
-from fedsim.wire.messages import Delta, Scalar
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.wire.schema import Delta, Scalar
+from protocols._dual_rule import proper
 
 
 @dataclass(frozen=True)

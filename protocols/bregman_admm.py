@@ -28,13 +28,13 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task, step_size
-from fedsim.consensus import Rule
 from fedsim.learning.gaussian import Gaussian, is_full
-from fedsim.learning.von import VonTraining
+from fedsim.learning.solvers.von import VonTraining
+from protocols._dual_rule import Rule
+from protocols._site_algorithm import Client, Local, Member
+from protocols._site_messages import Covariance, Family, gaussian
 from protocols.bayes_admm import by_von, check_von
-from protocols.families import Covariance, Family, gaussian
 from protocols.fedadmm import Rho
-from protocols.member import Client, Local, Member
 
 
 @dataclass(frozen=True)

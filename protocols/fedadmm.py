@@ -11,8 +11,8 @@ argmin sum_k l_k + (delta/2) ||w||^2. form = mean: l_k is the MEAN loss and ther
 server is w_g = mean(w_k + v_k / rho), with rho for the paper's alpha: the limit is argmin sum_k lbar_k,
 in which every client counts the same, whatever its N_k.
 
-In natural parameters: q = N(w, I), site t_k = exp(v_k . w); fedsim.consensus with gamma = rho_server = rho.
-Bayesian-ADMM is the same three lines with a precision that is learned.
+In natural parameters: q = N(w, I), site t_k = exp(v_k . w); protocols._dual_rule with gamma = rho_server =
+rho. Bayesian-ADMM is the same three lines with a precision that is learned.
 
 Wire: P down, P up. silent = participants: w_k goes up, and the silent clients' w_k count as the mean of
 this round's. silent = last: they count with their last w_k (the start, if never heard), and the increment
@@ -31,11 +31,11 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task, step_size
-from fedsim.consensus import Rule, Silent
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
-from fedsim.learning.solvers import LocalTraining, Moments, minimise
-from protocols.families import POINT, Family
-from protocols.member import Client, Local, Member
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from protocols._dual_rule import Rule, Silent
+from protocols._site_algorithm import Client, Local, Member
+from protocols._site_messages import POINT, Family
 
 Rho = Annotated[float, Meta(gt=0)] | Literal["1/K"]
 """A penalty that all clients share."""

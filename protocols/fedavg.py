@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_mean
 from fedsim.learning.gaussian import Point
-from fedsim.learning.solvers import LocalTraining, Moments, minimise
-from fedsim.wire.messages import Mean, Scalar
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.wire.schema import Mean, Scalar
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
-from fedsim.learning.fisher import mean_fisher
+from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers import LocalTraining, Moments, minimise
-from fedsim.wire.messages import Curvature, Delta, Mean, Scalar, Shift
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.wire.schema import Curvature, Delta, Mean, Scalar, Shift
 
 
 @dataclass(frozen=True)

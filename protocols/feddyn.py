@@ -11,7 +11,7 @@ penalty alpha_k per client and a local weight decay.
     paper        (alpha/N_k) (N/K)     alpha_k   Acar et al. and their code: the limit is argmin sum_k l_k
     release      alpha N_k/N           alpha     bayes-admm as it was meant
 
-With alpha_rule = constant and no weight decay this is fedadmm with form = mean. fedsim.consensus with
+With alpha_rule = constant and no weight decay this is fedadmm with form = mean. protocols._dual_rule with
 q = N(w, I), rho_server = 1 and sites in units of w: t_k = exp(h_k . w).
 
 Wire: P down, P up. A silent client's w_k counts as the mean of the participants', its h_k as it is.
@@ -30,12 +30,12 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
-from fedsim.consensus import Rule
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
-from fedsim.learning.solvers import LocalTraining
-from protocols.families import POINT, Family
+from fedsim.learning.solvers.first_order import LocalTraining
+from protocols._dual_rule import Rule
+from protocols._site_algorithm import Client, Local, Member
+from protocols._site_messages import POINT, Family
 from protocols.fedadmm import to_the_mode
-from protocols.member import Client, Local, Member
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point
-from fedsim.learning.solvers import LocalTraining, Moments, minimise
-from fedsim.wire.messages import Flag, Mean, Scalar
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.wire.schema import Flag, Mean, Scalar
 
 
 @dataclass(frozen=True)

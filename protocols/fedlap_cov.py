@@ -32,8 +32,8 @@ from msgspec import Meta
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers import LocalTraining, Moments, minimise
-from fedsim.wire.messages import Flag, Mean, Precision, Scalar
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.wire.schema import Flag, Mean, Precision, Scalar
 
 
 @dataclass(frozen=True)

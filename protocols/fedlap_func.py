@@ -35,11 +35,11 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
 from fedsim.errors import WireError
+from fedsim.learning.function_space import FunctionTerm, Held, Memory
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.memory import FunctionTerm, Held, Memory
-from fedsim.learning.solvers import LocalTraining, Moments, minimise, minimise_memory
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise, minimise_memory
 from fedsim.seeds import Stream
-from fedsim.wire.messages import Flag, Inputs, Logits, Mean, Owners, Scalar, Weights
+from fedsim.wire.schema import Flag, Inputs, Logits, Mean, Owners, Scalar, Weights
 
 
 @dataclass(frozen=True)

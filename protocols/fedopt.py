@@ -4,7 +4,7 @@ whose server takes the averaged change as a gradient.
     client:  Delta_k = w_g - (E epochs of minibatch steps on lbar_k, started at w_g)
     server:  Delta = sum_k N_k Delta_k / sum_k N_k ;  w_g <- SERVERUPDATE(w_g, Delta)
 
-fedavgm is SGD with momentum, the other three are adaptive (fedsim.learning.server_optimisers). They are one
+fedavgm is SGD with momentum, the other three are adaptive (fedsim.learning.solvers.server). They are one
 algorithm with four defaults of `server`; --set rule=... turns one into another.
 
 Wire: P down, P up.
@@ -20,9 +20,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
-from fedsim.learning.server_optimisers import ServerOptimiser
-from fedsim.learning.solvers import LocalTraining, minimise
-from protocols.pseudogradient import Client, Found, Pseudogradient
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.learning.solvers.server import ServerOptimiser
+from protocols._averaging import Client, Found, Pseudogradient
 
 LOCAL = LocalTraining(optimiser="sgd", lr=0.05)
 

@@ -22,9 +22,9 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
-from fedsim.learning.posterior_averaging import Sampling, iasg, posterior_delta
-from fedsim.learning.server_optimisers import ServerOptimiser
-from protocols.pseudogradient import Client, Found, Pseudogradient
+from fedsim.learning.solvers.iasg import Sampling, iasg, posterior_delta
+from fedsim.learning.solvers.server import ServerOptimiser
+from protocols._averaging import Client, Found, Pseudogradient
 
 
 @dataclass(frozen=True)

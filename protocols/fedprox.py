@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_mean
 from fedsim.learning.gaussian import Distance, Gaussian, Point
-from fedsim.learning.solvers import LocalTraining, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from protocols.fedavg import Client, Down, Server, Up
 
 

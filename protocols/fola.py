@@ -32,11 +32,11 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
-from fedsim.learning.fisher import mean_fisher, squared_gradients
+from fedsim.learning.curvature.fisher import mean_fisher, squared_gradients
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.shard import QuadraticShard
-from fedsim.learning.solvers import LocalTraining, minimise
-from fedsim.wire.messages import Curvature, Mean, Scalar
+from fedsim.learning.shards import QuadraticShard
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.wire.schema import Curvature, Mean, Scalar
 
 Aggregation = Literal["product", "mixture"]
 

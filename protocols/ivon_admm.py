@@ -9,8 +9,8 @@ Bayesian-ADMM for diagonal Gaussians, the client's problem solved by IVON at the
 
     IVON (Algorithm 2) gets the mean loss, lambda = N_k / (rho tau), v = tau v_k / N_k, u = tau u_k / N_k
 
-fedsim.consensus with gamma separate from rho; rho_server = rho, unless given. The released code's gamma is
-its damping times rho. With rho = 1, rho_server = 0 and gamma = damping this is IVON-PVI.
+protocols._dual_rule with gamma separate from rho; rho_server = rho, unless given. The released code's gamma
+is its damping times rho. With rho = 1, rho_server = 0 and gamma = damping this is IVON-PVI.
 
 Wire: 2P down, 2P up. The server derives both dual steps from (m_k, s_k) and its own broadcast, where
 Algorithm 1 as printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm.
@@ -35,12 +35,12 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task, step_size
-from fedsim.consensus import Rule, Silent
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.ivon import IvonMoments, IvonTraining, ivon
-from protocols.families import DIAGONAL, Family
+from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
+from protocols._dual_rule import Rule, Silent
+from protocols._site_algorithm import Client, Local, Member
+from protocols._site_messages import DIAGONAL, Family
 from protocols.fedadmm import Rho
-from protocols.member import Client, Local, Member
 
 
 @dataclass(frozen=True)

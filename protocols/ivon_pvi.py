@@ -6,7 +6,7 @@
     server:  s_g <- delta + sum_k u_k ;   s_g m_g <- sum_k v_k                 over ALL clients
     init:    v_k = 0, u_k = 0, m_g = 0, s_g = delta
 
-fedsim.consensus with rho = 1, gamma = damping, rho_server = 0.
+protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0.
 
 Wire: 2P down, 2P up. A silent client counts with its site.
 
@@ -23,12 +23,12 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task, step_size
-from fedsim.consensus import Rule
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.ivon import IvonTraining
-from protocols.families import DIAGONAL, Family
+from fedsim.learning.solvers.ivon import IvonTraining
+from protocols._dual_rule import Rule
+from protocols._site_algorithm import Client, Local, Member
+from protocols._site_messages import DIAGONAL, Family
 from protocols.ivon_admm import by_ivon
-from protocols.member import Client, Local, Member
 from protocols.pvi import Damping
 
 

@@ -15,9 +15,9 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
-from fedsim.learning.server_optimisers import ServerOptimiser
-from fedsim.learning.shard import QuadraticShard
-from protocols.pseudogradient import Client, Found, Pseudogradient
+from fedsim.learning.shards import QuadraticShard
+from fedsim.learning.solvers.server import ServerOptimiser
+from protocols._averaging import Client, Found, Pseudogradient
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_mean
 from fedsim.learning.gaussian import Point
-from fedsim.learning.shard import QuadraticShard
-from fedsim.learning.solvers import decayed
-from fedsim.wire.messages import Gradient, Mean, Scalar, Statistic
+from fedsim.learning.shards import QuadraticShard
+from fedsim.learning.solvers.first_order import decayed
+from fedsim.wire.schema import Gradient, Mean, Scalar, Statistic
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_means
 from fedsim.learning.gaussian import Point
-from fedsim.wire.messages import Gradient, Mean, Scalar, Statistic
+from fedsim.wire.schema import Gradient, Mean, Scalar, Statistic
 from protocols.mime import LocalSGD, local_sgd
 
 

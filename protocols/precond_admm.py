@@ -28,13 +28,13 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Context, Exchange, Task, step_size
-from fedsim.consensus import Consensus, Rule, Silent
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers import LocalTraining
-from fedsim.wire.messages import Curvature, Precision
-from protocols.families import POINT, Family
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.wire.schema import Curvature, Precision
+from protocols._dual_rule import Consensus, Rule, Silent
+from protocols._site_algorithm import Client, Local, Member
+from protocols._site_messages import POINT, Family
 from protocols.fedadmm import Rho, to_the_mode
-from protocols.member import Client, Local, Member
 
 
 @dataclass(frozen=True)

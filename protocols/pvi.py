@@ -7,7 +7,7 @@ without the averaging at the server.
     server:  q_g  = prior * prod_k t_k                                        over ALL clients
     init:    t_k = 1, q_g = N(0, I/delta)
 
-fedsim.consensus with rho = 1, gamma = damping, rho_server = 0. damping = 1 is PVI as published; it
+protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0. damping = 1 is PVI as published; it
 diverges where clients' curvatures pull the same way, and 1/K is what the comparison papers use.
 
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from
@@ -28,12 +28,12 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task, step_size
-from fedsim.consensus import Rule
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.von import VonTraining
+from fedsim.learning.solvers.von import VonTraining
+from protocols._dual_rule import Rule
+from protocols._site_algorithm import Client, Local, Member
+from protocols._site_messages import Covariance, Family, gaussian
 from protocols.bayes_admm import by_von, check_von
-from protocols.families import Covariance, Family, gaussian
-from protocols.member import Client, Local, Member
 
 Damping = Annotated[float, Meta(gt=0, le=1)] | Literal["1/K"]
 

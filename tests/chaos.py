@@ -2,7 +2,7 @@
 
     python -m tests.chaos --trials 200 --seed 0      by hand; prints every trial's plan and outcome
 
-Trials of odd seeds are of workers elsewhere (tests.chaos_elsewhere), the others of workers of this machine;
+Trials of odd seeds are of workers elsewhere (tests.chaos_remote), the others of workers of this machine;
 --local and --elsewhere ask for one kind only.
 
 A plan is drawn from its seed. Here: kill -9 or SIGSTOP of a random worker, kill -9 of the coordinator (then
@@ -23,9 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests import chaos_elsewhere
-from tests.commands import DEADLINE, Command, fedsim, start
-from tests.trials import EXPERIMENT, ROUNDS, Fault, Trial, facts, same
+from tests import chaos_remote
+from tests.support.commands import DEADLINE, Command, fedsim, start
+from tests.support.trials import EXPERIMENT, ROUNDS, Fault, Trial, facts, same
 
 FAULTS = ("kill worker", "kill worker", "stop worker", "kill coordinator", "kill coordinator", "interrupt")
 GONE_WITHIN = 5.0
@@ -132,9 +132,9 @@ def main() -> None:
         for seed in range(chosen.seed, chosen.seed + chosen.trials):
             elsewhere = chosen.elsewhere or (seed % 2 == 1 and not chosen.local)
             if elsewhere not in expected:
-                make = chaos_elsewhere.undisturbed if elsewhere else undisturbed
+                make = chaos_remote.undisturbed if elsewhere else undisturbed
                 expected[elsewhere] = make(Path(folder) / f"undisturbed-{elsewhere}")
-            play = chaos_elsewhere.trial if elsewhere else trial
+            play = chaos_remote.trial if elsewhere else trial
             made = play(seed, Path(folder) / str(seed), expected[elsewhere])
             good, faults = good + made.good, faults + len(made.hit)
             print(made, flush=True)

@@ -30,16 +30,16 @@ import torch
 from torch import Tensor
 
 from fedsim.experiment import build_algorithm, resolved_hyperparameters
+from fedsim.participation import Turnout, schedule
 from fedsim.problem import Problem
-from fedsim.schedules import Turnout, schedule
 from fedsim.wire.codecs import codec
+from fedsim.wire.envelope import decode, encode
 from fedsim.wire.ledger import Ledger
-from fedsim.wire.letter import decode, encode
-from fedsim.wire.messages import DTYPES, TRIANGLE, Field, all_fields, schema, values_of
-from fedsim.wire.state import decode_state, encode_state
-from launch.catalogue import cost_once, wire_cost
-from tests.endpoints import Counting, LateScores, Pool, Shuffled
-from tests.harness import (
+from fedsim.wire.schema import DTYPES, TRIANGLE, Field, all_fields, schema, values_of
+from fedsim.wire.state_file import decode_state, encode_state
+from launch.commands.catalogue import cost_once, wire_cost
+from tests.support.endpoints import Counting, LateScores, Pool, Shuffled
+from tests.support.harness import (
     ALGORITHMS,
     CLIENTS,
     ROUNDS,
@@ -58,8 +58,8 @@ from tests.harness import (
     steps,
 )
 from workers.numerics import fix_numerics
-from workers.sockets.endpoint import Endpoint
-from workers.worker import WorkerRuntime
+from workers.transport.endpoint import Endpoint
+from workers.worker.runtime import WorkerRuntime
 
 EVERYONE = Turnout((0, 1, 2))
 

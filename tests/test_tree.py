@@ -23,7 +23,7 @@ PICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "mar
 PICKLES |= {"jsonpickle", "yaml", "ruamel", "pickletools", "copyreg"}
 """Yaml may be read safely; nothing here needs it."""
 CODE = {"eval", "exec", "compile"}
-USERS_CODE = {"fedsim/plugin.py": ["calls exec", "calls compile"]}
+USERS_CODE = {"fedsim/plugins.py": ["calls exec", "calls compile"]}
 """What --algo path/to/file.py means."""
 PICKLING_CALLS = {
     ("torch", "load"),

@@ -17,9 +17,9 @@ import numpy as np
 from fedsim.errors import Interrupted
 from fedsim.learning.gaussian import Point
 from fedsim.problem import Problem
-from fedsim.wire.letter import decode_own, encode
-from fedsim.wire.messages import map_tensors
-from fedsim.wire.state import encode_state
+from fedsim.wire.envelope import decode_own, encode
+from fedsim.wire.schema import map_tensors
+from fedsim.wire.state_file import encode_state
 
 EXAMPLES = 32
 SHORT = {"epochs": 1, "steps": 1, "samples": 1, "server_steps": 3}

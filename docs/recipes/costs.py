@@ -22,9 +22,9 @@ from typing import Any
 from report import ROOT, circumstances, processor, table
 
 from fedsim.experiment import build_algorithm
-from fedsim.wire.messages import part_of, schema
-from launch.catalogue import cost_in_p, cost_once
-from launch.reading import Run, run_experiment
+from fedsim.wire.schema import part_of, schema
+from launch.commands.catalogue import cost_in_p, cost_once
+from launch.runs.reader import Run, run_experiment
 from protocols import REGISTRY, AnyAlgorithm, find
 
 CLIENTS = 10

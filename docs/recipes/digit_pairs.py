@@ -22,14 +22,14 @@ from torch import Tensor
 from fedsim.algorithm import Algorithm
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, identity, is_full
-from fedsim.learning.models import build_model
+from fedsim.learning.models.paper_models import build_model
 from fedsim.learning.params import Net
-from fedsim.learning.shard import Shard
-from fedsim.learning.von import VonTraining, von
+from fedsim.learning.shards import Shard
+from fedsim.learning.solvers.von import VonTraining, von
 from fedsim.seeds import Stream
+from protocols._site_messages import Covariance
 from protocols.bayes_admm import BayesADMM
 from protocols.bregman_admm import BregmanADMM
-from protocols.families import Covariance
 from protocols.pvi import PVI
 
 

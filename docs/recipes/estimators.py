@@ -21,8 +21,8 @@ import torch
 from report import Page, options, table
 from torch import Tensor, nn
 
-from fedsim.learning.models import build_model
-from launch.reading import Run, run_experiment
+from fedsim.learning.models.paper_models import build_model
+from launch.runs.reader import Run, run_experiment
 
 MIB = 1024**2
 FLOAT = 4

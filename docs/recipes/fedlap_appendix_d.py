@@ -31,12 +31,12 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm
 from fedsim.data import Dataset, load_dataset
-from fedsim.data.partition import partition
+from fedsim.data.partitions import partition
 from fedsim.errors import TaskError
 from fedsim.experiment import Experiment
 from fedsim.learning.gaussian import Gaussian, Penalty
-from fedsim.learning.shard import QuadraticShard
-from fedsim.learning.solvers import LocalTraining
+from fedsim.learning.shards import QuadraticShard
+from fedsim.learning.solvers.first_order import LocalTraining
 from launch.execution import Execution
 from launch.run import launch
 from protocols.feddyn import FedDyn

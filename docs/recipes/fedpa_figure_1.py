@@ -20,9 +20,9 @@ from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, Page, fig
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm
-from fedsim.learning.posterior_averaging import Sampling
-from fedsim.learning.server_optimisers import ServerOptimiser
-from fedsim.learning.solvers import LocalTraining
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.learning.solvers.iasg import Sampling
+from fedsim.learning.solvers.server import ServerOptimiser
 from protocols.fedopt import FedAvgM
 from protocols.fedpa import FedPA
 from protocols.mbsgd import MBSGD

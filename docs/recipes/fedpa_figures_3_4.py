@@ -22,10 +22,10 @@ from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, VERMILION, Page, figure, 
 from sklearn.datasets import make_regression
 from torch import Tensor, nn
 
-from fedsim.learning.likelihood import likelihood
+from fedsim.learning.likelihoods import likelihood
 from fedsim.learning.params import Net
-from fedsim.learning.posterior_averaging import Sampling, iasg, posterior_delta
-from fedsim.learning.shard import Shard
+from fedsim.learning.shards import Shard
+from fedsim.learning.solvers.iasg import Sampling, iasg, posterior_delta
 from fedsim.seeds import Stream
 
 ROWS, NOISE = 500, 50.0

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.algorithm import Algorithm, Context, Task
-from fedsim.learning.likelihood import likelihood
+from fedsim.learning.likelihoods import likelihood
 from fedsim.learning.params import Net
-from fedsim.learning.shard import Shard
+from fedsim.learning.shards import Shard
 from fedsim.seeds import Stream
 
 

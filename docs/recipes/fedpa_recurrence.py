@@ -7,7 +7,7 @@
     Delta_t = (1 + (t-1) rho) D_t ,   D_1 = x_0 - x_1
 
 v_t stands for the paper's v_{t-1,t} = Sigma~_{t-1}^-1 u_t. Here for the clock and as a second opinion;
-the package computes the same by one matrix product (fedsim.learning.posterior_averaging).
+the package computes the same by one matrix product (fedsim.learning.solvers.iasg).
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ from report import Page, options, table
 from torch import Tensor
 
 from fedsim.algorithm import Task
-from fedsim.learning.posterior_averaging import Sampling, iasg, posterior_delta
-from fedsim.learning.server_optimisers import ServerOptimiser
-from fedsim.learning.shard import Shard
-from fedsim.learning.solvers import LocalTraining
+from fedsim.learning.shards import Shard
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.learning.solvers.iasg import Sampling, iasg, posterior_delta
+from fedsim.learning.solvers.server import ServerOptimiser
 from fedsim.seeds import Stream
+from protocols._averaging import Client, Down
 from protocols.fedopt import FedAvgM
 from protocols.fedpa import FedPA
-from protocols.pseudogradient import Client, Down
 
 PAPER = {
     100: ("72", "91 (+26 %)", "82 (+12 %)"),

@@ -26,9 +26,9 @@ from fedsim.algorithm import Algorithm
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.params import Net
-from fedsim.learning.shard import Shard
-from fedsim.learning.solvers import LocalTraining
-from fedsim.learning.von import VonTraining, von
+from fedsim.learning.shards import Shard
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.learning.solvers.von import VonTraining, von
 from fedsim.seeds import Stream
 from protocols.bayes_admm import BayesADMM
 from protocols.fedadmm import FedADMM

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm
 from fedsim.errors import TaskError
-from fedsim.learning.shard import QuadraticShard
-from fedsim.learning.solvers import LocalTraining
-from fedsim.learning.von import VonTraining
+from fedsim.learning.shards import QuadraticShard
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.learning.solvers.von import VonTraining
 from protocols.ama import AMA
 from protocols.bayes_admm import BayesADMM
 from protocols.bregman_admm import BregmanADMM

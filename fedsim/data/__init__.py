@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fedsim.data.catalogue import DATASETS, DatasetInfo
 from fedsim.data.datasets import Dataset, load_dataset
-from fedsim.data.partition import PARTITIONS, PartitionInfo, partition
+from fedsim.data.partitions import PARTITIONS, PartitionInfo, partition
 
 __all__ = [
     "DATASETS",

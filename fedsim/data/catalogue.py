@@ -20,7 +20,7 @@ class DatasetInfo:
                     FILE.gz will do
     default_inputs  the choice that matches the published experiments on this data set
     source          where the public data comes from and under which licence
-    likelihood      what targets are: a name of fedsim.learning.likelihood
+    likelihood      what targets are: a name of fedsim.learning.likelihoods
     clients         of a data set too large to be read whole: how many of its clients are read, unless
                     NAME:CLIENTS says another number; 0: all of them, always
     """

@@ -3,10 +3,10 @@
     likelihood    inputs (n, *shape)    targets
     categorical   float32 or uint8      (n,) int64, 0..C-1
     bernoulli     float32 or uint8      (n, C) uint8, 0 or 1
-    tokens        int32 or int64 ids    (n, *shape) int64, -1..C-1 (fedsim/data/tokens.py)
+    tokens        int32 or int64 ids    (n, *shape) int64, -1..C-1 (fedsim/data/vocabulary.py)
     gaussian      float32 or uint8      (n, C) float32
 
-The likelihoods are those of fedsim/learning/likelihood.py.
+The likelihoods are those of fedsim/learning/likelihoods.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from fedsim.data import tokens
+from fedsim.data import vocabulary
 from fedsim.data.arrays import Array, Arrays
 from fedsim.errors import DataError
 
@@ -37,7 +37,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "categorical": Kind(_NUMBERS, "int64", 2),
         "bernoulli": Kind(_NUMBERS, "uint8", 1),
-        "tokens": Kind(("int32", "int64"), "int64", tokens.SPECIALS + 1),
+        "tokens": Kind(("int32", "int64"), "int64", vocabulary.SPECIALS + 1),
         "gaussian": Kind(_NUMBERS, "float32", 1),
     }
 )
@@ -79,7 +79,7 @@ def checked(
 
 
 def _check_labels(what: str, targets: Array, classes: int, likelihood: str) -> None:
-    lowest = tokens.NO_TARGET if likelihood == "tokens" else 0
+    lowest = vocabulary.NO_TARGET if likelihood == "tokens" else 0
     highest = 1 if likelihood == "bernoulli" else classes - 1
     if targets.min() < lowest or targets.max() > highest:
         raise DataError(f"{what} reach {_reach(targets)}, not {lowest} to {highest}")

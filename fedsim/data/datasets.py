@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsim import plugin
-from fedsim.data import cifar, credit, digits, heart, idx, stackoverflow, tff
+from fedsim import plugins
 from fedsim.data.arrays import REQUIRED, Array, Arrays
 from fedsim.data.cache import cached
 from fedsim.data.catalogue import DATASETS, DatasetInfo
 from fedsim.data.checks import KINDS, check_kind, checked
+from fedsim.data.readers import cifar, credit, digits, heart, idx, stackoverflow, tff
 from fedsim.errors import DataError, UsageError, unknown
 
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "load_dataset"]
@@ -33,7 +33,7 @@ class Dataset:
     scale                         "scaled" inputs are x / scale, "raw" are x, both as float32;
                                   255 for images (digits: 16), 1 for tables
     centres                       (n,) int64, the natural client of every training row, or None
-    likelihood                    what targets are: a name of fedsim.learning.likelihood
+    likelihood                    what targets are: a name of fedsim.learning.likelihoods
 
     Every process makes its own, so a user's must be the same numbers each time, in every process: draw
     from a generator with a fixed seed, and never from the clock, a global generator or a set's order.
@@ -58,7 +58,7 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     Raises UsageError for an unknown name and for what is wrong with a user's file, DataError for a
     missing or malformed file and for arrays that do not fit.
     """
-    if plugin.is_spec(name):
+    if plugins.is_spec(name):
         return _users(name)
     info = _chosen(name)
     if not info.files:
@@ -167,9 +167,9 @@ def _public(info: DatasetInfo, arrays: Arrays) -> Arrays:
 
 def _users(spec: str) -> Dataset:
     """The data set of a user's file, with everything checked that an experiment relies on."""
-    made, whose = plugin.load(spec, "--dataset"), f"--dataset {plugin.short(spec)}"
+    made, whose = plugins.load(spec, "--dataset"), f"--dataset {plugins.short(spec)}"
     if callable(made):
-        with plugin.blame(spec, "--dataset", "calling it"):
+        with plugins.blame(spec, "--dataset", "calling it"):
             made = made()
     if not isinstance(made, Dataset):
         raise UsageError(

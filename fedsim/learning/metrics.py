@@ -8,7 +8,7 @@ who computes which part. Predictions that count as numbers of examples are whole
     bernoulli     share of (example, tag) pairs, at p = 1/2   per example (all tags) precision, micro_f1,
                                                                                      macro_f1, recall_at_5,
                                                                                      micro_recall_at_5
-    tokens        share of content words (fedsim.data.tokens) per token
+    tokens        share of content words (fedsim.data.vocabulary) per token
     gaussian      None                                        per example, 1/2 |y - f|^2
 
 precision and micro_f1 are over all pairs. macro_f1 is the mean of F1 over all tags; a tag that neither
@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsim.data import tokens
+from fedsim.data import vocabulary
 
 Tally = tuple[float, ...]
 Numbers = dict[str, float | None]
@@ -130,7 +130,7 @@ def _tokens(outputs: Tensor, targets: Tensor) -> Tally:
     there = targets >= 0
     log_probabilities, wanted = outputs[there].log_softmax(dim=1), targets[there]
     nll = F.nll_loss(log_probabilities, wanted, reduction="sum")
-    content = (wanted >= 1) & (wanted <= tokens.words(outputs.shape[-1]))
+    content = (wanted >= 1) & (wanted <= vocabulary.words(outputs.shape[-1]))
     correct = (log_probabilities.argmax(dim=1) == wanted) & content
     return float(len(wanted)), float(nll), float(content.sum()), float(correct.sum())
 

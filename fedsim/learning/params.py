@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedsim.errors import UsageError
-from fedsim.learning.likelihood import CATEGORICAL, Likelihood
+from fedsim.learning.likelihoods import CATEGORICAL, Likelihood
 from fedsim.seeds import seeded_torch
 
 

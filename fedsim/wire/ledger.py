@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fedsim.wire import zmtp
-from fedsim.wire.letter import NONE, Letter
-from fedsim.wire.messages import DTYPES
+from fedsim.wire.envelope import NONE, Letter
+from fedsim.wire.schema import DTYPES
 
 KINDS = {
     "task": "algorithm",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.sweep.bands import Band, band
-from launch.sweep.columns import heading, percent
+from launch.results.bands import Band, band
+from launch.results.columns import heading, percent
 from launch.sweep.recipe import Plot, Row
 from launch.sweep.table import Results
 

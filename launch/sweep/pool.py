@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launch.sweep.columns import Curve
+from launch.results.columns import Curve
 from launch.sweep.recipe import Trial
 
 

@@ -11,7 +11,7 @@
     label = "fedlap_cov"
     experiment = {algo = "fedlap_cov"}   hyperparameters = {delta = 0.01}   codecs = {precision = "csr:0.1"}
     published = {"test_accuracy@50" = "80.5±0.6"}
-    [[table]]                   columns are expressions of launch.sweep.columns
+    [[table]]                   columns are expressions of launch.results.columns
     title = "Accuracy"   columns = ["test_accuracy@10", "test_accuracy@50"]   window = 3
     [[plot]]
     file = "accuracy.png"   x = "MB"   y = "test_accuracy"
@@ -31,7 +31,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from fedsim import plugin
+from fedsim import plugins
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import (
     DEFAULTS,
@@ -163,8 +163,8 @@ class Recipe:
             parts[table][name] = value
         values = {**parts["experiment"], "seed": seed}
         for name in ("algo", "model", "dataset"):
-            if isinstance(values.get(name), str) and plugin.is_spec(values[name]):
-                values[name] = plugin.absolute(values[name])
+            if isinstance(values.get(name), str) and plugins.is_spec(values[name]):
+                values[name] = plugins.absolute(values[name])
         where = f"the experiment of {row.name}"
         made = convert(Experiment, {**values, **{k: parts[k] for k in TABLES[1:]}}, where)
         algorithm = build_algorithm(find(made.algo), made.hyperparameters)
@@ -223,7 +223,7 @@ class Trial:
             if described[key] == getattr(DEFAULTS, key):
                 del described[key]
         for key, choice in described.items():  # a user's file by its bytes, wherever it is
-            if isinstance(choice, str) and plugin.is_spec(choice):
-                described[key] = plugin.fingerprint(choice)
+            if isinstance(choice, str) and plugins.is_spec(choice):
+                described[key] = plugins.fingerprint(choice)
         text = json.dumps(described, sort_keys=True)
-        return f"{plugin.short(self.experiment.algo)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return f"{plugins.short(self.experiment.algo)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, convert
 from launch.execution import Execution
-from launch.server import ENVIRONMENT
+from launch.processes.server import ENVIRONMENT
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Trial
 

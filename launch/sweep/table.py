@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.sweep.columns import heading, percent, shown, value
+from launch.results.columns import heading, percent, shown, value
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe, Row, Table, Trial
 

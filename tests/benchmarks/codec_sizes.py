@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.experiment import Experiment
-from fedsim.learning.curvature import best_chunk, diagonal_ggn
-from fedsim.learning.fisher import mean_fisher
+from fedsim.learning.curvature.diagonal_ggn import best_chunk, diagonal_ggn
+from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.params import Layout
 from fedsim.wire.codecs import Spec, codec, pack_or_dense
-from launch.codec_table import errors, fastest, indices_floor
+from launch.commands.codecs import errors, fastest, indices_floor
 from launch.execution import Execution
 from launch.run import launch
-from launch.stored_run import StoredRun
+from launch.runs.restored import StoredRun
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
 KEEPING = ("csr", "bitmap", "best")

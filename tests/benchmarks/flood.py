@@ -18,14 +18,14 @@ import msgspec
 import zmq
 
 from fedsim.errors import WireError
+from fedsim.wire.envelope import VERSION, Header, blob, seal
 from fedsim.wire.ledger import Ledger
-from fedsim.wire.letter import VERSION, Header, blob, seal
-from workers.sockets import bailiff
-from workers.sockets.connection import Credentials, Hello
-from workers.sockets.doors import GuardedPort, LocalPort
-from workers.sockets.invitation import KeyPair
-from workers.sockets.revocation import Revocations
-from workers.sockets.router import ZmqEndpoint
+from workers.transport import ingress_limiter
+from workers.transport.dealer import Credentials, Hello
+from workers.transport.join_credentials import KeyPair
+from workers.transport.listeners import GuardedPort, LocalPort
+from workers.transport.revocation import Revocations
+from workers.transport.router import ZmqEndpoint
 
 PART = bytes(1_000_000)
 PARTS, MAX_FRAME, REPEATS = 1000, 1 << 20, 5
@@ -100,7 +100,7 @@ WHO = {
 
 if __name__ == "__main__":
     for name, how in WHO.items():
-        with patch.object(bailiff, "SECONDS", 3600.0):
+        with patch.object(ingress_limiter, "SECONDS", 3600.0):
             without = growth(*how)
         measured = [growth(*how) for _ in range(REPEATS)]
         print(f"{name}: {without:.0f} MiB without, {max(measured):.0f} with", flush=True)

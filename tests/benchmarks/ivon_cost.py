@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from ivon import IVON
 
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.ivon import IvonTraining, ivon
-from fedsim.learning.models import build_model
+from fedsim.learning.models.paper_models import build_model
 from fedsim.learning.params import Net
-from fedsim.learning.shard import Shard
-from fedsim.learning.solvers import LocalTraining, minimise
+from fedsim.learning.shards import Shard
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.learning.solvers.ivon import IvonTraining, ivon
 from fedsim.seeds import Stream
 from tests.benchmarks.common import spread
 

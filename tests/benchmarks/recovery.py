@@ -21,13 +21,13 @@ from unittest.mock import patch
 
 from fedsim.experiment import Experiment
 from launch.execution import Execution
-from launch.reading import Run
 from launch.run import launch
+from launch.runs.reader import Run
 from tests.benchmarks import steady_state as steady
 from tests.benchmarks.common import fashion_shaped
-from tests.commands import fedsim, start
-from workers.disk.journal import Journal
-from workers.disk.store import Checkpoints
+from tests.support.commands import fedsim, start
+from workers.storage.journal import Journal
+from workers.storage.store import Checkpoints
 
 PAIRS = 5
 MAIN = Experiment(rounds=20)
@@ -39,7 +39,7 @@ def nothing_kept() -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(patch.object(Checkpoints, "commit", lambda *_: None))
         patches.enter_context(patch.object(Journal, "append", lambda *_, **__: None))
-        patches.enter_context(patch("workers.disk.store.write_atomically", lambda path, _: 0))
+        patches.enter_context(patch("workers.storage.store.write_atomically", lambda path, _: 0))
         patches.enter_context(patch("launch.session.summarise", lambda *_, **__: SUMMARY))
         yield
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.commands import start
+from tests.support.commands import start
 
 JOB = (
     *("--workers", "2", "--clients", "2", "--model", "logistic", "--algo", "fedlap_cov"),

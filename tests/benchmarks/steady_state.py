@@ -19,7 +19,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from fedsim.experiment import Experiment, build_algorithm
-from fedsim.learning.solvers import minimise
+from fedsim.learning.solvers.first_order import minimise
 from fedsim.problem import Problem
 from protocols import find
 from tests.benchmarks.common import fashion_shaped, launch, round_seconds, spread

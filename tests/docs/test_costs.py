@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fedsim.problem import Problem
-from fedsim.wire.sizes import LetterSize, letter_size
+from fedsim.wire.wire_size import LetterSize, letter_size
+from launch.commands.plan import RUN_NAME
 from launch.options import resolve
-from launch.plan import RUN_NAME
 from protocols import REGISTRY
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

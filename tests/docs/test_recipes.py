@@ -67,7 +67,7 @@ def test_the_estimators_sizes_of_tensors() -> None:
 @pytest.mark.parametrize("rho", [0.0, 0.1, 1.0])
 def test_the_streamed_recurrence_gives_every_prefixs_delta(rho: float) -> None:
     """Appendix C against one product (which the tests of posterior_averaging hold against a dense solve)."""
-    from fedsim.learning.posterior_averaging import posterior_delta
+    from fedsim.learning.solvers.iasg import posterior_delta
 
     draws = torch.Generator().manual_seed(0)
     start, x = torch.randn(80, generator=draws).double(), torch.randn(30, 80, generator=draws).double()

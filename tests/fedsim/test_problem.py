@@ -19,16 +19,16 @@ from fedsim.errors import WireError
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.metrics import added
-from fedsim.learning.solvers import LocalTraining, minimise
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.participation import Turnout
 from fedsim.problem import CHUNK, Problem, Score
-from fedsim.schedules import Turnout
 from fedsim.seeds import Stream
-from fedsim.wire.letter import VERSION, Header, Letter, decode, encode, open_letter, seal
+from fedsim.wire.envelope import VERSION, Header, Letter, decode, encode, open_letter, seal
 from launch.cli import main
 from protocols.fedavg import FedAvg
 from protocols.ivon_admm import IvonADMM
-from tests.harness import listed, play
-from workers.worker import (
+from tests.support.harness import listed, play
+from workers.worker.runtime import (
     Evaluate,
     EvaluateFull,
     WorkerRuntime,

@@ -1,9 +1,9 @@
 """python -m tests.golden [--write] [--quick] [--jobs N]
 
 Carries out the recorded runs (all algorithms x dense and bf16 x 0 and 2 workers, resumed, verified,
-remote) and compares their digests with tests/golden/golden.json; --write makes that file anew. --quick: only --workers 0,
-which is all that a change of algorithms can break. Make the file before a change of which no bit may depend,
-and compare after it.
+remote) and compares their digests with tests/golden/golden.json; --write makes that file anew. --quick: only
+--workers 0, which is all that a change of algorithms can break. Make the file before a change of which no bit
+may depend, and compare after it.
 """
 
 from __future__ import annotations

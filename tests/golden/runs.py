@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from protocols import REGISTRY, find
-from tests.commands import DEADLINE, fedsim, start
-from tests.harness import has_setting
+from tests.support.commands import DEADLINE, fedsim, start
+from tests.support.harness import has_setting
 
 ROUNDS = 3
 CODECS = ("dense", "bf16")
@@ -66,7 +66,7 @@ def _float_fields(algo: str) -> list[str]:
     from fedsim.experiment import Experiment, build_algorithm
     from fedsim.problem import Problem
     from fedsim.wire.codecs import codec
-    from fedsim.wire.messages import all_fields
+    from fedsim.wire.schema import all_fields
 
     algorithm = find(algo)
     problem = Problem.build(Experiment(algo=algo, clients=4), build_algorithm(algorithm, {}), None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests import chaos, chaos_elsewhere
+from tests import chaos, chaos_remote
 
 LOCAL, ELSEWHERE = range(14), (100, 102, 110, 112, 117, 128)
 
@@ -20,7 +20,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return chaos_elsewhere.undisturbed(tmp_path_factory.mktemp("elsewhere") / "run")
+    return chaos_remote.undisturbed(tmp_path_factory.mktemp("elsewhere") / "run")
 
 
 @pytest.mark.parametrize("seed", LOCAL)
@@ -35,7 +35,7 @@ def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
 def test_so_has_one_with_workers_elsewhere(
     seed: int, expected_elsewhere: dict[str, Any], tmp_path: Path
 ) -> None:
-    made = chaos_elsewhere.trial(seed, tmp_path / "run", expected_elsewhere)
+    made = chaos_remote.trial(seed, tmp_path / "run", expected_elsewhere)
     assert made.good, str(made)
 
 
@@ -47,7 +47,7 @@ def test_both_are_the_same_run(expected: dict[str, Any], expected_elsewhere: dic
 def test_the_plans_are_varied() -> None:
     what = {f.what for seed in LOCAL for f in chaos.plan(seed)[0]}
     assert what == {"kill worker", "stop worker", "kill coordinator", "interrupt"}
-    what = {f.what.split()[0] for seed in ELSEWHERE for f in chaos_elsewhere.plan(seed)[0]}
-    assert what == {f.split()[0] for f in chaos_elsewhere.FAULTS}
-    for plan in (chaos.plan, chaos_elsewhere.plan):
+    what = {f.what.split()[0] for seed in ELSEWHERE for f in chaos_remote.plan(seed)[0]}
+    assert what == {f.split()[0] for f in chaos_remote.FAULTS}
+    for plan in (chaos.plan, chaos_remote.plan):
         assert plan(7) == plan(7) != plan(8)

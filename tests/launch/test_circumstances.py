@@ -17,7 +17,7 @@ from launch import open_files
 from launch.cli import main
 from launch.open_files import SPARE, allow_open_files
 from protocols import find
-from tests.harness import play, problem_of
+from tests.support.harness import play, problem_of
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ("--clients", "2", "--rounds", "1", "--model", "logistic", "--set", "local.epochs=1")
@@ -82,12 +82,12 @@ def test_the_wall_clock_is_for_people_only() -> None:
     """Where it is read: what a manifest, a process list, a folder's name and the time to round 1 say; and how
     old a folder is that nobody holds any more."""
     known = {
-        "workers/coordinator.py",
-        "launch/supervisor.py",
-        "launch/rundir.py",
-        "launch/summary.py",
-        "launch/manifest.py",
-        "workers/disk/scratch.py",
+        "workers/coordinator/loop.py",
+        "launch/processes/supervisor.py",
+        "launch/runs/writer.py",
+        "launch/runs/summary.py",
+        "launch/runs/manifest.py",
+        "workers/storage/scratch.py",
     }
     files = [p for room in ("fedsim", "protocols", "workers", "launch") for p in (ROOT / room).rglob("*.py")]
     reading = {

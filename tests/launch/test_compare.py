@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from launch.cli import main
-from launch.reading import Run
-from launch.report.charts import Line, chart
-from launch.report.frontier import Point, climb, levels, pareto, reaching, reigns
-from launch.report.groups import gather
-from launch.report.labels import labels
-from launch.sweep.bands import band
-from launch.sweep.columns import Curve
+from launch.results.bands import band
+from launch.results.charts import Line, chart
+from launch.results.columns import Curve
+from launch.results.frontier import Point, climb, levels, pareto, reaching, reigns
+from launch.results.groups import gather
+from launch.results.labels import labels
+from launch.runs.reader import Run
 from launch.sweep.figures import COLOURS
 
 COLUMNS = "kind,round,exchange,client,worker,direction,message,field,layer,codec,dense_bytes,bytes"

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import main
-from launch.stored_run import StoredRun
+from launch.runs.restored import StoredRun
 from workers.probe import probe_digest
 
 EARLIER = sorted((Path(__file__).parent / "earlier").glob("*.tar.gz"))

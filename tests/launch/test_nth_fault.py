@@ -15,12 +15,12 @@ import pytest
 
 from fedsim.errors import DiskError
 from fedsim.experiment import Experiment
-from launch import rundir
 from launch.execution import Execution
-from launch.resume import Stored
 from launch.run import launch, resume
-from tests.reproducible import fresh_processes, without_seconds
-from workers.disk import store
+from launch.runs import writer
+from launch.runs.resume import Stored
+from tests.support.reproducible import fresh_processes, without_seconds
+from workers.storage import store
 
 DIED, FULL, UNTOUCHED = 77, 5, 0
 EXPERIMENT = Experiment(
@@ -80,16 +80,16 @@ def strike(fault: Fault) -> None:
         return Torn(file, fault) if mode == "wb" else file
 
     store.open = opened  # type: ignore[attr-defined]
-    append = rundir.RunDir._append
+    append = writer.RunDir._append
 
-    def appended(self: rundir.RunDir, file: Any, write: Any) -> None:
+    def appended(self: writer.RunDir, file: Any, write: Any) -> None:
         def torn() -> Any:
             fault()
             return write()
 
         append(self, file, torn)
 
-    rundir.RunDir._append = appended  # type: ignore[method-assign]
+    writer.RunDir._append = appended  # type: ignore[method-assign]
 
 
 def first_start(folder: str, at: int, dies: bool) -> None:

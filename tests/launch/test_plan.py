@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from fedsim.algorithm import Algorithm
+from fedsim.participation import schedule
 from fedsim.problem import Problem
-from fedsim.schedules import schedule
 from launch.cli import main
-from launch.plan import Plan, plan
+from launch.commands.plan import Plan, plan
 from protocols import REGISTRY
-from tests.harness import play, problem_of
+from tests.support.harness import play, problem_of
 
 Class = type[Algorithm[Any, Any, Any, Any]]
 MIXED = "coin:0.7+gone:0.3+lost:0.3"

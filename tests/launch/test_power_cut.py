@@ -27,17 +27,17 @@ import pytest
 from fedsim.errors import FedsimError
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
-from launch import rundir
 from launch.execution import Execution
-from launch.resume import Stored
 from launch.run import launch, resume
-from launch.summary import stored_model_digest
+from launch.runs import writer
+from launch.runs.resume import Stored
+from launch.runs.summary import stored_model_digest
 from protocols import find
 from tests.launch.test_nth_fault import digests
-from tests.reproducible import fresh_processes
-from workers.disk import durable, store
-from workers.disk.recovery import NOTHING, recover
-from workers.disk.store import ClientStates
+from tests.support.reproducible import fresh_processes
+from workers.storage import durability, store
+from workers.storage.recovery import NOTHING, recover
+from workers.storage.store import ClientStates
 
 ROUNDS = 4
 DIED = 77
@@ -144,7 +144,7 @@ class Recorder:
             setattr(os, name, watched(getattr(os, name)))
         os.fsync = watched(self.synced)  # the disk itself need not be troubled
         store.open = watched(builtins.open)  # type: ignore[attr-defined]
-        rundir.RunDir._append = watched(rundir.RunDir._append)  # type: ignore[method-assign]
+        writer.RunDir._append = watched(writer.RunDir._append)  # type: ignore[method-assign]
 
 
 # ---- what a disk may hold afterwards
@@ -312,7 +312,7 @@ class Folder:
 
 def first_start(folder: str, experiment: Experiment, seconds: float, dies_at: str) -> None:
     """Record a run; dies_at: the file's name with whose first appearance it is killed -9."""
-    durable.SYNC_SECONDS = seconds
+    durability.SYNC_SECONDS = seconds
     recorder = Recorder(Path(folder) / "disk")
     recorder.root.mkdir()
 
@@ -433,9 +433,9 @@ def alone() -> Callable[..., int]:
     ("algo", "participation", "seconds", "dies_at"),
     [
         ("fedlap", "full", 0.0, ""),
-        ("fedlap", "full", durable.SYNC_SECONDS, ""),
-        ("fedavg", "full", durable.SYNC_SECONDS, ""),
-        ("fedlap", "0.5", durable.SYNC_SECONDS, "000003.checkpoint"),
+        ("fedlap", "full", durability.SYNC_SECONDS, ""),
+        ("fedavg", "full", durability.SYNC_SECONDS, ""),
+        ("fedlap", "0.5", durability.SYNC_SECONDS, "000003.checkpoint"),
     ],
     ids=["synced every round", "synced at first and at last", "linked states", "killed and resumed"],
 )

@@ -18,8 +18,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsim.wire.ledger import COLUMNS
-from tests.reproducible import without_seconds
-from workers.disk.journal import read_journal
+from tests.support.reproducible import without_seconds
+from workers.storage.journal import read_journal
 
 DEADLINE = 60.0
 CONTRACT = (

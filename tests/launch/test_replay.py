@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.run import resume
-from tests.launch.kept import RUNS, algorithm_file, command, files, flip, kept_run
+from tests.support.kept_runs import RUNS, algorithm_file, command, files, flip, kept_run
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -35,7 +35,7 @@ def test_a_line_per_round_and_a_file_per_upload(tmp_path: Path) -> None:
 def test_no_client_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = kept_run(tmp_path / "run")
     monkeypatch.setattr("protocols.fedlap_cov.FedLapCov.client_update", None)
-    monkeypatch.setattr("workers.worker.WorkerRuntime.handle", None)
+    monkeypatch.setattr("workers.worker.runtime.WorkerRuntime.handle", None)
     assert command("replay", run).code == 0
 
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from fedsim.errors import DataError
 from launch.cli import main
-from launch.reading import Run
-from launch.report.single import render, report
-from launch.report.timeline import timeline
+from launch.results.run_page import render, report
+from launch.results.timeline import timeline
+from launch.runs.reader import Run
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
 

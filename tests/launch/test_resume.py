@@ -12,10 +12,10 @@ from pathlib import Path
 import pandas
 import pytest
 
-from launch.reading import Run
-from launch.resume import Stored
-from tests.commands import DEADLINE, Command, fedsim, start
-from tests.reproducible import without_seconds
+from launch.runs.reader import Run
+from launch.runs.resume import Stored
+from tests.support.commands import DEADLINE, Command, fedsim, start
+from tests.support.reproducible import without_seconds
 
 RUN = ("--clients", "4", "--rounds", "8", "--model", "logistic")
 

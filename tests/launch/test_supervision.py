@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.reading import Run
-from tests.commands import Command, fedsim, start
+from launch.runs.reader import Run
 from tests.launch.test_resume import same
+from tests.support.commands import Command, fedsim, start
 
 CLIENTS = """
 import os, signal, time

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from fedsim.errors import UsageError
 from launch.cli import main
-from launch.sweep.columns import Curve, shown, value
+from launch.results.columns import Curve, shown, value
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.lock import RunLock
-from tests.launch.kept import RUNS, algorithm_file, command, files, flip, kept_run
+from tests.support.kept_runs import RUNS, algorithm_file, command, files, flip, kept_run
 
 
 @pytest.fixture(scope="module")

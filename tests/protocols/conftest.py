@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, Context, Task
 from fedsim.learning.params import Layout
-from fedsim.learning.shard import QuadraticShard
+from fedsim.learning.shards import QuadraticShard
 from fedsim.seeds import Stream
-from fedsim.wire.letter import VERSION, Header, decode, encode, open_letter, references, seal
-from fedsim.wire.messages import TRIANGLE, check_values, part_of
+from fedsim.wire.envelope import VERSION, Header, decode, encode, open_letter, references, seal
+from fedsim.wire.schema import TRIANGLE, check_values, part_of
 
 
 def regressions(

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import TaskError
-from fedsim.learning.shard import QuadraticShard
-from fedsim.learning.solvers import LocalTraining
+from fedsim.learning.shards import QuadraticShard
+from fedsim.learning.solvers.first_order import LocalTraining
 from protocols.ama import AMA
 from protocols.fedadmm import FedADMM
 from protocols.feddyn import FedDyn

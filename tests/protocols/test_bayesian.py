@@ -21,14 +21,14 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from fedsim.algorithm import Task
-from fedsim.consensus import Consensus, Dual, sketch
 from fedsim.errors import TaskError, UsageError
 from fedsim.learning.gaussian import Gaussian, is_full
-from fedsim.learning.ivon import IvonTraining
-from fedsim.learning.shard import QuadraticShard
-from fedsim.learning.solvers import LocalTraining
-from fedsim.learning.von import VonTraining
+from fedsim.learning.shards import QuadraticShard
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.learning.solvers.ivon import IvonTraining
+from fedsim.learning.solvers.von import VonTraining
 from fedsim.seeds import Stream
+from protocols._dual_rule import Consensus, Dual, sketch
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
 from protocols.bregman_admm import BregmanADMM

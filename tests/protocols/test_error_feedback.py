@@ -13,7 +13,7 @@ from fedsim.error_feedback import ErrorFeedback, error_feedback
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
-from fedsim.wire.state import decode_state, encode_state
+from fedsim.wire.state_file import decode_state, encode_state
 from protocols import REGISTRY, find
 
 KEEPS_A_TENTH = {"down": {}, "up": {"delta": "topk:0.1"}}

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from fedsim.experiment import Experiment, build_algorithm
+from fedsim.learning.function_space import FunctionTerm, Memory
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.memory import FunctionTerm, Memory
+from fedsim.participation import Turnout
 from fedsim.problem import Problem
-from fedsim.schedules import Turnout
 from protocols.fedlap import FedLap
 from protocols.fedlap_func import Client, Down, FedLapFunc, Held, LabelledDown, Up
-from tests.harness import CLIENTS, Run, listed, play, steps
+from tests.support.harness import CLIENTS, Run, listed, play, steps
 from workers.numerics import fix_numerics
 
 P, CLASSES, INPUTS = 640, 10, 64

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.algorithm import Algorithm, Context, Task
-from fedsim.learning.likelihood import likelihood
+from fedsim.learning.likelihoods import likelihood
 from fedsim.learning.params import Net
-from fedsim.learning.posterior_averaging import Chain, Sampling
-from fedsim.learning.server_optimisers import ServerOptimiser
-from fedsim.learning.shard import QuadraticShard, Shard
-from fedsim.learning.solvers import LocalTraining
+from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.learning.solvers.iasg import Chain, Sampling
+from fedsim.learning.solvers.server import ServerOptimiser
 from fedsim.seeds import Stream
 from protocols.fedopt import FedAvgM
 from protocols.fedpa import FedPA

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedsim.algorithm import AnyShard, Task
 from fedsim.experiment import Experiment, build_algorithm
-from fedsim.learning.solvers import LocalTraining
+from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.problem import Problem
 from fedsim.seeds import Stream
 from protocols import fedlap, fedlap_cov
@@ -30,7 +30,7 @@ from protocols.fedavg import FedAvg
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
 from protocols.fedprox import FedProx
-from workers.disk.store import model_digest
+from workers.storage.store import model_digest
 
 EXACT = LocalTraining(optimiser="exact")
 DELTA = 0.3

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from fedsim.algorithm import Context, Task
 from fedsim.learning.params import Net
-from fedsim.learning.posterior_averaging import Sampling
-from fedsim.learning.server_optimisers import ServerOptimiser
-from fedsim.learning.shard import Shard
-from fedsim.learning.solvers import LocalTraining
+from fedsim.learning.shards import Shard
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.learning.solvers.iasg import Sampling
+from fedsim.learning.solvers.server import ServerOptimiser
 from fedsim.seeds import Stream
-from fedsim.wire.state import encode_state
+from fedsim.wire.state_file import encode_state
 from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
 from protocols.fedopt import FedAvgM

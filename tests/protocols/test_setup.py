@@ -16,7 +16,7 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from fedsim.seeds import Stream
 from protocols.precond_admm import PrecondADMM
-from workers.disk.store import ClientStates, read_checkpoint
+from workers.storage.store import ClientStates, read_checkpoint
 
 P, CLIENTS = 640, 4
 COMMON: dict[str, Any] = {

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from fedsim.problem import Problem
-from fedsim.wire.letter import Letter, seal
-from workers.coordination.fence import checksums
-from workers.worker import WorkerRuntime
+from fedsim.wire.envelope import Letter, seal
+from workers.coordinator.response_filter import checksums
+from workers.worker.runtime import WorkerRuntime
 
 Key = tuple[object, ...]
 

@@ -23,22 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import FedsimError
+from fedsim.participation import schedule
 from fedsim.problem import Problem
-from fedsim.rounds import Commit
-from fedsim.schedules import schedule
+from fedsim.round_machine import Commit
 from fedsim.wire.ledger import Entry, Ledger
-from launch.rundir import RunDir
+from launch.runs.writer import RunDir
 from protocols import find
-from tests.harness import Recorder, bits_of, play, problem_of
 from tests.simulation.answers import Answers
-from tests.simulation.people import Person
+from tests.simulation.workers import Person
 from tests.simulation.world import Killed, Odds, World
-from workers.coordination.admission import Admission, Belongings
-from workers.coordination.membership import Terms
-from workers.coordinator import Coordinator, Outcome
-from workers.disk.journal import Journal, read_journal
-from workers.disk.recovery import metrics_lines, recover
-from workers.disk.store import Checkpoints, ClientStates
+from tests.support.harness import Recorder, bits_of, play, problem_of
+from workers.coordinator.loop import Coordinator, Outcome
+from workers.coordinator.membership import Terms
+from workers.coordinator.registration import Admission, Belongings
+from workers.storage.journal import Journal, read_journal
+from workers.storage.recovery import metrics_lines, recover
+from workers.storage.store import Checkpoints, ClientStates
 
 BITS = ("model", "client states", "server", "versions", "ledger rows", "metrics")
 DISTURBED_STARTS = 4
@@ -196,7 +196,7 @@ def _tear(folder: Path, rng: random.Random) -> None:
 
 
 def _bits(problem: Problem, folder: Path, outcome: Outcome) -> tuple[Any, ...]:
-    """As tests.harness.Run.bits, from the files."""
+    """As tests.support.harness.Run.bits, from the files."""
     rundir = RunDir(folder, resumed=True)
     rows = list(rundir.ledger_rows())
     rundir.close()

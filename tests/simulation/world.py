@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedsim.errors import TaskError
+from fedsim.wire.envelope import Letter
 from fedsim.wire.ledger import Ledger
-from fedsim.wire.letter import Letter
 from tests.simulation.answers import Answers
-from workers.coordinator import Coordinator
-from workers.crew import Death
-from workers.disk.store import ClientStates
-from workers.sockets.endpoint import Endpoint, Incoming
+from workers.coordinator.loop import Coordinator
+from workers.coordinator.worker_pool import Death
+from workers.storage.store import ClientStates
+from workers.transport.endpoint import Endpoint, Incoming
 
 if TYPE_CHECKING:
-    from tests.simulation.people import Person
+    from tests.simulation.workers import Person
 
 DEATHS = -7
 """Stands for a process handle that has become readable."""

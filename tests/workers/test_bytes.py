@@ -14,11 +14,11 @@ import pytest
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from protocols import find
-from tests.endpoints import Pool
-from tests.harness import play, problem_of
-from tests.relay import Relay
-from workers.sockets import kernel
-from workers.sockets.endpoint import Endpoint
+from tests.support.endpoints import Pool
+from tests.support.harness import play, problem_of
+from tests.support.relay import Relay
+from workers.transport import tcp_counters
+from workers.transport.endpoint import Endpoint
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +82,11 @@ def test_the_kernel_sees_a_byte_that_nobody_booked(pool: Pool, tmp_path: Path) -
         ledger.book_handshake = lambda worker: None  # type: ignore[method-assign]
         return endpoint
 
-    kernel_deadline, kernel.residual.__defaults__ = kernel.residual.__defaults__, (0.2,)
+    kernel_deadline, tcp_counters.residual.__defaults__ = tcp_counters.residual.__defaults__, (0.2,)
     try:
         run = play(problem_of(find("fedavg")), tmp_path / "run", connect=connect, workers=2, crew=pool)
     finally:
-        kernel.residual.__defaults__ = kernel_deadline
+        tcp_counters.residual.__defaults__ = kernel_deadline
         pool.finish()
     assert run.outcome.kernel_residual == {"down": 2 * 107, "up": 2 * 107}
 

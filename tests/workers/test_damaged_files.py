@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsim.errors import DataError, FedsimError, UsageError, WireError
-from fedsim.wire.letter import VERSION, Header, Letter, blob, seal
-from fedsim.wire.state import encode_state
-from workers.coordination.admission import Belongings
-from workers.disk.store import Checkpoint, ClientStates, read_checkpoint, write_atomically
-from workers.sockets.invitation import FORMAT, Invitation, KeyPair
+from fedsim.wire.envelope import VERSION, Header, Letter, blob, seal
+from fedsim.wire.state_file import encode_state
+from workers.coordinator.registration import Belongings
+from workers.storage.store import Checkpoint, ClientStates, read_checkpoint, write_atomically
+from workers.transport.join_credentials import FORMAT, Invitation, KeyPair
 
 fixed = settings(
     deadline=None,

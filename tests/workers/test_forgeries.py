@@ -11,13 +11,13 @@ import pytest
 
 from fedsim.errors import FedsimError, TaskError, WireError
 from fedsim.problem import Problem
+from fedsim.wire.envelope import VERSION, Header, Letter, blob, digest, open_letter, seal
 from fedsim.wire.ledger import Ledger
-from fedsim.wire.letter import VERSION, Header, Letter, blob, digest, open_letter, seal
 from protocols import find
-from tests.harness import Connect, play, problem_of
-from workers.disk.journal import read_journal
-from workers.sockets.endpoint import Endpoint, Incoming, Loopback
-from workers.worker import WorkerRuntime
+from tests.support.harness import Connect, play, problem_of
+from workers.storage.journal import read_journal
+from workers.transport.endpoint import Endpoint, Incoming, Loopback
+from workers.worker.runtime import WorkerRuntime
 
 
 class Forging(Loopback):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.rounds import ProtocolError
-from fedsim.wire.letter import Letter
+from fedsim.round_machine import ProtocolError
+from fedsim.wire.envelope import Letter
 from tests.simulation.histories import EXPERIMENTS, TERMS, Ground, history
-from tests.simulation.people import SLOW
+from tests.simulation.workers import SLOW
 from tests.simulation.world import Odds
-from workers.coordination.fence import Fence
+from workers.coordinator.response_filter import Fence
 
 HISTORIES = 150
 """Of each experiment."""

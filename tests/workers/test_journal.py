@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.disk.journal import Journal, _records, read_journal
+from workers.storage.journal import Journal, _records, read_journal
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=100)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.reading import Run
+from launch.runs.reader import Run
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
-from tests.harness import ALGORITHMS, Class, problem_of
+from tests.support.harness import ALGORITHMS, Class, problem_of
 from workers.probe import SHORT, probe_digest, shortened
 
 JOB = ("--workers", "0", "--clients", "2", "--model", "logistic", "--algo", "fedlap_cov")

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.relay import Relay
+from tests.support.relay import Relay
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
-from fedsim.wire.state import decode_state, encode_state
-from workers.disk import durable, store
-from workers.disk.store import (
+from fedsim.wire.state_file import decode_state, encode_state
+from workers.storage import durability, store
+from workers.storage.store import (
     KEEP,
     Checkpoint,
     Checkpoints,
@@ -301,7 +301,7 @@ class Disk:
 @pytest.fixture
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
     made = Disk(tmp_path)
-    monkeypatch.setattr(durable, "fsync", made.fsync)
+    monkeypatch.setattr(durability, "fsync", made.fsync)
     return made
 
 
@@ -315,7 +315,7 @@ def test_what_the_newest_durable_checkpoint_needs_stays_until_a_later_one_is_dur
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """None or the first is durable, and the next sync takes as long as seven rounds."""
-    monkeypatch.setattr(durable, "SYNC_SECONDS", 0.0)
+    monkeypatch.setattr(durability, "SYNC_SECONDS", 0.0)
     disk.quick = quick
     for r in range(1, 9):
         states.save(0, r, client(r))

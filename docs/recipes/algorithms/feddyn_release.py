@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithm import Context
-from fedsim.consensus import Consensus
 from fedsim.learning.gaussian import Gaussian
+from protocols._dual_rule import Consensus
 from protocols.feddyn import FedDyn
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import UsageError, WireError, unknown
-from fedsim.wire.codecs import bitmaps, log8, lossless, plain, sparse
-from fedsim.wire.codecs.tensors import Codec, Part, Spec, from_bytes, raw_bytes
+from fedsim.wire.codecs import bitmap, csr, float_formats, log8, zstd
+from fedsim.wire.codecs.base import Codec, Part, Spec, from_bytes, raw_bytes
 
 __all__ = [
     "CODECS",
@@ -53,16 +53,16 @@ _SIGNS = "precision and curvature only"
 CODECS: Mapping[str, Family] = {
     f.name: f
     for f in (
-        Family("dense", "every value as it is (float32: 4 bytes each), bit for bit", plain.dense),
+        Family("dense", "every value as it is (float32: 4 bytes each), bit for bit", float_formats.dense),
         Family(
             "bf16",
             "bfloat16, 2 bytes a value, relative error at most 0.4 %",
-            lambda: plain.half("bf16", torch.bfloat16),
+            lambda: float_formats.half("bf16", torch.bfloat16),
         ),
         Family(
             "f16",
             "IEEE half, 2 bytes a value, overflows above 65504",
-            lambda: plain.half("f16", torch.float16),
+            lambda: float_formats.half("f16", torch.float16),
         ),
         Family(
             "log8",
@@ -72,34 +72,34 @@ CODECS: Mapping[str, Family] = {
         Family(
             "csr",
             f"{_KEEPS}, in compressed sparse rows as in the Gaussian-product paper; {_SIGNS}",
-            sparse.csr,
+            csr.csr,
             fraction=True,
         ),
         Family(
             "bitmap",
             f"the numbers of csr, as a bitmap and shuffled float32 under zstd; {_SIGNS}",
-            bitmaps.bitmap,
+            bitmap.bitmap,
             fraction=True,
         ),
         Family(
             "best",
             f"the numbers of csr, but bfloat16, as a bitmap and shuffled values under zstd; {_SIGNS}",
-            bitmaps.best,
+            bitmap.best,
             fraction=True,
         ),
         Family(
             "topk",
             "per layer the fraction p of largest magnitude, the rest 0, as a bitmap and shuffled float32 "
             "under zstd; delta and gradient only",
-            bitmaps.topk,
+            bitmap.topk,
             fraction=True,
         ),
-        Family("zstd", "lossless: byte shuffle and zstd", lossless.zstd),
+        Family("zstd", "lossless: byte shuffle and zstd", zstd.zstd),
         Family(
             "delta+zstd",
             "lossless: distance from the same field of the broadcast, byte shuffle and zstd; "
             "upwards only (up.field)",
-            lossless.delta_zstd,
+            zstd.delta_zstd,
         ),
     )
 }

@@ -6,7 +6,7 @@ import numpy as np
 import zstandard
 
 from fedsim.errors import WireError
-from fedsim.wire.codecs.tensors import Array, Bound, Spec
+from fedsim.wire.codecs.base import Array, Bound, Spec
 
 LEVEL = 3
 SLACK = 64

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.errors import WireError
-from fedsim.wire.codecs.tensors import (
+from fedsim.wire.codecs.base import (
     ONE_SIGN,
     Array,
     Bound,

@@ -100,7 +100,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
 
 def test_digits_without_the_csv_come_from_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsim.data import digits
+    from fedsim.data.readers import digits
 
     expected = load_dataset("digits")
     monkeypatch.setattr(digits, "digits_file", lambda: None)

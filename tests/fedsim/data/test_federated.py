@@ -11,8 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
-from fedsim.data import DATASETS, load_dataset, partition, stackoverflow, tokens
+from fedsim.data import DATASETS, load_dataset, partition, vocabulary
 from fedsim.data.cache import cache_root
+from fedsim.data.readers import stackoverflow
 from fedsim.errors import DataError, UsageError
 from tests.fedsim.data.federated_files import (
     many_posts,
@@ -170,11 +171,16 @@ def test_without_h5py_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: 
 
 # ---- Stack Overflow: next words
 
-OOV, BOS, EOS, NONE = tokens.oov(10_004), tokens.bos(10_004), tokens.eos(10_004), tokens.NO_TARGET
+OOV, BOS, EOS, NONE = (
+    vocabulary.oov(10_004),
+    vocabulary.bos(10_004),
+    vocabulary.eos(10_004),
+    vocabulary.NO_TARGET,
+)
 
 
 def test_the_special_ids_are_those_of_tff() -> None:
-    assert (tokens.PAD, tokens.words(10_004), OOV, BOS, EOS) == (0, 10_000, 10_001, 10_002, 10_003)
+    assert (vocabulary.PAD, vocabulary.words(10_004), OOV, BOS, EOS) == (0, 10_000, 10_001, 10_002, 10_003)
 
 
 def test_sentences_as_ids(tmp_path: Path) -> None:
@@ -312,7 +318,7 @@ def test_the_catalogue_says_what_is_read() -> None:
         "stackoverflow_nwp",
     }
     assert DATASETS["stackoverflow_lr"].shape == (stackoverflow.WORDS,)
-    assert DATASETS["stackoverflow_nwp"].classes == stackoverflow.WORDS + tokens.SPECIALS
+    assert DATASETS["stackoverflow_nwp"].classes == stackoverflow.WORDS + vocabulary.SPECIALS
     # what README and about promise: 128 sentences of a user and 10,000 for testing
     row = 4 * 10_000 + 500
     assert stackoverflow.SENTENCES * row < 5.2e6

@@ -20,7 +20,7 @@ from fedsim.experiment import Experiment
 from launch.execution import Execution
 from launch.run import launch
 from tests.fedsim.data.federated_files import many_posts, write_cifar100, write_emnist, write_stackoverflow
-from tests.reproducible import without_seconds
+from tests.support.reproducible import without_seconds
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE = 120.0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedsim.data import load_dataset
-from fedsim.data.credit import read_credit
+from fedsim.data.readers.credit import read_credit
 from fedsim.errors import DataError
 
 

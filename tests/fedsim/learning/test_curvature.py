@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from fedsim.errors import UsageError
-from fedsim.learning.curvature import COLUMNS, best_chunk, diagonal_ggn
+from fedsim.learning.curvature.diagonal_ggn import COLUMNS, best_chunk, diagonal_ggn
 
 EXACT = 1e-12  # float64; measured 1e-16 .. 2e-16
 

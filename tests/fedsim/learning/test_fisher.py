@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.learning import fisher
-from fedsim.learning.fisher import squared_gradients
-from fedsim.learning.likelihood import LIKELIHOODS
+from fedsim.learning.curvature import fisher
+from fedsim.learning.curvature.fisher import squared_gradients
+from fedsim.learning.likelihoods import LIKELIHOODS
 from fedsim.learning.params import Net
 
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from fedsim.errors import TaskError, UsageError
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.ivon import IvonFit, IvonMoments, IvonTraining, _Ivon, ivon
 from fedsim.learning.params import Net
-from fedsim.learning.shard import QuadraticShard, Shard
+from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.solvers.ivon import IvonFit, IvonMoments, IvonTraining, _Ivon, ivon
 from fedsim.seeds import Stream, seeded_torch
 
 N = 26

@@ -12,10 +12,10 @@ import torch
 from sklearn import metrics as reference
 from torch import Tensor
 
-from fedsim.data import checks, tokens
+from fedsim.data import checks, vocabulary
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihood import LIKELIHOODS, likelihood
+from fedsim.learning.likelihoods import LIKELIHOODS, likelihood
 from fedsim.learning.metrics import EXTRA, MEASURES, Tally, added
 from fedsim.problem import Problem
 from protocols.fedavg import FedAvg
@@ -40,7 +40,7 @@ def outputs_and_targets(kind: str, n: int = 40) -> tuple[Tensor, Tensor]:
     if kind == "tokens":
         outputs = 3 * torch.randn(n, 7, CLASSES, generator=g).double()
         targets = torch.randint(-1, CLASSES, (n, 7), generator=g)
-        return outputs, torch.where(targets == tokens.PAD, tokens.NO_TARGET, targets)
+        return outputs, torch.where(targets == vocabulary.PAD, vocabulary.NO_TARGET, targets)
     return torch.randn(n, 3, generator=g).double(), torch.randn(n, 3, generator=g)
 
 

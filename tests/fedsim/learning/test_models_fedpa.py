@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.data import DATASETS, tokens
+from fedsim.data import DATASETS, vocabulary
 from fedsim.errors import UsageError
-from fedsim.learning.likelihood import likelihood
-from fedsim.learning.models import MODELS, build_model
+from fedsim.learning.likelihoods import likelihood
+from fedsim.learning.models.paper_models import MODELS, build_model
 from fedsim.learning.params import Net
-from fedsim.learning.shard import Shard
-from fedsim.learning.solvers import LocalTraining, minimise
+from fedsim.learning.shards import Shard
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.seeds import Stream
 
 VOCABULARY = 24
@@ -83,9 +83,9 @@ def test_a_block_is_its_shortcut_where_its_last_convolution_is_zero() -> None:
 def sentences(n: int = 6, length: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
     draws = torch.Generator().manual_seed(0)
     ids = torch.randint(1, VOCABULARY - 3, (n, length + 1), generator=draws)
-    ids[:, 0] = tokens.bos(VOCABULARY)
+    ids[:, 0] = vocabulary.bos(VOCABULARY)
     targets = ids[:, 1:].clone()
-    targets[0, 2:] = tokens.NO_TARGET
+    targets[0, 2:] = vocabulary.NO_TARGET
     return ids[:, :-1].float(), targets
 
 
@@ -172,7 +172,7 @@ def test_places_without_a_target_have_no_gradient() -> None:
     inputs, targets = sentences()
     net.loss_gradient(inputs, targets, 1.0)
     once = net.grads.clone()
-    inputs[0, 3:] = tokens.PAD  # behind the last target
+    inputs[0, 3:] = vocabulary.PAD  # behind the last target
     net.loss_gradient(inputs, targets, 1.0)
     torch.testing.assert_close(net.grads, once)
 

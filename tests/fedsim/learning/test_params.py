@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fedsim.errors import UsageError
 from fedsim.learning.params import Layout, Net
-from fedsim.learning.shard import Shard
-from fedsim.learning.solvers import LocalTraining, minimise
+from fedsim.learning.shards import Shard
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.seeds import Stream
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.learning.server_optimisers import ServerOptimiser, moments, step
+from fedsim.learning.solvers.server import ServerOptimiser, moments, step
 
 DELTAS = [torch.tensor(d, dtype=torch.float64) for d in ([1.0, -2.0, 0.0], [0.5, 3.0, 0.1], [-1.0, 0.2, 0.0])]
 START = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 from fedsim.errors import TaskError, UsageError
-from fedsim.learning.curvature import diagonal_ggn
-from fedsim.learning.full_curvature import full_ggn
+from fedsim.learning.curvature.diagonal_ggn import diagonal_ggn
+from fedsim.learning.curvature.full_ggn import full_ggn
 from fedsim.learning.gaussian import Gaussian, is_full
 from fedsim.learning.params import Layout, Net
-from fedsim.learning.shard import QuadraticShard, Shard
-from fedsim.learning.von import VonTraining, von
+from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.solvers.von import VonTraining, von
 from fedsim.seeds import Stream
 
 RNG = Stream(0, "von-test", 3, 1)

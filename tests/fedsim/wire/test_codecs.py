@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsim.errors import UsageError, WireError
 from fedsim.learning.params import Layout, Slice
 from fedsim.wire.codecs import CODECS, Spec, codec, from_bytes, pack_or_dense, raw_bytes, unpack_checked
-from fedsim.wire.messages import DTYPES
+from fedsim.wire.schema import DTYPES
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 SMALLEST_NORMAL = {"bf16": 2.0**-126, "f16": 2.0**-14}

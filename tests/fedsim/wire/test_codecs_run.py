@@ -19,7 +19,7 @@ from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.codecs import CODECS
-from fedsim.wire.letter import (
+from fedsim.wire.envelope import (
     VERSION,
     Header,
     Letter,
@@ -30,9 +30,9 @@ from fedsim.wire.letter import (
     references,
     seal,
 )
-from fedsim.wire.messages import TRIANGLE, Mean, Precision, Scalar, all_fields, check_values
-from launch.catalogue import show
+from fedsim.wire.schema import TRIANGLE, Mean, Precision, Scalar, all_fields, check_values
 from launch.cli import main
+from launch.commands.catalogue import show
 from launch.execution import Execution
 from launch.run import launch
 from protocols import REGISTRY, AnyAlgorithm, find

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from fedsim.wire import zmtp
 from fedsim.wire.codecs import codec
+from fedsim.wire.envelope import NONE, VERSION, FieldHeader, Header, Letter, PartHeader, blob, digest, seal
 from fedsim.wire.ledger import COLUMNS, KINDS, Entry, Ledger, total
-from fedsim.wire.letter import NONE, VERSION, FieldHeader, Header, Letter, PartHeader, blob, digest, seal
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 PATIENCE = 20.0

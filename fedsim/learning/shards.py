@@ -1,0 +1,161 @@
+"""What a client may see of its data: how much there is, batches, curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import UsageError
+from fedsim.learning.curvature.diagonal_ggn import best_chunk, diagonal_ggn
+from fedsim.learning.curvature.full_ggn import full_ggn
+from fedsim.learning.function_space import Memory, choose
+from fedsim.learning.gaussian import Distance, Penalty
+from fedsim.learning.params import Net
+from fedsim.seeds import Stream
+
+
+def as_floats(rows: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
+    """Stored inputs (n, ...) as a network takes them: (n, *shape) float32, divided by `scale`."""
+    floats = rows.to(torch.float32).reshape(len(rows), *shape)
+    return floats if scale == 1.0 else floats / scale
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One client's examples and the network they train.
+
+    inputs (N_k, *shape) as stored (uint8 images stay uint8 until they are batched); targets (N_k,)
+    int64 classes, or what the network's likelihood takes; `scale` divides the inputs when they become
+    float32 (1 for raw inputs).
+    """
+
+    net: Net
+    inputs: Tensor
+    targets: Tensor
+    scale: float
+
+    @property
+    def size(self) -> int:
+        """N_k, the number of examples."""
+        return len(self.targets)
+
+    def floats(self, rows: Tensor) -> Tensor:
+        """Stored inputs, flattened or not, as the network takes them: (n, *shape) float32."""
+        return as_floats(rows, tuple(self.inputs.shape[1:]), self.scale)
+
+    def memory(self, points: int, draws: torch.Generator) -> Memory:
+        """`points` random examples per class that this client has."""
+        self.net.likelihood.classes_only("a memory of examples per class")
+        return choose(self.inputs, self.targets, points, draws)
+
+    def logits(self, weights: Tensor, stored: Tensor) -> Tensor:
+        """The network's outputs (n, C) at `weights` for stored inputs."""
+        return self.net.logits(weights, self.floats(stored))
+
+    def batches(self, size: int, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch in random order; the short last batch is kept (as in the released code)."""
+        rows = torch.randperm(self.size, generator=order).to(self.targets.device)
+        for chosen in torch.split(rows, size):
+            yield self.floats(self.inputs[chosen]), self.targets[chosen]
+
+    def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
+        """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative."""
+        self.net.likelihood.classes_only("the diagonal GGN")
+        self.net.load(weights)
+        chunks = torch.split(self.inputs, best_chunk(self.net.module))
+        return diagonal_ggn(
+            self.net.module,
+            (self.floats(chunk) for chunk in chunks),
+            columns=estimator,
+            generator=rng.torch("curvature"),
+        )
+
+    def full_curvature(self, weights: Tensor) -> Tensor:
+        """The GGN of the SUMMED loss at `weights`: (P, P) float32, symmetric."""
+        self.net.likelihood.classes_only("the full GGN")
+        self.net.load(weights)
+        self.net.module.eval()
+        chunks = torch.split(self.inputs, best_chunk(self.net.module))
+        return full_ggn(self.net.module, (self.floats(chunk) for chunk in chunks))
+
+    def gradient(self, weights: Tensor) -> Tensor:
+        """Gradient of the SUMMED loss over all examples, in evaluation mode: (P,) float32."""
+        self.net.load(weights)
+        self.net.module.eval()
+        total = torch.zeros_like(self.net.grads)
+        size = best_chunk(self.net.module)
+        for inputs, targets in zip(
+            torch.split(self.inputs, size), torch.split(self.targets, size), strict=True
+        ):
+            self.net.loss_gradient(self.floats(inputs), targets, float(len(targets)))
+            total += self.net.grads
+        return total
+
+
+@dataclass(frozen=True)
+class QuadraticShard:
+    """A client with l_k(w) = 1/2 w' A w - b' w, known in closed form: ridge regression, identities.
+
+    hessian A (P, P), linear b (P,); size is the N_k that averages use.
+    """
+
+    hessian: Tensor
+    linear: Tensor
+    size: int = 1
+
+    def minimiser(self, weight: float, penalties: tuple[Penalty, ...]) -> Tensor:
+        """argmin weight/N_k * l_k(w) - sum of log factors.
+
+        Errors: UsageError for a penalty that is not quadratic.
+        """
+        scale = weight / self.size
+        matrix, vector = scale * self.hessian, scale * self.linear
+        for penalty in penalties:
+            if isinstance(penalty, Distance):
+                raise UsageError("prox_norm 'unsquared' has no closed form; use 'squared'")
+            # times ones, because a float made a tensor by itself would be rounded to float32
+            precision = torch.ones_like(vector) * penalty.precision
+            matrix, vector = matrix + torch.diag(precision), vector + penalty.shift.to(vector)
+        minimum: Tensor = torch.linalg.solve(matrix, vector)
+        return minimum
+
+    def loss(self, weights: Tensor) -> float:
+        """l_k(w) / N_k."""
+        w = weights.to(self.linear)
+        return float(w @ (self.hessian @ w) / 2 - self.linear @ w) / self.size
+
+    def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
+        """The diagonal of the Hessian."""
+        return self.hessian.diagonal().clone()
+
+    def full_curvature(self, weights: Tensor) -> Tensor:
+        """The Hessian (P, P)."""
+        return self.hessian.clone()
+
+    def gradient(self, weights: Tensor) -> Tensor:
+        """A w - b."""
+        gradient: Tensor = self.hessian @ weights.to(self.linear) - self.linear
+        return gradient
+
+    def memory(self, points: int, draws: torch.Generator) -> Memory:
+        """None: there are no examples."""
+        return Memory(torch.zeros(0, 0), torch.zeros(0))
+
+    def logits(self, weights: Tensor, stored: Tensor) -> Tensor:
+        """Of no examples."""
+        return torch.zeros(0, 0)
+
+    def floats(self, rows: Tensor) -> Tensor:
+        """As they are."""
+        return rows
+
+
+def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
+    """'exact' is for quadratic clients and nothing else is. Errors: UsageError naming what to use."""
+    if isinstance(shard, QuadraticShard) and optimiser != "exact":
+        raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
+    if isinstance(shard, Shard) and optimiser == "exact":
+        raise UsageError(f"optimiser 'exact' needs a quadratic loss; use {instead} for a network")

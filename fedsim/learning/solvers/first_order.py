@@ -1,0 +1,191 @@
+"""Local solvers: pure functions from a client's data and penalties to new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.learning.function_space import FunctionTerm
+from fedsim.learning.gaussian import Gaussian, Penalty
+from fedsim.learning.params import Net
+from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
+from fedsim.seeds import Stream
+
+
+def decayed(lr: float, decay: float, round: int) -> float:
+    """The learning rate of a round, lr * decay^(round-1)."""
+    return lr * decay ** max(round - 1, 0)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains. Adam has default betas and eps, as in the papers' released code.
+
+    optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
+    carry: Adam's moments and step count live with the client over rounds (released code, needed for
+    the published numbers); false resets them at every task.
+    clip: largest norm of the whole gradient, penalties included (as in the released code); 0: none.
+    decay: the learning rate in round r is lr * decay^(r-1).
+    """
+
+    epochs: Annotated[int, Meta(ge=1)] = 5
+    batch_size: Annotated[int, Meta(ge=1)] = 32
+    lr: Annotated[float, Meta(gt=0)] = 1e-3
+    optimiser: Literal["adam", "sgd", "exact"] = "adam"
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    carry: bool = True
+    clip: Annotated[float, Meta(ge=0)] = 0.0
+    decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+    def in_round(self, round: int) -> LocalTraining:
+        """The same with this round's learning rate."""
+        return replace(self, lr=decayed(self.lr, self.decay, round))
+
+
+Watch = Callable[[Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Adam's first and second moment (P,) float32 and the number of steps behind them."""
+
+    first: Tensor
+    second: Tensor
+    steps: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Result of a local solve: weights (P,), what the optimiser carries over, the mean loss of the
+    last epoch in nats per example (cross-entropy only, without penalties)."""
+
+    weights: Tensor
+    moments: Moments | None
+    loss: float
+
+
+def minimise(
+    shard: Shard | QuadraticShard,
+    start: Tensor,
+    *,
+    how: LocalTraining,
+    rng: Stream,
+    weight: float = 1.0,
+    penalties: tuple[Penalty, ...] = (),
+    moments: Moments | None = None,
+    term: FunctionTerm | None = None,
+    watch: Watch | None = None,
+) -> Fit:
+    """Minimise weight * (mean loss) + sum of penalties (+ a function term) from `start` (P,).
+
+    watch: called with every batch's inputs and targets before the step, when net.grads is the gradient of the
+    batch's (weighted) mean loss without penalties; it leaves net.weights and net.grads as they are.
+
+    weight 1 is the mean-loss scale, weight N_k the sum-loss scale l_k(w) of the papers. Adam sees the
+    objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
+    the same on both scales (as in the released code). `moments` is used only if `how.carry`.
+
+    Errors: UsageError if `how.optimiser` is 'exact' and the client's loss is not quadratic.
+    """
+    check_optimiser(shard, how.optimiser, "adam or sgd")
+    if isinstance(shard, QuadraticShard):
+        minimum = shard.minimiser(weight, penalties)
+        return Fit(minimum, None, shard.loss(minimum))
+    net, how = shard.net, how.in_round(rng.round)
+    net.load(start)
+    net.module.train()
+    pulls = tuple(p.to(net.weights) for p in penalties)
+    carried = moments if how.carry else None
+    step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how)
+    order = rng.torch("batches")
+    total = torch.zeros((), device=net.device)
+    with net.noise(rng.key("dropout")):
+        for epoch in range(how.epochs):
+            for inputs, targets in shard.batches(how.batch_size, order):
+                loss = net.loss_gradient(inputs, targets, weight)
+                if watch is not None:
+                    watch(inputs, targets)
+                    net.module.train()
+                if term is not None:
+                    term.add_gradient(net)
+                for pull in pulls:
+                    pull.add_gradient(net.weights, net.grads)
+                if how.optimiser == "sgd" and weight != 1.0:
+                    net.grads.div_(weight)
+                if how.clip:
+                    norm = torch.linalg.vector_norm(net.grads)
+                    net.grads.mul_((how.clip / (norm + 1e-6)).clamp(max=1.0))
+                step(net.grads)
+                if epoch == how.epochs - 1:
+                    total.add_(loss, alpha=len(targets))
+    return Fit(net.snapshot(), step.moments() if how.carry else None, float(total) / shard.size)
+
+
+def minimise_memory(
+    net: Net, start: Tensor, term: FunctionTerm, pull: Gaussian, *, steps: int, lr: float
+) -> Tensor:
+    """argmin term - log pull by `steps` full-batch steps of Adam from `start` (P,), in evaluation mode."""
+    net.load(start)
+    net.module.eval()
+    pull = pull.to(net.weights)
+    step = _adam(net.weights, LocalTraining(lr=lr), None)
+    for _ in range(steps):
+        net.grads.zero_()
+        term.add_gradient(net)
+        pull.add_gradient(net.weights, net.grads)
+        step(net.grads)
+    return net.snapshot()
+
+
+class _adam:
+    """One fused kernel call per step on the flat buffers (same arithmetic as torch.optim.Adam)."""
+
+    def __init__(self, weights: Tensor, how: LocalTraining, carried: Moments | None) -> None:
+        self.weights, self.lr = weights, how.lr
+        if carried is None:
+            carried = Moments(torch.zeros_like(weights), torch.zeros_like(weights), 0)
+        # clones: the kernel works in place and a task must not change its arguments
+        self.first, self.second = carried.first.clone(), carried.second.clone()
+        self.steps = torch.tensor(float(carried.steps), device=weights.device)
+
+    def __call__(self, grads: Tensor) -> None:
+        self.steps += 1
+        torch._fused_adam_(
+            [self.weights],
+            [grads],
+            [self.first],
+            [self.second],
+            [],
+            [self.steps],
+            lr=self.lr,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def moments(self) -> Moments:
+        return Moments(self.first, self.second, int(self.steps))
+
+
+class _sgd:
+    """SGD with optional heavy-ball momentum, which is reset at every task."""
+
+    def __init__(self, weights: Tensor, how: LocalTraining) -> None:
+        self.weights, self.lr, self.momentum = weights, how.lr, how.momentum
+        self.velocity = torch.zeros_like(weights) if how.momentum else None
+
+    def __call__(self, grads: Tensor) -> None:
+        if self.velocity is not None:
+            grads = self.velocity.mul_(self.momentum).add_(grads)
+        self.weights.add_(grads, alpha=-self.lr)
+
+    def moments(self) -> None:
+        return None

@@ -1,0 +1,109 @@
+"""FedPA's client: samples of the local posterior, and the delta that they give (Al-Shedivat et al. 2021,
+Algorithms 3 and 4, Appendix C; curvature-and-solvers.md 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.solvers.first_order import decayed
+from fedsim.seeds import Stream
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """IASG: `burn_in` steps of SGD, then `samples` times the mean of `steps_per_sample` iterates, in one
+    chain with constant learning rate; momentum is carried along the chain and dropped at its end.
+
+    batches: "independent" draws every batch anew, without replacement within it, as the released JAX library;
+    "epochs" goes through shuffled epochs, as its TFF code. The noise of a whole epoch nearly cancels, so
+    samples that average one have an eighth of the posterior's spread (docs/results/fedpa_figures_3_4.md).
+    decay: the learning rate in round r is lr * decay^(r-1).
+    """
+
+    burn_in: Annotated[int, Meta(ge=0)] = 5
+    steps_per_sample: Annotated[int, Meta(ge=1)] = 5
+    samples: Annotated[int, Meta(ge=1)] = 5
+    batch_size: Annotated[int, Meta(ge=1)] = 20
+    lr: Annotated[float, Meta(gt=0)] = 0.05
+    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    batches: Literal["independent", "epochs"] = "independent"
+    decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+@dataclass(frozen=True)
+class Chain:
+    """samples (l, P), the last iterate (P,), and the mean loss along the chain in nats per example."""
+
+    samples: Tensor
+    last: Tensor
+    loss: float
+
+
+def iasg(shard: Shard | QuadraticShard, start: Tensor, *, how: Sampling, rng: Stream) -> Chain:
+    """Algorithm 4: iterate-averaged stochastic-gradient samples of exp(-lbar_k), from `start` (P,).
+
+    On a QuadraticShard the gradients are exact: the chain is gradient descent.
+    """
+    weights = start.clone()
+    velocity = torch.zeros_like(weights)
+    lr = decayed(how.lr, how.decay, rng.round)
+    steps = how.burn_in + how.samples * how.steps_per_sample
+    means = torch.zeros((how.samples, len(start)), dtype=weights.dtype, device=weights.device)
+    noise = shard.net.noise(rng.key("dropout")) if isinstance(shard, Shard) else nullcontext()
+    total = 0.0
+    with noise:
+        for t, (grads, loss) in zip(range(steps), _gradients(shard, weights, how, rng), strict=False):
+            velocity.mul_(how.momentum).add_(grads)
+            weights.add_(velocity, alpha=-lr)
+            total += loss
+            if t >= how.burn_in:
+                sample = (t - how.burn_in) // how.steps_per_sample
+                means[sample].add_(weights, alpha=1 / how.steps_per_sample)
+    return Chain(means, weights, total / steps)
+
+
+def _gradients(
+    shard: Shard | QuadraticShard, weights: Tensor, how: Sampling, rng: Stream
+) -> Iterator[tuple[Tensor, float]]:
+    """Gradients of the mean loss at `weights`, which the caller changes in place, without end."""
+    if isinstance(shard, QuadraticShard):
+        while True:
+            yield shard.gradient(weights) / shard.size, shard.loss(weights)
+    order, net = rng.torch("batches"), shard.net
+    while True:
+        # of an epoch in random order the first batch is a draw of its own
+        epoch = shard.batches(how.batch_size, order)
+        for inputs, targets in islice(epoch, 1) if how.batches == "independent" else epoch:
+            net.load(weights)
+            net.module.train()
+            loss = net.loss_gradient(inputs, targets, 1.0)
+            yield net.grads, float(loss)
+
+
+def posterior_delta(start: Tensor, samples: Tensor, shrinkage: float) -> Tensor:
+    """Delta = Sigma^-1 (x_0 - xbar) of samples (l, P), float64 (P,); l = 1 is FedAvg's x_0 - x_1.
+
+        Sigma = r I + (1 - r) Cov(x_1..x_l; divisor l-1),   r = 1 / (1 + (l-1) rho)        (Eq. 10)
+
+    Sigma = (I + rho Z'Z) / s with Z = rows x_i - xbar and s = 1 + (l-1) rho, so one product of (l, P) with
+    (P, l) and an l x l solve give what the recurrence of Appendix C gives:
+
+        Delta = s [ r_0 - rho Z' (I + rho Z Z')^-1 Z r_0 ],   r_0 = x_0 - xbar
+
+    Any number of samples gives the delta of that number.
+    """
+    x = samples.double()
+    centre = x.mean(0)
+    z, r = x - centre, start.double() - centre
+    gram = torch.eye(len(x), dtype=torch.float64, device=x.device) + shrinkage * (z @ z.T)
+    solved: Tensor = torch.linalg.solve(gram, z @ r)
+    return (1 + (len(x) - 1) * shrinkage) * (r - shrinkage * (z.T @ solved))

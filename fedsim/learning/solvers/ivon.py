@@ -1,0 +1,304 @@
+"""IVON on flat vectors, with a prior per coordinate and duals: a client's variational local solver.
+
+Algorithm 2 of Moellenhoff et al., Federated ADMM from Bayesian Duality. It minimises over
+q = N(m, diag sigma^2)
+
+    F(q) = lambda E_q[ lbar(th) + v'th - 1/2 th'diag(u)th ] + KL( q || N(m_p, 1/s_p) )
+
+with lbar the mean loss in nats per example. d = s_p / lambda is the prior's precision in the units of
+the curvature h of lbar; q's precision is 1/sigma^2 = lambda (h + d). Without duals and with a prior
+N(0, 1/s) it is the package ivon-opt, bit for bit (docs/decisions/008).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.errors import TaskError
+from fedsim.learning.gaussian import Gaussian, diagonal
+from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
+from fedsim.seeds import Stream
+
+
+@dataclass(frozen=True)
+class IvonTraining:
+    """How a client runs IVON. The released configurations differ in lr, h0 and beta2; the defaults here
+    are for the main job's small network.
+
+    lr: a step is lr times the natural gradient, which is in units of the weights: 1 is a Newton step.
+    h0: curvature of the mean loss, in nats per squared unit of weight, assumed at the start of the
+    very first local training; later ones start at h = 0, that is at the prior (released code).
+    samples: Monte-Carlo samples of the weights per step.
+    carry: momentum and step count live with the client over rounds (released code); false resets them.
+    cosine_rounds: > 0: lr falls to 0 along half a cosine over so many rounds; 0: it is constant.
+    optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
+    """
+
+    epochs: Annotated[int, Meta(ge=1)] = 5
+    batch_size: Annotated[int, Meta(ge=1)] = 32
+    lr: Annotated[float, Meta(gt=0)] = 0.05
+    h0: Annotated[float, Meta(gt=0)] = 0.1
+    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.999
+    samples: Annotated[int, Meta(ge=1)] = 1
+    carry: bool = True
+    cosine_rounds: Annotated[int, Meta(ge=0)] = 0
+    optimiser: Literal["ivon", "exact"] = "ivon"
+
+    def lr_in(self, round: int) -> float:
+        """The learning rate of round 1, 2, ...: CosineAnnealingLR stepped once a round, then 0."""
+        if not self.cosine_rounds:
+            return self.lr
+        done = min((round - 1) / self.cosine_rounds, 1.0)
+        return self.lr * (1 + math.cos(math.pi * done)) / 2
+
+
+@dataclass(frozen=True)
+class IvonMoments:
+    """The running mean of gradients (P,) float32 and the number of steps behind it."""
+
+    momentum: Tensor
+    steps: int
+
+
+@dataclass(frozen=True)
+class IvonFit:
+    """Result of a local solve: q by its mean (P,) and precision (P,), both in the dtype of the weights,
+    what the optimiser carries over, and the mean loss of the last epoch at the sampled weights ('exact':
+    at the mean), in nats per example, without prior and duals."""
+
+    mean: Tensor
+    precision: Tensor
+    moments: IvonMoments | None
+    loss: float
+    moved: float = 1.0
+    """The share of its way to a stationary point that h has gone, 1 - beta2^steps."""
+
+
+def ivon(
+    shard: Shard | QuadraticShard,
+    start: Tensor,
+    *,
+    how: IvonTraining,
+    rng: Stream,
+    round: int,
+    prior_mean: Tensor,
+    prior_precision: Tensor,
+    ess: float,
+    dual: Gaussian | None = None,
+    h0: float | None = None,
+    moments: IvonMoments | None = None,
+) -> IvonFit:
+    """Minimise F from the mean `start` (P,) and the precision ess * (h0 + d); h0 None means h = 0.
+
+    prior_mean m_p and prior_precision s_p (P,); ess is lambda; dual is the diagonal factor with shift v
+    and precision u, in the units of F, so that -log dual is subtracted from the mean loss and u lowers
+    the curvature. `moments` is used only if `how.carry`.
+
+    Errors: UsageError if the optimiser does not fit the client's loss; TaskError if F has no minimum or
+    the steps diverged: a precision that is not positive, a value that is not finite.
+    """
+    check_optimiser(shard, how.optimiser, "ivon")
+    if isinstance(shard, QuadraticShard):
+        return _exact(shard, prior_mean, prior_precision, ess, dual)
+    net = shard.net
+    net.module.train()
+    state = _Ivon(
+        start.to(net.weights),
+        lr=how.lr_in(round),
+        beta1=how.beta1,
+        beta2=how.beta2,
+        ess=ess,
+        prior_mean=prior_mean,
+        prior_precision=prior_precision,
+        dual=dual,
+        h=h0 or 0.0,
+        moments=moments if how.carry else None,
+    )
+    _check_precision(state.precision())
+    order, draws = rng.torch("batches"), rng.torch("ivon")
+    eps = torch.empty(len(net.weights))
+    total = torch.zeros((), device=net.device)
+    with net.noise(rng.key("dropout")):
+        for epoch in range(how.epochs):
+            for inputs, targets in shard.batches(how.batch_size, order):
+                for _ in range(how.samples):
+                    state.sample(eps.normal_(generator=draws).to(net.device), out=net.weights)
+                    loss = net.loss_gradient(inputs, targets, 1.0)
+                    state.accumulate(net.grads)
+                    if epoch == how.epochs - 1:
+                        total.add_(loss, alpha=len(targets) / how.samples)
+                state.step()
+    steps = how.epochs * -(-shard.size // how.batch_size)
+    fit = IvonFit(
+        state.mean,
+        state.precision(),
+        state.moments() if how.carry else None,
+        float(total) / shard.size,
+        1 - how.beta2**steps,
+    )
+    _check_finite(fit)
+    return fit
+
+
+class _Ivon:
+    """The state of Algorithm 2 and one step of it: as many times as wanted (sample, accumulate), then step.
+
+    Works in place on its own copies, in the dtype and on the device of `start`. The order of the
+    operations is that of ivon-opt, none of them fused, because every rounding has to agree.
+
+    The curvature is kept as `stored` with h + d = stored + offset. At first offset is d, so that stored
+    is h, as in ivon-opt. Where h falls below -d/2, stored becomes h + d and offset 0 for the rest of the
+    task: next to -d, a sum formed anew from h and d at every step would be nothing but rounding error.
+    The move itself is exact (Sterbenz). A problem that ivon-opt can pose keeps ivon-opt's form.
+    """
+
+    def __init__(
+        self,
+        start: Tensor,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        ess: float,
+        prior_mean: Tensor,
+        prior_precision: Tensor,
+        dual: Gaussian | None,
+        h: float,
+        moments: IvonMoments | None,
+    ) -> None:
+        self.lr, self.beta1, self.beta2, self.ess = lr, beta1, beta2, ess
+        d, u, v = _exact_terms(prior_precision, ess, dual)
+        self.mean = start.clone()
+        self.prior_mean = prior_mean.to(start)
+        self.offset = d.to(start)
+        self.shift = u.to(start, copy=True)
+        """Subtracted from the data's curvature: u, or u - d where `stored` is h + d."""
+        self.slope = (d - u).to(start)
+        self.pull = (v - u * prior_mean.to(d)).to(start)
+        """Duals and prior have the gradient slope (m - m_p) + pull = v - u m + d (m - m_p)."""
+        self.may_move = bool((u != 0).any() or (d != d[0]).any())
+        self.stored = torch.full_like(start, h)
+        self.total = self.stored + self.offset
+        """h + d (P,), in nats per example and squared unit of weight."""
+        # a copy: the step works in place and a task must not change its arguments
+        self.momentum = moments.momentum.to(start, copy=True) if moments else torch.zeros_like(start)
+        self.steps = moments.steps if moments else 0
+        self.scratch = self.noise = torch.empty_like(start)
+        self.gradient, self.product = torch.empty_like(start), torch.empty_like(start)
+        self.count = 0
+
+    def sample(self, eps: Tensor, out: Tensor) -> None:
+        """Write m + sigma eps into `out` (P,); `eps` (P,) is overwritten and kept until accumulate."""
+        torch.mul(self.total, self.ess, out=self.scratch).sqrt_()
+        self.noise = eps.div_(self.scratch)
+        torch.add(self.mean, self.noise, out=out)
+
+    def accumulate(self, gradient: Tensor) -> None:
+        """Take in the gradient (P,) of the mean loss at the last sample."""
+        self.count += 1
+        if self.count == 1:
+            self.gradient.copy_(gradient)
+            torch.mul(self.noise, gradient, out=self.product)
+            return
+        for mean, value in ((self.gradient, gradient), (self.product, self.noise.mul_(gradient))):
+            mean.add_(torch.sub(value, mean, out=self.scratch).div_(self.count))
+
+    def step(self) -> None:
+        """Move q by the samples taken in since the last step."""
+        self.steps += 1
+        self.count = 0
+        total, scratch = self.total, self.scratch
+        fresh = 1.0 - self.beta2
+        # line 3, E[g (th - m)] / sigma^2 - u
+        curvature = self.product.mul_(total).mul_(self.ess).sub_(self.shift)
+        # line 4
+        self.momentum.mul_(self.beta1).add_(self.gradient.mul_(1.0 - self.beta1))
+        # line 5
+        torch.sub(self.stored, curvature, out=scratch).square_().mul_(0.5 * fresh**2).div_(total)
+        self.stored.mul_(self.beta2).add_(curvature.mul_(fresh)).add_(scratch)
+        if self.may_move:
+            self._move()
+        torch.add(self.stored, self.offset, out=total)
+        # line 6
+        change = torch.div(self.momentum, 1.0 - self.beta1**self.steps, out=self.gradient)
+        change.add_(torch.sub(self.mean, self.prior_mean, out=scratch).mul_(self.slope)).add_(self.pull)
+        self.mean.sub_(change.div_(total).mul_(self.lr))
+
+    def _move(self) -> None:
+        """Keep h + d itself where h < -d/2."""
+        margin = torch.add(self.offset, self.stored, alpha=2.0, out=self.scratch)
+        if margin.amin() < 0:
+            low = margin < 0
+            self.stored[low] += self.offset[low]
+            self.shift[low] = -self.slope[low]
+            self.offset[low] = 0.0
+
+    def precision(self) -> Tensor:
+        """1/sigma^2 (P,)."""
+        return self.total * self.ess
+
+    def moments(self) -> IvonMoments:
+        return IvonMoments(self.momentum, self.steps)
+
+
+def _exact_terms(prior_precision: Tensor, ess: float, dual: Gaussian | None) -> tuple[Tensor, Tensor, Tensor]:
+    """d, u and v, each (P,) in float64: u is often close to d, and what counts is the difference."""
+    d = prior_precision.double() / ess
+    if dual is None:
+        return d, torch.zeros_like(d), torch.zeros_like(d)
+    return d, diagonal(dual.precision, d), dual.shift.to(d)
+
+
+def _exact(
+    shard: QuadraticShard, prior_mean: Tensor, prior_precision: Tensor, ess: float, dual: Gaussian | None
+) -> IvonFit:
+    """The minimum of F for lbar(th) = (1/2 th'A th - b'th) / N_k, in the dtype of the shard.
+
+    Errors: TaskError if F is unbounded below in some direction.
+    """
+    d, u, v = (term.to(shard.linear) for term in _exact_terms(prior_precision, ess, dual))
+    hessian = shard.hessian / shard.size
+    precision = ess * (hessian.diagonal() - u + d)
+    _check_precision(precision)
+    matrix = hessian + torch.diag(d - u)
+    if int(torch.linalg.cholesky_ex(matrix).info):
+        lowest = torch.linalg.eigvalsh(matrix)
+        raise TaskError(
+            f"the local problem has no minimum: its Hessian is not positive in {int((lowest <= 0).sum())} of "
+            f"{len(lowest)} directions (smallest eigenvalue {float(lowest[0]):.3g}); {_REMEDY}"
+        )
+    mean = torch.linalg.solve(matrix, shard.linear / shard.size - v + d * prior_mean.to(d))
+    fit = IvonFit(mean, precision, None, shard.loss(mean))
+    _check_finite(fit)
+    return fit
+
+
+_REMEDY = "raise rho, or leave cap_dual on"
+
+
+def _check_precision(precision: Tensor) -> None:
+    bad = int((~((precision > 0) & precision.isfinite())).sum())
+    if bad:
+        raise TaskError(
+            f"the local posterior's precision is not positive and finite in {bad} of {len(precision)} "
+            f"coordinates (smallest {float(precision.min()):.3g}); {_REMEDY}"
+        )
+
+
+def _check_finite(fit: IvonFit) -> None:
+    bad = int((~fit.mean.isfinite()).sum())
+    if bad:
+        raise TaskError(
+            f"the local posterior's mean is not finite in {bad} of {len(fit.mean)} coordinates (smallest "
+            f"precision {float(fit.precision.min()):.3g}); lower lr, or {_REMEDY}"
+        )
+    _check_precision(fit.precision)
+    if not math.isfinite(fit.loss):
+        raise TaskError(f"the local loss is {fit.loss}, at a finite mean; lower lr, or {_REMEDY}")

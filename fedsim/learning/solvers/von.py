@@ -1,0 +1,258 @@
+"""Variational online Newton (VON): a client's Gaussian, diagonal or full, from its loss and a pull.
+
+    q* = argmin_q  E_q[l_k] - E_q[log pull] + temperature * E_q[log q]
+
+Every client problem of PVI and of Bayesian-ADMM has this form: PVI with pull = q_g / t_k and temperature
+1, ADMM with pull = q_g**rho / t_k and temperature rho. With q = N(m, S^-1) it is solved where
+
+    temperature * S = pull.precision + E_q[hess l_k]       (its diagonal in the diagonal family)
+    0 = E_q[grad l_k] + pull.precision m - pull.shift
+
+Source: Khan & Rue, The Bayesian learning rule, Eq. 12; Moellenhoff et al., Federated ADMM from Bayesian
+Duality, App. D.2; toyexamples/admm.py of its release.
+Differs: the same eps serve all steps, so the result is a fixed point and not an average over the last
+draws. Between two steps of S, the mean is solved (nearly) by L-BFGS preconditioned with S: the plain step
+S^-1 grad diverges for a diagonal S, and for a full S far from the solution. The step of S adapts. The
+Hessian is the GGN: the same for models linear in their parameters, otherwise never indefinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.errors import TaskError, UsageError
+from fedsim.learning.curvature.diagonal_ggn import best_chunk
+from fedsim.learning.gaussian import Gaussian, is_full, times
+from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
+from fedsim.seeds import Stream
+
+TOLERANCE = 1e-5
+"""Relative residual, of mean and precision, at which VON stops early; float32 gradients give 1e-6."""
+MOVES = 20
+"""Most moves of the mean per step of the precision, and the memory of L-BFGS."""
+
+
+@dataclass(frozen=True)
+class VonTraining:
+    """How a client finds its Gaussian.
+
+    steps: most updates of the precision; fewer at stationarity. samples: weights at which expectations
+    are taken, in antithetic pairs m +- S^-1/2 eps; 1: the mean itself (delta method). lr: first trial
+    length of a move of the mean, 1: Newton's. lr_precision: first step of the precision; it halves when
+    two corrections in a row oppose each other and else grows by half, up to 1.
+    optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
+    """
+
+    steps: Annotated[int, Meta(ge=1)] = 30
+    samples: Annotated[int, Meta(ge=1)] = 4
+    lr: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    lr_precision: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    optimiser: Literal["von", "exact"] = "von"
+
+
+@dataclass(frozen=True)
+class VonFit:
+    """q_k in float64, and the mean loss at its mean in nats per example (cross-entropy only)."""
+
+    local: Gaussian
+    loss: float
+
+
+def von(
+    shard: Shard | QuadraticShard,
+    start: Tensor,
+    *,
+    how: VonTraining,
+    rng: Stream,
+    pull: Gaussian,
+    temperature: float,
+) -> VonFit:
+    """The client's q* of the module's docstring; its family is that of pull.precision, (P,) or (P, P).
+
+    `start` (P,) is the first mean; the first precision is stationary at `start` (delta method). `pull` is
+    a factor on the scale of the summed loss; its precision may be indefinite.
+
+    Errors: TaskError if pull.precision + E[hess l_k] is not positive definite or a number is not finite;
+    UsageError for an isotropic pull, an odd number of samples other than 1, and if `how.optimiser`
+    does not fit the client's loss.
+    """
+    if not isinstance(pull.precision, Tensor) or pull.precision.dim() not in (1, 2):
+        raise UsageError("von needs a diagonal or a full precision, not an isotropic one")
+    pull = Gaussian(pull.shift.double(), pull.precision.double())
+    check_optimiser(shard, how.optimiser, "von")
+    if isinstance(shard, QuadraticShard):
+        return _exact(shard, pull, temperature)
+    eps = _draws(start, how.samples, rng)
+    mean = start.double()
+    precision = _stationary(shard, mean[None], pull, temperature, rng)
+    root = _Root.of(precision)
+    step, last, residual = how.lr_precision, torch.zeros_like(precision), float("inf")
+    for _ in range(how.steps):
+        wanted = _stationary(shard, mean + root.spread(eps), pull, temperature, rng)
+        correction = wanted - precision
+        if residual < TOLERANCE and float(correction.norm() / precision.norm()) < TOLERANCE:
+            break
+        agreement = float((correction * last).sum())  # 0 at the first step
+        if agreement:
+            step = step / 2 if agreement < 0 else min(1.0, 1.5 * step)
+        last = correction
+        precision = precision + step * correction
+        root = _Root.of(precision)
+        slope = partial(_slope, shard, around=root.spread(eps), pull=pull)
+        mean, residual = _move(slope, mean, root, how.lr, temperature)
+    return VonFit(Gaussian.at(mean, precision), _mean_loss(shard, mean, rng))
+
+
+def _exact(shard: QuadraticShard, pull: Gaussian, temperature: float) -> VonFit:
+    full, hessian = is_full(pull.precision), shard.hessian.double()
+    assert isinstance(pull.precision, Tensor)
+    precision = (pull.precision + (hessian if full else hessian.diagonal())) / temperature
+    _Root.of(precision)  # or TaskError
+    # the mean needs the whole Hessian in both families
+    matrix = hessian + (pull.precision if full else torch.diag(pull.precision))
+    if not full:
+        _Root.of(matrix)  # a saddle is no solution, whatever the diagonal says
+    mean = _finite(torch.linalg.solve_ex(matrix, pull.shift + shard.linear.double()).result, "mean")
+    return VonFit(Gaussian.at(mean, precision), shard.loss(mean))
+
+
+def check_samples(samples: int) -> None:
+    """Errors: UsageError for a number that is neither even nor 1."""
+    if samples > 1 and samples % 2:
+        raise UsageError(f"samples={samples}: VON draws pairs; use an even number, or 1 for the mean alone")
+
+
+def _draws(start: Tensor, samples: int, rng: Stream) -> Tensor:
+    """eps (samples, P) in float64, drawn on the CPU: pairs of opposites, or one zero."""
+    if samples == 1:
+        return torch.zeros_like(start, dtype=torch.float64)[None]
+    check_samples(samples)
+    half = torch.randn((samples // 2, len(start)), generator=rng.torch("von"), dtype=torch.float64)
+    return torch.cat([half, -half]).to(start.device)
+
+
+def _stationary(shard: Shard, points: Tensor, pull: Gaussian, temperature: float, rng: Stream) -> Tensor:
+    """(pull.precision + E[hess l_k]) / temperature with the average over `points` (n, P)."""
+    assert isinstance(pull.precision, Tensor)
+    total = torch.zeros_like(pull.precision)
+    for w in points:
+        total += shard.full_curvature(w) if total.dim() == 2 else shard.curvature(w, "exact", rng)
+    return (pull.precision + total / len(points)) / temperature
+
+
+def _slope(shard: Shard, mean: Tensor, around: Tensor, pull: Gaussian) -> tuple[Tensor, float]:
+    """E[grad l_k] + pull.precision m - pull.shift (P,), and its norm relative to its two terms'."""
+    gradient = torch.zeros_like(mean)
+    for offset in around:
+        gradient += shard.gradient(mean + offset)
+    gradient /= len(around)
+    slope = _finite(gradient + times(pull.precision, mean) - pull.shift, "gradient")
+    scale = gradient.norm() + pull.shift.norm()
+    return slope, float(slope.norm() / scale.clamp(min=1e-300))
+
+
+def _move(
+    slope: Callable[[Tensor], tuple[Tensor, float]], mean: Tensor, root: _Root, lr: float, temperature: float
+) -> tuple[Tensor, float]:
+    """L-BFGS from `mean` until the residual fell tenfold: the new mean and its residual.
+
+    The problem of the mean is convex for a convex loss, so the slope along a direction grows; a trial
+    that overshoots is drawn back to where a straight line through both slopes is zero, and one that
+    lands where the problem is not convex (an indefinite pull, a network) is shortened.
+    """
+    here, before = slope(mean)
+    residual = before
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for _ in range(MOVES):
+        if residual < max(TOLERANCE, 0.1 * before):
+            break
+        direction = -_inverse(pairs, here, root, temperature)
+        down = float(direction @ here)
+        if down >= 0:  # rounding has spoilt the pairs
+            pairs, direction = [], -root.solve(here) / temperature
+            down = float(direction @ here)
+        length = lr
+        for _ in range(8):
+            there, residual = slope(mean + length * direction)
+            after = float(direction @ there)
+            if down <= after <= -0.9 * down:
+                break
+            length *= max(0.1, down / (down - after)) if after > down else 0.3
+        change, bend = length * direction, there - here
+        if float(change @ bend) > 1e-6 * float(change.norm() * bend.norm()):
+            pairs.append((change, bend))
+        mean, here = mean + change, there
+    return mean, residual
+
+
+def _inverse(pairs: list[tuple[Tensor, Tensor]], vector: Tensor, root: _Root, temperature: float) -> Tensor:
+    """L-BFGS's two loops: the inverse Hessian of the pairs (change, bend) on top of (temperature S)^-1."""
+    shares = []
+    for change, bend in reversed(pairs):
+        shares.append((change @ vector) / (change @ bend))
+        vector = vector - shares[-1] * bend
+    vector = root.solve(vector) / temperature
+    for (change, bend), share in zip(pairs, reversed(shares), strict=True):
+        vector = vector + (share - (bend @ vector) / (change @ bend)) * change
+    return vector
+
+
+@dataclass(frozen=True)
+class _Root:
+    """A square root of S: L (P, P) with S = L L', or the roots (P,) of a diagonal."""
+
+    values: Tensor
+
+    @staticmethod
+    def of(precision: Tensor) -> _Root:
+        """Errors: TaskError if S is not positive definite or not finite."""
+        _finite(precision, "precision")
+        if precision.dim() == 1:
+            bad, least = int((precision <= 0).sum()), float(precision.min())
+            if not bad:
+                return _Root(precision.sqrt())
+        else:
+            values, info = torch.linalg.cholesky_ex(precision)
+            if not int(info):
+                return _Root(values)
+            eigenvalues = torch.linalg.eigvalsh(precision)
+            bad, least = int((eigenvalues <= 0).sum()), float(eigenvalues[0])
+        raise TaskError(
+            f"von: the precision is not positive definite: {bad} of {len(precision)} eigenvalues are not "
+            f"positive, the smallest is {least:.3g}; raise rho, so that the pull outweighs the dual"
+        )
+
+    def solve(self, vector: Tensor) -> Tensor:
+        """S^-1 x."""
+        if self.values.dim() == 1:
+            return vector / self.values.square()
+        solution: Tensor = torch.cholesky_solve(vector[:, None], self.values)[:, 0]
+        return solution
+
+    def spread(self, eps: Tensor) -> Tensor:
+        """Offsets S^-1/2 eps of the rows of `eps` (n, P); they vary smoothly with S."""
+        if self.values.dim() == 1:
+            return eps / self.values
+        offsets: Tensor = torch.linalg.solve_triangular(self.values.T, eps.T, upper=True).T
+        return offsets
+
+
+def _finite(values: Tensor, what: str) -> Tensor:
+    if not bool(torch.isfinite(values).all()):
+        raise TaskError(f"von: the {what} is not finite; raise rho or lower lr and lr_precision")
+    return values
+
+
+def _mean_loss(shard: Shard, mean: Tensor, rng: Stream) -> float:
+    """Mean loss in nats per example."""
+    total = 0.0
+    for inputs, targets in shard.batches(best_chunk(shard.net.module), rng.torch("loss")):
+        total += float(shard.net.likelihood.loss(shard.net.logits(mean, inputs), targets)) * len(targets)
+    return total / shard.size

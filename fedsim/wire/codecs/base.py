@@ -1,0 +1,157 @@
+"""Tensors as bytes, and what a codec is told about a tensor beside its values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.errors import UsageError, WireError
+from fedsim.learning.params import Layout, Slice
+
+Part = tuple[str, memoryview]
+"""Layer ('values' or 'indices') and bytes: one frame on the wire."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+ONE_SIGN = frozenset({"precision", "curvature"})
+INCREMENTS = frozenset({"delta", "gradient"})
+"""Kinds of field (fedsim.wire.schema.Kind) for which some codecs are made."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The tensor that both sides know to expect: shape, dtype, and where its layers lie in it.
+
+    positive: the receiver refuses values <= 0, so a codec must not hide one.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: Layout
+    positive: bool = False
+
+    @staticmethod
+    def of(
+        shape: tuple[int, ...], dtype: torch.dtype, layout: Layout | None = None, *, positive: bool = False
+    ) -> Spec:
+        """Without a layout the tensor is one anonymous layer. Errors: WireError for one of another size."""
+        count = math.prod(shape)
+        if layout is None:
+            layout = Layout((Slice("", shape, 0, count),))
+        if layout.size != count:
+            raise WireError(f"{count} values where the layout has {layout.size}")
+        return Spec(shape, dtype, layout, positive)
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+
+class Bound(NamedTuple):
+    """Layer of a part and the bytes it may have; least == most where the layout says it exactly."""
+
+    layer: str
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One encoding: a pure pair and the sizes that a receiver checks before it parses anything.
+
+    lossy: the decoded tensor may differ from what was packed. kinds: the only kinds of field that it is
+    made for, if not all, and why. delta: both sides need `ref`, a tensor of the same shape that both have.
+    packer gives None for values that it cannot stand for; they are sent dense.
+
+    The part 'values' is, before any compression, `side` bytes per layer, then `width` bytes per value
+    (None: as many as its dtype has) of `kept` entries of each layer (None: of all).
+    """
+
+    name: str
+    packer: Callable[[Tensor, Spec, Tensor | None], tuple[Part, ...] | None]
+    unpacker: Callable[[tuple[memoryview, ...], Spec, Tensor | None], Tensor]
+    bounds: Callable[[Spec], tuple[Bound, ...]]
+    lossy: bool = False
+    kinds: frozenset[str] | None = None
+    why: str = ""
+    delta: bool = False
+    side: int = 0
+    width: int | None = None
+    kept: Callable[[int], int] | None = None
+
+    def pack(self, x: Tensor, spec: Spec | None = None, ref: Tensor | None = None) -> tuple[Part, ...] | None:
+        """The parts of `x`. Errors: UsageError for a dtype that the codec does not encode."""
+        spec = spec or Spec.of(tuple(x.shape), x.dtype)
+        if (self.lossy or self.delta) and not x.is_floating_point():
+            raise UsageError(f"codec {self.name!r} encodes floating-point fields only")
+        return self.packer(x, spec, self._checked(ref, spec))
+
+    def unpack(self, parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None = None) -> Tensor:
+        """The tensor of parts whose number, layers and sizes agree with `bounds`. Errors: WireError."""
+        if (self.lossy or self.delta) and not spec.dtype.is_floating_point:
+            raise WireError(f"codec {self.name!r} encodes floating-point fields only")
+        return self.unpacker(parts, spec, self._checked(ref, spec))
+
+    def sizes(self, count: int, itemsize: int) -> tuple[tuple[str, int], ...]:
+        """Largest bytes of every part (of most codecs the exact ones) for one layer of `count` values."""
+        dtype = next(d for d in (torch.float32, torch.float64, torch.uint8) if d.itemsize == itemsize)
+        return tuple((b.layer, b.most) for b in self.bounds(Spec.of((count,), dtype)))
+
+    def numbers(self, spec: Spec) -> int:
+        """How many values a tensor's encoding has."""
+        return sum(self.kept(s.size) if self.kept else s.size for s in spec.layout.slices)
+
+    def _checked(self, ref: Tensor | None, spec: Spec) -> Tensor | None:
+        if not self.delta:
+            return None
+        if ref is None or tuple(ref.shape) != spec.shape:
+            raise UsageError(f"codec {self.name!r} needs the same field of the broadcast to refer to")
+        return ref.to(spec.dtype)
+
+
+def fixed(layer: str, nbytes: int) -> Bound:
+    return Bound(layer, nbytes, nbytes)
+
+
+def raw_bytes(x: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy."""
+    array: np.ndarray[tuple[int], np.dtype[np.uint8]] = (
+        x.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    )
+    return array.data
+
+
+def from_bytes(data: memoryview, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor over `data` without a copy where the buffer is writable (treat it as read-only)."""
+    array = np.frombuffer(data, dtype=np.uint8)
+    if not array.size:  # torch cannot view an empty array as another dtype
+        return torch.empty(shape, dtype=dtype)
+    if not array.flags.writeable:  # torch has no read-only tensors
+        array = array.copy()
+    return torch.from_numpy(array).view(dtype).reshape(shape)
+
+
+def joined(*arrays: Array) -> memoryview:
+    """The bytes of arrays, one behind the other."""
+    return memoryview(b"".join(a.tobytes() for a in arrays))
+
+
+def flat32(x: Tensor) -> Array:
+    """The values of a tensor as a flat float32 array."""
+    array: Array = x.detach().reshape(-1).to(torch.float32).numpy()
+    return array
+
+
+def tensor_of(array: Array, spec: Spec) -> Tensor:
+    """A fresh array of the spec's size as the tensor that the receiver gets."""
+    return torch.from_numpy(array).reshape(spec.shape).to(spec.dtype)

@@ -1,0 +1,178 @@
+"""The Gaussian-product paper's compression of a diagonal precision (papers-and-code.md 7.3).
+
+Rule: of every layer keep the max(1, round(p size)) largest entries (of equal ones the first) and replace
+the rest by their mean. csr sends that as the paper says; fedsim.wire.codecs.bitmap codes the same
+numbers better.
+
+    csr      indices = per layer int32 row pointers, int32 columns     values = means, kept values (float32)
+
+A layer's rows are its first axis, the rest flattened; a bias is one row. Means are 4 bytes per layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+from torch import Tensor
+
+from fedsim.errors import WireError
+from fedsim.learning.params import Slice
+from fedsim.wire.codecs.base import (
+    ONE_SIGN,
+    Array,
+    Bound,
+    Codec,
+    Part,
+    Spec,
+    fixed,
+    flat32,
+    joined,
+    tensor_of,
+)
+
+WHY = (
+    "this codec keeps the large values of a layer and merges the small ones, whatever their sign; "
+    "it is for a precision or a curvature"
+)
+
+
+def csr(p: float) -> Codec:
+    def pack(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
+        chosen = largest_and_means(x, spec, p)
+        if chosen is None:
+            return None
+        values, mask, means = chosen
+        indices = [a for s in spec.layout.slices for a in _compressed_rows(mask[place(s)], s)]
+        return (("indices", joined(*indices)), ("values", joined(means, values[mask])))
+
+    def unpack(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
+        numbers = np.frombuffer(parts[0], dtype=np.int32)
+        mask, at = np.zeros(spec.count, dtype=bool), 0
+        for s in spec.layout.slices:
+            rows, kept = _rows(s), kept_of(s.size, p)
+            pointers = numbers[at : at + rows + 1]
+            columns = numbers[at + rows + 1 : at + rows + 1 + kept]
+            at += rows + 1 + kept
+            mask[s.offset + _positions(pointers, columns, s)] = True
+        floats, layers = np.frombuffer(parts[1], dtype=np.float32), len(spec.layout.slices)
+        return filled(mask, floats[:layers], floats[layers:], spec)
+
+    def bounds(spec: Spec) -> tuple[Bound, ...]:
+        kept, slices = all_kept(spec, p), spec.layout.slices
+        pointers = sum(_rows(s) + 1 for s in slices)
+        return (fixed("indices", 4 * (pointers + kept)), fixed("values", 4 * (len(slices) + kept)))
+
+    return Codec(
+        f"csr:{p!r}",
+        pack,
+        unpack,
+        bounds,
+        lossy=True,
+        kinds=ONE_SIGN,
+        why=WHY,
+        side=4,
+        width=4,
+        kept=keeps(p),
+    )
+
+
+# ---- the rule
+
+
+def kept_of(size: int, p: float) -> int:
+    """How many entries of a layer are kept."""
+    return min(size, max(1, round(p * size)))
+
+
+def keeps(p: float) -> Callable[[int], int]:
+    """kept_of at this p."""
+    return partial(kept_of, p=p)
+
+
+def all_kept(spec: Spec, p: float) -> int:
+    """How many entries of a tensor are kept."""
+    return sum(kept_of(s.size, p) for s in spec.layout.slices)
+
+
+def place(s: Slice) -> slice:
+    """Where a layer lies in the flat tensor."""
+    return slice(s.offset, s.offset + s.size)
+
+
+def finite(values: Array) -> bool:
+    return not values.size or bool(np.isfinite(values.min()) and np.isfinite(values.max()))
+
+
+def largest(values: Array, spec: Spec, p: float) -> Array:
+    """Which entries (P,) are the largest of their layer; of equal ones the first, on any machine."""
+    mask = np.zeros(spec.count, dtype=bool)
+    for s in spec.layout.slices:
+        kept = kept_of(s.size, p)
+        if kept:
+            mask[place(s)] = _largest(values[place(s)], kept)
+    return mask
+
+
+def _largest(layer: Array, kept: int) -> Array:
+    threshold = np.partition(layer, layer.size - kept)[layer.size - kept]
+    mask: Array = layer > threshold
+    mask[np.flatnonzero(layer == threshold)[: kept - np.count_nonzero(mask)]] = True
+    return mask
+
+
+def largest_and_means(x: Tensor, spec: Spec, p: float) -> tuple[Array, Array, Array] | None:
+    """Values (P,), which of them are kept (P,), and the mean of the others per layer, float32.
+
+    None where the mean would hide what the receiver must see: values not finite, or not positive where
+    they have to be.
+    """
+    values = flat32(x)
+    if not finite(values) or (spec.positive and values.size and values.min() <= 0):
+        return None
+    mask, means = largest(values, spec, p), np.zeros(len(spec.layout.slices), dtype=np.float32)
+    for i, s in enumerate(spec.layout.slices):
+        rest = values[place(s)][~mask[place(s)]]
+        if rest.size:
+            means[i] = rest.mean(dtype=np.float64)
+    return values, mask, means
+
+
+def filled(mask: Array, means: Array, kept: Array, spec: Spec) -> Tensor:
+    """The tensor of the kept values at their positions and of the layers' means elsewhere."""
+    sizes: list[int] = [s.size for s in spec.layout.slices]
+    out: Array = np.repeat(means, sizes)
+    out[mask] = kept
+    return tensor_of(out, spec)
+
+
+# ---- compressed sparse rows
+
+
+def _rows(s: Slice) -> int:
+    return s.shape[0] if len(s.shape) > 1 else 1
+
+
+def _compressed_rows(mask: Array, s: Slice) -> Iterator[Array]:
+    """Row pointers (rows + 1,) and columns (kept,) of a layer, int32, as scipy.sparse.csr_matrix has them."""
+    table = mask.reshape(_rows(s), math.prod(s.shape[1:]) if len(s.shape) > 1 else s.size)
+    counts = np.count_nonzero(table, axis=1)
+    yield np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    yield np.nonzero(table)[1].astype(np.int32)
+
+
+def _positions(pointers: Array, columns: Array, s: Slice) -> Array:
+    """The flat positions in a layer. Errors: WireError unless both arrays are canonical."""
+    width = s.size // max(1, _rows(s))
+    wide = pointers.astype(np.int64)
+    counts = wide[1:] - wide[:-1]
+    if pointers[0] != 0 or pointers[-1] != len(columns) or (counts < 0).any():
+        raise WireError(f"row pointers of layer {s.name!r} do not count its {len(columns)} entries")
+    if ((columns < 0) | (columns >= width)).any():
+        raise WireError(f"columns of layer {s.name!r} outside its {width}")
+    flat: Array = np.repeat(np.arange(len(counts)) * width, counts) + columns
+    if (np.diff(flat) <= 0).any():
+        raise WireError(f"columns of layer {s.name!r} do not ascend")
+    return flat

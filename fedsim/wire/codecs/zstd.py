@@ -1,0 +1,78 @@
+"""Lossless codecs: byte shuffle and zstd, of the values or of their distance from a reference.
+
+    delta:  key(x) = b if b >= 0 else b xor (2^(n-1) - 1),  b = the bits of x as a signed integer
+            z      = zigzag(key(x) - key(ref) mod 2^n)
+
+key keeps the order of the floats (-0 next to 0), so close floats are close integers, and it is one to
+one on all bit patterns, NaN payloads included. wire.md 3.7 measured 1.8x on means.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedsim.wire.codecs.base import Array, Bound, Codec, Part, Spec, from_bytes, raw_bytes
+from fedsim.wire.codecs.frames import bound, compressed, expanded, shuffled, unshuffled
+
+_SIGNED: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
+_UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+
+
+def zstd() -> Codec:
+    def pack(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...]:
+        return _part(np.frombuffer(raw_bytes(x), dtype=_UNSIGNED[x.itemsize]))
+
+    def unpack(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
+        bits = unshuffled(expanded(parts[0], spec.dense_bytes), _UNSIGNED[spec.dtype.itemsize])
+        return _tensor(bits, spec)
+
+    return Codec("zstd", pack, unpack, _bounds)
+
+
+def delta_zstd() -> Codec:
+    def pack(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...]:
+        assert ref is not None  # Codec.pack has checked it
+        return _part(_zigzag(ordered(x) - ordered(ref)))
+
+    def unpack(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
+        assert ref is not None
+        size = spec.dtype.itemsize
+        z = unshuffled(expanded(parts[0], spec.dense_bytes), _UNSIGNED[size])
+        key = ordered(ref) + ((z >> 1) ^ (~(z & 1) + 1)).view(_SIGNED[size])
+        return _tensor(_fold(key), spec)
+
+    return Codec("delta+zstd", pack, unpack, _bounds, delta=True)
+
+
+def _part(array: Array) -> tuple[Part, ...]:
+    return (("values", memoryview(compressed(shuffled(array)))),)
+
+
+def _tensor(bits: Array, spec: Spec) -> Tensor:
+    return from_bytes(bits.view(np.uint8).data, spec.shape, spec.dtype)
+
+
+def _bounds(spec: Spec) -> tuple[Bound, ...]:
+    return (bound("values", spec.dense_bytes, spec),)
+
+
+def _fold(bits: Array) -> Array:
+    """Bits to key and, as it is its own inverse, key to bits."""
+    top = 8 * bits.itemsize - 1
+    flipped: Array = bits ^ ((bits >> top) & np.iinfo(bits.dtype).max)
+    return flipped
+
+
+def ordered(x: Tensor) -> Array:
+    """The bits of floats as signed integers in the floats' order."""
+    return _fold(np.frombuffer(raw_bytes(x), dtype=_SIGNED[x.itemsize]))
+
+
+def _zigzag(difference: Array) -> Array:
+    """0, -1, 1, -2, ... as 0, 1, 2, 3, ...: small distances in either direction have high bytes 0."""
+    top = 8 * difference.itemsize - 1
+    z: Array = ((difference << 1) ^ (difference >> top)).view(_UNSIGNED[difference.itemsize])
+    return z

@@ -1,0 +1,307 @@
+"""A letter is what crosses the wire: one header frame and the raw frames of its fields.
+
+header frame = 8 bytes xxh3_64 of the rest | msgpack array [version, kind, run, epoch, round,
+exchange, client, base, micros, fields], and fields = [[name, codec, dtype, shape, [[layer, bytes,
+xxh3_64], ...]], ...]. Integers are always 9 bytes wide, so that a header's size depends on the
+schema and never on the values (or the ledger would vary from run to run).
+
+Decoding is strict: every frame is covered by a checksum, sizes come from the schema and the layout,
+and anything unexpected is a WireError before any value is looked at.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import torch
+import xxhash
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.errors import WireError
+from fedsim.learning.params import Layout
+from fedsim.wire.codecs import Spec, codec, pack_or_dense, unpack_checked
+from fedsim.wire.schema import DTYPES, Dims, Field, part_of, schema, values_of
+
+VERSION = 1
+MAX_HEADER = 64 * 1024
+NONE = -1
+"""Stands for 'no client' or 'no round' in a header."""
+
+M = TypeVar("M")
+Buffer = bytes | memoryview
+_Name = Annotated[str, Meta(max_length=64)]
+
+
+class PartHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """One frame of a field: its layer ('values' or 'indices'), size and checksum."""
+
+    layer: _Name
+    nbytes: Annotated[int, Meta(ge=0)]
+    digest: int
+
+
+class FieldHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """One field: how it is encoded and where its frames are."""
+
+    name: _Name
+    codec: _Name
+    dtype: _Name
+    shape: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=8)]
+    parts: Annotated[tuple[PartHeader, ...], Meta(max_length=8)]
+
+
+class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Who this letter is about; `base` is the version of the client's state the task starts from,
+    `micros` what the sender spent computing it."""
+
+    version: int
+    kind: _Name
+    run: _Name
+    epoch: int = 1
+    round: int = NONE
+    exchange: int = NONE
+    client: int = NONE
+    base: int = NONE
+    micros: Annotated[int, Meta(ge=0)] = 0
+    fields: Annotated[tuple[FieldHeader, ...], Meta(max_length=64)] = ()
+
+
+@dataclass(frozen=True)
+class Letter:
+    """header as parsed, head as the bytes of its frame, frames as the buffers of all parts."""
+
+    header: Header
+    head: bytes
+    frames: tuple[Buffer, ...]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of every frame: the header's, then the parts' (which the header announces)."""
+        return [len(self.head), *(p.nbytes for f in self.header.fields for p in f.parts)]
+
+    def total_bytes(self) -> int:
+        return sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The encoded fields of a message: encoded once, sent in as many letters as there are clients."""
+
+    fields: tuple[FieldHeader, ...]
+    frames: tuple[Buffer, ...]
+
+
+_decoder = msgspec.msgpack.Decoder(Header, strict=True)
+_encode_str = msgspec.msgpack.Encoder().encode
+
+
+def _fixed_width(value: Any, out: bytearray) -> None:
+    """Append `value` as msgpack, integers always in their 9-byte form."""
+    if isinstance(value, str):
+        out += _encode_str(value)
+    elif isinstance(value, int):
+        out += struct.pack(">Bq", 0xD3, value) if value < 2**63 else struct.pack(">BQ", 0xCF, value)
+    elif isinstance(value, tuple):
+        out += struct.pack(">BH", 0xDC, len(value))
+        for item in value:
+            _fixed_width(item, out)
+    else:
+        _fixed_width(msgspec.structs.astuple(value), out)
+
+
+@lru_cache(maxsize=8)
+def _encoded_fields(fields: tuple[FieldHeader, ...]) -> bytes:
+    """A broadcast's fields are encoded once, however many letters carry them."""
+    out = bytearray()
+    _fixed_width(fields, out)
+    return bytes(out)
+
+
+def digest(data: Buffer) -> int:
+    """The checksum of one frame."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def seal(header: Header, frames: Sequence[Buffer] = ()) -> Letter:
+    """Turn a header and the frames it describes into a letter."""
+    *about, fields = msgspec.structs.astuple(header)
+    body = bytearray(struct.pack(">BH", 0xDC, len(about) + 1))
+    for value in about:
+        _fixed_width(value, body)
+    body += _encoded_fields(fields)
+    return Letter(header, struct.pack(">Q", digest(memoryview(body))) + body, tuple(frames))
+
+
+def open_letter(frames: Sequence[Buffer], whose: str) -> Letter:
+    """Parse and check everything that does not need a schema: sizes, version, checksums.
+
+    Errors: WireError, beginning with `whose`.
+    """
+    if not frames:
+        raise WireError(f"{whose}: an empty message")
+    size = memoryview(frames[0]).nbytes
+    if size > MAX_HEADER:
+        raise WireError(f"{whose}: a header of {size} bytes; the limit is {MAX_HEADER}")
+    head = bytes(frames[0])
+    if size < 9 or struct.unpack(">Q", head[:8])[0] != digest(head[8:]):
+        raise WireError(f"{whose}: the header's checksum does not match; it was damaged on the way")
+    try:
+        header = _decoder.decode(head[8:])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise WireError(f"{whose}: the header is not of this format: {e}") from None
+    if header.version != VERSION:
+        raise WireError(f"{whose}: wire format {header.version}; this side speaks {VERSION}")
+    parts = [(f.name, p) for f in header.fields for p in f.parts]
+    if len(parts) != len(frames) - 1:
+        raise WireError(f"{whose}: {len(frames) - 1} frames where the header lists {len(parts)}")
+    for (name, part), frame in zip(parts, frames[1:], strict=True):
+        nbytes = memoryview(frame).nbytes
+        if nbytes != part.nbytes:
+            raise WireError(f"{whose}: field {name!r} has {nbytes} bytes where the header says {part.nbytes}")
+        if digest(frame) != part.digest:
+            raise WireError(f"{whose}: field {name!r} fails its checksum; it was damaged on the way")
+    return Letter(header, head, tuple(frames[1:]))
+
+
+def _as_tensor(value: Any, field: Field) -> Tensor:
+    """The field's value in its wire dtype; float64 sums become float32 here and nowhere else."""
+    dtype = DTYPES[field.kind.dtype]
+    if isinstance(value, Tensor):
+        return value if field.kind.stored and value.dtype == torch.uint8 else value.to(dtype)
+    return torch.tensor(value, dtype=torch.float64).to(dtype)
+
+
+def references(down: object) -> dict[str, Tensor]:
+    """What an upload may refer to: the tensors that every client got in this decoded broadcast."""
+    return {f.name: getattr(down, f.name) for f in schema(type(down)) if f.python is Tensor}
+
+
+def field_spec(f: Field, shape: tuple[int, ...], dtype: str, layout: Layout | None) -> Spec:
+    """What both sides know of a field: one over the parameters has the model's layers."""
+    layers = layout if f.kind.dims == ("P",) else None
+    return Spec.of(shape, DTYPES[dtype], layers, positive=f.kind.positive)
+
+
+def encode(
+    message: object,
+    codecs: Mapping[str, str],
+    dims: Dims,
+    refs: Mapping[str, Tensor] | None = None,
+    layout: Layout | None = None,
+) -> Payload:
+    """Encode every field of a message; `codecs` maps field names to codecs (others are dense).
+
+    refs: of an upload, `references` of its broadcast; layout: the layers of fields (P,), else one.
+    Errors: WireError if a tensor's shape is not what its schema and `dims` say (a defect of the
+    algorithm that made it).
+    """
+    headers, frames = [], []
+    for f, value in values_of(message):
+        tensor = _as_tensor(value, f)
+        shape = tuple(tensor.shape)
+        if not f.fits(shape, dims):
+            raise WireError(
+                f"{type(message).__qualname__}.{f.name} has shape {shape}; "
+                f"its kind {f.kind.name!r} says {f.shape(dims)}"
+            )
+        chosen = codec(codecs.get(f.name, "dense"))
+        dtype = "u8" if tensor.dtype == torch.uint8 else f.kind.dtype
+        spec = field_spec(f, shape, dtype, layout)
+        name, parts = pack_or_dense(chosen, tensor, spec, (refs or {}).get(f.name))
+        frames += [data for _, data in parts]
+        described = tuple(PartHeader(layer, data.nbytes, digest(data)) for layer, data in parts)
+        headers.append(FieldHeader(f.name, name, dtype, shape, described))
+    return Payload(tuple(headers), tuple(frames))
+
+
+def decode(
+    message: type[M],
+    letter: Letter,
+    codecs: Mapping[str, str],
+    dims: Dims,
+    whose: str,
+    refs: Mapping[str, Tensor] | None = None,
+    layout: Layout | None = None,
+) -> M:
+    """The message of a letter that open_letter has checked, against schema, layout and codecs.
+
+    refs and layout as the sender had them. Tensors are views of the received frames: treat them as read-only.
+    Errors: WireError, beginning with `whose`; no partial message is ever returned.
+    """
+    expected, part = schema(message), part_of(message)
+    headers = letter.header.fields
+    names = [h.name for h in headers]
+    whole = expected + (schema(part.message) if part else ())
+    has_part = part is not None and names == [f.name for f in whole]
+    if not has_part and names != [f.name for f in expected]:
+        raise WireError(
+            f"{whose}: fields {names} where {message.__qualname__} has {[f.name for f in expected]}"
+        )
+    values: dict[str, Any] = {}
+    at = 0
+    for f, h in zip(whole if has_part else expected, headers, strict=True):
+        about = f"{whose}: field {f.name!r}"
+        name = codec(codecs.get(f.name, "dense")).name
+        if h.codec not in (name, "dense"):  # dense: what its codec would not have made smaller
+            raise WireError(f"{about} is encoded as {h.codec!r}; this run uses {name!r}")
+        if h.dtype not in f.dtypes:
+            raise WireError(f"{about} has dtype {h.dtype!r}; its kind {f.kind.name!r} has {f.kind.dtype!r}")
+        if not f.fits(h.shape, dims):
+            raise WireError(f"{about} has shape {h.shape}; the model's layout says {f.shape(dims)}")
+        frames = letter.frames[at : at + len(h.parts)]
+        at += len(h.parts)
+        parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
+        spec = field_spec(f, h.shape, h.dtype, layout)
+        tensor = unpack_checked(h.codec, parts, spec, about, (refs or {}).get(f.name))
+        values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, about)
+    _same_rows(expected, values, whose)
+    if part is not None and has_part:
+        _same_rows(schema(part.message), values, whose)
+    if part is not None:
+        own = {f.name: values.pop(f.name) for f in schema(part.message)} if has_part else None
+        values[part.name] = None if own is None else part.message(**own)
+    return message(**values)
+
+
+def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], whose: str) -> None:
+    """Elastic fields of one message that share the name of their first size have it in common."""
+    rows: dict[str, tuple[str, int]] = {}
+    for f in fields:
+        if f.kind.elastic:
+            count = len(values[f.name])
+            first, expected = rows.setdefault(f.kind.dims[0], (f.name, count))
+            if count != expected:
+                raise WireError(f"{whose}: {count} rows of {f.name!r} where {first!r} has {expected}")
+
+
+def _scalar(tensor: Tensor, field: Field, about: str) -> Any:
+    """A float or bool; a flag is one byte and has only two values, or it would not encode to itself."""
+    value = tensor.item()
+    if field.python is bool and value not in (0, 1):
+        raise WireError(f"{about} is a flag and has the value {value}")
+    return field.python(value)
+
+
+def decode_own(
+    message: type[M],
+    payload: Payload,
+    codecs: Mapping[str, str],
+    dims: Dims,
+    refs: Mapping[str, Tensor] | None = None,
+    layout: Layout | None = None,
+) -> M:
+    """What the other side will decode from a payload of ours: both sides compute from that."""
+    letter = Letter(Header(VERSION, "own", "", fields=payload.fields), b"", payload.frames)
+    return decode(message, letter, codecs, dims, "own message", refs, layout)
+
+
+def blob(name: str, data: bytes) -> tuple[tuple[FieldHeader, ...], tuple[Buffer, ...]]:
+    """One field of plain bytes (JSON of control letters)."""
+    part = PartHeader("values", len(data), digest(data))
+    return (FieldHeader(name, "bytes", "u8", (len(data),), (part,)),), (data,)

@@ -1,0 +1,237 @@
+"""Messages are frozen dataclasses whose fields say what they mean.
+
+    @dataclass(frozen=True)
+    class Up:
+        mean: Mean            # (P,) float32
+        precision: Precision  # (P,) float32, positive
+        loss: Scalar
+
+The codec, the ledger and `fedsim describe` read the schema from the annotations; nothing about a
+message is written down twice.
+
+A field `memory: Memory | None = None`, with Memory such a message too, is a part that only some
+letters carry: in a broadcast what one client has not been sent yet, in an upload what is sent once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import UsageError, WireError
+from fedsim.learning.gaussian import Gaussian, unpacked
+
+Dims = Mapping[str, int]
+"""Sizes by name: P parameters, TRIANGLE of a symmetric matrix, C classes, K clients, I features of an
+input, and what the algorithm adds. They come from the set-up, never from a message."""
+
+TRIANGLE = "P(P+1)/2"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a field is, mathematically, and the shape it has by the names of Dims.
+
+    elastic: the first size may be anything up to its Dims entry, which is a bound.
+    stored: integers of the sender's data set (uint8 pixels) are sent as they are stored.
+    over: how a round's uploads are summed up in metrics.jsonl (scalars only): the N_k-weighted mean,
+    the least, the sum, the root of the sum of squares, or not at all.
+    """
+
+    name: str
+    dims: tuple[str, ...] = ("P",)
+    positive: bool = False
+    dtype: str = "f32"
+    elastic: bool = False
+    stored: bool = False
+    over: Literal["mean", "min", "sum", "rss", "nothing"] = "mean"
+
+
+Mean = Annotated[Tensor, Kind("mean")]
+Precision = Annotated[Tensor, Kind("precision", positive=True)]
+Dual = Annotated[Tensor, Kind("dual")]
+Shift = Annotated[Tensor, Kind("shift")]
+Delta = Annotated[Tensor, Kind("delta")]
+Gradient = Annotated[Tensor, Kind("gradient")]
+Curvature = Annotated[Tensor, Kind("curvature")]
+Statistic = Annotated[Tensor, Kind("statistic")]
+FullPrecision = Annotated[Tensor, Kind("precision", (TRIANGLE,), positive=True)]
+"""A symmetric positive definite matrix as its packed triangle (fedsim.learning.gaussian.packed)."""
+FullDelta = Annotated[Tensor, Kind("delta", (TRIANGLE,))]
+Logits = Annotated[Tensor, Kind("logits", ("M", "C"), elastic=True)]
+Inputs = Annotated[Tensor, Kind("inputs", ("M", "I"), elastic=True, stored=True)]
+Weights = Annotated[Tensor, Kind("weight", ("M",), elastic=True)]
+Owners = Annotated[Tensor, Kind("statistic", ("M",), elastic=True, dtype="i64")]
+Scalar = Annotated[float, Kind("scalar", (), dtype="f64")]
+Least = Annotated[float, Kind("scalar", (), dtype="f64", over="min")]
+Total = Annotated[float, Kind("scalar", (), dtype="f64", over="sum")]
+Norm = Annotated[float, Kind("scalar", (), dtype="f64", over="rss")]
+Check = Annotated[float, Kind("scalar", (), dtype="f64", over="nothing")]
+Flag = Annotated[bool, Kind("scalar", (), dtype="u8")]
+
+DTYPES = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8, "i64": torch.int64}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a message's schema."""
+
+    name: str
+    kind: Kind
+    python: type
+
+    def shape(self, dims: Dims) -> tuple[int, ...]:
+        """The shape, or of an elastic field its bound."""
+        return tuple(dims[d] for d in self.kind.dims)
+
+    def fits(self, shape: tuple[int, ...], dims: Dims) -> bool:
+        """Whether a tensor may have this shape."""
+        bound = self.shape(dims)
+        if not self.kind.elastic:
+            return shape == bound
+        return len(shape) == len(bound) and shape[1:] == bound[1:] and 0 <= shape[0] <= bound[0]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that this field may have on the wire."""
+        return (self.kind.dtype, "u8") if self.kind.stored else (self.kind.dtype,)
+
+    def dense_bytes(self, dims: Dims) -> int:
+        """Bytes of the field as it is, without a codec: of an elastic field at most this."""
+        return math.prod(self.shape(dims)) * DTYPES[self.kind.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Part:
+    """The optional part of a message: the field that holds it and its class."""
+
+    name: str
+    message: type
+
+
+def schema(message: type[Any]) -> tuple[Field, ...]:
+    """The fields of a message class that every letter carries, in order.
+
+    Errors: UsageError for a class that is no frozen dataclass of annotated fields.
+    """
+    return _schema(message)[0]
+
+
+def part_of(message: type[Any]) -> Part | None:
+    """The optional part of a message class, if it has one (at most one). Errors: as schema."""
+    return _schema(message)[1]
+
+
+def all_fields(message: type[Any]) -> tuple[Field, ...]:
+    """The fields of a message class, its optional part's behind them."""
+    part = part_of(message)
+    return schema(message) + (schema(part.message) if part else ())
+
+
+_schemas: dict[type, tuple[tuple[Field, ...], Part | None]] = {}
+
+
+def _schema(message: type[Any]) -> tuple[tuple[Field, ...], Part | None]:
+    if message not in _schemas:
+        _schemas[message] = _read_schema(message)
+    return _schemas[message]
+
+
+def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], Part | None]:
+    params = getattr(message, "__dataclass_params__", None)
+    if not is_dataclass(message) or params is None or not params.frozen:
+        raise UsageError(f"message {message.__name__} must be a frozen dataclass")
+    hints = get_type_hints(message, include_extras=True)
+    out, parts = [], []
+    for f in fields(message):
+        hint = hints[f.name]
+        optional = _optional(hint)
+        if optional is not None:
+            parts.append(Part(f.name, optional))
+            continue
+        kinds = [a for a in get_args(hint)[1:] if isinstance(a, Kind)]
+        if get_origin(hint) is not Annotated or len(kinds) != 1:
+            raise UsageError(
+                f"field {f.name!r} of {message.__name__} must be annotated with a kind, "
+                f"such as Mean, Precision or Scalar of fedsim.wire.schema"
+            )
+        out.append(Field(f.name, kinds[0], get_args(hint)[0]))
+    if len(parts) > 1:
+        raise UsageError(f"message {message.__name__} has {len(parts)} optional parts; it may have one")
+    inner = [_read_schema(p.message) for p in parts]
+    if any(part is not None for _, part in inner):
+        raise UsageError(f"message {message.__name__}: an optional part cannot have an optional part itself")
+    names = [f.name for f in out] + [f.name for own, _ in inner for f in own]
+    if len(set(names)) < len(names):
+        raise UsageError(f"message {message.__name__} and its optional part share a field name")
+    return tuple(out), parts[0] if parts else None
+
+
+def _optional(hint: Any) -> type | None:
+    """The dataclass X of an annotation `X | None`."""
+    if get_origin(hint) not in (Union, UnionType):
+        return None
+    inner = [a for a in get_args(hint) if a is not NoneType]
+    return inner[0] if len(inner) == 1 and isinstance(inner[0], type) and is_dataclass(inner[0]) else None
+
+
+def values_of(message: Any) -> list[tuple[Field, Any]]:
+    """Fields and values of a message, its optional part's behind them if it is there."""
+    out = [(f, getattr(message, f.name)) for f in schema(type(message))]
+    part = part_of(type(message))
+    inner = getattr(message, part.name) if part else None
+    return out + ([(f, getattr(inner, f.name)) for f in schema(type(inner))] if inner is not None else [])
+
+
+def check_values(message: object, whose: str, max_norm: float = math.inf) -> None:
+    """Raise WireError unless every float of a decoded message is finite, every precision positive and no
+    tensor's Euclidean norm above `max_norm`.
+
+    A finite sum proves that all values are finite at a fifth of the cost of isfinite.
+    """
+    for f, value in values_of(message):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise WireError(f"{whose}: field {f.name!r} is {value}")
+        if isinstance(value, float) and f.kind.positive and value <= 0:
+            raise WireError(f"{whose}: {f.kind.name} {f.name!r} is not positive: {value:g}")
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            continue
+        if not math.isfinite(float(value.sum())):
+            bad = int((~torch.isfinite(value)).sum())
+            if bad:
+                raise WireError(f"{whose}: field {f.name!r} has {bad} of {value.numel()} values NaN or Inf")
+        if max_norm < math.inf:
+            norm = float(torch.linalg.vector_norm(value, dtype=torch.float64))
+            if norm > max_norm:
+                raise WireError(f"{whose}: field {f.name!r} has the norm {norm:g}; the limit is {max_norm:g}")
+        if not f.kind.positive or not value.numel():
+            continue
+        if f.kind.dims == (TRIANGLE,):
+            if not Gaussian(value, unpacked(value.double())).is_proper:
+                raise WireError(f"{whose}: precision {f.name!r} is not positive definite")
+        elif float(value.min()) <= 0:
+            bad = int((value <= 0).sum())
+            raise WireError(
+                f"{whose}: precision {f.name!r} is not positive in {bad} of {value.numel()} entries "
+                f"(smallest {float(value.min()):g})"
+            )
+
+
+def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
+    """The same (nested) dataclass with `change` applied to every tensor: moving between devices."""
+    if isinstance(value, Tensor):
+        return change(value)  # type: ignore[return-value]
+    if isinstance(value, tuple):
+        return tuple(map_tensors(v, change) for v in value)  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        changed: dict[str, Any] = {f.name: map_tensors(getattr(value, f.name), change) for f in fields(value)}
+        return replace(value, **changed)
+    return value

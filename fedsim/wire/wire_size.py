@@ -1,0 +1,73 @@
+"""How many bytes a letter has, from its schema, the model's layout and the codecs: nothing is encoded.
+
+Exact for codecs whose size does not depend on the values (dense, bf16, f16, log8, csr); for the others, and
+for parts of a message that may be absent or shorter, at most this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsim.learning.params import Layout
+from fedsim.wire import zmtp
+from fedsim.wire.codecs import codec
+from fedsim.wire.envelope import VERSION, FieldHeader, Header, Letter, PartHeader, field_spec, seal
+from fedsim.wire.schema import Dims, Field, part_of, schema
+
+
+@dataclass(frozen=True)
+class LetterSize:
+    """rows: bytes by (field, layer), as the ledger has them ('' for header and framing)."""
+
+    rows: Mapping[tuple[str, str], int]
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        return sum(self.rows.values())
+
+
+def letter_size(
+    message: type,
+    codecs: Mapping[str, str],
+    dims: Dims,
+    layout: Layout,
+    *,
+    kind: str,
+    run: str,
+    stored: str = "f32",
+) -> LetterSize:
+    """Of a letter of this kind ('task', 'upload') that carries such a message with all its parts.
+
+    run: a run's name, whose length is part of the header. stored: dtype of fields that are sent as stored.
+    """
+    part = part_of(message)
+    fields = schema(message) + (schema(part.message) if part else ())
+    headers, exact = [], part is None
+    for f in fields:
+        dtype = stored if f.kind.stored else f.kind.dtype
+        made, fixed = _field(f, codecs.get(f.name, "dense"), dims, layout, dtype)
+        headers.append(made)
+        exact = exact and fixed and not f.kind.elastic
+    header = Header(VERSION, kind, run, fields=tuple(headers))
+    letter = Letter(header, seal(header).head, ())
+    rows: dict[tuple[str, str], int] = {}
+    for h in headers:
+        for p in h.parts:
+            rows[h.name, p.layer] = rows.get((h.name, p.layer), 0) + p.nbytes
+    rows["", "header"], rows["", "framing"] = len(letter.head), zmtp.framing(letter.sizes)
+    return LetterSize(rows, exact)
+
+
+def _field(f: Field, name: str, dims: Dims, layout: Layout, dtype: str) -> tuple[FieldHeader, bool]:
+    """The field's header, and whether its sizes are the only possible ones."""
+    shape = f.shape(dims)
+    spec, chosen = field_spec(f, shape, dtype, layout), codec(name)
+    bounds = chosen.bounds(spec)
+    fixed = all(b.least == b.most for b in bounds)
+    if sum(b.most for b in bounds) > spec.dense_bytes:  # the sender would take dense instead
+        chosen = codec("dense")
+        bounds = chosen.bounds(spec)
+    parts = tuple(PartHeader(b.layer, b.most, 0) for b in bounds)
+    return FieldHeader(f.name, chosen.name, dtype, shape, parts), fixed

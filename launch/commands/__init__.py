@@ -1,0 +1,1 @@
+"""One module for each command that only looks at a run or a catalogue."""

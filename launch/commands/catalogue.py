@@ -1,0 +1,187 @@
+"""fedsim list and fedsim describe: read off the code, nothing written down twice."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from rich.console import Console
+from rich.table import Table
+
+from fedsim.data.catalogue import DATASETS
+from fedsim.data.partitions import PARTITIONS
+from fedsim.experiment import resolved_hyperparameters
+from fedsim.learning.models.paper_models import MODELS
+from fedsim.participation import SPECS
+from fedsim.wire.codecs import CODECS
+from fedsim.wire.schema import Field, part_of, schema
+from protocols import REGISTRY, AnyAlgorithm, find
+
+
+def show(what: str) -> None:
+    """Print one of the catalogues."""
+    rows: list[tuple[str, str]]
+    if what == "algorithms":
+        return _show_algorithms()
+    if what == "datasets":
+        rows = [(d.name, f"{d.about}{_needs(d.files)}") for d in DATASETS.values()]
+    elif what == "models":
+        rows = [(m.name, m.about) for m in MODELS.values()]
+    elif what == "partitions":
+        rows = [(p.usage, p.about) for p in PARTITIONS.values()]
+    elif what == "codecs":
+        rows = [(c.usage, c.about) for c in CODECS.values()]
+    else:
+        rows = list(SPECS.items())
+    _print(rows)
+
+
+def _show_algorithms() -> None:
+    """What each costs per client and round, and where it comes from."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("algorithm", style="bold", no_wrap=True)
+    table.add_column("down", no_wrap=True)
+    table.add_column("up", no_wrap=True)
+    table.add_column("paper")
+    for kind in REGISTRY:
+        down, up = (_all_exchanges(kind(), side) for side in ("down", "up"))
+        table.add_row(kind.name, down, up, kind.paper)
+    Console(highlight=False).print(table)
+
+
+def _needs(files: tuple[str, ...]) -> str:
+    folders = dict.fromkeys(file.rpartition("/")[0] for file in files)
+    return f" (in DIR/{', '.join(folders)})" if folders else ""
+
+
+def _print(rows: list[tuple[str, str]]) -> None:
+    console = Console(highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, about in rows:
+        table.add_row(name, about)
+    console.print(table)
+
+
+def cost_in_p(message: type) -> str:
+    """What one message costs, as people write it: '2P', 'P + P(P+1)/2', '0' (scalars are left out)."""
+    terms: dict[str, int] = {}
+    for field in schema(message):
+        if field.kind.dims:
+            product = " ".join(field.kind.dims)
+            terms[product] = terms.get(product, 0) + 1
+    return " + ".join((f"{n}" if n > 1 else "") + dims for dims, n in terms.items()) or "0"
+
+
+def wire_cost(algorithm: AnyAlgorithm) -> str:
+    """Both directions, all exchanges of a round."""
+    return f"{_all_exchanges(algorithm, 'down')} down, {_all_exchanges(algorithm, 'up')} up"
+
+
+def _all_exchanges(algorithm: AnyAlgorithm, side: str) -> str:
+    return " + ".join(cost_in_p(getattr(e, side)) for e in algorithm.exchanges)
+
+
+def cost_once(algorithm: AnyAlgorithm) -> str:
+    """What a client costs once: the set-up, and the optional parts of its first messages; '' if nothing."""
+
+    def total(side: str) -> str:
+        kinds = [getattr(e, side) for e in algorithm.setup]
+        parts = [part_of(getattr(e, side)) for e in algorithm.exchanges]
+        costs = [cost_in_p(kind) for kind in [*kinds, *(p.message for p in parts if p)]]
+        return " + ".join(c for c in costs if c != "0") or "0"
+
+    down, up = total("down"), total("up")
+    return "" if down == up == "0" else f"{down} down, {up} up"
+
+
+def describe(name: str) -> None:
+    """Print an algorithm's docstring, messages and hyperparameters."""
+    kind = find(name)
+    algorithm = kind()
+    console = Console(highlight=False)
+    module = inspect.getmodule(kind)
+    console.print((module.__doc__ or "").strip(), markup=False, soft_wrap=True)
+    console.print()
+    messages = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("message", "field", "kind", "shape", "type"):
+        messages.add_column(column)
+    for label, message, fields_ in _messages(algorithm):
+        for field in fields_:
+            messages.add_row(label, field.name, field.kind.name, _shape(field), " | ".join(field.dtypes))
+        if not fields_:
+            messages.add_row(label, "", f"({message.__name__} has no fields)", "", "")
+    console.print(messages)
+    once = f", and once {cost_once(algorithm)}" if cost_once(algorithm) else ""
+    console.print(
+        f"\ncost per client and round: [bold]{wire_cost(algorithm)}[/]{once}; model: {kind.default_model}\n"
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("hyperparameter", "default", "values"):
+        table.add_column(column)
+    kinds = _kinds(kind)
+    for key, value in resolved_hyperparameters(algorithm).items():
+        table.add_row(key.rpartition(".")[2], _toml(value), kinds[key])
+    console.print(table)
+
+
+def _messages(algorithm: AnyAlgorithm) -> Iterator[tuple[str, type, tuple[Field, ...]]]:
+    """Every message that crosses the wire, with its label and fields; optional parts by themselves."""
+    for setup, exchanges in ((True, algorithm.setup), (False, algorithm.exchanges)):
+        for n, exchange in enumerate(exchanges, 1):
+            of = f" {n}" if len(exchanges) > 1 else ""
+            for side in ("down", "up"):
+                message = getattr(exchange, side)
+                label = f"set-up {side}{of}" if setup else f"{side}{of}"
+                yield label, message, schema(message)
+                part = part_of(message)
+                if part is not None:
+                    yield f"{label}, once", part.message, schema(part.message)
+
+
+def _shape(field: Field) -> str:
+    return f"({', '.join(field.kind.dims)})" if field.kind.dims else "scalar"
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def _kinds(kind: Any, prefix: str = "") -> dict[str, str]:
+    """What each hyperparameter accepts, by dotted name, from its annotation."""
+    hints = get_type_hints(kind, include_extras=True)
+    out: dict[str, str] = {}
+    for f in fields(kind):
+        hint = hints[f.name]
+        if is_dataclass(hint) and isinstance(hint, type):
+            out |= _kinds(hint, f"{prefix}{f.name}.")
+        else:
+            out[prefix + f.name] = _words(hint)
+    return out
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) is Annotated:
+        base, *metas = get_args(hint)
+        limits = [
+            f"{sign} {limit:g}"
+            for meta in metas
+            for sign, limit in (
+                (">", meta.gt),
+                (">=", meta.ge),
+                ("<", meta.lt),
+                ("<=", meta.le),
+            )
+            if limit is not None
+        ]
+        return " ".join([_words(base), *limits])
+    if get_origin(hint) is Literal:
+        return " | ".join(str(v) for v in get_args(hint))
+    if get_args(hint):
+        return " | ".join(_words(a) for a in get_args(hint))
+    return {float: "number", int: "whole number", bool: "true | false"}.get(
+        hint, getattr(hint, "__name__", str(hint))
+    )

@@ -1,0 +1,296 @@
+"""fedsim codecs: what every codec makes of the messages that a run sends next, as a table and as CSV.
+
+Floors that bytes are compared with:
+
+    indices    sum over layers of size H(kept / size) / 8, H the binary entropy in bits: the least for
+               positions that are independent of each other (wire.md 3.1)
+    values     sum over byte planes of n H_0 / 8, n values, H_0 the entropy of order 0 of a plane's bytes in
+               bits; plane i is byte i of every value as sent (kept ones, half ones, distances), which is what
+               the byte shuffle puts side by side. A layer's mean or range counts as it is.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import Tensor
+
+from fedsim import plugins
+from fedsim.errors import DiskError, UsageError
+from fedsim.experiment import Experiment
+from fedsim.problem import Problem
+from fedsim.wire.codecs import CODECS, Codec, Spec, codec
+from fedsim.wire.codecs.frames import expanded
+from fedsim.wire.schema import Field, values_of
+from launch.execution import Execution
+from launch.run import launch
+from launch.runs.restored import Message, StoredRun
+
+WIDTH = 110
+"""Columns where there is no terminal."""
+ROUNDS = 3
+"""Of the run that is trained if none is named."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One codec on one field. Errors None: bit for bit. Rates: MB of the dense tensor per second; None: dense
+    copies nothing. Floors in bytes; None: the codec sends no such part."""
+
+    direction: str
+    exchange: int
+    field: str
+    kind: str
+    shape: str
+    codec: str
+    sent: str
+    of_the_run: bool
+    bytes: int
+    indices_bytes: int
+    values_bytes: int
+    dense_bytes: int
+    ratio: float
+    encode_mb_s: float | None
+    decode_mb_s: float | None
+    max_relative_error: float | None
+    relative_l2_error: float | None
+    indices_floor: float | None
+    values_floor: float
+
+
+def codecs(folder: Path | None, data_dir: Path | None, fractions: Sequence[float], file: Path | None) -> None:
+    """Print the table of a run, or of a short one of the main job. Errors: any FedsimError."""
+    for p in fractions:
+        codec(f"topk:{p!r}")  # names a fraction that is none before anything is computed
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"--csv {file}: there is no folder {file.parent}")
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="fedsim-codecs-") as temporary:
+            made = Path(temporary) / "run"
+            launch(Experiment(rounds=ROUNDS), Execution(workers=0, devices="cpu", out=str(made)), quiet=True)
+            return _show(StoredRun.open(made), fractions, file)
+    _show(StoredRun.open(folder, data_dir), fractions, file)
+
+
+def _show(run: StoredRun, fractions: Sequence[float], file: Path | None) -> None:
+    client = run.largest_participant()
+    found = [m for message in run.next_messages(client) for m in measured(message, run.problem, fractions)]
+    console = Console(highlight=False, emoji=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    e, p = run.problem.experiment, run.problem
+    algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
+    console.print(
+        f"[bold]{algo}[/] on {dataset}, {model}, P = {p.net.layout.size:,}: messages of round "
+        f"{run.round + 1} with client {client} ({p.sizes[client]:,} examples)"
+    )
+    console.print()
+    console.print(table(found))
+    for paragraph in FOOTER:
+        console.print(paragraph, markup=False)
+    if file is not None:
+        write(file, found)
+
+
+# ---- measuring
+
+
+def measured(message: Message, problem: Problem, fractions: Sequence[float]) -> Iterator[Measured]:
+    """Every tensor of a message with every codec that may encode it; empty ones and scalars are left out."""
+    for f, x in values_of(message.value):
+        if not isinstance(x, Tensor) or not f.kind.dims or not x.numel():
+            continue
+        layout = problem.net.layout if f.kind.dims == ("P",) else None
+        spec = Spec.of(tuple(x.shape), x.dtype, layout, positive=f.kind.positive)
+        ref, own = message.refs.get(f.name), codec(problem.codecs[message.side].get(f.name, "dense"))
+        for c in _candidates(problem, message.side, f, own, fractions):
+            parts = c.pack(x, spec, ref)
+            if parts is not None:
+                yield _measure(message, f, x, spec, ref, c, parts, c.name == own.name)
+
+
+def _candidates(
+    problem: Problem, side: str, field: Field, own: Codec, fractions: Sequence[float]
+) -> list[Codec]:
+    """In the table's order; the run's own codec is one of them."""
+    names = [
+        name
+        for family in CODECS.values()
+        for name in ([f"{family.name}:{p!r}" for p in fractions] if family.fraction else [family.name])
+    ]
+    every = dict.fromkeys([codec(name) for name in names] + [own])
+    return [c for c in every if not problem.unfit(c, side, field.name, field.kind)]
+
+
+def _measure(
+    message: Message,
+    field: Field,
+    x: Tensor,
+    spec: Spec,
+    ref: Tensor | None,
+    chosen: Codec,
+    parts: tuple[tuple[str, memoryview], ...],
+    of_the_run: bool,
+) -> Measured:
+    sizes, frames = {layer: part.nbytes for layer, part in parts}, tuple(part for _, part in parts)
+    total, dense = sum(sizes.values()), spec.dense_bytes
+    found = chosen.unpack(frames, spec, ref)
+    worst, l2 = errors(found, x) if chosen.lossy else (None, None)
+    encoding = decoding = None
+    if chosen.name != "dense":
+        encoding = dense / fastest(lambda: chosen.pack(x, spec, ref)) / 1e6
+        decoding = dense / fastest(lambda: chosen.unpack(frames, spec, ref)) / 1e6
+    return Measured(
+        direction=message.side,
+        exchange=message.exchange,
+        field=field.name,
+        kind=field.kind.name,
+        shape="x".join(str(n) for n in spec.shape),
+        codec=chosen.name,
+        sent=chosen.name if total <= dense else "dense",
+        of_the_run=of_the_run,
+        bytes=total,
+        indices_bytes=sizes.get("indices", 0),
+        values_bytes=sizes["values"],
+        dense_bytes=dense,
+        ratio=dense / total,
+        encode_mb_s=encoding,
+        decode_mb_s=decoding,
+        max_relative_error=worst,
+        relative_l2_error=l2,
+        indices_floor=indices_floor(chosen, spec) if "indices" in sizes else None,
+        values_floor=values_floor(chosen, spec, dict(parts)["values"]),
+    )
+
+
+def errors(found: Tensor, x: Tensor) -> tuple[float, float]:
+    """Largest |found - x| / |x| over the entries that are not 0, and the same of the whole vectors' norms."""
+    distance, size = (found.double() - x.double()).abs(), x.double().abs()
+    nonzero = size > 0
+    worst = float((distance[nonzero] / size[nonzero]).max()) if bool(nonzero.any()) else 0.0
+    norm = float(size.norm())
+    return worst, float(distance.norm()) / norm if norm else float(distance.norm())
+
+
+def fastest(job: Callable[[], object], budget: float = 0.03, least: int = 3) -> float:
+    """Seconds of the fastest of several runs: at least `least`, and until `budget` seconds are spent."""
+    best, spent, runs = math.inf, 0.0, 0
+    while runs < least or spent < budget:
+        began = time.perf_counter()
+        job()
+        seconds = time.perf_counter() - began
+        best, spent, runs = min(best, seconds), spent + seconds, runs + 1
+    return max(best, 1e-9)
+
+
+# ---- floors
+
+
+def entropy(counts: np.ndarray) -> float:
+    """Bits per symbol of these counts."""
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log2(p)).sum()) + 0.0
+
+
+def indices_floor(chosen: Codec, spec: Spec) -> float:
+    """Bytes; see the module."""
+    assert chosen.kept is not None
+    bits = 0.0
+    for s in spec.layout.slices:
+        if s.size:
+            kept = chosen.kept(s.size)
+            bits += s.size * entropy(np.array([kept, s.size - kept]))
+    return bits / 8
+
+
+def values_floor(chosen: Codec, spec: Spec, part: memoryview) -> float:
+    """Bytes; see the module."""
+    side = chosen.side * len(spec.layout.slices)
+    count, width = chosen.numbers(spec), chosen.width or spec.dtype.itemsize
+    bound = next(b for b in chosen.bounds(spec) if b.layer == "values")
+    if bound.least == bound.most:
+        planes = np.frombuffer(part[side:], dtype=np.uint8).reshape(count, width).T
+    else:
+        planes = np.frombuffer(expanded(part[side:], count * width), dtype=np.uint8).reshape(width, count)
+    return side + sum(count * entropy(np.bincount(plane)) for plane in planes if count) / 8
+
+
+# ---- showing
+
+FOOTER = (
+    "> the run's own codec. * not smaller than dense, which is sent in its place. Scalars are left out.",
+    "MB/s: of the dense tensor, the fastest of several runs in this process.",
+    "error: the largest |x' - x| / |x| over entries that are not 0; the same of the vectors' norms; - exact.",
+    "indices / floor: bytes over P H(p) / 8 for p kept of P, summed over layers: the least for positions "
+    "independent of each other. Real ones are not (whole columns and units are large together), so it can be "
+    "beaten.",
+    "values / floor: bytes over the entropy of order 0 of the values' bytes, one histogram per byte plane "
+    "(all first bytes, all second bytes, ...). Neighbours alike beat it; of few values it is too low.",
+)
+
+
+def table(found: Sequence[Measured]) -> Table:
+    """Fits 110 columns; the first one tells field, kind and shape of each group, one below the other."""
+    out = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
+    out.add_column("field", no_wrap=True)
+    out.add_column("codec", no_wrap=True)
+    for name in ("bytes", "ratio", "encode\nMB/s", "decode\nMB/s", "largest\nerror", "L2\nerror"):
+        out.add_column(name, justify="right")
+    for name in ("indices\n/ floor", "values\n/ floor"):
+        out.add_column(name, justify="right")
+    groups: dict[tuple[str, int, str], list[Measured]] = {}
+    for m in found:
+        groups.setdefault((m.direction, m.exchange, m.field), []).append(m)
+    several = any(exchange > 1 for _, exchange, _ in groups)
+    for (direction, exchange, name), rows in groups.items():
+        about = [f"[bold]{direction}.{name}[/]", f"[dim]{rows[0].kind} {rows[0].shape}[/]"]
+        about += [f"[dim]exchange {exchange}[/]"] if several else []
+        for i, m in enumerate(rows):
+            out.add_row(
+                about[i] if i < len(about) else "",
+                f"{'>' if m.of_the_run else ' '} {m.codec}{' *' if m.sent != m.codec else ''}",
+                f"{m.bytes:,}",
+                f"{m.ratio:.2f}" if m.ratio < 100 else f"{m.ratio:.0f}",
+                _rate(m.encode_mb_s),
+                _rate(m.decode_mb_s),
+                _error(m.max_relative_error),
+                _error(m.relative_l2_error),
+                _over(m.indices_bytes, m.indices_floor),
+                _over(m.values_bytes, m.values_floor),
+            )
+        out.add_section()
+        out.add_row()
+    return out
+
+
+def _rate(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f}"
+
+
+def _error(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1e}"
+
+
+def _over(size: int, floor: float | None) -> str:
+    return f"{size / floor:.2f}" if floor else "-"
+
+
+def write(file: Path, found: Sequence[Measured]) -> None:
+    """One row per codec and field; empty where there is nothing to say. Errors: DiskError."""
+    try:
+        with file.open("w", newline="", encoding="utf-8") as out:
+            rows = csv.DictWriter(out, [f.name for f in fields(Measured)], lineterminator="\n")
+            rows.writeheader()
+            rows.writerows(asdict(m) for m in found)
+    except OSError as e:
+        raise DiskError(f"--csv {file}: {e.strerror}") from None

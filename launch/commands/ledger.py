@@ -1,0 +1,143 @@
+"""fedsim ledger: what people ask of a ledger, as tables and as a plain export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas
+from rich.console import Console
+from rich.table import Table
+
+from fedsim.errors import DiskError
+from launch.runs.reader import Run
+
+SIDES = ("down", "up")
+SHOWN = 12
+"""Lines of a table before it is cut in the middle."""
+
+
+def show(folder: Path, *, by: str, everything: bool, cumulative: bool, export: Path | None) -> None:
+    """Print the tables. Errors: UsageError, DataError, DiskError."""
+    run = Run.open(folder)
+    console = Console(highlight=False, emoji=False)
+    rows = run.ledger
+    experiment = run.experiment
+    console.print(
+        f"{run.label} on {experiment['dataset']}: P = {run.params:,}, {experiment['clients']} clients, "
+        f"{rows['round'].max()} rounds",
+        soft_wrap=True,
+    )
+    if by in ("", "kind"):
+        _print(console, "by kind", sides(rows, ["kind"]))
+    own = rows if everything else rows[rows.kind == "algorithm"]
+    if by in ("", "field"):
+        _print(console, "by field and layer", sides(own, ["field", "layer"]), units=own)
+    if by in ("", "round"):
+        table = sides(own[own["round"] >= 0], ["round"])
+        _print(
+            console, "by round", table.cumsum() if cumulative else table, cut=not by, summed=not cumulative
+        )
+    if by in ("", "client"):
+        _print(console, "by client", sides(own[own.client >= 0], ["client"]), cut=not by)
+    if by == "":
+        _print_broadcasts(console, own)
+    if export is not None:
+        _export(own, export)
+        console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
+
+
+def sides(rows: pandas.DataFrame, keys: list[str]) -> pandas.DataFrame:
+    """Bytes by `keys`, one column per direction."""
+    table = rows.pivot_table(index=keys, columns="direction", values="bytes", aggfunc="sum", fill_value=0)
+    return table.reindex(columns=list(SIDES), fill_value=0).astype("int64")
+
+
+def messages(rows: pandas.DataFrame, direction: str) -> int:
+    """Letters of the algorithm in one direction: a client's part in an exchange."""
+    sent = rows[(rows.kind == "algorithm") & (rows.direction == direction)]
+    return len(sent[["round", "exchange", "client"]].drop_duplicates())
+
+
+def once(rows: pandas.DataFrame) -> int:
+    """Bytes down if a broadcast were sent once, however many receive it: per exchange the largest letter."""
+    down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
+    letters = down.groupby(["round", "exchange", "client"])["bytes"].sum()
+    return int(letters.groupby(["round", "exchange"]).max().sum())
+
+
+def exported(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """round, sender, receiver, bytes: the server is -1, clients count from 0, workers of traffic that is no
+    client's are -2, -3, ... (worker 0, 1, ...)."""
+    other = rows.client.where(rows.client >= 0, -2 - rows.worker)
+    down = rows.direction == "down"
+    frame = pandas.DataFrame(
+        {
+            "round": rows["round"],
+            "sender": other.where(~down, -1),
+            "receiver": other.where(down, -1),
+            "bytes": rows.bytes,
+        }
+    )
+    return frame.groupby(["round", "sender", "receiver"], as_index=False)["bytes"].sum()
+
+
+def _export(rows: pandas.DataFrame, path: Path) -> None:
+    try:
+        exported(rows).to_csv(path, index=False)
+    except OSError as e:
+        raise DiskError(f"cannot write {path}: {e.strerror}") from None
+
+
+def _print_broadcasts(console: Console, rows: pandas.DataFrame) -> None:
+    down = int(rows[(rows.kind == "algorithm") & (rows.direction == "down")].bytes.sum())
+    console.print(
+        f"\nbroadcasts counted once per recipient {down:,} bytes, once per exchange {once(rows):,}",
+        soft_wrap=True,
+    )
+
+
+def _print(
+    console: Console,
+    title: str,
+    table: pandas.DataFrame,
+    *,
+    units: pandas.DataFrame | None = None,
+    cut: bool = False,
+    summed: bool = True,
+) -> None:
+    """A table of bytes; with `units` also per letter."""
+    shown = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
+    for name in table.index.names:
+        shown.add_column(str(name))
+    totals = {side: int(table[side].sum()) for side in SIDES}
+    for side in SIDES:
+        shown.add_column(side, justify="right")
+        if summed:
+            shown.add_column("share", justify="right", style="dim")
+        if units is not None:
+            shown.add_column("per letter", justify="right", style="dim")
+    letters = {side: messages(units, side) for side in SIDES} if units is not None else {}
+    lines = [(key if isinstance(key, tuple) else (key,), row) for key, row in table.iterrows()]
+    for n, (key, row) in enumerate(lines):
+        if cut and len(lines) > SHOWN and SHOWN - 4 <= n < len(lines) - 3:
+            if n == SHOWN - 4:
+                shown.add_row(f"... {len(lines) - SHOWN + 1:,} more")
+            continue
+        cells = [str(part) if part != "" else "-" for part in key]
+        for side in SIDES:
+            cells.append(f"{row[side]:,}")
+            if summed:
+                cells.append(f"{row[side] / totals[side]:.1%}" if totals[side] and row[side] else "")
+            if units is not None:
+                cells.append(f"{row[side] / letters[side]:,.1f}" if letters[side] and row[side] else "")
+        shown.add_row(*cells)
+    if summed:
+        empty = [""] * (len(table.index.names) - 1)
+        last = ["total", *empty]
+        for side in SIDES:
+            last += [f"{totals[side]:,}", ""]
+            if units is not None:
+                last.append(f"{totals[side] / letters[side]:,.1f}" if letters[side] else "")
+        shown.add_row(*last, style="bold")
+    console.print()
+    console.print(shown)

@@ -1,0 +1,157 @@
+"""fedsim plan: what an experiment would cost on the wire, from its schedule and its messages' sizes alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.data.partitions import partition
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.participation import Schedule, schedule
+from fedsim.problem import Problem
+from fedsim.wire.wire_size import LetterSize, letter_size
+from launch.display import Display
+from launch.execution import Execution
+from protocols import find
+
+RUN_NAME = "0" * 16
+"""As long as a run's."""
+
+
+@dataclass
+class Plan:
+    """Bytes of the algorithm by (direction, field, layer), in all and by round; in how many rounds each
+    client gets a broadcast. exact: no size depends on values."""
+
+    params: int
+    exact: bool = True
+    bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    rounds: dict[int, dict[str, int]] = field(default_factory=dict)
+    messages: Counter[str] = field(default_factory=Counter)
+    took_part: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    def add(self, round: int, direction: str, size: LetterSize, letters: int) -> None:
+        """So many letters of one size."""
+        if not letters:
+            return
+        self.exact = self.exact and size.exact
+        self.messages[direction] += letters
+        for (name, layer), n in size.rows.items():
+            self.bytes[direction, name, layer] += n * letters
+        sides = self.rounds.setdefault(round, {"down": 0, "up": 0})
+        sides[direction] += size.total * letters
+
+    def total(self, direction: str) -> int:
+        return sum(n for (side, _, _), n in self.bytes.items() if side == direction)
+
+    def nested(self) -> dict[str, dict[str, dict[str, int]]]:
+        """{direction: {field: {layer: bytes}}}, as summary.json has it under "algorithm"."""
+        out: dict[str, dict[str, dict[str, int]]] = {}
+        for (direction, name, layer), n in sorted(self.bytes.items()):
+            out.setdefault(direction, {}).setdefault(name, {})[layer] = n
+        return out
+
+
+def plan(problem: Problem, turnouts: Schedule, run: str = RUN_NAME) -> Plan:
+    """The algorithm's traffic of all rounds. run: the run's name, whose length every header has."""
+    made = Plan(problem.net.layout.size, took_part=np.zeros(len(problem.clients), dtype=np.int64))
+    everyone = len(problem.clients)
+    for e in range(1, len(problem.algorithm.setup) + 1):
+        for direction, size in _sizes(problem, 0, e, run).items():
+            made.add(0, direction, size, everyone)
+    exchanges = range(1, len(problem.algorithm.exchanges) + 1)
+    sizes = {e: _sizes(problem, 1, e, run) for e in exchanges}
+    last: tuple[int, ...] | None = None
+    ids = np.zeros(0, dtype=np.int64)
+    for r in range(1, problem.experiment.rounds + 1):
+        turnout = turnouts(r)
+        if turnout.participants is not last:  # a full roster is the same tuple every round
+            last, ids = turnout.participants, np.array(turnout.participants, dtype=np.int64)
+        made.took_part[ids] += 1
+        made.rounds.setdefault(r, {"down": 0, "up": 0})
+        people, gone = len(turnout.participants), len(turnout.gone)
+        for e in exchanges:
+            made.add(r, "down", sizes[e]["down"], people if e == 1 else people - gone)
+            made.add(r, "up", sizes[e]["up"], people - gone)
+    return made
+
+
+def _sizes(problem: Problem, round: int, number: int, run: str) -> dict[str, LetterSize]:
+    types = problem.exchange(round, number)
+    stored = "u8" if problem.dataset.train_inputs.dtype == np.uint8 else "f32"
+    return {
+        side: letter_size(
+            kind,
+            problem.codecs[side],
+            problem.dims,
+            problem.net.layout,
+            kind=name,
+            run=run,
+            stored=stored,
+        )
+        for side, kind, name in (("down", types.down, "task"), ("up", types.up, "upload"))
+    }
+
+
+def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan]:
+    """Errors: as launch."""
+    algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
+    problem = Problem.outline(experiment, algorithm, Path(execution.data_dir) if execution.data_dir else None)
+    made, dataset = problem.experiment, problem.dataset
+    sizes: tuple[int, ...] = ()
+    if made.participation.startswith("size:"):
+        split = partition(
+            made.partition,
+            targets=dataset.train_targets,
+            classes=dataset.classes,
+            clients=made.clients,
+            seed=made.seed,
+            fraction=made.fraction,
+            centres=dataset.centres,
+        )
+        sizes = tuple(len(rows) for rows in split)
+    turnouts = schedule(made.participation, clients=made.clients, seed=made.seed, sizes=sizes)
+    return problem, plan(problem, turnouts)
+
+
+def show(experiment: Experiment, execution: Execution) -> None:
+    """Print the bill of a run that is not carried out."""
+    problem, made = planned(experiment, execution)
+    e = problem.experiment
+    display = Display(e.rounds)
+    display.note(
+        f"[bold]{e.algo}[/], {e.model} on {e.dataset}, P = {made.params:,}; {e.clients:,} clients, "
+        f"{e.rounds:,} rounds, participation {e.participation}, seed {e.seed}"
+    )
+    display.traffic(_as_summary(made))
+    times = made.took_part
+    display.note(
+        f"a client takes part in {times.min():,} to {times.max():,} rounds, {times.mean():,.1f} on average; "
+        f"a round costs {_range([s['down'] + s['up'] for r, s in made.rounds.items() if r])} bytes"
+    )
+    if not made.exact:
+        display.note(
+            "at most: a codec's size depends on the values, or a message has parts that may be absent"
+        )
+
+
+def _as_summary(made: Plan) -> dict[str, Any]:
+    down, up = made.total("down"), made.total("up")
+    p = 4 * made.params
+    return {
+        "bytes": {"algorithm": made.nested()},
+        "bytes_down": down,
+        "bytes_up": up,
+        "units_of_p_down": down / (p * made.messages["down"]) if made.messages["down"] else 0.0,
+        "units_of_p_up": up / (p * made.messages["down"]) if made.messages["down"] else 0.0,
+    }
+
+
+def _range(numbers: list[int]) -> str:
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -1,0 +1,72 @@
+"""fedsim replay: a run's kept uploads folded again, from its start to its end, without any client."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedsim.errors import DataError, FedsimError, UsageError
+from launch.lock import at_rest
+from launch.runs.restored import StoredRun
+from launch.runs.summary import precision_of
+from workers.replay.round_replayer import Rehearsal
+from workers.storage.store import Checkpoint, model_digest
+from workers.storage.upload_archive import Recorded, uploads_folder
+
+
+def replay(folder: Path, data_dir: Path | None) -> None:
+    """Print a line per round and the outcome.
+
+    Errors: UsageError if no uploads were kept, DataError or WireError for one that is missing or damaged,
+    FedsimError if what comes of them is not what the run has.
+    """
+    run = StoredRun.open(folder, data_dir)
+    if not uploads_folder(folder).is_dir():
+        raise UsageError(f"{folder} has no uploads to fold again: fedsim launch --keep-uploads keeps them")
+    console = Console(highlight=False, emoji=False, markup=False)
+    recorded, faults, made, last = Recorded(folder), [], run.checkpoint, run.last_commit()
+    with at_rest(folder), tempfile.TemporaryDirectory(prefix="fedsim-replay-") as scratch:
+        before = 0
+        for made in Rehearsal(run.problem, run.name, recorded, Path(scratch)).rounds(None, last):
+            said, fault = _compared(run, made)
+            faults += [fault] if fault else []
+            uploads, before = recorded.read - before, recorded.read
+            line = f"round {made.round:>{len(str(last))}}  {uploads} uploads folded again{said}"
+            console.print(line, soft_wrap=True)
+    for said, fault in _outcome(run, made):
+        console.print(said, soft_wrap=True)
+        faults += [fault] if fault else []
+    if faults:
+        raise FedsimError("\n".join(faults))
+
+
+def _compared(run: StoredRun, made: Checkpoint[Any]) -> tuple[str, str]:
+    """With what the round has committed: what to print, and what is wrong."""
+    try:
+        what = run.unlike(made)
+    except DataError as e:
+        return "; its checkpoint is damaged", str(e)
+    if what:
+        return "; its checkpoint is different", f"{run.folder}, round {made.round}: {what}"
+    return "" if what is None else "; its checkpoint is identical", ""
+
+
+def _outcome(run: StoredRun, made: Checkpoint[Any]) -> Iterator[tuple[str, str]]:
+    summary, problem = run.summary(), run.problem
+    if not summary.get("model_sha256") or summary["rounds"] != made.round:
+        yield "summary.json has no model_sha256 of this round to compare with", ""
+        return
+    model = problem.algorithm.model(made.server, problem.context(made.round, 0))
+    found = model_digest(model.mean, precision_of(model))
+    if found == summary["model_sha256"]:
+        yield "model_sha256 is identical: these uploads give the run's model", ""
+    else:
+        yield (
+            "model_sha256 is different",
+            f"{run.folder}: model_sha256 of what was folded again is {found}; "
+            f"summary.json says {summary['model_sha256']}",
+        )

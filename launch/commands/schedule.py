@@ -1,0 +1,74 @@
+"""fedsim schedule: a schedule as a grid of clients and rounds, before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from fedsim.participation import Schedule, Turnout, schedule
+
+FOLDED, LOST, GONE, ABSENT = "█", "x", "o", "·"
+MOST_LINES = 40
+
+
+def show(spec: str, *, clients: int, rounds: int, seed: int, sizes: tuple[int, ...]) -> None:
+    """Print it. Errors: UsageError or DataError of the schedule."""
+    made = schedule(spec, clients=clients, seed=seed, sizes=sizes)
+    console = Console(highlight=False, emoji=False)
+    for line in lines(made, clients, rounds, max(20, console.width - 22)):
+        console.print(Text(line), soft_wrap=True)
+
+
+def lines(made: Schedule, clients: int, rounds: int, width: int) -> Iterator[str]:
+    """The grid: a line per client, a column per round, cut to `width` rounds and MOST_LINES clients."""
+    turnouts = [made(r) for r in range(1, rounds + 1)]
+    columns, many = turnouts[:width], min(clients, MOST_LINES)
+    label = len(str(max(clients - 1, 0))) + 8
+    yield f"{'round':<{label}}{_ruler(len(columns))}"
+    for k in range(many):
+        took = sum(k in t.participants for t in turnouts)
+        cells = "".join(cell(t, k) for t in columns)
+        yield f"{f'client {k}':<{label}}{cells}  {took:>{len(str(rounds))}} of {rounds}"
+    if many < clients:
+        yield f"... and {clients - many:,} more clients"
+    if len(columns) < rounds:
+        yield f"... and {rounds - len(columns):,} more rounds"
+    yield f"{FOLDED} folded  {LOST} upload lost  {GONE} gone after the download  {ABSENT} absent"
+    yield from _totals(turnouts, clients)
+
+
+def cell(turnout: Turnout, k: int) -> str:
+    if k not in turnout.participants:
+        return ABSENT
+    return GONE if k in turnout.gone else LOST if k in turnout.lost else FOLDED
+
+
+def _ruler(columns: int) -> str:
+    """1, 10, 20, ... above their columns."""
+    out = [" "] * (columns + 4)
+    for r in (1, *range(10, columns + 1, 10)):
+        out[r - 1 : r - 1 + len(str(r))] = str(r)
+    return "".join(out).rstrip()
+
+
+def _totals(turnouts: list[Turnout], clients: int) -> Iterator[str]:
+    counts = [len(t.participants) for t in turnouts]
+    times = [0] * clients
+    for t in turnouts:
+        for k in t.participants:
+            times[k] += 1
+    mean = sum(counts) / len(counts)
+    empty = counts.count(0)
+    yield (
+        f"per round {min(counts):,} to {max(counts):,} clients, {mean:,.1f} on average ({mean / clients:.1%})"
+        + (f"; {empty} empty rounds" if empty else "")
+    )
+    yield (
+        f"per client {min(times):,} to {max(times):,} of {len(turnouts):,} rounds"
+        + (f"; {times.count(0):,} clients never take part" if 0 in times else "")
+    )
+    lost, gone = (sum(len(getattr(t, name)) for t in turnouts) for name in ("lost", "gone"))
+    if lost or gone:
+        yield f"of {sum(counts):,} broadcasts {gone:,} get no answer and {lost:,} uploads are lost"

@@ -1,0 +1,191 @@
+"""fedsim verify: tasks of a run computed again, and their digests compared with the run's.
+
+Each round starts from the checkpoint of the one before, so that a difference stays in its round. Those of the
+last rounds are kept; the first round needs none.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedsim import plugins
+from fedsim.errors import DataError, DiskError, FedsimError, UsageError
+from launch.lock import at_rest
+from launch.runs.restored import StoredRun
+from launch.runs.summary import stored_model_digest
+from workers.replay.round_replayer import Rehearsal
+from workers.replay.task_verifier import Difference, Digests, Examiner, digests
+from workers.storage.recovery import checkpoint_path
+from workers.storage.store import Checkpoint, ClientStates, clients_digest
+
+SHOWN = 5
+"""Differences of a round that are printed."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One round. faults: what else is not as the run has it; server: its state was compared."""
+
+    round: int
+    compared: int
+    left_out: int
+    differences: Sequence[Difference] = ()
+    faults: Sequence[str] = ()
+    server: bool = False
+
+
+def verify(
+    folder: Path, rounds: int | None, clients: str | None, *, twice: bool, data_dir: Path | None
+) -> None:
+    """Print what was compared. rounds: the last so many; clients: their ids with commas.
+
+    Errors: UsageError, DataError; FedsimError naming the first difference and what it means.
+    """
+    run = StoredRun.open(folder, data_dir)
+    only = _ids(clients, len(run.problem.clients))
+    console = Console(highlight=False, emoji=False, markup=False)
+    with at_rest(folder):
+        chosen = computable(run)
+        chosen = chosen[-rounds:] if rounds else chosen
+        recorded = digests([r for r in run.journal() if r.get("round") in chosen])
+        verdicts = []
+        for number in chosen:
+            verdicts.append(_examined(run, number, recorded, only, twice))
+            _print(console, verdicts[-1], len(str(run.round)))
+        faults = [fault for v in verdicts for fault in v.faults]
+        for said, fault in _files(run):
+            console.print(said, soft_wrap=True)
+            faults += [fault] if fault else []
+    different = [d for v in verdicts for d in v.differences]
+    if different:
+        first, compared = different[0], sum(v.compared for v in verdicts)
+        many = f"{len(different)} of {compared} tasks of {folder} give something else when computed again"
+        faults.insert(0, f"{many}. The first: {_named(first)}. {meaning(run, first.repeatable)}")
+    if faults:
+        raise FedsimError("\n".join(faults))
+
+
+def computable(run: StoredRun) -> list[int]:
+    """The committed rounds that have what they start from."""
+    rounds = range(run.first_round, run.round + 1)
+    return [r for r in rounds if r == run.first_round or checkpoint_path(run.folder, r - 1).exists()]
+
+
+def meaning(run: StoredRun, repeatable: bool) -> str:
+    """What it says that a task gives something else than it did. repeatable: here it gives the same."""
+    algo = plugins.short(run.problem.experiment.algo)
+    if not repeatable:
+        return (
+            f"Computed twice here, it differs from itself: the client code of {algo} is not deterministic. "
+            "It may read a clock, draw from something else than task.rng, change its arguments, or keep "
+            "something from task to task"
+        )
+    drift = run.drift()
+    if drift:
+        return f"Here it is the same each time, but what computes has changed: {'; '.join(drift)}"
+    return (
+        f"Here it is the same each time, with the run's versions and kind of machine: the client code of "
+        f"{algo} depends on the process that it is in (what it did before, its environment), or the run's "
+        "files were changed"
+    )
+
+
+def _examined(
+    run: StoredRun, round: int, recorded: Digests, only: Collection[int] | None, twice: bool
+) -> Verdict:
+    try:
+        before = run.committed(round - 1) if round > run.first_round else None
+    except DataError as e:
+        return Verdict(round, 0, 0, faults=[str(e)])
+    with tempfile.TemporaryDirectory(prefix="fedsim-verify-") as temporary:
+        scratch = Path(temporary)
+        examiner = Examiner(run.problem, run.folder, run.name, scratch, recorded, only, twice)
+        (after,) = Rehearsal(run.problem, run.name, examiner, scratch).rounds(before, round)
+    verdict = Verdict(round, examiner.compared, examiner.left_out, examiner.differences)
+    if verdict.differences or verdict.left_out:
+        return verdict
+    return _with_server(run, verdict, after)
+
+
+def _with_server(run: StoredRun, verdict: Verdict, after: Checkpoint[Any]) -> Verdict:
+    """The same uploads must give the same state of the server."""
+    try:
+        what = run.unlike(after)
+    except DataError as e:
+        return replace(verdict, faults=[str(e)])
+    if not what:
+        return replace(verdict, server=what == "")
+    algo, why = plugins.short(run.problem.experiment.algo), "; ".join(run.drift())
+    why = why or f"the server's code of {algo} is not deterministic"
+    return replace(
+        verdict, faults=[f"round {verdict.round}: {what}, although all uploads are the same: {why}"]
+    )
+
+
+def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
+    """Model and client states against the summary: what to print, and what is wrong."""
+    summary, layout = run.summary(), run.problem.net.layout
+    if not summary.get("model_sha256"):
+        status = summary.get("status", "was killed")
+        yield f"summary.json has no digests of model and clients: the run {status}", ""
+        return
+
+    def model() -> str:
+        return stored_model_digest(run.folder / "model.safetensors", layout)
+
+    def clients() -> str:
+        if run.round != summary["rounds"]:
+            raise DataError(f"the checkpoint of round {summary['rounds']} cannot be read")
+        states = ClientStates(run.folder / "state", run.problem.algorithm.client_type)
+        return clients_digest(run.problem, states, tuple(run.checkpoint.versions.tolist()))
+
+    for name, where, made in (
+        ("model_sha256", "model.safetensors", model),
+        ("clients_sha256", "state/", clients),
+    ):
+        try:
+            found = made()
+        except (DataError, DiskError) as e:
+            yield f"{where}: {name} cannot be compared", str(e)
+            continue
+        if found == summary[name]:
+            yield f"{where}: {name} is identical", ""
+        else:
+            fault = f"{run.folder / where}: {name} is {found}; summary.json says {summary[name]}"
+            yield f"{where}: {name} differs", fault
+
+
+def _ids(text: str | None, clients: int) -> frozenset[int] | None:
+    """Errors: UsageError."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if not name.isdecimal() or int(name) >= clients:
+            raise UsageError(f"--clients {text}: {name!r} is no client; they are 0 to {clients - 1}")
+    return frozenset(map(int, names))
+
+
+def _named(d: Difference) -> str:
+    return f"client {d.client}, round {d.round}, exchange {d.exchange}: {d.what}"
+
+
+def _print(console: Console, v: Verdict, width: int) -> None:
+    different = len(v.differences)
+    said = f"round {v.round:>{width}}  {v.compared} tasks compared, {v.compared - different} identical"
+    said += f", {different} different" if different else ""
+    said += f", {v.left_out} left out" if v.left_out else ""
+    said += "; the server's state is identical" if v.server else ""
+    console.print(said, soft_wrap=True)
+    for d in v.differences[:SHOWN]:
+        console.print(f"    {_named(d)}", soft_wrap=True)
+    if different > SHOWN:
+        console.print(f"    ... and {different - SHOWN} more")
+    for fault in v.faults:
+        console.print(f"    {fault}", soft_wrap=True)

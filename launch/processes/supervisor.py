@@ -1,0 +1,216 @@
+"""The worker processes: started through the fork server, watched through pidfds, ended for sure.
+
+Imports nothing heavy itself: the fork server is made from a process that has only imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import Interrupted, TaskError
+from launch.processes.server import ForkServer
+from workers.coordinator.worker_pool import Death
+from workers.devices import Placement
+from workers.transport.eventfd import Wakeup
+
+START_DEADLINE = 120.0
+STOP_DEADLINE = 5.0
+LAST_WORDS = 12
+
+
+@dataclass
+class Process:
+    """One row of processes.json."""
+
+    role: str
+    index: int
+    pid: int
+    device: str
+    log: str
+    started: str
+    ended: str | None = None
+
+
+class Supervisor:
+    """Starts and ends the processes of one run; after stop() none is left."""
+
+    def __init__(self, interrupted: Wakeup) -> None:
+        self.processes: list[Process] = [_process("coordinator", 0, os.getpid(), "cpu", "")]
+        self.changed: Callable[[list[Process]], None] = lambda _: None
+        self._interrupted = interrupted
+        self._server: ForkServer | None = None
+        self._workers: dict[int, Process] = {}
+        self._pidfds: dict[int, int] = {}
+        self._statuses: dict[int, int] = {}
+        self._specs: list[dict[str, Any]] = []
+        self._places: tuple[Placement, ...] = ()
+
+    # ---- starting
+
+    def start_server(self) -> None:
+        """Start the fork server. Call from the main thread, before anything has imported torch."""
+        self._server = ForkServer()
+        self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
+
+    def start_workers(self, specs: list[dict[str, Any]], places: tuple[Placement, ...]) -> None:
+        """Start all workers and wait until each has a pid. Errors: TaskError, Interrupted."""
+        self._specs, self._places = specs, places
+        deadline = time.monotonic() + START_DEADLINE
+        self._expect("ready", deadline)
+        for spec in specs:
+            self._send({"start": spec})
+        for _ in specs:
+            self._started(self._expect("started", deadline))
+        self.changed(self.processes)
+
+    def replace(self, worker: int, address: str) -> None:
+        """Start another process in the place of one that has ended. Errors: TaskError, Interrupted."""
+        self._statuses.pop(worker, None)
+        self._send({"start": self._specs[worker] | {"address": address}})
+        self._started(self._expect("started", time.monotonic() + START_DEADLINE))
+        self.changed(self.processes)
+
+    def kill(self, worker: int) -> None:
+        """End a worker's process, -9; its death is known from fds() as any other."""
+        for fd, index in self._pidfds.items():
+            if index == worker:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+
+    def _started(self, answer: dict[str, Any]) -> None:
+        index, pid = answer["started"], answer["pid"]
+        worker = _process("worker", index, pid, str(self._places[index]), self._specs[index]["log"])
+        self.processes.append(worker)
+        self._workers[index] = worker
+        try:
+            self._pidfds[os.pidfd_open(pid)] = index
+        except ProcessLookupError:
+            raise TaskError(f"worker {index} ended at once.\n{self._last_words(index)}") from None
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._server is not None
+        try:
+            self._server.link.send(json.dumps(message).encode())
+        except OSError:
+            raise self._server_lost(self._server) from None
+
+    def _expect(self, key: str, deadline: float) -> dict[str, Any]:
+        """The next message that has `key`; ends of workers are noted on the way."""
+        assert self._server is not None
+        while True:
+            left = deadline - time.monotonic()
+            fds = [self._server.link.fileno(), self._interrupted.fd]
+            ready, _, _ = select.select(fds, [], [], max(0.0, left))
+            if self._interrupted.fd in ready:
+                raise Interrupted("interrupted")
+            if not ready:
+                raise TaskError(f"the fork server did not answer within {START_DEADLINE:g} s")
+            data = self._server.link.recv(1 << 16)
+            if not data:
+                raise self._server_lost(self._server)
+            message: dict[str, Any] = json.loads(data)
+            if "ended" in message:
+                self._statuses[message["ended"]] = message["status"]
+            if key in message:
+                return message
+
+    def _server_lost(self, server: ForkServer) -> TaskError:
+        code = server.end(patience=1.0)
+        said = "\n".join(server.said.splitlines()[-LAST_WORDS:])
+        return TaskError(f"the fork server ended (exit code {code}).\n{said}")
+
+    # ---- watching (workers.coordinator.worker_pool.Crew)
+
+    def fds(self) -> list[int]:
+        return [self._interrupted.fd, *self._pidfds]
+
+    def check(self, ready: list[int]) -> Death | None:
+        """A worker's death among the ready descriptors, if any. Errors: Interrupted."""
+        if self._interrupted.fd in ready:
+            raise Interrupted("interrupted")
+        for fd in ready:
+            if fd in self._pidfds:
+                index = self._note_end(fd)
+                return Death(index, self._how(index), self._last_words(index))
+        return None
+
+    def _note_end(self, fd: int) -> int:
+        index = self._pidfds.pop(fd)
+        os.close(fd)
+        self._workers[index].ended = _now()
+        self.changed(self.processes)
+        return index
+
+    def _how(self, index: int) -> str:
+        """How a worker ended, as the fork server saw it."""
+        if index not in self._statuses:
+            try:
+                deadline = time.monotonic() + 1.0
+                while index not in self._statuses:
+                    self._expect("ended", deadline)
+            except TaskError:
+                return "ended"
+        status = self._statuses[index]
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with exit code {status}"
+
+    def _last_words(self, index: int) -> str:
+        log = Path(self._workers[index].log)
+        try:
+            lines = log.read_text(errors="replace").splitlines()[-LAST_WORDS:]
+        except OSError:
+            lines = []
+        if not lines:
+            return f"Its log {log} is empty."
+        return f"The last lines of {log}:\n" + "\n".join(f"  {line}" for line in lines)
+
+    # ---- workers elsewhere, of whom we only hear
+
+    def note_guest(self, index: int, pid: int, host: str) -> None:
+        self._workers[index] = _process("external worker", index, pid, host, "")
+        self.processes.append(self._workers[index])
+        self.changed(self.processes)
+
+    def note_gone(self, index: int) -> None:
+        self._workers[index].ended = _now()
+        self.changed(self.processes)
+
+    # ---- ending
+
+    def stop(self, gently: bool) -> None:
+        """Wait for workers that were told to stop, kill the others; nothing is left afterwards."""
+        self._await_ends(STOP_DEADLINE if gently else 0.0)
+        for fd in self._pidfds:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        self._await_ends(STOP_DEADLINE)
+        if self._server is not None:
+            self._server.end(patience=1.0)
+        for process in self.processes:
+            process.ended = process.ended or _now()
+        self.changed(self.processes)
+
+    def _await_ends(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._pidfds and (left := deadline - time.monotonic()) > 0:
+            for fd in select.select(list(self._pidfds), [], [], left)[0]:
+                self._note_end(fd)
+
+
+def _process(role: str, index: int, pid: int, device: str, log: str) -> Process:
+    return Process(role, index, pid, device, log, _now())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

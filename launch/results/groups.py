@@ -1,0 +1,203 @@
+"""Runs side by side: those that differ only in their seed are one group, with a mean and a range."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import UsageError, unknown
+from fedsim.experiment import Experiment
+from launch.commands.ledger import messages, sides
+from launch.results.columns import Curve, value
+from launch.results.labels import labels, natural
+from launch.runs.reader import Run
+
+FOLLOWS = ("seed", "client_sizes")
+"""What may differ within a group: the seed and what follows from it."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run of a comparison."""
+
+    run: Run
+
+    @property
+    def seed(self) -> int:
+        return int(self.run.experiment["seed"])
+
+    @property
+    def done(self) -> bool:
+        return self.run.status == "done"
+
+    @cached_property
+    def curve(self) -> Curve:
+        """Empty for a run that did not get so far. Errors: DataError."""
+        return Curve(self.run.lines if (self.run.path / "metrics.jsonl").is_file() else ())
+
+    @property
+    def rounds(self) -> int:
+        """The last one that was evaluated."""
+        return max(self.curve.rounds(), default=0)
+
+    @cached_property
+    def traffic(self) -> Mapping[str, Mapping[str, int]]:
+        """Bytes of the algorithm: {direction: {field, its indices, header or framing: n}}."""
+        found: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
+        if self.done:
+            for side, named in self.run.summary.get("bytes", {}).get("algorithm", {}).items():
+                for name, layers in named.items():
+                    for layer, n in layers.items():
+                        found[side][_part(name, layer)] += n
+        elif (self.run.path / "ledger.csv").is_file():
+            rows = self.run.ledger
+            for (name, layer), row in sides(rows[rows.kind == "algorithm"], ["field", "layer"]).iterrows():
+                for side in found:
+                    found[side][_part(name, layer)] += int(row[side])
+        return found
+
+    @property
+    def bytes(self) -> int:
+        """Of the algorithm, both directions."""
+        return sum(sum(named.values()) for named in self.traffic.values())
+
+    def units(self, side: str) -> float:
+        """Bytes in units of P (4 P bytes) per client and exchange; NaN if nothing was sent."""
+        if self.done:
+            return float(self.run.summary[f"units_of_p_{side}"])
+        sent = messages(self.run.ledger, "down") if sum(self.traffic["down"].values()) else 0
+        return sum(self.traffic[side].values()) / (4 * self.run.params * sent) if sent else math.nan
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one experiment. members: one per seed, finished ones if there are any; aside: the rest."""
+
+    label: str
+    settings: Mapping[str, Any]
+    members: tuple[Member, ...]
+    aside: tuple[Member, ...] = field(default=())
+
+    @property
+    def curves(self) -> list[Curve]:
+        """Of the members that were evaluated after the start."""
+        return [m.curve for m in self.members if m.rounds > 0]
+
+    @property
+    def done(self) -> bool:
+        return all(m.done for m in self.members)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(m.seed for m in self.members)
+
+    @property
+    def params(self) -> int:
+        """P."""
+        return self.members[0].run.params
+
+    def has(self, metric: str) -> bool:
+        return bool(self.curves) and all(c.has(metric) for c in self.curves)
+
+    def values(self, expression: str, metric: str = "") -> list[float]:
+        """A column of launch.results.columns, one number per member; [] if they have no such metric."""
+        return [value(expression, c) for c in self.curves] if not metric or self.has(metric) else []
+
+    def bytes_by_field(self) -> dict[str, float]:
+        """Both directions, mean over the members."""
+        total: Counter[str] = Counter()
+        for member in self.members:
+            for named in member.traffic.values():
+                total.update(named)
+        return {name: n / len(self.members) for name, n in total.items() if n}
+
+
+def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...]:
+    """Read run folders, and folders of them, as groups; their algorithms in that order.
+
+    where: KEY=VALUE, of which a run's experiment must have all. Errors: UsageError, DataError.
+    """
+    folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
+    runs = [Run.open(folder) for folder in folders]
+    found: dict[str, list[Member]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for run, described in _chosen([(run, _settings(run)) for run in runs], where):
+        key = repr(sorted(described.items()))
+        settings.setdefault(key, described)
+        found.setdefault(key, []).append(Member(run))
+    names = labels(list(settings.values()))
+    groups = [
+        _group(name, settings[key], members)
+        for name, (key, members) in zip(names, found.items(), strict=True)
+    ]
+    algorithms = list(dict.fromkeys(g.settings["algo"] for g in groups))
+    return tuple(sorted(groups, key=lambda g: (algorithms.index(g.settings["algo"]), natural(g.label))))
+
+
+def _group(label: str, settings: Mapping[str, Any], runs: Sequence[Member]) -> Group:
+    ordered = sorted(runs, key=lambda m: (m.seed, -m.rounds))
+    chosen: dict[int, Member] = {}
+    for member in [m for m in ordered if m.done] or ordered:
+        chosen.setdefault(member.seed, member)
+    members = tuple(chosen.values())
+    return Group(label, settings, members, tuple(m for m in ordered if m not in members))
+
+
+def _part(name: str, layer: str) -> str:
+    return layer if not name else name if layer == "values" else f"{name} {layer}"
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """The experiment by dotted names, without what follows from the seed; a key that is younger than the
+    run has its default."""
+    described = {k: v for k, v in vars(Experiment()).items() if k not in ("hyperparameters", "codecs")}
+    described |= {k: v for k, v in run.experiment.items() if k not in FOLLOWS}
+    flat = {k: v for k, v in described.items() if not isinstance(v, Mapping) and k not in FOLLOWS}
+    for table in ("hyperparameters", "codecs", "sources"):
+        flat |= {f"{table}.{key}": v for key, v in (run.experiment.get(table) or {}).items()}
+    return flat
+
+
+def _expanded(path: Path) -> list[Path]:
+    """The run folder itself, or the run folders in it."""
+    if (path / "manifest.json").is_file():
+        return [path]
+    if not path.is_dir():
+        raise UsageError(f"there is no run folder {path}")
+    found = sorted(p.parent for p in path.glob("*/manifest.json"))
+    if not found:
+        raise UsageError(f"{path} is no run folder, and there is none in it: no manifest.json")
+    return found
+
+
+def _chosen(
+    runs: Sequence[tuple[Run, dict[str, Any]]], where: Sequence[str]
+) -> Sequence[tuple[Run, dict[str, Any]]]:
+    for text in where:
+        name, equals, wanted = text.partition("=")
+        if not equals:
+            raise UsageError(f"--where {text!r}: give key=value, such as --where algo=fedlap")
+        known = {key for _, described in runs for key in described} | {"seed"}
+        if name not in {short for key in known for short in (key, key.partition(".")[2], _last(key))}:
+            raise unknown("key of --where:", name, known)
+        runs = [(run, d) for run, d in runs if wanted in _said(name, d, run)]
+        if not runs:
+            raise UsageError(f"no run has {text}" + (" beside the other --where" if len(where) > 1 else ""))
+    return runs
+
+
+def _said(name: str, settings: Mapping[str, Any], run: Run) -> set[str]:
+    """The texts that a value may be asked for by."""
+    if name == "seed":
+        return {str(run.experiment["seed"])}
+    found = [v for key, v in settings.items() if name in (key, key.partition(".")[2], _last(key))]
+    return {text for v in found for text in (str(v), str(v).lower())}
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]

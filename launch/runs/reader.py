@@ -1,0 +1,199 @@
+"""A run folder read back, for notebooks, reports and comparisons.
+
+from launch.runs.reader import Run, run_experiment
+run = Run.open("runs/20261121-fedlap_cov-0")          # or run_experiment(algo="fedlap", rounds=5)
+run.metrics["test_accuracy"];  run.ledger.groupby("field")["bytes"].sum();  run.model()
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas
+
+from fedsim.errors import DataError, UsageError
+from fedsim.experiment import dotted
+from fedsim.wire.ledger import COLUMNS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FORMAT = 1
+TEXT = ("kind", "direction", "message", "field", "layer", "codec")
+ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
+"""Of what an experiment has, the keys that readers count on."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder; every part is read when it is asked for. Errors: UsageError, DataError."""
+
+    path: Path
+
+    @staticmethod
+    def open(path: str | Path) -> Run:
+        """Errors: UsageError if there is no run of this format, DataError if its manifest is damaged."""
+        run = Run(Path(path))
+        if run.manifest.get("format") != FORMAT:
+            raise UsageError(f"{path}: its manifest has format {run.manifest.get('format')!r}, not {FORMAT}")
+        described = run.manifest.get("experiment")
+        if missing := [key for key in ALWAYS if not isinstance(described, dict) or key not in described]:
+            raise DataError(f"{path}: its manifest is damaged: the experiment has no {missing[0]}")
+        return run
+
+    @cached_property
+    def manifest(self) -> Mapping[str, Any]:
+        return self._json("manifest.json")
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        """Written when a run ends, however it ends."""
+        return self._json("summary.json")
+
+    @property
+    def experiment(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.manifest["experiment"]
+        return found
+
+    @property
+    def params(self) -> int:
+        """P."""
+        return int(self.experiment["params"])
+
+    @property
+    def label(self) -> str:
+        """The algorithm, with its codecs if it has any."""
+        codecs = self.experiment.get("codecs") or {}
+        chosen = ", ".join(f"{field} {codec}" for field, codec in codecs.items())
+        return str(self.experiment["algo"]) + (f" ({chosen})" if chosen else "")
+
+    @property
+    def status(self) -> str:
+        """done, failed, interrupted, or "not ended": running, or killed."""
+        if not (self.path / "summary.json").is_file():
+            return "not ended"
+        return str(self.summary.get("status", "not ended"))
+
+    @cached_property
+    def lines(self) -> tuple[dict[str, Any], ...]:
+        """metrics.jsonl, with the traffic of rounds that were not evaluated in the line after them.
+
+        A last line that is still being written is left out. Errors: UsageError, DataError.
+        """
+        path = self._file("metrics.jsonl")
+        written = path.read_text()
+        try:
+            lines = [json.loads(line) for line in written[: written.rfind("\n") + 1].splitlines()]
+            rounds = [int(line["round"]) for line in lines if "bytes_down" in line and "bytes_up" in line]
+        except (ValueError, KeyError, TypeError) as e:
+            raise DataError(f"{path} is damaged: {e!r}") from None
+        if len(rounds) < len(lines):
+            raise DataError(f"{path} is damaged: a line does not say what its round cost")
+        if every_round(rounds):
+            return tuple(lines)
+        own = self.ledger[self.ledger.kind == "algorithm"]
+        for side in ("down", "up"):
+            sent = own[own.direction == side]
+            so_far = [int(sent.bytes[sent["round"] <= number].sum()) for number in rounds]
+            for line, now, before in zip(lines, so_far, [0, *so_far], strict=False):
+                line[f"bytes_{side}"] = now - before
+        return tuple(lines)
+
+    @cached_property
+    def metrics(self) -> pandas.DataFrame:
+        """One line per evaluated round, as `lines`; MB_down, MB_up and MB are sums so far."""
+        frame = pandas.DataFrame(list(self.lines))
+        for side in ("down", "up"):
+            frame[f"MB_{side}"] = frame[f"bytes_{side}"].cumsum() / 1e6 if len(frame) else []
+        frame["MB"] = frame["MB_down"] + frame["MB_up"]
+        return frame
+
+    @cached_property
+    def ledger(self) -> pandas.DataFrame:
+        """ledger.csv; '' where a text does not apply, -1 where a number does not.
+
+        A last row that is still being written is left out.
+        """
+        path = self._file("ledger.csv")
+        written = path.read_bytes()
+        whole = BytesIO(written[: written.rfind(b"\n") + 1])
+        try:
+            frame = pandas.read_csv(whole, dtype=dict.fromkeys(TEXT, "str"), keep_default_na=False)
+        except ValueError as e:
+            raise DataError(f"{path} is damaged: {e}") from None
+        if tuple(frame.columns) != COLUMNS:
+            raise DataError(
+                f"{path} has the columns {', '.join(frame.columns)}; {', '.join(COLUMNS)} are due"
+            )
+        return frame
+
+    def model(self) -> nn.Module:
+        """The final model, rebuilt from the manifest, with the weights of model.safetensors, in eval mode.
+
+        Needs the data set's files only for its shape of inputs, as the run did.
+        """
+        from safetensors.torch import load_file
+
+        from launch.runs.restored import StoredRun
+
+        stored = StoredRun.open(self.path)
+        weights = load_file(self._file("model.safetensors"))
+        module = stored.problem.net.module
+        for name, parameter in module.named_parameters():
+            parameter.data.copy_(weights[name])
+        return module.eval()
+
+    def _file(self, name: str) -> Path:
+        path = self.path / name
+        if not path.is_file():
+            raise UsageError(
+                f"{self.path} is no run folder, or its run did not get so far: there is no {name}"
+            )
+        return path
+
+    def _json(self, name: str) -> Mapping[str, Any]:
+        path = self._file(name)
+        try:
+            found = json.loads(path.read_text())
+        except ValueError as e:
+            raise DataError(f"{path} is damaged: {e}") from None
+        if not isinstance(found, dict):
+            raise DataError(f"{path} is damaged: it holds no object")
+        return found
+
+
+def every_round(rounds: Sequence[int]) -> bool:
+    """Whether none was left out between those that were evaluated, so that sums over lines are whole."""
+    return list(rounds) == list(range(len(rounds)))
+
+
+def run_experiment(
+    *, workers: int = 0, out: str | Path | None = None, data_dir: str | Path | None = None, **experiment: Any
+) -> Run:
+    """Run an experiment with the keys of Experiment, as `fedsim launch` does: the same bits, quietly.
+
+    workers 0 runs in this process, which a notebook wants. Errors: any FedsimError.
+    """
+    from launch.options import resolve
+    from launch.run import launch
+
+    hyperparameters = experiment.pop("hyperparameters", {})
+    codecs = experiment.pop("codecs", {})
+    given: dict[str, Any] = {**experiment, "workers": workers}
+    for key, value in (("out", out), ("data_dir", data_dir)):
+        if value is not None:
+            given[key] = str(value)
+    given["settings"] = tuple(f"{key}={_toml(value)}" for key, value in dotted(hyperparameters))
+    given["codecs"] = tuple(f"{field}={codec}" for field, codec in codecs.items())
+    made, execution = resolve(given)
+    return Run.open(launch(made, execution, quiet=True))
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

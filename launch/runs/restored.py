@@ -1,0 +1,216 @@
+"""A run folder read back: its experiment, its last committed round, and the messages it would send next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim import plugins
+from fedsim.errors import DataError, DiskError, WireError
+from fedsim.experiment import build_algorithm
+from fedsim.participation import schedule
+from fedsim.problem import Problem
+from fedsim.wire.envelope import decode_own, encode, references
+from fedsim.wire.schema import check_values, map_tensors, part_of
+from fedsim.wire.state_file import encode_state
+from launch.runs import manifest
+from protocols import find
+from workers.numerics import fix_numerics
+from workers.probe import probe
+from workers.storage.journal import read_journal
+from workers.storage.recovery import checkpoint_path
+from workers.storage.store import Checkpoint, ClientStates, read_checkpoint
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message as it is before any codec, tensors in their dtype on the wire. refs: what an upload may
+    refer to, the decoded broadcast that it answers."""
+
+    side: str
+    exchange: int
+    value: Any
+    refs: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run as its folder has it; its numerics are this process's from then on."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    problem: Problem
+    checkpoint: Checkpoint[Any]
+
+    @staticmethod
+    def open(folder: Path, data_dir: Path | None = None) -> StoredRun:
+        """data_dir overrides the manifest's. Errors: UsageError if this is no run, DataError if its data or
+        its files are not what they were."""
+        found = manifest.read(folder)
+        described: Mapping[str, Any] = found["experiment"]
+        experiment = manifest.experiment(folder, found)
+        algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)  # see Session.prepare
+        device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
+        fix_numerics(experiment.threads, device)
+        kept = found.get("execution", {}).get("data_dir")
+        problem = Problem.build(experiment, algorithm, data_dir or (Path(kept) if kept else None), device)
+        for name, now in (("params", problem.net.layout.size), ("client_sizes", list(problem.sizes))):
+            if name in described and described[name] != now:
+                raise DataError(f"{folder}: its {name} was {described[name]}; with this data it is {now}")
+        checkpoint = _newest(folder, problem.algorithm.server_type, len(problem.clients))
+        return StoredRun(folder, found, problem, checkpoint)
+
+    @property
+    def round(self) -> int:
+        """The last one that was committed."""
+        return self.checkpoint.round
+
+    @property
+    def first_round(self) -> int:
+        """1, or 0 if there was a set-up."""
+        return 0 if self.problem.algorithm.setup else 1
+
+    @property
+    def name(self) -> str:
+        """As it stands in every letter of the run."""
+        return str(self.manifest["run"])
+
+    def committed(self, round: int) -> Checkpoint[Any] | None:
+        """What a round committed; None if its checkpoint was cleared away. Errors: DataError if damaged."""
+        path = checkpoint_path(self.folder, round)
+        if not path.exists():
+            return None
+        try:
+            read: Checkpoint[Any] = read_checkpoint(path, self.problem.algorithm.server_type)
+        except (DiskError, WireError) as e:
+            raise DataError(str(e)) from None
+        return read
+
+    def unlike(self, made: Checkpoint[Any]) -> str | None:
+        """What a round that was carried out again has committed else than the run: '' for nothing, None if
+        its checkpoint was cleared away. Errors: DataError if that is damaged."""
+        kept = self.committed(made.round)
+        if kept is None:
+            return None
+        if kept.versions.tolist() != made.versions.tolist():
+            return "the versions of the clients' states differ"
+        for f in fields(kept.server):
+            if encode_state(getattr(kept.server, f.name)) != encode_state(getattr(made.server, f.name)):
+                return f"field {f.name!r} of the server's state differs"
+        return ""
+
+    def last_commit(self) -> int:
+        """The last round in the journal; its checkpoint may be missing or damaged."""
+        return max((r["round"] for r in self.journal() if r["what"] == "commit"), default=self.round)
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Errors: DataError if it cannot be read."""
+        try:
+            return read_journal(self.folder / "journal")
+        except DiskError as e:
+            raise DataError(str(e)) from None
+
+    def summary(self) -> Mapping[str, Any]:
+        """Empty if there is none: the run was killed. Errors: DataError."""
+        path = self.folder / "summary.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        except (OSError, ValueError) as e:
+            raise DataError(f"{path} is damaged: {e}") from None
+        return dict(found) if isinstance(found, dict) else {}
+
+    def drift(self) -> list[str]:
+        """What computes here in another way than when the run was begun: each as `torch was 2.6, here it is
+        2.7`."""
+        was, e = self.manifest["experiment"], self.problem.experiment
+        facts = [*manifest.computing(self.manifest, manifest.surroundings(probe(self.problem)))]
+        if e.device == "cpu":
+            facts = [fact for fact in facts if fact[0] != "gpus"]
+        else:
+            facts.append(("device", e.device, self.problem.net.device.type))
+        facts.append(("data", was.get("data"), self.problem.data_digest))
+        sources = was.get("sources", {})
+        for path, digest in plugins.sources((e.algo, e.model, e.dataset)).items():
+            facts.append((f"the sha256 of {path}", sources.get(path), digest))
+        return [
+            f"{what} was {then}, here it is {now}" for what, then, now in facts if then not in (None, now)
+        ]
+
+    def largest_participant(self) -> int:
+        """Of the next round, the client with the most examples; of an empty round, of all."""
+        experiment = self.problem.experiment
+        turnouts = schedule(
+            experiment.participation,
+            clients=experiment.clients,
+            seed=experiment.seed,
+            sizes=self.problem.sizes,
+        )
+        people = turnouts(self.round + 1).participants or range(experiment.clients)
+        return max(people, key=lambda k: self.problem.sizes[k])
+
+    def state(self, client: int) -> Any:
+        """A client's committed state. Errors: DataError."""
+        problem, version = self.problem, int(self.checkpoint.versions[client])
+        if not version:
+            return problem.algorithm.client_init(problem.context(0, 0), client)
+        try:
+            return ClientStates(self.folder / "state", problem.algorithm.client_type).load(client, version)
+        except (DiskError, WireError) as e:
+            raise DataError(str(e)) from None
+
+    def next_messages(self, client: int) -> Iterator[Message]:
+        """What crosses the wire in the next round if this client is the only one who takes part."""
+        problem, algorithm = self.problem, self.problem.algorithm
+        codecs, dims, layout, device = problem.codecs, problem.dims, problem.net.layout, problem.net.device
+        server, state, round = self.checkpoint.server, self.state(client), self.round + 1
+        for number in range(1, len(algorithm.exchanges_in(round)) + 1):
+            types, ctx = problem.exchange(round, number), problem.context(round, number)
+            sent = algorithm.broadcast(server, ctx)
+            part = part_of(types.down)
+            if part is not None:
+                sent = replace(sent, **{part.name: algorithm.broadcast_to(server, client, ctx)})
+            yield Message("down", number, self._plain(sent), {})
+            payload = encode(sent, codecs["down"], dims, layout=layout)
+            down: Any = decode_own(types.down, payload, codecs["down"], dims, layout=layout)
+            check_values(down, f"broadcast of round {round}")
+            task, refs = problem.task(round, number, client), references(down)
+            draft, up = algorithm.client_update(
+                map_tensors(state, lambda t: t.to(device)),
+                map_tensors(down, lambda t: t.to(device)),
+                problem.shard(client),
+                task,
+            )
+            up = map_tensors(up, lambda t: t.cpu())
+            yield Message("up", number, self._plain(up), refs)
+            payload = encode(up, codecs["up"], dims, refs, layout)
+            seen: Any = decode_own(types.up, payload, codecs["up"], dims, refs, layout)
+            check_values(seen, f"upload of client {client}")
+            if number < len(algorithm.exchanges_in(round)):
+                draft = map_tensors(draft, lambda t: t.cpu())
+                state = algorithm.client_commit(draft, down, seen, replace(task, start=problem.start))
+                server = algorithm.server_update(server, down, iter([(client, seen)]), ctx)
+
+    def _plain(self, message: Any) -> Any:
+        """The message as the other side would get it dense."""
+        return decode_own(type(message), encode(message, {}, self.problem.dims), {}, self.problem.dims)
+
+
+def _newest(folder: Path, server_type: type, clients: int) -> Checkpoint[Any]:
+    """The last checkpoint that can be read: a damaged one falls back to the one before."""
+    damage = ""
+    for path in sorted((folder / "checkpoints").glob("*.checkpoint"), reverse=True):
+        try:
+            read: Checkpoint[Any] = read_checkpoint(path, server_type)
+        except (WireError, DiskError) as e:
+            damage = damage or f" that can be read: {e}"
+            continue
+        if len(read.versions) == clients:
+            return read
+        damage = damage or f" of {clients} clients: {path} has {len(read.versions)}"
+    raise DataError(f"{folder} has no checkpoint{damage or '; no round of it was committed'}")

@@ -1,0 +1,100 @@
+"""fedsim resume: the experiment that a run folder holds, and what may be said about it anew.
+
+How the rest is carried out may change (workers, transport, devices, reporting), and there may be more
+rounds. Anything that the bits depend on may not: options that say otherwise, other versions of what
+computes, other data are refused with both values named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import MismatchError
+from fedsim.experiment import Experiment, convert, dotted
+from launch.execution import Execution
+from launch.options import Given, settle
+from launch.runs import manifest
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A run's manifest. drift: go on although other versions compute."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    drift: bool = False
+
+    @staticmethod
+    def open(folder: Path, drift: bool = False) -> Stored:
+        """Errors: UsageError if this is no run, DataError if its manifest is damaged."""
+        return Stored(folder, manifest.read(folder), drift)
+
+    def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
+        """What was said when the run was begun, with these options over it.
+
+        Errors: UsageError; MismatchError naming what must not change. check() compares hyperparameters.
+        """
+        given, before = Given.of(options), self.experiment
+        merged = {
+            "hyperparameters": {**before.hyperparameters, **given.hyperparameters},
+            "codecs": {**before.codecs, **given.codecs},
+        }
+        wanted = convert(Experiment, asdict(before) | given.experiment | merged, given.where("experiment"))
+        for f in fields(Experiment):
+            was, says = getattr(before, f.name), getattr(wanted, f.name)
+            if f.name not in ("rounds", "hyperparameters") and was != says:
+                raise self._mismatch(f.name, was, says)
+        if wanted.rounds < before.rounds:
+            raise self._mismatch("rounds", before.rounds, wanted.rounds)
+        return wanted, self._execution(given)
+
+    def _mismatch(self, what: str, was: object, says: object) -> MismatchError:
+        return MismatchError(
+            f"{self.folder} was begun with {what} = {was!r}; this command says {says!r}. A resumed run may "
+            "have more rounds and be carried out in another way, nothing else: start a new run"
+        )
+
+    @property
+    def complete(self) -> bool:
+        """The run has ended by itself, as its summary says."""
+        path = self.folder / "summary.json"
+        return path.is_file() and manifest.json_of(path).get("status") == "done"
+
+    @property
+    def experiment(self) -> Experiment:
+        return manifest.experiment(self.folder, self.manifest)
+
+    def _execution(self, given: Given) -> Execution:
+        known = {f.name for f in fields(Execution)}
+        values = {k: v for k, v in self.manifest.get("execution", {}).items() if k in known}
+        if "workers" in given.execution or not values.get("external_workers"):
+            values |= {"external_workers": 0, "bind": ""}
+        if given.execution.get("external_workers"):
+            values.pop("workers", None)
+        return settle(values | given.execution | {"out": str(self.folder)}, given)
+
+    def check(self, now: Mapping[str, Any]) -> None:
+        """Compare what computes, and what is computed with, with what it was; now: the manifest of today.
+
+        Errors: MismatchError.
+        """
+        for what, before, today in manifest.computing(self.manifest, now):
+            if before is not None and before != today and not self.drift:
+                raise MismatchError(
+                    f"{self.folder} was begun with {what} {before}; here it is {today}. The bits may differ: "
+                    "go on where it was begun, or say --allow-drift"
+                )
+        was, today = self.manifest["experiment"], now["experiment"]
+        for key, value in dotted({"hyperparameters": today["hyperparameters"]}):
+            name = key.partition(".")[2]
+            if was["hyperparameters"].get(name, value) != value:
+                raise self._mismatch(name, was["hyperparameters"][name], value)
+        for key in ("device", "params", "client_sizes", "sources", "data"):
+            if was.get(key, today[key]) != today[key]:
+                raise MismatchError(
+                    f"{self.folder} was begun with {key} {was[key]}; now it is {today[key]}: "
+                    "other data, other code or another machine"
+                )

@@ -1,0 +1,136 @@
+"""What is written when a run ends: summary.json and model.safetensors."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedsim.errors import DataError, DiskError
+from fedsim.learning.gaussian import Gaussian, Point, is_full
+from fedsim.learning.metrics import EXTRA
+from fedsim.learning.params import Layout
+from fedsim.problem import Problem
+from fedsim.wire.ledger import Ledger
+from workers.coordinator.loop import Outcome
+from workers.storage.store import ClientStates, clients_digest, model_digest
+
+
+def process_start() -> float:
+    """When this process was started, in seconds since the epoch, from /proc."""
+    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def precision_of(model: Point | Gaussian) -> Tensor | None:
+    """The model's precision, if it has one: a vector (P,), or a matrix (P, P)."""
+    if isinstance(model, Point):
+        return None
+    if is_full(model.precision):
+        return torch.as_tensor(model.precision)
+    return torch.as_tensor(model.precision).expand_as(model.mean).contiguous()
+
+
+def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
+    """The mean by parameter name, and the precision under `precision.<name>`, or if it is a matrix under
+    `precision`, float32.
+
+    Errors: DiskError.
+    """
+    layout = problem.net.layout
+    tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
+    precision = precision_of(model)
+    if precision is not None and is_full(precision):
+        tensors["precision"] = precision.float().cpu()
+    elif precision is not None:
+        named = layout.unflatten(precision.float().cpu())
+        tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
+    try:
+        save_file(tensors, path, {"algorithm": problem.experiment.algo})
+    except (OSError, SafetensorError) as e:
+        raise DiskError(f"cannot write {path}: {e}") from None
+
+
+def stored_model_digest(path: Path, layout: Layout) -> str:
+    """model_sha256 of what write_model has written. Errors: DataError."""
+    try:
+        tensors = load_file(path)
+        mean = _vector(tensors, layout, "")
+        if "precision" in tensors:
+            return model_digest(mean, tensors["precision"])
+        precise = any(name.startswith("precision.") for name in tensors)
+        return model_digest(mean, _vector(tensors, layout, "precision.") if precise else None)
+    except (OSError, SafetensorError) as e:
+        raise DataError(f"{path} cannot be read: {e}") from None
+    except KeyError as e:
+        raise DataError(f"{path} has no tensor {e}") from None
+
+
+def _vector(tensors: Mapping[str, Tensor], layout: Layout, prefix: str) -> Tensor:
+    return torch.cat([tensors[prefix + s.name].reshape(-1) for s in layout.slices])
+
+
+def summarise(
+    problem: Problem,
+    ledger: Ledger,
+    *,
+    status: str,
+    error: str | None,
+    rounds: int,
+    metrics: Mapping[str, Any] | None,
+    took_part: list[int],
+    folded: list[int],
+    messages: int,
+    outcome: Outcome | None,
+    states: ClientStates,
+) -> dict[str, Any]:
+    """summary.json. units_of_p: per client and exchange, all layers (docs/decisions/005); messages: how
+    often a client took part in an exchange; took_part and folded: rounds per client, in which it got the
+    broadcast and in which its upload counted. kernel_residual: the kernel's
+    count of the streams minus the ledger's (tcp)."""
+    params = problem.net.layout.size
+    down, up = ledger.bytes_of("algorithm", "down"), ledger.bytes_of("algorithm", "up")
+    summary: dict[str, Any] = {
+        "format": 1,
+        "status": status,
+        "error": error,
+        "rounds": rounds,
+        "params": params,
+        "test_accuracy": metrics["test_accuracy"] if metrics else None,
+        "test_nll": metrics["test_nll"] if metrics else None,
+        **{k: v for k, v in (metrics or {}).items() if k.startswith("ensemble_") or k in EXTRA},
+        "bytes": ledger.nested(),
+        "bytes_down": down,
+        "bytes_up": up,
+        "participations": sum(took_part),
+        "took_part": took_part,
+        "folded": folded,
+        "units_of_p_down": down / (4 * params * messages) if messages else 0.0,
+        "units_of_p_up": up / (4 * params * messages) if messages else 0.0,
+        "kernel_residual": None,
+        "seconds_to_first_round": None,
+        "seconds_round_median": None,
+        "seconds_clients": None,
+        "model_sha256": None,
+        "clients_sha256": None,
+    }
+    if outcome is not None:
+        later = outcome.seconds_rounds[1:] or outcome.seconds_rounds
+        summary |= {
+            "kernel_residual": outcome.kernel_residual,
+            "seconds_to_first_round": round(outcome.seconds_to_first_round, 3),
+            "seconds_round_median": round(statistics.median(later), 6) if later else None,
+            "seconds_clients": round(outcome.seconds_clients, 3),
+            "model_sha256": model_digest(outcome.model.mean, precision_of(outcome.model)),
+            "clients_sha256": clients_digest(problem, states, outcome.versions),
+        }
+    return summary

@@ -1,0 +1,203 @@
+"""The exponential families of the ADMM and PVI members, and their messages.
+
+    fixed      q = N(w, S^-1), S given: only means cross the wire      fedadmm, feddyn, ama, precond_admm
+    diagonal   q = N(m, diag(s)^-1): mean and precision                ivon_admm, ivon_pvi, pvi, ...
+    full       q = N(m, S^-1): mean and the triangle of S              bayes_admm, pvi, bregman_admm
+
+A broadcast is q_g and whether anything has been folded; an upload is q_k or, under silent = last, the
+increment of z_k by its natural parameters, whose precision part may be negative.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.algorithm import Exchange
+from fedsim.errors import UsageError
+from fedsim.learning.gaussian import Gaussian, identity, packed, unpacked
+from fedsim.wire.schema import (
+    Check,
+    Delta,
+    Flag,
+    FullDelta,
+    FullPrecision,
+    Least,
+    Mean,
+    Norm,
+    Precision,
+    Scalar,
+    Total,
+)
+from protocols._dual_rule import Dual, Rule, Silent, known, residual
+
+MAX_FULL = 3000
+
+
+@dataclass(frozen=True)
+class PointDown:
+    """w_g; started: something has been folded (until then training starts from the random start)."""
+
+    mean: Mean
+    started: Flag
+
+
+@dataclass(frozen=True)
+class PointUp:
+    """w_k. primal_residual: |w_k - w_g|; dual_check: protocols._dual_rule.sketch."""
+
+    mean: Mean
+    train_loss: Scalar
+    primal_residual: Norm
+    dual_check: Check
+
+
+@dataclass(frozen=True)
+class PointIncrement:
+    z_shift: Delta
+    train_loss: Scalar
+    primal_residual: Norm
+    dual_check: Check
+
+
+@dataclass(frozen=True)
+class DiagonalDown:
+    mean: Mean
+    precision: Precision
+    started: Flag
+
+
+@dataclass(frozen=True)
+class DiagonalUp:
+    """q_k. dual_slack, capped: protocols._dual_rule.Pull; the others as in PointUp."""
+
+    mean: Mean
+    precision: Precision
+    train_loss: Scalar
+    primal_residual: Norm
+    dual_slack: Least
+    capped: Total
+    dual_check: Check
+
+
+@dataclass(frozen=True)
+class DiagonalIncrement:
+    z_shift: Delta
+    z_precision: Delta
+    train_loss: Scalar
+    primal_residual: Norm
+    dual_slack: Least
+    capped: Total
+    dual_check: Check
+
+
+@dataclass(frozen=True)
+class FullDown:
+    mean: Mean
+    precision: FullPrecision
+    started: Flag
+
+
+@dataclass(frozen=True)
+class FullUp:
+    mean: Mean
+    precision: FullPrecision
+    train_loss: Scalar
+    primal_residual: Norm
+    dual_slack: Least
+    capped: Total
+    dual_check: Check
+
+
+@dataclass(frozen=True)
+class FullIncrement:
+    z_shift: Delta
+    z_precision: FullDelta
+    train_loss: Scalar
+    primal_residual: Norm
+    dual_slack: Least
+    capped: Total
+    dual_check: Check
+
+
+@dataclass(frozen=True)
+class Family:
+    """Between natural parameters in float64 and a member's message classes.
+
+    S is the fixed precision of a `fixed` family, and of no meaning to the others.
+    """
+
+    kind: Literal["fixed", "diagonal", "full"]
+    down: type[Any]
+    up: type[Any]
+    increment: type[Any]
+
+    def exchange(self, silent: Silent) -> Exchange:
+        return Exchange(self.down, self.up if silent == "participants" else self.increment)
+
+    def isotropic(self, like: Tensor, precision: float) -> Gaussian:
+        """N(0, I/precision) for vectors like `like` (P,)."""
+        zero = torch.zeros_like(like, dtype=torch.float64)
+        if self.kind == "fixed":
+            return Gaussian(zero, precision)
+        return Gaussian(zero, identity(zero, precision, full=self.kind == "full"))
+
+    def project(self, merged: Gaussian, rule: Rule, S: Tensor | float) -> Gaussian:
+        """The next q_g from prior * prod z_k: its mean and, where it is learned, its precision."""
+        return Gaussian.at(merged.mean, S) if self.kind == "fixed" else rule.averaged(merged)
+
+    def broadcast(self, q: Gaussian, started: bool) -> Any:
+        """q_g as a message."""
+        return self.down(q.mean, *self._precision(q), started)
+
+    def posterior(self, down: Any, S: Tensor | float) -> Gaussian:
+        """q_g of a broadcast."""
+        return Gaussian.at(down.mean, S if self.kind == "fixed" else self._matrix(down.precision))
+
+    def upload(self, rule: Rule, dual: Dual, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
+        """What goes up for q_k = `local`."""
+        scalars |= {"primal_residual": residual(local, q), "dual_check": known(dual)}
+        if dual.z is None:
+            return self.up(local.mean, *self._precision(local), **scalars)
+        increment = rule.upload(dual, local, q)
+        return self.increment(increment.shift, *self._precision(increment), **scalars)
+
+    def factor(self, up: Any, S: Tensor | float) -> Gaussian:
+        """What an upload says: q_k, or the increment of z_k."""
+        if isinstance(up, self.up):
+            return Gaussian.at(up.mean, S if self.kind == "fixed" else self._matrix(up.precision))
+        fixed = self.kind == "fixed"
+        return Gaussian(up.z_shift.double(), 0.0 if fixed else self._matrix(up.z_precision.double()))
+
+    def _precision(self, q: Gaussian) -> tuple[Tensor, ...]:
+        """The precision as a message's field has it."""
+        if self.kind == "fixed":
+            return ()
+        precision = torch.as_tensor(q.precision)
+        return (packed(precision) if self.kind == "full" else precision,)
+
+    def _matrix(self, field: Tensor) -> Tensor:
+        return unpacked(field) if self.kind == "full" else field
+
+
+POINT = Family("fixed", PointDown, PointUp, PointIncrement)
+DIAGONAL = Family("diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement)
+FULL = Family("full", FullDown, FullUp, FullIncrement)
+Covariance = Literal["diagonal", "full"]
+
+
+def gaussian(covariance: Covariance) -> Family:
+    return FULL if covariance == "full" else DIAGONAL
+
+
+def check_size(params: int, covariance: Covariance, sibling: str) -> None:
+    """Errors: UsageError for a full covariance of more than MAX_FULL parameters."""
+    if covariance == "full" and params > MAX_FULL:
+        raise UsageError(
+            f"a full covariance of P = {params:,} parameters is {2 * params * (params + 1):,} bytes per "
+            f"client, round and direction; the limit is P = {MAX_FULL:,}. Use the diagonal sibling, "
+            f"{sibling}, or a smaller model, such as --model logistic_bias"
+        )

@@ -1,0 +1,299 @@
+"""Chaos with workers elsewhere: real processes, each behind a relay, under seeded faults, of the wire too.
+
+A guest's connection is cut, late, slow, spoilt, or silent one way or both, for less than a lease and more;
+guests are killed, interrupted, or stopped for a while, and others come in their place; the coordinator is
+stopped for a while, or killed or interrupted, and the run is resumed with guests of its own. Guests end by
+themselves, whatever has happened.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fedsim.errors import UsageError
+from tests.support.commands import DEADLINE, Command, start
+from tests.support.relay import Direction, Relay
+from tests.support.trials import EXPERIMENT, ROUNDS, Fault, Trial, done, facts, same
+from workers.transport.join_credentials import Invitation
+
+LEASE = 2.0
+PATIENCE = 5.0
+"""Of guests, in seconds: how long they look for a coordinator."""
+GONE_WITHIN = 60.0
+"""Seconds in which guests must have ended after their coordinator: their patience, and a loaded machine."""
+PAUSE = 0.5
+"""Seconds until somebody comes in the place of a guest that has ended."""
+LATE = 3.0
+"""Seconds for which a connection is late or slow."""
+WAYS: dict[str, tuple[Direction, ...]] = {"up": ("up",), "down": ("down",), "both ways": ("up", "down")}
+RATE = 50_000
+"""Bytes per second of a slow connection: a client's state is some ten thousand."""
+FAULTS = (
+    *("cut", "delay", "slow", "mute up", "mute down", "mute both ways", "mute both ways and cut") * 2,
+    *("flip up", "flip down", "kill guest", "kill guest", "stop guest", "stop guest", "interrupt guest"),
+    *("kill coordinator", "kill coordinator", "interrupt coordinator", "stop coordinator"),
+)
+
+
+def plan(seed: int) -> tuple[list[Fault], list[int]]:
+    """Faults in order, and how many guests each start has."""
+    rng = Random(seed)
+    rounds = sorted(rng.randrange(ROUNDS) for _ in range(rng.randint(2, 4)))
+    faults = [_draw(rng, r) for r in rounds]
+    return faults, [rng.choice((1, 2, 2, 3)) for _ in range(len(faults) + 1)]
+
+
+def _draw(rng: Random, round: int) -> Fault:
+    what, place, early = rng.choice(FAULTS), rng.randrange(6), rng.random() < 0.25
+    if what == "delay":
+        amount = rng.uniform(0.1, 1.0)
+    else:  # who is silent is so for less than the lease, or for more
+        amount = rng.choice((rng.uniform(0.2, 0.8 * LEASE), LEASE + rng.uniform(0.5, 2.5)))
+    if early:
+        return Fault(what, None, rng.uniform(0.0, 6.0), place, amount)
+    return Fault(what, round, rng.uniform(0.0, 0.3), place, amount)
+
+
+@dataclass
+class Guest:
+    command: Command
+    ended_by: str = ""
+    """What we did to it."""
+
+    @property
+    def ended(self) -> bool:
+        return self.command.process.poll() is not None
+
+    def send(self, number: int) -> None:
+        self.command.process.send_signal(number)
+
+    def ends(self, until: float) -> bool:
+        """By itself."""
+        while not self.ended and time.monotonic() < until:
+            time.sleep(0.02)
+        return self.ended
+
+    @property
+    def trouble(self) -> str:
+        """How it has ended, if it should not: it may be refused, find no coordinator, or come too late."""
+        code, said = self.command.process.returncode, self.command.said()
+        late, crashed = "join.json: No such file" in "".join(said), any("Traceback" in line for line in said)
+        well = self.ended_by or (not crashed and (code in (0, 1, 4) or late))
+        return "" if well else f"a guest ended with {code}: {said[-9:]}"
+
+
+class Place:
+    """A relay, and one guest after another behind it."""
+
+    def __init__(self, invitation: Path, port: int, seed: int) -> None:
+        self._invitation = invitation
+        self.relay = Relay(port, seed)
+        self.guests: list[Guest] = []
+        self._empty_at = 0.0
+
+    @property
+    def guest(self) -> Guest:
+        return self.guests[-1]
+
+    def fill(self) -> None:
+        """Somebody comes in the place of a guest that has ended before the run."""
+        if self.guests and not self.guest.ended:
+            self._empty_at = time.monotonic()
+        elif time.monotonic() - self._empty_at >= PAUSE and not self._over:
+            url = f"tcp://127.0.0.1:{self.relay.port}"
+            options = ("--join", str(self._invitation), "--connect", url, "--patience", str(PATIENCE))
+            self.guests.append(Guest(start("worker", *options)))
+
+    @property
+    def _over(self) -> bool:
+        return bool(self.guests) and self.guest.command.process.returncode == 0
+
+    def calm(self) -> None:
+        """No fault lasts any longer."""
+        self.relay.delay(0.0)
+        self.relay.throttle(0.0)
+        for direction in WAYS["both ways"]:
+            self.relay.mute(direction, 0.0)
+        if self.guests:
+            self.guest.send(signal.SIGCONT)
+
+    def close(self) -> None:
+        for guest in self.guests:
+            guest.command.kill()
+        self.relay.close()
+
+
+@dataclass
+class Stage:
+    """One start of the coordinator, with its guests."""
+
+    made: Trial
+    running: Command
+    folder: Path
+    size: int
+    places: list[Place] = field(default_factory=list)
+    ended_by: str = ""
+    """What we did to the coordinator."""
+    _later: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return self.running.process.poll() is not None
+
+    def go_on(self, until: Callable[[], bool], seconds: float) -> bool:
+        """Play on until this is true, or for so long; False if it is not, or the coordinator has ended."""
+        deadline = time.monotonic() + seconds
+        while not self.ended and not until() and time.monotonic() < deadline:
+            self.running.listen(min(0.05, deadline - time.monotonic()))
+            self._tend()
+        return not self.ended and until()
+
+    def _tend(self) -> None:
+        if not self.places and any("waiting for" in line for line in self.running.lines[:-1]):
+            invitation = self.folder / "join.json"
+            with suppress(UsageError):  # it has ended meanwhile
+                port = int(Invitation.read(invitation).url.rpartition(":")[2])
+                self.places = [Place(invitation, port, self.made.seed + i) for i in range(self.size)]
+        for place in self.places:
+            place.fill()
+        now = time.monotonic()
+        due = [act for at, act in self._later if at <= now]
+        self._later = [(at, act) for at, act in self._later if at > now]
+        for act in due:
+            act()
+
+    def round(self) -> int:
+        """The last one that was reported."""
+        found = (re.match(r"round +(\d+)/", line) for line in self.running.lines[:-1])
+        return max((int(match[1]) for match in found if match), default=-1)
+
+    def strike(self, fault: Fault) -> None:
+        what, n = fault.what, fault.amount
+        number, of_guests = fault.place % len(self.places) if self.places else 0, "coordinator" not in what
+        timed = f" {n:.1f} s" if what.startswith(("delay", "mute", "stop")) else ""
+        self.made.hit.append(what + (f" {number}" if of_guests else "") + timed)
+        if not of_guests:
+            self._strike_coordinator(what, n)
+            return
+        relay, guest = self.places[number].relay, self.places[number].guest
+        if what == "cut":
+            relay.cut()
+        elif what == "delay":
+            relay.delay(n, 0.3 * n)
+            self._in(LATE, partial(relay.delay, 0.0))
+        elif what == "slow":
+            relay.throttle(RATE)
+            self._in(LATE, partial(relay.throttle, 0.0))
+        elif what.startswith("flip"):
+            relay.flip("up" if what == "flip up" else "down")
+        elif what.startswith("mute"):
+            for direction in WAYS[what.removeprefix("mute ").removesuffix(" and cut")]:
+                relay.mute(direction, n)
+            if what.endswith("cut"):  # which loses what is held
+                self._in(0.9 * n, relay.cut)
+        elif what == "stop guest":
+            guest.send(signal.SIGSTOP)
+            self._in(n, partial(guest.send, signal.SIGCONT))
+        else:
+            guest.ended_by = what
+            guest.send(signal.SIGKILL if "kill" in what else signal.SIGINT)
+
+    def _strike_coordinator(self, what: str, seconds: float) -> None:
+        send = self.running.process.send_signal
+        if "stop" in what:
+            send(signal.SIGSTOP)
+            self._in(seconds, partial(send, signal.SIGCONT))
+        else:
+            self.ended_by = what
+            send(signal.SIGKILL if "kill" in what else signal.SIGINT)
+
+    def _in(self, seconds: float, act: Callable[[], None]) -> None:
+        self._later.append((time.monotonic() + seconds, act))
+
+    def end(self) -> bool:
+        """All faults are over; whether the coordinator has ended as it should."""
+        stuck = not self.ended
+        self.running.process.kill()
+        for place in self.places:
+            place.calm()
+        said, code = self.running.said(), self.running.process.wait(DEADLINE)
+        due = {
+            "": (0,),
+            "kill coordinator": (0, -signal.SIGKILL),
+            "interrupt coordinator": (0, 130, -signal.SIGINT),  # before it has begun, or after its end
+        }
+        if stuck:
+            self.made.trouble.append(f"the run stands still: {said[-9:]}")
+        elif code not in due[self.ended_by]:
+            self.made.trouble.append(f"the coordinator ended with {code}: {said[-9:]}")
+        return not stuck and code in due[self.ended_by]
+
+    def close(self) -> None:
+        self.running.kill()
+        for place in self.places:
+            place.close()
+
+
+def trial(seed: int, folder: Path, expected: dict[str, Any]) -> Trial:
+    """One run from its launch to its end, through the plan of `seed`."""
+    faults, sizes = plan(seed)
+    return play(Trial(seed, faults), folder, sizes, expected)
+
+
+def undisturbed(folder: Path) -> dict[str, Any]:
+    """Of workers elsewhere, too: their frames are longer."""
+    made = play(Trial(0, []), folder, [2], {})
+    assert not made.trouble and not made.left, str(made)
+    return facts(folder)
+
+
+def play(made: Trial, folder: Path, sizes: list[int], expected: dict[str, Any]) -> Trial:
+    pending = list(made.faults)
+    with ExitStack() as closing:
+        stages: list[tuple[Stage, float]] = []
+        for size in sizes:
+            stage = Stage(made, _start(folder, size), folder, size)
+            closing.callback(stage.close)
+            while pending and not stage.ended_by and _reached(stage, pending[0]):
+                stage.strike(pending.pop(0))
+            stage.go_on(lambda: False, DEADLINE)
+            well = stage.end()
+            stages.append((stage, time.monotonic() + GONE_WITHIN))
+            if not well or done(folder):
+                break
+        for stage, until in stages:
+            for guest in (guest for place in stage.places for guest in place.guests):
+                if not guest.ends(until):
+                    made.left.append(guest.command.process.pid)
+                elif guest.trouble:
+                    made.trouble.append(guest.trouble)
+    made.identical = same(folder, expected)
+    return made
+
+
+def _start(folder: Path, size: int) -> Command:
+    known = (folder / "manifest.json").exists()
+    options = ("resume", str(folder)) if known else ("launch", "--out", str(folder), *EXPERIMENT)
+    where = ("--external-workers", str(size), "--bind", "tcp://127.0.0.1:*", "--lease", str(LEASE))
+    return start(*options, *where, "--join-within", "90")
+
+
+def _reached(stage: Stage, fault: Fault) -> bool:
+    """Whether the coordinator still runs when this fault is due. One of the wire or of guests comes after the
+    guests, also while they set themselves up."""
+    due, of_guests = fault.round, "coordinator" not in fault.what
+    if due is not None and not stage.go_on(lambda: stage.round() >= due, DEADLINE):
+        return False
+    if due is None and of_guests and not stage.go_on(lambda: bool(stage.places), DEADLINE):
+        return False
+    stage.go_on(lambda: False, fault.seconds)
+    return not stage.ended

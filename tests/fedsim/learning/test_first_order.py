@@ -1,0 +1,378 @@
+"""Local solvers against torch's own optimisers on an ordinary module, bit for bit where stated.
+
+The fused Adam kernel rounds differently in its scalar tail, the elements beyond the last whole vector
+register. Bits therefore agree with the ordinary module where every parameter's size is a multiple of
+16, as here; for other sizes the reference is torch.optim.Adam on one flat parameter.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedsim.errors import UsageError
+from fedsim.learning.gaussian import Distance, Gaussian, Penalty
+from fedsim.learning.params import Net
+from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.solvers.first_order import Fit, LocalTraining, Moments, minimise
+from fedsim.seeds import Stream, seeded_torch
+
+N = 26
+STEPS = LocalTraining(epochs=6, batch_size=6, lr=0.02)
+"""Five batches an epoch, the last of two examples: 30 steps."""
+ROUNDING = {"rtol": 1e-5, "atol": 1e-6}
+"""float32, where the order of operations differs from the reference."""
+
+
+@pytest.fixture
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16))
+
+
+@pytest.fixture
+def shard(module: nn.Module) -> Shard:
+    draws = torch.Generator().manual_seed(1)
+    inputs = torch.randint(17, (N, 2, 3), generator=draws).to(torch.uint8)
+    return Shard(Net(copy.deepcopy(module)), inputs, torch.randint(16, (N,), generator=draws), 16.0)
+
+
+def flat(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def batches(shard: Shard, how: LocalTraining, rng: Stream) -> Iterator[tuple[Tensor, Tensor]]:
+    """All batches of a task, written out without the shard's help."""
+    order = rng.torch("batches")
+    for _ in range(how.epochs):
+        rows = torch.randperm(N, generator=order)
+        for chosen in rows.split(how.batch_size):
+            yield shard.inputs[chosen].to(torch.float32) / 16.0, shard.targets[chosen]
+
+
+def train(
+    module: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    data: Iterator[tuple[Tensor, Tensor]],
+    objective: Callable[[Tensor], Tensor] = lambda loss: loss,
+) -> int:
+    """The loop of a tutorial; returns the number of steps."""
+    steps = 0
+    for inputs, targets in data:
+        optimiser.zero_grad()
+        objective(F.cross_entropy(module(inputs), targets)).backward()
+        optimiser.step()
+        steps += 1
+    return steps
+
+
+def fused_adam(module: nn.Module, how: LocalTraining) -> torch.optim.Optimizer:
+    return torch.optim.Adam(module.parameters(), lr=how.lr, fused=True)
+
+
+# ---- bit for bit
+
+
+def test_thirty_adam_steps_are_torchs_bit_for_bit(module: nn.Module, shard: Shard) -> None:
+    rng = Stream(3, "client", 1, 2)
+    fit = minimise(shard, flat(module), how=STEPS, rng=rng)
+    optimiser = fused_adam(module, STEPS)
+    assert train(module, optimiser, batches(shard, STEPS, rng)) == 30
+    assert torch.equal(fit.weights, flat(module))
+    assert fit.moments is not None
+    assert fit.moments.steps == 30
+    state = [optimiser.state[p] for p in module.parameters()]
+    assert torch.equal(fit.moments.first, torch.cat([s["exp_avg"].reshape(-1) for s in state]))
+    assert torch.equal(fit.moments.second, torch.cat([s["exp_avg_sq"].reshape(-1) for s in state]))
+
+
+def test_adam_on_ragged_parameters_is_torchs_on_the_flat_vector(shard: Shard) -> None:
+    torch.manual_seed(0)
+    net = Net(nn.Sequential(nn.Flatten(), nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 16)))
+    ragged, rng, start = replace(shard, net=net), Stream(3, "client", 1, 2), net.snapshot()
+    fit = minimise(ragged, start, how=STEPS, rng=rng)
+    whole = nn.Parameter(start.clone())
+    optimiser = torch.optim.Adam([whole], lr=STEPS.lr, fused=True)
+    for inputs, targets in batches(shard, STEPS, rng):
+        net.load(whole.detach())
+        net.loss_gradient(inputs, targets, 1.0)
+        whole.grad = net.grads.clone()
+        optimiser.step()
+    assert torch.equal(fit.weights, whole.detach())
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_thirty_sgd_steps_are_torchs_bit_for_bit(module: nn.Module, shard: Shard, momentum: float) -> None:
+    how, rng = replace(STEPS, optimiser="sgd", momentum=momentum), Stream(3, "client", 1, 2)
+    fit = minimise(shard, flat(module), how=how, rng=rng)
+    train(module, torch.optim.SGD(module.parameters(), how.lr, momentum), batches(shard, how, rng))
+    assert torch.equal(fit.weights, flat(module))
+    assert fit.moments is None
+
+
+def test_carried_moments_make_two_tasks_one_long_run(module: nn.Module, shard: Shard) -> None:
+    one, two = Stream(3, "client", 1, 2), Stream(3, "client", 2, 2)
+    first = minimise(shard, flat(module), how=STEPS, rng=one)
+    second = minimise(shard, first.weights, how=STEPS, rng=two, moments=first.moments)
+    optimiser = fused_adam(module, STEPS)
+    train(module, optimiser, batches(shard, STEPS, one))
+    train(module, optimiser, batches(shard, STEPS, two))
+    assert torch.equal(second.weights, flat(module))
+    assert second.moments is not None
+    assert second.moments.steps == 60
+
+
+def test_without_carry_every_task_begins_anew(module: nn.Module, shard: Shard) -> None:
+    how, one, two = replace(STEPS, carry=False), Stream(3, "client", 1, 2), Stream(3, "client", 2, 2)
+    stale = Moments(torch.ones(len(flat(module))), torch.ones(len(flat(module))), 30)
+    first = minimise(shard, flat(module), how=how, rng=one)
+    second = minimise(shard, first.weights, how=how, rng=two, moments=stale)
+    train(module, fused_adam(module, how), batches(shard, how, one))
+    train(module, fused_adam(module, how), batches(shard, how, two))
+    assert torch.equal(second.weights, flat(module))
+    assert first.moments is None
+    assert second.moments is None
+
+
+# ---- the objective
+
+
+def penalties_at(weights: Tensor) -> tuple[Penalty, ...]:
+    draws = torch.Generator().manual_seed(5)
+    away = torch.randn(len(weights), generator=draws, dtype=torch.float64)
+    diagonal = Gaussian.at(weights + 0.1 * away, away.abs())
+    return diagonal, Gaussian(away, 0.0) ** -1, Distance(weights + 0.1, 0.4)
+
+
+def objective_of(
+    module: nn.Module, weight: float, penalties: tuple[Penalty, ...]
+) -> Callable[[Tensor], Tensor]:
+    """weight * loss + penalties, written out for autograd."""
+
+    def objective(loss: Tensor) -> Tensor:
+        w = torch.cat([p.reshape(-1) for p in module.parameters()])
+        total = weight * loss
+        for p in penalties:
+            if isinstance(p, Distance):
+                total = total + p.strength / 2 * (w - p.centre).norm()
+            else:
+                shift, precision = p.shift.float(), torch.as_tensor(p.precision).float()
+                total = total + 0.5 * (precision * w * w).sum() - shift @ w
+        return total
+
+    return objective
+
+
+@pytest.mark.parametrize("weight", [1.0, float(N)])
+def test_adam_sees_the_objective_as_it_is(module: nn.Module, shard: Shard, weight: float) -> None:
+    start, rng = flat(module), Stream(3, "client", 1, 2)
+    how = replace(STEPS, epochs=2)
+    pulls = penalties_at(start)
+    fit = minimise(shard, start, how=how, rng=rng, weight=weight, penalties=pulls)
+    train(module, fused_adam(module, how), batches(shard, how, rng), objective_of(module, weight, pulls))
+    torch.testing.assert_close(fit.weights, flat(module), rtol=1e-4, atol=1e-5)  # ten steps of rounding
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_sees_the_objective_divided_by_its_weight(
+    module: nn.Module, shard: Shard, momentum: float
+) -> None:
+    start, rng = flat(module), Stream(3, "client", 1, 2)
+    how = replace(STEPS, epochs=2, optimiser="sgd", momentum=momentum)
+    pulls = penalties_at(start)
+    fit = minimise(shard, start, how=how, rng=rng, weight=N, penalties=pulls)
+    whole = objective_of(module, N, pulls)
+    optimiser = torch.optim.SGD(module.parameters(), how.lr, momentum)
+    train(module, optimiser, batches(shard, how, rng), lambda loss: whole(loss) / N)
+    torch.testing.assert_close(fit.weights, flat(module), **ROUNDING)
+
+
+def test_clip_bounds_the_whole_gradient_with_its_penalties(module: nn.Module, shard: Shard) -> None:
+    start, rng = flat(module), Stream(3, "client", 1, 2)
+    one = LocalTraining(epochs=1, batch_size=N, lr=0.5, optimiser="sgd", clip=0.01)
+    pull = Gaussian(torch.full_like(start, 100.0), 0.0)
+    fit = minimise(shard, start, how=one, rng=rng, penalties=(pull,))
+    step = fit.weights - start
+    assert float(step.norm()) == pytest.approx(0.5 * 0.01, rel=1e-4)  # lr * clip; float32
+    torch.testing.assert_close(
+        step / step.norm(), torch.full_like(start, len(start) ** -0.5), rtol=0, atol=1e-3
+    )
+    loose = minimise(shard, start, how=replace(one, clip=1e5), rng=rng, penalties=(pull,))
+    free = minimise(shard, start, how=replace(one, clip=0.0), rng=rng, penalties=(pull,))
+    assert torch.equal(loose.weights, free.weights)
+
+
+def test_clip_is_torchs_over_many_steps(module: nn.Module, shard: Shard) -> None:
+    start, rng = flat(module), Stream(3, "client", 1, 2)
+    how = replace(STEPS, optimiser="sgd", lr=0.3, clip=0.75)
+    fit = minimise(shard, start, how=how, rng=rng)
+    clipped = 0
+    for inputs, targets in batches(shard, how, rng):
+        module.zero_grad()
+        F.cross_entropy(module(inputs), targets).backward()
+        clipped += int(nn.utils.clip_grad_norm_(module.parameters(), how.clip) > how.clip)
+        with torch.no_grad():
+            for p in module.parameters():
+                assert p.grad is not None
+                p.sub_(p.grad, alpha=how.lr)
+    assert 0 < clipped < 30
+    torch.testing.assert_close(fit.weights, flat(module), **ROUNDING)
+
+
+def mean_loss(module: nn.Module, shard: Shard) -> float:
+    with torch.no_grad():
+        return float(F.cross_entropy(module(shard.inputs / 16.0), shard.targets))
+
+
+def test_reported_loss_is_the_mean_over_examples_of_the_last_epoch(module: nn.Module, shard: Shard) -> None:
+    start, rng = flat(module), Stream(3, "client", 1, 2)
+    still = LocalTraining(epochs=2, batch_size=6, lr=1e-30, optimiser="sgd")
+    pull = Gaussian.at(start + 1, 5.0)
+    everything = mean_loss(module, shard)
+    fit = minimise(shard, start, how=still, rng=rng, weight=N, penalties=(pull,))
+    assert fit.loss == pytest.approx(everything, rel=1e-6)  # the short batch counts by its size
+    how = LocalTraining(epochs=2, batch_size=N, lr=0.5, optimiser="sgd")
+    fit = minimise(shard, start, how=how, rng=rng)
+    train(module, torch.optim.SGD(module.parameters(), 0.5), batches(shard, replace(how, epochs=1), rng))
+    after_one_step = mean_loss(module, shard)
+    assert after_one_step != pytest.approx(everything, rel=1e-3)
+    assert fit.loss == pytest.approx(after_one_step, rel=1e-5)
+
+
+# ---- pure functions
+
+
+@pytest.fixture
+def noisy(shard: Shard) -> Shard:
+    torch.manual_seed(0)
+    net = Net(nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16)))
+    return replace(shard, net=net)
+
+
+def test_dropout_draws_from_its_stream_alone(noisy: Shard) -> None:
+    start, how = noisy.net.snapshot(), replace(STEPS, epochs=2)
+
+    def fit(client: int) -> Tensor:
+        return minimise(noisy, start, how=how, rng=Stream(3, "client", 1, client)).weights
+
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = fit(2)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert torch.equal(first, fit(2))
+    assert not torch.equal(first, fit(3))
+
+
+def test_dropout_is_on_while_training_and_differs_from_step_to_step(noisy: Shard) -> None:
+    start, rng = noisy.net.snapshot(), Stream(3, "client", 1, 2)
+    how = LocalTraining(epochs=2, batch_size=N, lr=0.1, optimiser="sgd")
+    noisy.net.module.eval()  # as an evaluation leaves it
+    fit = minimise(noisy, start, how=how, rng=rng)
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16))
+    nn.utils.vector_to_parameters(start, module.parameters())
+    with seeded_torch(rng.key("dropout")):
+        train(module, torch.optim.SGD(module.parameters(), 0.1), batches(noisy, how, rng))
+    torch.testing.assert_close(fit.weights, flat(module), **ROUNDING)
+
+
+def test_minimise_changes_none_of_its_arguments(module: nn.Module, shard: Shard) -> None:
+    start = flat(module)
+    moments = Moments(torch.full_like(start, 0.1), torch.full_like(start, 0.2), 3)
+    narrow = Gaussian(torch.ones_like(start), torch.full_like(start, 2.0))  # float32: no copy is made of it
+    pulls = (*penalties_at(start), narrow, Distance(torch.zeros_like(start), 0.4))
+    kept = copy.deepcopy((start, moments, pulls, shard.inputs, shard.targets))
+    rng = Stream(3, "client", 1, 2)
+    for how in (replace(STEPS, clip=0.5), replace(STEPS, optimiser="sgd", momentum=0.5)):
+        minimise(shard, start, how=how, rng=rng, weight=N, penalties=pulls, moments=moments)
+    given = (start, moments, pulls, shard.inputs, shard.targets)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(given), leaves(kept), strict=True))
+    assert moments.steps == 3
+
+
+def leaves(value: object) -> list[Tensor]:
+    """All tensors in nested tuples and dataclasses."""
+    if isinstance(value, Tensor):
+        return [value]
+    inner = value if isinstance(value, tuple) else vars(value).values() if hasattr(value, "__dict__") else ()
+    return [leaf for v in inner for leaf in leaves(v)]
+
+
+def test_results_are_not_the_scratch_buffers(module: nn.Module, shard: Shard) -> None:
+    rng = Stream(3, "client", 1, 2)
+    first = minimise(shard, flat(module), how=STEPS, rng=rng)
+    kept = copy.deepcopy(first)
+    minimise(shard, flat(module) + 1, how=STEPS, rng=rng, moments=first.moments)
+    assert torch.equal(first.weights, kept.weights)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(first), leaves(kept), strict=True))
+
+
+def test_result_does_not_depend_on_what_the_buffers_held(module: nn.Module, shard: Shard) -> None:
+    def fit() -> Fit:
+        return minimise(shard, flat(module), how=STEPS, rng=Stream(3, "client", 1, 2))
+
+    first = fit()
+    shard.net.weights.fill_(7.0)
+    shard.net.grads.fill_(7.0)
+    again = fit()
+    assert torch.equal(first.weights, again.weights)
+    assert first.loss == again.loss
+
+
+# ---- closed form
+
+D = 20
+EXACT = LocalTraining(optimiser="exact")
+
+
+def quadratic(size: int) -> QuadraticShard:
+    draws = torch.Generator().manual_seed(7)
+    x = torch.randn(40, D, generator=draws, dtype=torch.float64)
+    return QuadraticShard(x.T @ x, torch.randn(D, generator=draws, dtype=torch.float64), size)
+
+
+def test_exact_is_the_dense_solve() -> None:
+    client = quadratic(size=40)
+    prior = Gaussian.at(torch.ones(D), 0.3)
+    site = Gaussian(torch.arange(D).double(), torch.linspace(0.0, 1.0, D).double())
+    penalties: tuple[Penalty, ...] = (prior, site**-1)
+    start = torch.zeros(D, dtype=torch.float64)
+    for weight in (1.0, 40.0):
+        fit = minimise(
+            client, start, how=EXACT, rng=Stream(0, "c"), weight=weight, penalties=penalties, moments=None
+        )
+        diagonal = 0.3 - torch.linspace(0.0, 1.0, D).double()
+        matrix = weight / 40 * client.hessian + torch.diag(diagonal)
+        right = weight / 40 * client.linear + 0.3 - site.shift
+        exact = torch.linalg.inv(matrix) @ right
+        assert float((fit.weights - exact).norm() / exact.norm()) < 1e-13
+        mean_loss = exact @ (client.hessian / 2 @ exact - client.linear) / 40
+        assert fit.loss == pytest.approx(float(mean_loss), rel=1e-12)
+        assert fit.moments is None
+
+
+def test_exact_and_quadratic_need_each_other(shard: Shard) -> None:
+    with pytest.raises(UsageError, match="quadratic"):
+        minimise(shard, shard.net.snapshot(), how=EXACT, rng=Stream(0, "c"))
+    with pytest.raises(UsageError, match="exact"):
+        minimise(quadratic(1), torch.zeros(D), how=LocalTraining(), rng=Stream(0, "c"))
+
+
+def test_sgd_clips_the_same_on_both_scales(shard: Shard) -> None:
+    """The released code divides the summed loss by N_k and then clips (papers-and-code.md 5.2)."""
+    how = LocalTraining(epochs=1, batch_size=4, lr=0.1, optimiser="sgd", clip=1e-3)
+    start = torch.randn(shard.net.layout.size, generator=torch.Generator().manual_seed(3))
+    ends = [
+        minimise(shard, start, how=how, rng=Stream(0, "clip"), weight=weight).weights
+        for weight in (1.0, 64.0)
+    ]
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-7)
+    steps = -(-shard.size // 4)
+    assert float((ends[0] - start).norm()) <= steps * 0.1 * 1e-3 * 1.001
+    assert float((ends[0] - start).norm()) > 0

@@ -1,0 +1,193 @@
+"""Memory points and the function term: weights, gradients against float64 autograd, the server's minimum."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsim.learning.function_space import FunctionTerm, Memory, choose
+from fedsim.learning.gaussian import Gaussian
+from fedsim.learning.params import Net
+from fedsim.learning.solvers.first_order import minimise_memory
+
+SIDE, CLASSES = 4, 3
+
+
+def draws(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def net_of(hidden: int = 0) -> Net:
+    torch.manual_seed(0)
+    if not hidden:
+        return Net(nn.Sequential(nn.Flatten(), nn.Linear(SIDE, CLASSES, bias=False)))
+    return Net(nn.Sequential(nn.Flatten(), nn.Linear(SIDE, hidden), nn.Tanh(), nn.Linear(hidden, CLASSES)))
+
+
+def term_of(seed: int, rows: int = 6) -> FunctionTerm:
+    g = draws(seed)
+    inputs = torch.randn(rows, 1, SIDE, generator=g)
+    targets = torch.randn(rows, CLASSES, generator=g).softmax(dim=1)
+    return FunctionTerm(inputs, targets, torch.rand(rows, generator=g) + 0.5)
+
+
+def formula(net: Net, weights: Tensor, term: FunctionTerm) -> Tensor:
+    """sum_i weight_i * - sum_c target_ic log softmax(f(x_i; w))_c in float64."""
+    module = net.module.double()
+    outputs = torch.func.functional_call(
+        module, net.layout.unflatten(weights), (term.inputs.double(),)
+    ).log_softmax(dim=1)
+    net.module.float()
+    return -(term.weights.double() * (term.targets.double() * outputs).sum(dim=1)).sum()
+
+
+def gradient(net: Net, weights: Tensor, term: FunctionTerm) -> Tensor:
+    net.load(weights)
+    net.grads.zero_()
+    term.add_gradient(net)
+    return net.grads.clone()
+
+
+@pytest.mark.parametrize("hidden", [0, 5], ids=["logistic", "mlp"])
+@pytest.mark.parametrize("difference", [False, True], ids=["labels", "difference"])
+def test_the_gradient_is_that_of_the_formula(hidden: int, difference: bool) -> None:
+    term = term_of(1)
+    if difference:
+        term = FunctionTerm(term.inputs, term.targets - term_of(2).targets, term.weights)
+    net = net_of(hidden)
+    weights = torch.randn(net.layout.size, generator=draws(5))
+    found = gradient(net, weights, term).double()
+    exact_at = weights.double().requires_grad_()
+    (exact,) = torch.autograd.grad(formula(net_of(hidden), exact_at, term), exact_at)
+    assert float(exact.norm()) > 0.1
+    assert float((found - exact).norm() / exact.norm()) < 2e-6  # float32 against float64
+
+
+def test_the_gradient_is_added_to_what_is_there() -> None:
+    net, weights = net_of(), torch.randn(SIDE * CLASSES, generator=draws(5))
+    alone = gradient(net, weights, term_of(1))
+    net.grads.fill_(2.0)
+    term_of(1).add_gradient(net)
+    torch.testing.assert_close(net.grads, alone + 2, rtol=1e-6, atol=1e-6)
+
+
+def test_equal_labels_of_opposite_sign_have_no_gradient() -> None:
+    net, term = net_of(5), term_of(1)
+    cancelled = FunctionTerm(term.inputs, term.targets - term.targets, term.weights)
+    weights = torch.randn(net.layout.size, generator=draws(5))
+    assert torch.equal(gradient(net, weights, cancelled), torch.zeros_like(weights))
+    assert gradient(net, weights, term).norm() > 0
+
+
+def test_the_networks_own_labels_are_a_stationary_point_of_the_term() -> None:
+    net, term = net_of(5), term_of(1)
+    weights = torch.randn(net.layout.size, generator=draws(5))
+    labels = net.logits(weights, term.inputs).softmax(dim=1)
+    own = FunctionTerm(term.inputs, labels, term.weights)
+    # sums of float32 products that cancel: 1e-6 of what they are for other labels
+    assert gradient(net, weights, own).norm() < 1e-6 * gradient(net, weights, term).norm()
+
+
+# ---- memory
+
+
+def data() -> tuple[Tensor, Tensor]:
+    """Bytes; the first of an example is its number. Class 0 has 10 examples, 1 has 1, 3 has 4."""
+    targets = torch.tensor([0, 3, 0, 0, 1, 0, 3, 0, 0, 3, 0, 0, 0, 3, 0])
+    inputs = torch.randint(17, (15, 1, SIDE), generator=draws(0)).to(torch.uint8)
+    inputs[:, 0, 0] = torch.arange(15)
+    return inputs, targets
+
+
+@pytest.mark.parametrize(("points", "chosen"), [(1, [1, 1, 1]), (2, [2, 1, 2]), (9, [9, 1, 4]), (0, [])])
+def test_memory_has_that_many_points_of_every_class_that_is_there(points: int, chosen: list[int]) -> None:
+    inputs, targets = data()
+    memory = choose(inputs, targets, points, draws(1))
+    assert memory.inputs.dtype == torch.uint8
+    assert memory.inputs.shape == (sum(chosen), SIDE)
+    numbers = memory.inputs[:, 0].tolist()
+    assert len(set(numbers)) == len(numbers)
+    assert torch.equal(memory.inputs, inputs[numbers].flatten(1))
+    classes = targets[numbers].tolist()
+    assert classes == sorted(classes)  # class by class
+    assert [n for _, n in sorted(Counter(classes).items())] == chosen
+    if not points:
+        assert memory.weights.shape == (0,)
+        return
+    assert float(memory.weights.sum()) == pytest.approx(15, rel=1e-6)
+    of_class = {c: memory.weights[torch.tensor(classes) == c] for c in (0, 1, 3)}
+    for c, n in ((0, 10), (1, 1), (3, 4)):
+        assert float(of_class[c].sum()) == pytest.approx(n, rel=1e-6)
+        assert len(set(of_class[c].tolist())) == 1
+
+
+def test_points_are_drawn_from_the_generator() -> None:
+    inputs, targets = data()
+
+    def drawn(seed: int) -> Memory:
+        return choose(inputs, targets, 1, draws(seed))
+
+    assert torch.equal(drawn(1).inputs, drawn(1).inputs)
+    first = Counter(int(drawn(seed).inputs[0, 0]) for seed in range(60))
+    assert set(first) <= set((targets == 0).nonzero()[:, 0].tolist())
+    assert len(first) == 10  # each of ten is missed by 60 draws with probability 0.002
+
+
+# ---- the server's problem
+
+
+def objective(net: Net, weights: Tensor, term: FunctionTerm, pull: Gaussian) -> Tensor:
+    log_pull = pull.shift @ weights - 0.5 * (pull.precision * weights * weights).sum()
+    return formula(net, weights, term) - log_pull
+
+
+PULL = Gaussian(torch.randn(SIDE * CLASSES, generator=draws(7), dtype=torch.float64), 0.5)
+
+
+def test_minimise_memory_lowers_its_objective_towards_the_minimum() -> None:
+    term, start = term_of(1), PULL.shift.float()
+    values = []
+    for steps in (0, 20, 200, 2000):
+        found = minimise_memory(net_of(), start, term, PULL, steps=steps, lr=1e-2)
+        values.append(float(objective(net_of(), found.double(), term, PULL).detach()))
+    assert values[0] > values[1] > values[2] > values[3]
+    exact = start.double().requires_grad_()
+    newton = torch.optim.LBFGS(
+        [exact], max_iter=500, tolerance_grad=1e-9, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+
+    def evaluate() -> Tensor:
+        newton.zero_grad()
+        value = objective(net_of(), exact, term, PULL)
+        value.backward()
+        return value
+
+    newton.step(evaluate)
+    assert float(exact.grad.norm()) < 1e-6  # type: ignore[union-attr]
+    # the problem is strongly convex (0.5), and Adam has 2000 steps of at most 0.01 for a way of about 1
+    optimum = exact.detach()
+    assert float((found.double() - optimum).norm() / optimum.norm()) < 1e-3
+
+
+def test_minimise_memory_without_points_goes_to_the_mode_of_the_pull() -> None:
+    none = FunctionTerm(torch.zeros(0, 1, SIDE), torch.zeros(0, CLASSES), torch.zeros(0))
+    at = PULL.mean.float()
+    found = minimise_memory(net_of(), at, none, PULL, steps=50, lr=1e-3)
+    assert float((found - at).abs().max()) < 2e-3  # it starts there; Adam's first step has length lr
+    from_afar = minimise_memory(net_of(), at + 0.3, none, PULL, steps=2000, lr=1e-2)
+    assert float((from_afar - at).abs().max()) < 1e-3
+
+
+def test_minimise_memory_does_not_train_dropout() -> None:
+    torch.manual_seed(0)
+    net = Net(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(SIDE, CLASSES, bias=False)))
+    net.module.train()
+    state = torch.get_rng_state()
+    found = minimise_memory(net, PULL.shift.float(), term_of(1), PULL, steps=5, lr=1e-2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(
+        found, minimise_memory(net_of(), PULL.shift.float(), term_of(1), PULL, steps=5, lr=1e-2)
+    )

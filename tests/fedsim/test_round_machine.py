@@ -1,0 +1,636 @@
+"""The round machine under a random world: workers, losses and orders of events drawn from a seed.
+
+The simulator carries out every command as a coordinator would and asserts, command by command, what
+must hold whatever the order; the schedule alone says what the outcome must be.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsim.participation import Turnout
+from fedsim.round_machine import (
+    MAX_EVALUATIONS_BEHIND,
+    Arrived,
+    Close,
+    Command,
+    Commit,
+    Drop,
+    Event,
+    Finish,
+    Folded,
+    Give,
+    Joined,
+    Left,
+    Open,
+    ProtocolError,
+    Release,
+    RoundMachine,
+    Score,
+    Scored,
+    Spoilt,
+    TaskId,
+    version,
+)
+
+MOST_HELD = 2
+fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80)
+
+
+@dataclass(frozen=True)
+class World:
+    """What an experiment fixes: everything that may change the outcome."""
+
+    clients: int
+    rounds: int
+    exchanges: int
+    turnouts: tuple[Turnout, ...]
+    chunks: int
+    eval_every: int
+    setup: int = 0
+
+    @staticmethod
+    def drawn(rng: random.Random) -> World:
+        clients, rounds = rng.randint(1, 6), rng.randint(0, 6)
+        turnouts = []
+        for _ in range(rounds):
+            people = rng.sample(range(clients), rng.choice([0, 1, clients // 2, clients, clients]))
+            lost = frozenset(k for k in people if rng.random() < rng.choice([0, 0.3, 1]))
+            gone = frozenset(k for k in people if rng.random() < rng.choice([0, 0, 0.3, 1]))
+            turnouts.append(Turnout(tuple(sorted(people)), lost - gone, gone))
+        return World(
+            clients, rounds, rng.randint(1, 2), tuple(turnouts), rng.choice([0, 1, 3]), rng.randint(1, 3)
+        )
+
+    def turnout(self, round: int) -> Turnout:
+        return self.turnouts[round - 1]
+
+    def machine(self, cost: Callable[[int], float] = float) -> RoundMachine:
+        return RoundMachine(
+            self.rounds,
+            self.exchanges,
+            self.turnout,
+            [0] * self.clients,
+            cost,
+            self.chunks,
+            self.eval_every,
+            self.setup,
+        )
+
+    def evaluated(self) -> list[int]:
+        return [r for r in range(self.rounds + 1) if r % self.eval_every == 0 or r == self.rounds]
+
+    def expected(self) -> list[Command]:
+        """All commands but Give, Score and Finish, in their only possible order."""
+        out: list[Command] = []
+        versions = [0] * self.clients
+        for r, turnout in enumerate(self.turnouts, 1):
+            people = turnout.participants
+            here = tuple(k for k in people if k not in turnout.gone)
+            folded = tuple(k for k in here if k not in turnout.lost)
+            for e in range(1, self.exchanges + 1) if people else ():
+                if e > 1 and not here:
+                    break
+                out.append(Open(r, e, here if e > 1 else people, bool(folded)))
+                out += [Drop(k) if k in turnout.lost else Release(k) for k in here]
+                out += [Close()] if folded else []
+            for k in folded:
+                versions[k] = r * self.exchanges
+            out.append(Commit(r, people, folded, tuple(versions)))
+        return out
+
+    def tasks(self) -> set[TaskId]:
+        """Every task with the version it starts from: the last committed one, or within a round the draft
+        of the exchange before, folded or not."""
+        out = set()
+        versions = [0] * self.clients
+        for r, turnout in enumerate(self.turnouts, 1):
+            for k in turnout.participants:
+                base = versions[k]
+                for e in range(1, self.exchanges + 1):
+                    out.add(TaskId(r, e, k, base))
+                    if k in turnout.gone:
+                        break
+                    base = (r - 1) * self.exchanges + e
+                if k not in turnout.lost | turnout.gone:
+                    versions[k] = base
+        return out
+
+
+@dataclass
+class Simulator:
+    """Carries out commands and feeds back events in an order drawn from `rng`. leave: how likely it is that a
+    worker is gone at a step, spoil: that an answer must not be folded. given and scored are what was not
+    lost that way."""
+
+    world: World
+    machine: RoundMachine
+    workers: int
+    rng: random.Random
+    leave: float = 0.0
+    spoil: float = 0.0
+    taken_back: set[TaskId] = field(default_factory=set)
+    log: list[Command] = field(default_factory=list)
+    held: dict[int, list[TaskId | tuple[int, int]]] = field(default_factory=dict)
+    given: list[TaskId] = field(default_factory=list)
+    scored: list[tuple[int, int]] = field(default_factory=list)
+    committed: int = 0
+    open: Open | None = None
+    released: list[int] = field(default_factory=list)
+    arrived: set[int] = field(default_factory=set)
+    closed: bool = False
+    finished: bool = False
+
+    def run(self) -> Simulator:
+        self.carry_out(self.machine.start())
+        waiting = list(range(self.workers))
+        self.rng.shuffle(waiting)
+        self.join(waiting.pop())
+        while not self.finished:
+            events = self.possible()
+            assert events or waiting, "stalled: nobody holds work, nothing is folded, nothing is finished"
+            if waiting and (not events or self.rng.random() < 0.2):
+                self.join(waiting.pop())
+            elif self.held and self.rng.random() < self.leave:
+                waiting.insert(0, self.lose(self.rng.choice(list(self.held))))
+            else:
+                self.feed(self.rng.choice(events))
+        for worker in waiting:
+            self.join(worker)
+        assert not self.possible()
+        return self
+
+    def possible(self) -> list[Event]:
+        events: list[Event] = [Folded()] if self.closed else []
+        for worker, pieces in self.held.items():
+            for piece in pieces:
+                events.append(Arrived(worker, piece) if isinstance(piece, TaskId) else Scored(worker, *piece))
+                if isinstance(piece, TaskId) and self.rng.random() < self.spoil:
+                    events[-1] = Spoilt(worker, piece)
+        return events
+
+    def join(self, worker: int) -> None:
+        self.held[worker] = []
+        self.feed(Joined(worker))
+
+    def lose(self, worker: int) -> int:
+        for piece in self.held.pop(worker):
+            if isinstance(piece, TaskId):
+                self.given.remove(piece)
+                self.taken_back.add(piece)
+            else:
+                self.scored.remove(piece)
+        self.feed(Left(worker))
+        return worker
+
+    def feed(self, event: Event) -> None:
+        match event:
+            case Arrived(worker, task):
+                self.held[worker].remove(task)
+                self.arrived.add(task.client)
+            case Spoilt(worker, task):
+                self.held[worker].remove(task)
+                self.given.remove(task)
+                self.taken_back.add(task)
+            case Scored(worker, number, chunk):
+                self.held[worker].remove((number, chunk))
+            case Folded():
+                self.closed = False
+        self.carry_out(self.machine.handle(event))
+        self.check_workers()
+
+    def check_workers(self) -> None:
+        assert all(len(pieces) <= MOST_HELD for pieces in self.held.values())
+        assert self.machine.busy() == any(self.held.values())
+        for worker, pieces in self.held.items():
+            tasks = [p for p in pieces if isinstance(p, TaskId)]
+            assert sorted(self.machine.held_by(worker), key=str) == sorted(tasks, key=str)
+            assert all(self.machine.holds(worker, t) for t in tasks)
+        if any(not pieces for pieces in self.held.values()) and self.open is not None:
+            people = {
+                t.client for t in self.given if (t.round, t.exchange) == (self.open.round, self.open.exchange)
+            }
+            assert people == set(self.open.participants), "a worker idles while tasks wait"
+
+    def carry_out(self, commands: list[Command]) -> None:
+        for command in commands:
+            assert not self.finished, f"{command} after Finish"
+            self.log.append(command)
+            match command:
+                case Open():
+                    assert not self.closed
+                    self.open, self.released, self.arrived = command, [], set()
+                case Give(worker, task, gone, again):
+                    assert self.open is not None
+                    assert again == (task in self.taken_back)
+                    assert gone == bool(task.round and task.client in self.world.turnout(task.round).gone)
+                    assert (task.round, task.exchange) == (self.open.round, self.open.exchange)
+                    self.given.append(task)
+                    self.held[worker].append(task)
+                case Release(client) | Drop(client):
+                    assert client in self.arrived, "released before it arrived"
+                    assert not self.released or client > self.released[-1]
+                    self.released.append(client)
+                case Close():
+                    assert self.open is not None
+                    gone = self.world.turnout(self.open.round).gone if self.open.round else frozenset()
+                    assert tuple(self.released) == tuple(k for k in self.open.participants if k not in gone)
+                    self.closed = True
+                case Commit(0):
+                    assert not self.closed, "committed while a fold is under way"
+                    assert self.log.count(command) == 1
+                    assert self.world.setup
+                    self.open = None
+                case Commit(number):
+                    assert not self.closed, "committed while a fold is under way"
+                    assert number == self.committed + 1
+                    self.committed = number
+                    self.open = None
+                case Score(worker, number, chunk):
+                    assert number <= self.committed, "scored before its commit"
+                    self.scored.append((number, chunk))
+                    self.held[worker].append((number, chunk))
+                case Finish():
+                    assert self.committed == self.world.rounds
+                    assert not any(self.held.values())
+                    self.finished = True
+
+
+def simulated(
+    world: World, seed: int, workers: int | None = None, leave: float = 0.0, spoil: float = 0.0
+) -> Simulator:
+    rng = random.Random(seed)
+    costs = [rng.random() for _ in range(world.clients)]
+    machine = world.machine(costs.__getitem__)
+    return Simulator(world, machine, workers or rng.randint(1, 5), rng, leave, spoil).run()
+
+
+def kept(log: list[Command]) -> list[Command]:
+    return [c for c in log if not isinstance(c, Give | Score | Finish)]
+
+
+@pytest.mark.parametrize("leave", [0.0, 0.2])
+@pytest.mark.parametrize("seed", range(200))
+def test_any_world_in_any_order(seed: int, leave: float) -> None:
+    """Also if workers are lost with all that they hold, and come again."""
+    world = World.drawn(random.Random(seed))
+    end = simulated(world, seed + 1000, leave=leave, spoil=leave)
+    assert Counter(end.given) == Counter(world.tasks()), "every task exactly once, from the right version"
+    assert kept(end.log) == world.expected()
+    pieces = Counter((r, chunk) for r in world.evaluated() for chunk in range(world.chunks))
+    assert Counter(end.scored) == pieces, "every chunk of every evaluated round exactly once"
+    assert end.log.count(Finish()) == 1
+    commits = [c for c in end.log if isinstance(c, Commit)]
+    assert end.machine.versions == (list(commits[-1].versions) if commits else [0] * world.clients)
+
+
+def test_two_thousand_histories() -> None:
+    """As above, without a line each: commands in the order of the sequential run, every task once."""
+    for seed in range(1000, 3000):
+        world = World.drawn(random.Random(seed))
+        leave, spoil = (0.0, 0.05, 0.2, 0.4)[seed % 4], (0.0, 0.2)[seed % 2]
+        end = simulated(world, seed, leave=leave, spoil=spoil)
+        assert kept(end.log) == world.expected(), seed
+        assert Counter(end.given) == Counter(world.tasks()), seed
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_outcome_depends_neither_on_order_nor_on_the_number_of_workers(seed: int) -> None:
+    world = World.drawn(random.Random(seed))
+    ends = [simulated(world, 50 * seed + i, workers) for i, workers in enumerate((1, 2, 3, 10))]
+    assert len({tuple(kept(end.log)) for end in ends}) == 1
+    assert len({frozenset(end.given) for end in ends}) == 1
+
+
+# ---- particular properties
+
+
+def one_round(
+    people: tuple[int, ...], lost: tuple[int, ...] = (), exchanges: int = 1, chunks: int = 0
+) -> World:
+    return World(max(people, default=0) + 1, 1, exchanges, (Turnout(people, frozenset(lost)),), chunks, 1)
+
+
+def test_versions_follow_the_commit_and_lost_clients_keep_theirs() -> None:
+    turnouts = (Turnout((0, 1, 2), frozenset({1})), Turnout((0, 1)), Turnout((1, 2), frozenset({1, 2})))
+    commits = [c for c in simulated(World(3, 3, 1, turnouts, 0, 1), 0).log if isinstance(c, Commit)]
+    assert [c.versions for c in commits] == [(1, 0, 1), (2, 2, 1), (2, 2, 1)]
+    assert [c.folded for c in commits] == [(0, 2), (0, 1), ()]
+
+
+def test_the_second_exchange_starts_from_the_draft_of_the_first() -> None:
+    turnouts = (Turnout((0, 1), frozenset({1})), Turnout((0, 1)))
+    end = simulated(World(2, 2, 2, turnouts, 0, 1), 0)
+    bases = {(t.round, t.exchange, t.client): t.base for t in end.given}
+    assert bases == {
+        (1, 1, 0): 0,
+        (1, 2, 0): 1,
+        (1, 1, 1): 0,
+        (1, 2, 1): 1,
+        (2, 1, 0): 2,
+        (2, 2, 0): 3,
+        (2, 1, 1): 0,
+        (2, 2, 1): 3,
+    }
+    assert end.machine.versions == [4, 4]
+
+
+def test_a_round_whose_uploads_are_all_lost_folds_nothing_and_commits() -> None:
+    end = simulated(one_round((0, 1), lost=(0, 1), exchanges=2), 0)
+    assert kept(end.log) == [
+        Open(1, 1, (0, 1), False),
+        Drop(0),
+        Drop(1),
+        Open(1, 2, (0, 1), False),
+        Drop(0),
+        Drop(1),
+        Commit(1, (0, 1), (), (0, 0)),
+    ]
+
+
+def test_empty_rounds_commit_at_once() -> None:
+    world = World(2, 3, 2, (Turnout(()), Turnout(()), Turnout((1,))), 0, 1)
+    assert world.machine().start() == [
+        Commit(1, (), (), (0, 0)),
+        Commit(2, (), (), (0, 0)),
+        Open(3, 1, (1,), True),
+    ]
+
+
+def test_no_rounds_and_nothing_to_evaluate_is_the_end() -> None:
+    assert World(2, 0, 1, (), 0, 1).machine().start() == [Finish()]
+    assert World(2, 1, 1, (Turnout(()),), 0, 1).machine().start() == [Commit(1, (), (), (0, 0)), Finish()]
+
+
+def test_the_start_model_is_evaluated_also_without_rounds() -> None:
+    assert simulated(World(1, 0, 1, (), 2, 5), 0).scored == [(0, 0), (0, 1)]
+
+
+def test_uploads_are_released_in_ascending_order_however_they_arrive() -> None:
+    machine = one_round((0, 1, 2)).machine()
+    machine.start()
+    tasks = {}
+    for worker in range(3):
+        for command in machine.handle(Joined(worker)):
+            assert isinstance(command, Give)
+            tasks[command.task.client] = command
+    for k, released in ((2, []), (1, []), (0, [Release(0), Release(1), Release(2), Close()])):
+        assert machine.handle(Arrived(tasks[k].worker, tasks[k].task)) == released
+    assert machine.handle(Folded()) == [Commit(1, (0, 1, 2), (0, 1, 2), (1, 1, 1)), Finish()]
+
+
+def test_the_largest_client_goes_first_and_ties_by_id() -> None:
+    machine = one_round((0, 1, 2, 3)).machine([1.0, 5.0, 5.0, 2.0].__getitem__)
+    machine.start()
+    commands = machine.handle(Joined(0))
+    while held := machine.held_by(0):
+        commands += machine.handle(Arrived(0, held[0]))
+    assert [c.task.client for c in commands if isinstance(c, Give)] == [1, 2, 3, 0]
+
+
+def test_a_client_returns_to_the_worker_that_holds_its_state() -> None:
+    """With as many workers as clients nobody has to move once every worker has one."""
+    people = [(0, 1, 2), (0, 1, 2), (1, 2), (0, 2), (0, 1), (1,), (2,), (0, 1, 2)]
+    world = World(3, len(people), 1, tuple(map(Turnout, people)), 0, 1)
+    machine, rng = world.machine(), random.Random(3)
+    end = Simulator(world, machine, 3, rng)
+    end.carry_out(machine.start())
+    for worker in range(3):
+        end.join(worker)
+    while not end.finished:
+        end.feed(rng.choice(end.possible()))
+    homes = {(c.task.client, c.worker) for c in end.log if isinstance(c, Give) and c.task.round > 1}
+    assert len(homes) == len({k for k, _ in homes}) == len({w for _, w in homes}) == 3
+
+
+def test_evaluation_cannot_fall_behind_for_ever() -> None:
+    """A worker that never idles between training tasks still scores rounds that are too old."""
+    world = World(4, 12, 1, (Turnout((0, 1, 2, 3)),) * 12, 1, 1)
+    machine = world.machine()
+    end = Simulator(world, machine, 1, random.Random(0))
+    end.carry_out(machine.start())
+    end.join(0)
+    behind = 0
+    while not end.finished:
+        oldest_first = sorted(end.possible(), key=lambda e: isinstance(e, Scored))
+        end.feed(oldest_first[0])
+        unscored = [r for r in world.evaluated() if r <= end.committed and (r, 0) not in end.scored]
+        behind = max(behind, end.committed - min(unscored, default=end.committed))
+    assert behind <= MAX_EVALUATIONS_BEHIND + 1
+
+
+def test_a_resumed_machine_goes_on_as_the_uninterrupted_one() -> None:
+    world = World(4, 6, 2, tuple(Turnout((0, 1, 3), frozenset({r % 4})) for r in range(6)), 0, 1)
+    whole = simulated(world, 1)
+    at = next(i for i, c in enumerate(whole.log) if isinstance(c, Commit) and c.round == 3)
+    commit = whole.log[at]
+    assert isinstance(commit, Commit)
+    machine = world.machine()
+    machine.round, machine.versions = 3, list(commit.versions)
+    rest = Simulator(world, machine, 2, random.Random(9), committed=3).run()
+    assert kept(rest.log) == kept(whole.log[at + 1 :])
+    assert set(rest.given) == {t for t in whole.given if t.round > 3}
+
+
+# ---- events that cannot happen
+
+
+def wrong_events(sim: Simulator) -> list[Event]:
+    stranger = max(sim.held, default=0) + 50
+    events: list[Event] = [*(Joined(w) for w in sim.held), Left(stranger)]
+    for worker, pieces in sim.held.items():
+        for piece in pieces:
+            if isinstance(piece, TaskId):
+                events += [Arrived(w, piece) for w in (*sim.held, stranger) if w != worker]
+                events.append(
+                    Arrived(worker, TaskId(piece.round, piece.exchange, piece.client, piece.base + 1))
+                )
+                events.append(
+                    Arrived(worker, TaskId(piece.round + 1, piece.exchange, piece.client, piece.base))
+                )
+                events.append(
+                    Arrived(worker, TaskId(piece.round, piece.exchange + 1, piece.client, piece.base))
+                )
+            else:
+                events += [Scored(w, *piece) for w in (*sim.held, stranger) if w != worker]
+        events.append(Scored(worker, -1, 0))
+        events.append(Scored(worker, 0, 99))
+    held = {t for pieces in sim.held.values() for t in pieces}
+    events += [Arrived(w, t) for t in sim.given[-3:] if t not in held for w in sim.held]  # a second time
+    return events + ([] if sim.closed else [Folded()])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_wrong_events_raise_and_change_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World.drawn(rng)
+    machine = world.machine()
+    sim = Simulator(world, machine, 2, rng)
+    sim.carry_out(machine.start())
+    for worker in range(2):
+        sim.join(worker)
+    while True:
+        before = copy.deepcopy(machine, {id(machine.schedule): machine.schedule})
+        for event in wrong_events(sim):
+            with pytest.raises(ProtocolError):
+                machine.handle(event)
+            assert machine == before, event
+        if sim.finished:
+            return
+        sim.feed(rng.choice(sim.possible()))
+
+
+# ---- a set-up before round 1
+
+
+def set_up(
+    turnouts: tuple[Turnout, ...] = (),
+    *,
+    setup: int = 2,
+    clients: int = 3,
+    exchanges: int = 1,
+    chunks: int = 0,
+) -> World:
+    return World(clients, len(turnouts), exchanges, turnouts, chunks, 1, setup)
+
+
+def test_the_setup_is_round_0_with_everyone_and_round_1_follows_its_commit() -> None:
+    machine = set_up((Turnout((1,)),)).machine()
+    log = machine.start()
+    assert log == [Open(0, 1, (0, 1, 2), True)]
+    events: list[Event] = [Joined(0)]
+    while events:
+        log += machine.handle(events.pop(0))
+        if isinstance(log[-1], Close):
+            events.append(Folded())
+        elif machine.held_by(0) and not events:
+            events.append(Arrived(0, machine.held_by(0)[0]))
+    people = (0, 1, 2)
+    folded = [Release(0), Release(1), Release(2), Close()]
+    assert kept(log) == [
+        *(Open(0, 1, people, True), *folded),
+        *(Open(0, 2, people, True), *folded, Commit(0, people, people, (2, 2, 2))),
+        *(Open(1, 1, (1,), True), Release(1), Close(), Commit(1, (1,), (1,), (2, 3, 2))),
+    ]
+    given = [c.task for c in log if isinstance(c, Give)]
+    assert sorted(given, key=lambda t: (t.round, t.exchange, t.client)) == [
+        *(TaskId(0, 1, k, 0) for k in people),
+        *(TaskId(0, 2, k, 1) for k in people),
+        TaskId(1, 1, 1, 2),
+    ]
+    assert log[-1] == Finish()
+    for number, exchange in ((0, 1), (0, 2), (1, 1)):  # opened before its tasks, which come before its folds
+        at = [
+            i
+            for i, c in enumerate(log)
+            if isinstance(c, Give) and (c.task.round, c.task.exchange) == (number, exchange)
+        ]
+        opened = next(
+            i
+            for i, c in enumerate(log)
+            if isinstance(c, Open) and (c.round, c.exchange) == (number, exchange)
+        )
+        closed = [i for i, c in enumerate(log) if isinstance(c, Close)][2 * number + exchange - 1]
+        assert opened < min(at) <= max(at) < closed
+
+
+@pytest.mark.parametrize("setup", [0, 1, 2])
+def test_the_schedule_is_asked_for_every_round_but_the_setup(setup: int) -> None:
+    asked: list[int] = []
+    world = set_up((Turnout((0,)), Turnout(())), setup=setup)
+
+    def recorded(number: int) -> Turnout:
+        asked.append(number)
+        assert number > 0
+        return world.turnout(number)
+
+    machine = world.machine()
+    machine.schedule = recorded
+    end = Simulator(world, machine, 2, random.Random(0)).run()
+    assert asked == [1, 2]
+    people = {c.participants for c in end.log if isinstance(c, Open) and not c.round}
+    assert people == ({(0, 1, 2)} if setup else set())
+
+
+@pytest.mark.parametrize("setup", [0, 1, 2])
+def test_the_start_model_is_evaluated_once_also_beside_a_setup(setup: int) -> None:
+    end = simulated(set_up((Turnout((0, 1)), Turnout((2,))), setup=setup, chunks=3), 4)
+    assert Counter(end.scored) == Counter((r, chunk) for r in range(3) for chunk in range(3))
+
+
+def test_the_start_model_can_be_scored_while_the_setup_is_under_way() -> None:
+    """Nothing of round 0 changes it, so nobody has to wait for the commit."""
+    machine = set_up((Turnout((0,)),), clients=1, chunks=1).machine()
+    machine.start()
+    assert machine.handle(Joined(0)) == [Give(0, TaskId(0, 1, 0, 0)), Score(0, 0, 0)]
+
+
+@pytest.mark.parametrize("setup", [1, 2])
+@pytest.mark.parametrize("chunks", [0, 2])
+def test_no_rounds_with_a_setup_finishes_after_it(setup: int, chunks: int) -> None:
+    end = simulated(set_up(setup=setup, chunks=chunks), 2)
+    everyone = (0, 1, 2)
+    assert kept(end.log)[-1] == Commit(0, everyone, everyone, (setup,) * 3)
+    assert len([c for c in end.log if isinstance(c, Open)]) == setup
+    assert end.log[-1] == Finish()
+    assert end.machine.versions == [setup] * 3
+
+
+def test_version_counts_exchanges_from_the_first_of_the_setup() -> None:
+    for setup in range(3):
+        for exchanges in (1, 2):
+            counted = [version(0, e, exchanges, setup) for e in range(1, setup + 1)]
+            counted += [version(r, e, exchanges, setup) for r in (1, 2, 3) for e in range(1, exchanges + 1)]
+            assert counted == list(range(1, setup + 3 * exchanges + 1))
+
+
+@st.composite
+def worlds_with_a_setup(draw: Callable[..., object]) -> World:
+    clients, rounds = draw(st.integers(1, 4)), draw(st.integers(0, 4))
+    assert isinstance(clients, int) and isinstance(rounds, int)
+    turnouts = []
+    for _ in range(rounds):
+        people = draw(st.sets(st.integers(0, clients - 1)))
+        assert isinstance(people, set)
+        lost = draw(st.sets(st.sampled_from(sorted(people)))) if people else set()
+        assert isinstance(lost, set)
+        turnouts.append(Turnout(tuple(sorted(people)), frozenset(lost)))
+    exchanges, setup, chunks = draw(st.integers(1, 2)), draw(st.integers(0, 2)), draw(st.integers(0, 2))
+    assert isinstance(exchanges, int) and isinstance(setup, int) and isinstance(chunks, int)
+    return World(clients, rounds, exchanges, tuple(turnouts), chunks, 1, setup)
+
+
+@fixed
+@given(worlds_with_a_setup(), st.integers(0, 10_000))
+def test_versions_and_bases_with_a_setup_are_what_the_formula_says(world: World, seed: int) -> None:
+    """S + (r-1)*E + e, written out; every base is the last committed version, or within a round the draft
+    of the exchange before, folded or not; nobody is lost in the set-up."""
+    S, E = world.setup, world.exchanges
+    end = simulated(world, seed)
+    everyone = tuple(range(world.clients))
+    held, bases, commits = [0] * world.clients, {}, []
+    for r in range(0 if S else 1, world.rounds + 1):
+        turnout = world.turnout(r) if r else Turnout(everyone)
+        for k in turnout.participants:
+            base = held[k]
+            for e in range(1, (E if r else S) + 1):
+                bases[r, e, k] = base
+                base = S + (r - 1) * E + e if r else e
+            if k not in turnout.lost:
+                held[k] = base
+        folded = tuple(k for k in turnout.participants if k not in turnout.lost)
+        commits.append(Commit(r, turnout.participants, folded, tuple(held)))
+    assert {(t.round, t.exchange, t.client): t.base for t in end.given} == bases
+    assert len(end.given) == len(bases)
+    assert [c for c in end.log if isinstance(c, Commit)] == commits
+    assert end.machine.versions == held
+    pieces = Counter((r, chunk) for r in range(world.rounds + 1) for chunk in range(world.chunks))
+    assert Counter(end.scored) == pieces

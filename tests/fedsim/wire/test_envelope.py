@@ -1,0 +1,617 @@
+"""Letters: every bit covered, every size known beforehand, every refusal a WireError."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
+
+import msgpack  # type: ignore[import-untyped]
+import msgspec
+import numpy as np
+import pytest
+import torch
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedsim.errors import UsageError, WireError
+from fedsim.wire.envelope import (
+    MAX_HEADER,
+    NONE,
+    VERSION,
+    FieldHeader,
+    Header,
+    Letter,
+    PartHeader,
+    blob,
+    decode,
+    digest,
+    encode,
+    open_letter,
+    seal,
+)
+from fedsim.wire.schema import (
+    Curvature,
+    Delta,
+    Dual,
+    Flag,
+    Gradient,
+    Kind,
+    Mean,
+    Precision,
+    Scalar,
+    Shift,
+    Statistic,
+    check_values,
+    map_tensors,
+    schema,
+)
+
+fixed = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+DIMS = {"P": 5, "N": 3, "C": 2}
+FLOATS = (
+    "mean",
+    "precision",
+    "dual",
+    "shift",
+    "delta",
+    "gradient",
+    "curvature",
+    "statistic",
+    "logits",
+    "loss",
+)
+
+
+@dataclass(frozen=True)
+class Every:
+    """One field of every kind and every dtype."""
+
+    mean: Mean
+    precision: Precision
+    dual: Dual
+    shift: Shift
+    delta: Delta
+    gradient: Gradient
+    curvature: Curvature
+    statistic: Statistic
+    logits: Annotated[Tensor, Kind("logits", ("N", "C"))]
+    inputs: Annotated[Tensor, Kind("inputs", ("N", "C"), dtype="u8")]
+    sums: Annotated[Tensor, Kind("statistic", ("C",), dtype="f64")]
+    loss: Scalar
+    started: Flag
+
+
+@dataclass(frozen=True)
+class Up:
+    mean: Mean
+    precision: Precision
+    loss: Scalar
+    started: Flag
+
+
+@dataclass(frozen=True)
+class ScalarPrecision:
+    mean: Mean
+    precision: Annotated[float, Kind("precision", (), positive=True, dtype="f64")]
+
+
+def of_bits(draw: Callable[[Any], Any], name: str) -> Any:
+    """A value of the field with random bits: NaN payloads, infinities, -0.0 and denormals included."""
+    field = next(f for f in schema(Every) if f.name == name)
+    data = bytearray(draw(st.binary(min_size=field.dense_bytes(DIMS), max_size=field.dense_bytes(DIMS))))
+    if field.python is bool:
+        return bool(data[0] & 1)
+    if field.python is float:
+        return struct.unpack("<d", data)[0]
+    dtype = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8}[field.kind.dtype]
+    return torch.frombuffer(data, dtype=dtype).reshape(field.shape(DIMS))
+
+
+@st.composite
+def every(draw: Callable[[Any], Any]) -> Every:
+    return Every(**{f.name: of_bits(draw, f.name) for f in fields(Every)})
+
+
+def bits(value: Any) -> bytes:
+    """What a value is, NaN payload and sign of zero included."""
+    if isinstance(value, Tensor):
+        return bytes(value.contiguous().numpy().tobytes())
+    return struct.pack("<d", value)
+
+
+def up(p: int = 5) -> Up:
+    return Up(torch.arange(float(p)), torch.arange(float(p)) + 0.5, 1.25, True)
+
+
+def letter_of(message: object, codecs: dict[str, str] | None = None, dims: dict[str, int] = DIMS) -> Letter:
+    payload = encode(message, codecs or {}, dims)
+    return seal(Header(VERSION, "upload", "run", 1, 7, 1, 3, 6, 12, payload.fields), payload.frames)
+
+
+def frames_of(letter: Letter) -> list[bytes]:
+    return [letter.head, *(bytes(memoryview(f)) for f in letter.frames)]
+
+
+def received(frames: Sequence[bytes], codecs: dict[str, str] | None = None) -> Up:
+    """All that a receiver does, from frames to a message that an algorithm may see."""
+    message = decode(Up, open_letter(frames, "here"), codecs or {}, DIMS, "here")
+    check_values(message, "here")
+    return message
+
+
+def resealed(body: bytes) -> bytes:
+    """A header frame with a valid checksum: what a hostile or foreign sender can make."""
+    return struct.pack(">Q", xxhash.xxh3_64_intdigest(body)) + body
+
+
+def changed(letter: Letter, index: int, **changes: Any) -> list[bytes]:
+    """The frames of `letter` with one field's header changed and everything sealed again."""
+    headers = list(letter.header.fields)
+    headers[index] = msgspec.structs.replace(headers[index], **changes)
+    header = msgspec.structs.replace(letter.header, fields=tuple(headers))
+    return frames_of(seal(header, letter.frames))
+
+
+# ---- round trips
+
+
+@fixed
+@given(every())
+def test_every_kind_and_dtype_comes_back_bit_for_bit(message: Every) -> None:
+    letter = open_letter(frames_of(letter_of(message)), "here")
+    back = decode(Every, letter, {}, DIMS, "here")
+    for f in fields(Every):
+        sent, got = getattr(message, f.name), getattr(back, f.name)
+        assert type(got) is type(sent)
+        assert bits(got) == bits(sent), f.name
+        if isinstance(sent, Tensor):
+            assert (got.shape, got.dtype) == (sent.shape, sent.dtype)
+
+
+@pytest.mark.parametrize(("name", "half"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
+@fixed
+@given(message=every())
+def test_lossy_codecs_on_every_float_field_decode_to_the_rounded_value(
+    name: str, half: torch.dtype, message: Every
+) -> None:
+    codecs = dict.fromkeys(FLOATS, name)
+    letter = open_letter(frames_of(letter_of(message, codecs)), "here")
+    back = decode(Every, letter, codecs, DIMS, "here")
+    for field in FLOATS:
+        sent, got = torch.as_tensor(getattr(message, field)), torch.as_tensor(getattr(back, field))
+        if field == "loss":
+            sent, got = sent.double(), got.double()
+        assert torch.equal(got, sent.to(half).to(sent.dtype).reshape(got.shape)) or sent.isnan().any()
+        assert torch.equal(got.isnan(), sent.isnan())
+    again = decode(Every, letter_of(back, codecs), codecs, DIMS, "here")
+    finite = [f for f in FLOATS if not torch.as_tensor(getattr(back, f)).isnan().any()]
+    assert [bits(getattr(again, f)) for f in finite] == [bits(getattr(back, f)) for f in finite]
+
+
+@pytest.mark.parametrize("value", [-0.0, 5e-45, 1.1754942e-38, -3.4028234e38, float("inf"), float("nan")])
+@pytest.mark.parametrize("codec", ["dense", "bf16", "f16"])
+def test_special_floats_keep_sign_and_class(value: float, codec: str) -> None:
+    message = replace(up(), mean=torch.full((5,), value))
+    mean = decode(Up, letter_of(message, {"mean": codec}), {"mean": codec}, DIMS, "here").mean
+    if codec == "dense":
+        assert bits(mean) == bits(message.mean)
+    assert torch.equal(mean.isnan(), message.mean.isnan())
+    assert torch.equal(mean.signbit() | mean.isnan(), message.mean.signbit() | mean.isnan())
+
+
+def test_float64_sums_become_float32_on_the_wire() -> None:
+    exact = torch.tensor([1 / 3, 1e-50, 1e300, -0.0, 7.0], dtype=torch.float64)
+    mean = decode(Up, letter_of(replace(up(), mean=exact)), {}, DIMS, "here").mean
+    assert mean.dtype == torch.float32
+    assert bits(mean) == bits(exact.float())
+
+
+def test_tensors_that_do_not_lie_in_one_piece_are_sent_in_order() -> None:
+    strided = torch.arange(10.0)[::2]
+    assert decode(Up, letter_of(replace(up(), mean=strided)), {}, DIMS, "here").mean.tolist() == [
+        0,
+        2,
+        4,
+        6,
+        8,
+    ]
+
+
+def test_a_model_without_parameters_has_empty_frames() -> None:
+    letter = open_letter(frames_of(letter_of(up(0), dims={"P": 0})), "here")
+    assert letter.sizes[1:] == [0, 0, 8, 1]
+    assert decode(Up, letter, {}, {"P": 0}, "here").mean.shape == (0,)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    mean: Annotated[Tensor, Kind("mean", ("N",))]
+    labels: Annotated[Tensor, Kind("labels", ("M", "M"), dtype="u8")]
+
+
+def test_blobs_and_tensors_of_other_shapes_open() -> None:
+    names, data = blob("hello", b"{}")
+    assert open_letter(frames_of(seal(Header(VERSION, "hello", "", fields=names), data)), "x").frames == (
+        b"{}",
+    )
+    payload = encode(Labelled(torch.ones(3), torch.zeros((2, 2), dtype=torch.uint8)), {}, {"N": 3, "M": 2})
+    head = Header(VERSION, "evaluate", "", fields=payload.fields)
+    letter = open_letter(frames_of(seal(head, payload.frames)), "x")
+    assert [(f.name, f.dtype, f.shape) for f in letter.header.fields] == [
+        ("mean", "f32", (3,)),
+        ("labels", "u8", (2, 2)),
+    ]
+    assert letter.sizes[1:] == [12, 4]
+
+
+def test_decoded_tensors_share_the_received_buffer() -> None:
+    frames = [bytearray(f) for f in frames_of(letter_of(up()))]
+    message = decode(Up, open_letter([memoryview(f) for f in frames], "here"), {}, DIMS, "here")
+    struct.pack_into("<f", frames[1], 8, 99.0)
+    assert message.mean.tolist() == [0, 1, 99, 3, 4]
+    sealed = frames_of(letter_of(up()))
+    decode(Up, open_letter(sealed, "here"), {}, DIMS, "here").mean.add_(1)  # a read-only buffer is copied
+    assert decode(Up, open_letter(sealed, "here"), {}, DIMS, "here").mean[0] == 0
+
+
+def test_encoding_copies_nothing() -> None:
+    message = up()
+    payload = encode(message, {}, DIMS)
+    assert np.frombuffer(payload.frames[0], np.uint8).ctypes.data == message.mean.data_ptr()
+
+
+# ---- the header
+
+
+@fixed
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=6, max_size=6),
+    st.lists(st.floats(width=32), min_size=5, max_size=5),
+)
+def test_a_header_has_one_size_whatever_ids_and_values(numbers: list[int], values: list[float]) -> None:
+    payload = encode(replace(up(), mean=torch.tensor(values)), {}, DIMS)
+    epoch, number, exchange, client, base, _ = numbers
+    micros = max(0, numbers[-1])
+    header = Header(VERSION, "upload", "run", epoch, number, exchange, client, base, micros, payload.fields)
+    letter = seal(header, payload.frames)
+    assert letter.sizes == letter_of(up()).sizes
+    assert open_letter(frames_of(letter), "here").header == letter.header
+
+
+@fixed
+@given(st.integers(0, 2**64 - 1))
+def test_a_digest_of_any_size_has_nine_bytes(value: int) -> None:
+    field = FieldHeader("x", "dense", "f32", (1,), (PartHeader("values", 4, value),))
+    assert len(seal(Header(VERSION, "k", "r", fields=(field,))).head) == len(
+        seal(Header(VERSION, "k", "r", fields=(replace_digest(field, 0),))).head
+    )
+
+
+def replace_digest(field: FieldHeader, value: int) -> FieldHeader:
+    return msgspec.structs.replace(field, parts=(msgspec.structs.replace(field.parts[0], digest=value),))
+
+
+def test_the_header_is_plain_msgpack() -> None:
+    letter = letter_of(up())
+    version, kind, run, epoch, number, exchange, client, base, micros, described = msgpack.unpackb(
+        letter.head[8:]
+    )
+    assert [version, kind, run, epoch, number, exchange, client, base, micros] == [
+        VERSION,
+        "upload",
+        "run",
+        1,
+        7,
+        1,
+        3,
+        6,
+        12,
+    ]
+    assert described[0] == ["mean", "dense", "f32", [5], [["values", 20, digest(letter.frames[0])]]]
+    assert [f[0] for f in described] == ["mean", "precision", "loss", "started"]
+    assert struct.unpack(">Q", letter.head[:8])[0] == xxhash.xxh3_64_intdigest(letter.head[8:])
+
+
+def test_a_header_without_a_client_says_so() -> None:
+    assert Header(VERSION, "stop", "run").client == NONE == -1
+
+
+# ---- damage
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    frames = frames_of(letter_of(up()))
+    for i, frame in enumerate(frames):
+        for bit in range(8 * len(frame)):
+            damaged = bytearray(frame)
+            damaged[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(WireError, match=r"^here: "):
+                open_letter([*frames[:i], bytes(damaged), *frames[i + 1 :]], "here")
+
+
+@fixed
+@given(st.data())
+def test_truncated_and_extended_frames_are_noticed(data: st.DataObject) -> None:
+    frames = frames_of(letter_of(up()))
+    i = data.draw(st.integers(0, len(frames) - 1))
+    cut = frames[i][: data.draw(st.integers(0, len(frames[i]) - 1))]
+    longer = frames[i] + data.draw(st.binary(min_size=1, max_size=9))
+    for wrong in (cut, longer):
+        with pytest.raises(WireError, match=r"^here: "):
+            open_letter([*frames[:i], wrong, *frames[i + 1 :]], "here")
+
+
+def test_missing_extra_swapped_and_no_frames_are_noticed() -> None:
+    frames = frames_of(letter_of(up()))
+    head, *rest = frames
+    swapped = [head, rest[1], rest[0], *rest[2:]]
+    for wrong in ([], [head], frames[:-1], [*frames, b""], [*frames, rest[0]], rest, swapped, frames[::-1]):
+        with pytest.raises(WireError, match=r"^here: "):
+            open_letter(wrong, "here")
+
+
+@fixed
+@given(st.lists(st.binary(max_size=200), max_size=4))
+def test_random_bytes_are_refused(frames: list[bytes]) -> None:
+    with pytest.raises(WireError, match=r"^here: "):
+        open_letter(frames, "here")
+
+
+@fixed
+@given(st.binary(max_size=300))
+def test_random_bytes_under_a_valid_checksum_are_refused(body: bytes) -> None:
+    with pytest.raises(WireError, match=r"^here: "):
+        open_letter([resealed(body)], "here")
+
+
+def test_a_changed_header_under_a_valid_checksum_raises_nothing_but_wire_error() -> None:
+    """Whoever can make a checksum can make a letter, but no other exception."""
+    letter = letter_of(up())
+    body, rest = letter.head[8:], frames_of(letter)[1:]
+    rng = random.Random(0)
+    refused = 0
+    for at in range(len(body)):
+        for value in (0x00, 0x7F, 0xC1, 0xFF, rng.randrange(256)):
+            forged = bytearray(body)
+            forged[at] = value
+            try:
+                received([resealed(bytes(forged)), *rest])
+            except WireError:
+                refused += 1
+    assert refused > len(body)
+
+
+# ---- a letter in order that is not what the schema says
+
+
+LETTER = letter_of(up())
+SOUND = LETTER.header.fields[0]
+
+
+@pytest.mark.parametrize(
+    ("frames", "says"),
+    [
+        (changed(LETTER, 0, name="men"), "fields .'men'"),
+        (changed(LETTER, 0, codec="bf16"), "field 'mean' is encoded as 'bf16'; this run uses 'dense'"),
+        (changed(LETTER, 0, codec="zip"), "is encoded as 'zip'"),
+        (changed(LETTER, 0, dtype="f64"), "has dtype 'f64'"),
+        (changed(LETTER, 0, dtype="object"), "has dtype 'object'"),
+        (changed(LETTER, 0, shape=(4,)), r"has shape \(4,\); the model's layout says \(5,\)"),
+        (changed(LETTER, 0, shape=(5, 1)), "has shape"),
+        (changed(LETTER, 0, shape=()), "has shape"),
+        (changed(LETTER, 0, shape=(2**62,)), "has shape"),
+        (changed(LETTER, 0, parts=(PartHeader("indices", 20, SOUND.parts[0].digest),)), "'indices'"),
+        (changed(letter_of(up(4), dims={"P": 4}), 0), "has shape"),
+    ],
+)
+def test_a_field_that_is_not_in_the_schema_is_refused(frames: list[bytes], says: str) -> None:
+    with pytest.raises(WireError, match=f"^here: .*{says}"):
+        received(frames)
+
+
+def test_order_surplus_and_lack_of_fields_are_refused() -> None:
+    described, parts = LETTER.header.fields, LETTER.frames
+    for keep in ([1, 0, 2, 3], [0, 1, 2], [0, 1, 2, 3, 3], [], [0, 0, 2, 3]):
+        header = msgspec.structs.replace(LETTER.header, fields=tuple(described[i] for i in keep))
+        with pytest.raises(WireError, match=r"^here: fields .* where Up has"):
+            received(frames_of(seal(header, [parts[i] for i in keep])))
+
+
+def test_a_field_in_two_parts_or_none_is_refused() -> None:
+    part = SOUND.parts[0]
+    for parts, extra in (((part, part), 1), ((), -1)):
+        described = (msgspec.structs.replace(SOUND, parts=parts), *LETTER.header.fields[1:])
+        frames = [LETTER.frames[0]] * (1 + extra) + list(LETTER.frames[1:])
+        with pytest.raises(WireError, match="frames where codec 'dense' sends 1"):
+            received(frames_of(seal(msgspec.structs.replace(LETTER.header, fields=described), frames)))
+
+
+def test_sizes_come_from_the_layout_and_not_from_the_header() -> None:
+    short = memoryview(LETTER.frames[0])[:16]
+    field = msgspec.structs.replace(SOUND, parts=(PartHeader("values", 16, digest(short)),))
+    header = msgspec.structs.replace(LETTER.header, fields=(field, *LETTER.header.fields[1:]))
+    with pytest.raises(WireError, match="16 bytes of values where the layout demands 20"):
+        received(frames_of(seal(header, [short, *LETTER.frames[1:]])))
+
+
+def test_a_flag_has_two_values() -> None:
+    described, parts = list(LETTER.header.fields), list(LETTER.frames)
+    parts[3] = b"\x02"
+    described[3] = msgspec.structs.replace(described[3], parts=(PartHeader("values", 1, digest(parts[3])),))
+    header = msgspec.structs.replace(LETTER.header, fields=tuple(described))
+    with pytest.raises(WireError, match="'started' is a flag and has the value 2"):
+        received(frames_of(seal(header, parts)))
+
+
+@pytest.mark.parametrize("version", [0, VERSION + 1, -1, 2**63])
+def test_another_version_is_refused_by_number(version: int) -> None:
+    header = msgspec.structs.replace(LETTER.header, version=version)
+    with pytest.raises(WireError, match=f"wire format {version}; this side speaks {VERSION}"):
+        open_letter(frames_of(seal(header, LETTER.frames)), "here")
+
+
+def test_encoding_a_tensor_of_the_wrong_shape_names_class_and_field() -> None:
+    with pytest.raises(WireError, match=r"Up.mean has shape \(4,\); its kind 'mean' says \(5,\)"):
+        encode(replace(up(), mean=torch.zeros(4)), {}, DIMS)
+    with pytest.raises(WireError, match=r"Up.loss has shape \(1,\)"):
+        encode(replace(up(), loss=torch.zeros(1)), {}, DIMS)  # type: ignore[arg-type]
+
+
+def test_an_unknown_codec_and_a_codec_on_bytes_are_the_users_fault() -> None:
+    with pytest.raises(UsageError, match="unknown codec 'bf15'; did you mean 'bf16'"):
+        encode(up(), {"mean": "bf15"}, DIMS)
+    with pytest.raises(UsageError, match="floating-point"):
+        encode(up(), {"started": "bf16"}, DIMS)
+
+
+# ---- hostile headers
+
+
+def array(*parts: bytes) -> bytes:
+    return struct.pack(">BH", 0xDC, len(parts)) + b"".join(parts)
+
+
+ONE, TEXT = b"\x01", b"\xa1a"
+START = [ONE, TEXT, TEXT, ONE, ONE, ONE, ONE, ONE, ONE]
+BOMBS = {
+    "array32": b"\xdd\xff\xff\xff\xff",
+    "map32": b"\xdf\xff\xff\xff\xff",
+    "str32": array(ONE)[:3] + ONE + b"\xdb\xff\xff\xff\xff",
+    "bin32": b"\xc6\xff\xff\xff\xff",
+    "ext32": b"\xc9\xff\xff\xff\xff\x01",
+    "fields": array(*START, b"\xdd\xff\xff\xff\xff"),
+    "fields, one given": array(*START, b"\xdd\xff\xff\xff\xff\x95\xa1n"),
+    "shape": array(*START, b"\x91\x95\xa1n\xa1c\xa1d\xdd\xff\xff\xff\xff"),
+    "parts": array(*START, b"\x91\x95\xa1n\xa1c\xa1d\x90\xdd\xff\xff\xff\xff"),
+    "65 fields": array(*START, array(*[b"\x95\xa1n\xa1c\xa1d\x90\x90"] * 65)),
+    "long name": array(ONE, b"\xd9\x41" + b"x" * 65, TEXT),
+    "deep": b"\x91" * 65_000,
+    "deep map": b"\x81" * 65_000,
+    "deep in fields": array(*START, b"\x91" * 65_000),
+    "deep in surplus": array(*START, b"\x90", b"\x91" * 65_000),
+    "deep in a string's place": array(ONE, b"\x91" * 65_000),
+    "empty maps": b"\x80" * (MAX_HEADER - 8),
+    "empty arrays": b"\x90" * (MAX_HEADER - 8),
+    "nothing": b"",
+    "nil": b"\xc0",
+    "no utf-8": array(ONE, b"\xa4\xff\xfe\xff\xfe", TEXT),
+    "utf-8 surrogate": array(ONE, b"\xa3\xed\xa0\x80", TEXT),
+    "float for int": array(b"\xcb" + struct.pack(">d", 1.0), TEXT, TEXT),
+    "true for int": array(b"\xc3", TEXT, TEXT),
+    "bytes for str": array(ONE, b"\xc4\x01a", TEXT),
+    "negative shape": array(*START, b"\x91\x95\xa1n\xa1c\xa1d\x91\xff\x90"),
+    "negative size": array(*START, b"\x91\x95\xa1n\xa1c\xa1d\x90\x91\x93\xa1l\xff\x01"),
+    "surplus": array(*START, b"\x90", ONE),
+    "trailing": array(*START, b"\x90") + b"\x00",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_hostile_header_is_refused_in_little_memory(name: str) -> None:
+    frame = resealed(BOMBS[name])
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match=r"^here: "):
+            open_letter([frame], "here")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+
+
+@pytest.mark.parametrize("size", [MAX_HEADER + 1, 2**20])
+def test_an_oversized_header_is_refused_by_its_size(size: int) -> None:
+    frame = resealed(b"\x80" * (size - 8))
+    assert len(frame) == size
+    with pytest.raises(WireError, match=f"a header of {size} bytes; the limit is {MAX_HEADER}"):
+        open_letter([frame], "here")
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("field", ["mean", "precision"])
+def test_values_that_are_not_finite_are_counted_and_named(field: str, bad: float) -> None:
+    values = torch.ones(5)
+    values[1] = values[3] = bad
+    with pytest.raises(WireError, match=f"^here: field '{field}' has 2 of 5 values NaN or Inf"):
+        received(frames_of(letter_of(replace(up(), **{field: values}))))  # type: ignore[arg-type]
+
+
+def test_opposite_infinities_do_not_cancel_and_large_finite_sums_pass() -> None:
+    mixed = torch.tensor([float("inf"), float("-inf"), 0, 0, 0])
+    with pytest.raises(WireError, match="2 of 5"):
+        received(frames_of(letter_of(replace(up(), mean=mixed))))
+    large = replace(up(), mean=torch.full((5,), 3e38))  # their float32 sum overflows
+    assert received(frames_of(letter_of(large))).mean[0] > 2.9e38
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_scalar_that_is_not_finite_is_named(bad: float) -> None:
+    with pytest.raises(WireError, match=f"^here: field 'loss' is {bad}"):
+        received(frames_of(letter_of(replace(up(), loss=bad))))
+
+
+@pytest.mark.parametrize("bad", [0.0, -0.0, -1.5])
+def test_a_precision_that_is_not_positive_is_counted_and_named(bad: float) -> None:
+    values = torch.ones(5)
+    values[2] = bad
+    with pytest.raises(WireError, match=r"^here: precision 'precision' is not positive in 1 of 5 entries"):
+        received(frames_of(letter_of(replace(up(), precision=values))))
+    with pytest.raises(WireError, match="precision 'precision' is not positive"):
+        check_values(ScalarPrecision(torch.ones(5), bad), "here")
+
+
+def test_overflow_of_a_lossy_codec_is_noticed_by_the_receiver() -> None:
+    message = replace(up(), mean=torch.full((5,), 1e6))
+    with pytest.raises(WireError, match="'mean' has 5 of 5 values NaN or Inf"):
+        received(frames_of(letter_of(message, {"mean": "f16"})), {"mean": "f16"})
+
+
+# ---- schemas
+
+
+def test_a_message_must_be_a_frozen_dataclass_of_kinds() -> None:
+    with pytest.raises(UsageError, match="Thawed must be a frozen dataclass"):
+        schema(Thawed)
+    with pytest.raises(UsageError, match="field 'x' of Bare must be annotated with a kind"):
+        schema(Bare)
+
+
+@dataclass
+class Thawed:
+    mean: Mean
+
+
+@dataclass(frozen=True)
+class Bare:
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class Nested:
+    one: Up
+    many: tuple[Tensor, ...]
+    number: int
+
+
+def test_map_tensors_reaches_every_tensor_and_nothing_else() -> None:
+    nested = Nested(up(), (torch.ones(2), torch.zeros(1)), 3)
+    doubled = map_tensors(nested, lambda t: 2 * t)
+    assert doubled.one.mean.tolist() == [0, 2, 4, 6, 8]
+    assert [t.tolist() for t in doubled.many] == [[2, 2], [0]]
+    assert (doubled.number, doubled.one.loss, doubled.one.started) == (3, 1.25, True)
+    assert nested.one.mean.tolist() == [0, 1, 2, 3, 4]

@@ -1,0 +1,477 @@
+"""Optional parts, elastic and stored fields, full precisions: what a schema may say beyond fixed tensors."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedsim.errors import UsageError, WireError
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.learning.gaussian import packed
+from fedsim.problem import Problem
+from fedsim.wire.codecs import raw_bytes
+from fedsim.wire.envelope import (
+    VERSION,
+    FieldHeader,
+    Header,
+    Letter,
+    PartHeader,
+    decode,
+    decode_own,
+    digest,
+    encode,
+    open_letter,
+    seal,
+)
+from fedsim.wire.schema import (
+    TRIANGLE,
+    Dual,
+    FullPrecision,
+    Inputs,
+    Logits,
+    Mean,
+    Owners,
+    Precision,
+    Scalar,
+    Shift,
+    Weights,
+    all_fields,
+    check_values,
+    part_of,
+    schema,
+    values_of,
+)
+from protocols.bayes_admm import BayesADMM
+from protocols.fedlap_func import FedLapFunc
+
+fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+DIMS = {"P": 4, TRIANGLE: 10, "C": 3, "I": 5, "M": 7}
+
+
+@dataclass(frozen=True)
+class Extra:
+    shift: Shift
+    logits: Logits
+    loss: Scalar
+
+
+@dataclass(frozen=True)
+class Carrier:
+    mean: Mean
+    extra: Extra | None = None
+
+
+@dataclass(frozen=True)
+class News:
+    inputs: Inputs
+    weights: Weights
+    owners: Owners
+
+
+@dataclass(frozen=True)
+class Teller:
+    mean: Mean
+    news: News | None = None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    precision: FullPrecision
+
+
+def frames_of(letter: Letter) -> list[bytes]:
+    return [letter.head, *(bytes(memoryview(f)) for f in letter.frames)]
+
+
+def sent(message: object, codecs: Mapping[str, str] | None = None) -> Letter:
+    payload = encode(message, codecs or {}, DIMS)
+    return seal(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
+
+
+def received(kind: type[Any], letter: Letter, codecs: Mapping[str, str] | None = None) -> Any:
+    return decode(kind, open_letter(frames_of(letter), "here"), codecs or {}, DIMS, "here")
+
+
+def extra(rows: int = 2) -> Extra:
+    return Extra(torch.arange(4.0), torch.arange(3.0 * rows).reshape(rows, 3), 2.5)
+
+
+def news(rows: int, *, stored: torch.dtype = torch.uint8) -> News:
+    inputs = torch.arange(5 * rows).reshape(rows, 5).to(stored)
+    return News(inputs, torch.arange(float(rows)) + 0.5, torch.arange(rows) * 2**40 + 1)
+
+
+# ---- optional parts
+
+
+def test_a_part_is_behind_the_fields_that_every_letter_carries() -> None:
+    part = part_of(Carrier)
+    assert part is not None and (part.name, part.message) == ("extra", Extra)
+    assert [f.name for f in schema(Carrier)] == ["mean"]
+    assert [f.name for f in all_fields(Carrier)] == ["mean", "shift", "logits", "loss"]
+    assert part_of(Extra) is None
+    assert [f.name for f, _ in values_of(Carrier(torch.ones(4)))] == ["mean"]
+    assert [f.name for f, _ in values_of(Carrier(torch.ones(4), extra()))] == [
+        "mean",
+        "shift",
+        "logits",
+        "loss",
+    ]
+
+
+def test_a_message_without_its_part_comes_back_without_it() -> None:
+    letter = sent(Carrier(torch.arange(4.0)))
+    assert [f.name for f in letter.header.fields] == ["mean"]
+    back = received(Carrier, letter)
+    assert back.extra is None
+    assert back.mean.tolist() == [0, 1, 2, 3]
+
+
+@fixed
+@given(st.integers(0, 7), st.lists(st.floats(width=32, allow_nan=False), min_size=4, max_size=4))
+def test_a_message_with_its_part_comes_back_bit_for_bit(rows: int, values: list[float]) -> None:
+    part = replace(extra(rows), shift=torch.tensor(values))
+    back = received(Carrier, sent(Carrier(torch.ones(4), part)))
+    assert isinstance(back.extra, Extra)
+    for f, value in values_of(part):
+        got = getattr(back.extra, f.name)
+        if isinstance(value, Tensor):
+            assert (got.shape, got.dtype) == (value.shape, value.dtype)
+            assert bytes(raw_bytes(got)) == bytes(raw_bytes(value))
+        else:
+            assert got == value
+    assert decode_own(Carrier, encode(back, {}, DIMS), {}, DIMS).extra is not None
+
+
+def test_a_part_encoded_apart_is_the_same_letter() -> None:
+    """The common part of a broadcast is encoded once, and what only one client gets is put behind it."""
+    whole = encode(Carrier(torch.ones(4), extra()), {}, DIMS)
+    common, own = encode(Carrier(torch.ones(4)), {}, DIMS), encode(extra(), {}, DIMS)
+    assert whole.fields == common.fields + own.fields
+    assert [bytes(f) for f in whole.frames] == [bytes(f) for f in common.frames + own.frames]
+
+
+@dataclass(frozen=True)
+class Two:
+    mean: Mean
+    extra: Extra | None = None
+    news: News | None = None
+
+
+@dataclass(frozen=True)
+class Shared:
+    shift: Shift
+    extra: Extra | None = None
+
+
+@dataclass(frozen=True)
+class Either:
+    mean: Mean
+    extra: Extra | News | None = None
+
+
+@dataclass(frozen=True)
+class Optional:
+    mean: Mean | None = None
+
+
+def test_two_parts_are_refused() -> None:
+    for read in (schema, part_of, all_fields):
+        with pytest.raises(UsageError, match="Two has 2 optional parts; it may have one"):
+            read(Two)
+
+
+def test_a_field_name_in_message_and_part_is_refused() -> None:
+    with pytest.raises(UsageError, match="Shared and its optional part share a field name"):
+        schema(Shared)
+
+
+@pytest.mark.parametrize("kind", [Either, Optional])
+def test_an_optional_field_that_is_no_message_is_refused(kind: type[Any]) -> None:
+    with pytest.raises(UsageError, match="must be annotated with a kind"):
+        schema(kind)
+
+
+@dataclass(frozen=True)
+class Deep:
+    dual: Dual
+    extra: Extra | None = None
+
+
+@dataclass(frozen=True)
+class Nest:
+    mean: Mean
+    deep: Deep | None = None
+
+
+def test_a_part_of_a_part_is_refused_or_carried() -> None:
+    message = Nest(torch.ones(4), Deep(torch.ones(4), extra()))
+    try:
+        back = received(Nest, sent(message))
+    except UsageError:
+        return
+    assert back.deep.extra is not None, "lost on the way"
+
+
+@dataclass(frozen=True)
+class Demanding:
+    mean: Mean
+    extra: Extra | None
+
+
+def test_a_part_without_a_default_is_refused_or_comes_back_as_none() -> None:
+    try:
+        schema(Demanding)
+    except UsageError:
+        return
+    assert received(Demanding, sent(Demanding(torch.ones(4), None))).extra is None
+
+
+WHOLE = sent(Carrier(torch.ones(4), extra()))
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [[0, 2, 1, 3], [1, 2, 3, 0], [0, 1, 2], [0, 1], [0, 3], [1, 2, 3], [0, 1, 2, 3, 3], [0, 0], []],
+    ids=str,
+)
+def test_a_part_in_another_order_or_incomplete_is_refused(keep: list[int]) -> None:
+    described, frames = WHOLE.header.fields, WHOLE.frames
+    header = msgspec.structs.replace(WHOLE.header, fields=tuple(described[i] for i in keep))
+    with pytest.raises(WireError, match=r"^here: fields .* where Carrier has"):
+        received(Carrier, seal(header, [frames[i] for i in keep]))
+    received(Carrier, WHOLE)
+
+
+def test_a_part_of_another_message_is_refused() -> None:
+    with pytest.raises(WireError, match=r"^here: fields .* where Carrier has"):
+        received(Carrier, sent(Teller(torch.ones(4), news(2))))
+    with pytest.raises(WireError, match=r"^here: fields .* where Extra has"):
+        received(Extra, WHOLE)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_check_values_looks_into_the_part(bad: float) -> None:
+    check_values(Carrier(torch.ones(4), extra()), "here")
+    spoilt = torch.ones(4)
+    spoilt[2] = bad
+    with pytest.raises(WireError, match=r"^here: field 'shift' has 1 of 4 values NaN or Inf"):
+        check_values(Carrier(torch.ones(4), replace(extra(), shift=spoilt)), "here")
+    with pytest.raises(WireError, match=f"^here: field 'loss' is {bad}"):
+        check_values(Carrier(torch.ones(4), replace(extra(), loss=bad)), "here")
+
+
+@dataclass(frozen=True)
+class Spread:
+    precision: Precision
+
+
+@dataclass(frozen=True)
+class WithSpread:
+    mean: Mean
+    spread: Spread | None = None
+
+
+def test_check_values_looks_at_a_precision_in_the_part() -> None:
+    check_values(WithSpread(torch.ones(4), Spread(torch.ones(4))), "here")
+    with pytest.raises(WireError, match="'precision' is not positive in 4 of 4"):
+        check_values(WithSpread(torch.ones(4), Spread(-torch.ones(4))), "here")
+
+
+# ---- elastic fields
+
+
+@pytest.mark.parametrize("rows", [0, 1, 6, 7])
+def test_an_elastic_first_size_may_be_anything_up_to_its_bound(rows: int) -> None:
+    back = received(Teller, sent(Teller(torch.ones(4), news(rows)))).news
+    assert [tuple(t.shape) for t in (back.inputs, back.weights, back.owners)] == [(rows, 5), (rows,), (rows,)]
+    assert torch.equal(back.inputs, news(rows).inputs)
+    assert torch.equal(back.weights, news(rows).weights)
+    assert torch.equal(back.owners, news(rows).owners)
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (2, 2), (2, 4), (2, 0), (6,), (2, 3, 1), ()], ids=str)
+def test_another_shape_is_refused_on_both_sides(shape: tuple[int, ...]) -> None:
+    logits = torch.zeros(shape)
+    part = replace(extra(), logits=logits)
+    for message in (part, Carrier(torch.ones(4), part)):
+        with pytest.raises(WireError, match=r"\.logits has shape .*its kind 'logits' says \(7, 3\)"):
+            encode(message, {}, DIMS)
+    data = raw_bytes(logits)
+    described = list(WHOLE.header.fields)
+    parts = (PartHeader("values", data.nbytes, digest(data)),)
+    described[2] = FieldHeader("logits", "dense", "f32", shape, parts)
+    frames = [*WHOLE.frames[:2], data, WHOLE.frames[3]]
+    header = msgspec.structs.replace(WHOLE.header, fields=tuple(described))
+    with pytest.raises(WireError, match=r"^here: field 'logits' has shape .* the model's layout says"):
+        received(Carrier, seal(header, frames))
+
+
+def test_rows_of_one_part_belong_together() -> None:
+    lame = replace(news(3), weights=torch.ones(2))
+    with pytest.raises(WireError, match="2 rows of 'weights' where 'inputs' has 3"):
+        received(Teller, sent(Teller(torch.ones(4), lame)))
+
+
+def test_a_fixed_field_is_not_elastic() -> None:
+    for size in (0, 3, 5):
+        with pytest.raises(WireError, match="mean has shape"):
+            encode(Carrier(torch.ones(size)), {}, DIMS)
+
+
+@pytest.mark.parametrize("shape", [(2**40, 3), (2**62, 3), (7, 2**40), (2**20, 2**20)], ids=str)
+def test_a_huge_announced_shape_is_refused_in_little_memory(shape: tuple[int, ...]) -> None:
+    described = list(WHOLE.header.fields)
+    described[2] = msgspec.structs.replace(described[2], shape=shape)
+    frames = frames_of(seal(msgspec.structs.replace(WHOLE.header, fields=tuple(described)), WHOLE.frames))
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match=r"^here: field 'logits' has shape"):
+            decode(Carrier, open_letter(frames, "here"), {}, DIMS, "here")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 7])
+def test_an_announced_number_of_rows_that_the_frame_has_not_is_refused(rows: int) -> None:
+    described = list(WHOLE.header.fields)
+    described[2] = msgspec.structs.replace(described[2], shape=(rows, 3))
+    header = msgspec.structs.replace(WHOLE.header, fields=tuple(described))
+    with pytest.raises(WireError, match=f"24 bytes of values where the layout demands {12 * rows}"):
+        received(Carrier, seal(header, WHOLE.frames))
+
+
+# ---- stored inputs, owners
+
+
+@pytest.mark.parametrize("stored", [torch.uint8, torch.float32])
+def test_stored_inputs_keep_their_type_and_owners_are_integers(stored: torch.dtype) -> None:
+    letter = sent(Teller(torch.ones(4), news(3, stored=stored)))
+    back = received(Teller, letter).news
+    assert back.inputs.dtype == stored
+    assert torch.equal(back.inputs, news(3, stored=stored).inputs)
+    assert back.owners.dtype == torch.int64
+    assert back.owners.tolist() == [1, 2**40 + 1, 2**41 + 1]  # float32 could not say this
+    assert {f.name: f.dtype for f in letter.header.fields} == {
+        "mean": "f32",
+        "inputs": "u8" if stored == torch.uint8 else "f32",
+        "weights": "f32",
+        "owners": "i64",
+    }
+    assert memoryview(letter.frames[1]).nbytes == 15 * stored.itemsize
+    assert memoryview(letter.frames[3]).nbytes == 24
+
+
+def test_only_stored_fields_may_be_bytes() -> None:
+    letter = sent(Teller(torch.ones(4), news(3)))
+    described, frames = list(letter.header.fields), list(letter.frames)
+    frames[2] = bytes(3)
+    parts = (PartHeader("values", 3, digest(frames[2])),)
+    described[2] = FieldHeader("weights", "dense", "u8", (3,), parts)
+    header = msgspec.structs.replace(letter.header, fields=tuple(described))
+    with pytest.raises(WireError, match="'weights' has dtype 'u8'"):
+        received(Teller, seal(header, frames))
+    described[2] = letter.header.fields[2]
+    described[1] = msgspec.structs.replace(letter.header.fields[1], dtype="f64")
+    header = msgspec.structs.replace(letter.header, fields=tuple(described))
+    with pytest.raises(WireError, match="'inputs' has dtype 'f64'"):
+        received(Teller, seal(header, letter.frames))
+
+
+# ---- full precisions
+
+
+def matrix(lowest: float) -> Tensor:
+    """Symmetric (4, 4) with eigenvalues `lowest`, 1, 2, 3."""
+    draws = torch.Generator().manual_seed(0)
+    basis, _ = torch.linalg.qr(torch.randn(4, 4, generator=draws, dtype=torch.float64))
+    return basis @ torch.diag(torch.tensor([lowest, 1.0, 2.0, 3.0], dtype=torch.float64)) @ basis.mT
+
+
+def test_a_full_precision_must_be_positive_definite() -> None:
+    good = received(Matrix, sent(Matrix(packed(matrix(0.01)))))
+    check_values(good, "here")
+    for lowest in (-0.01, -5.0):
+        with pytest.raises(WireError, match=r"^here: precision 'precision' is not positive definite"):
+            check_values(received(Matrix, sent(Matrix(packed(matrix(lowest))))), "here")
+    with pytest.raises(WireError, match="not positive definite"):
+        check_values(Matrix(torch.zeros(10)), "here")
+
+
+def test_a_positive_diagonal_alone_is_not_enough_and_no_negative_entry_is_too_many() -> None:
+    indefinite = torch.eye(4)
+    indefinite[0, 1] = indefinite[1, 0] = 2.0  # eigenvalues 3 and -1
+    with pytest.raises(WireError, match="not positive definite"):
+        check_values(Matrix(packed(indefinite)), "here")
+    definite = torch.eye(4)
+    definite[0, 1] = definite[1, 0] = -0.5
+    assert float(packed(definite).min()) < 0
+    check_values(Matrix(packed(definite)), "here")
+
+
+def test_a_full_precision_that_is_not_finite_is_counted() -> None:
+    spoilt = packed(matrix(1.0))
+    spoilt[3] = float("nan")
+    with pytest.raises(WireError, match="field 'precision' has 1 of 10 values NaN or Inf"):
+        check_values(Matrix(spoilt), "here")
+
+
+# ---- codecs of a run
+
+
+def built(algorithm: type[Any], codecs: Mapping[str, str], **settings: Any) -> Problem:
+    experiment = Experiment(
+        algo=algorithm.name, model="logistic", clients=3, hyperparameters=settings, codecs=codecs
+    )
+    return Problem.build(experiment, build_algorithm(algorithm, settings), None)
+
+
+def test_a_codec_can_be_chosen_for_a_field_of_a_part() -> None:
+    codecs = {"logits": "bf16"}
+    value = torch.full((2, 3), 1 / 3)
+    message = Carrier(torch.ones(4), replace(extra(), logits=value))
+    back = received(Carrier, sent(message, codecs), codecs)
+    assert torch.equal(back.extra.logits, value.bfloat16().float())
+    assert torch.equal(back.extra.shift, extra().shift)
+    with pytest.raises(WireError, match="'logits' is encoded as 'bf16'; this run uses 'dense'"):
+        received(Carrier, sent(message, codecs))
+    assert built(FedLapFunc, {"weights": "f16"}).codecs == {
+        "down": {"weights": "f16"},
+        "up": {"weights": "f16"},
+    }
+    assert built(FedLapFunc, {"down.weights": "bf16"}).codecs == {"down": {"weights": "bf16"}, "up": {}}
+
+
+@pytest.mark.parametrize("codec", ["bf16", "f16"])
+@pytest.mark.parametrize("field", ["owners", "down.owners", "started"])
+def test_a_lossy_codec_on_integers_is_refused_beforehand(field: str, codec: str) -> None:
+    name = field.rpartition(".")[2]
+    with pytest.raises(UsageError, match=f"--codec {field}={codec}: '{name}' holds no floats"):
+        built(FedLapFunc, {field: codec})
+    assert built(FedLapFunc, {field: "dense"}).codecs["down"] == {name: "dense"}
+
+
+def test_a_lossy_codec_on_stored_bytes_is_refused_beforehand() -> None:
+    with pytest.raises(UsageError, match="inputs"):
+        built(FedLapFunc, {"inputs": "bf16"})
+
+
+@pytest.mark.parametrize("codec", ["bf16", "f16"])
+@pytest.mark.parametrize("field", ["precision", "up.precision", "down.precision"])
+def test_a_lossy_codec_on_a_full_precision_is_refused_with_its_reason(field: str, codec: str) -> None:
+    with pytest.raises(UsageError, match=f"--codec {field}={codec}: .*not positive definite.*send it dense"):
+        built(BayesADMM, {field: codec}, covariance="full")
+    assert built(BayesADMM, {field: "dense"}, covariance="full")
+    assert built(BayesADMM, {field: codec}, covariance="diagonal")
+    assert built(BayesADMM, {"mean": codec}, covariance="full")

@@ -1,0 +1,271 @@
+"""fedsim codecs: floors of known streams, a run's real messages end to end, and what may be wrong with it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from fedsim.errors import DataError
+from fedsim.experiment import Experiment
+from fedsim.learning.params import Layout, Slice
+from fedsim.wire.codecs import CODECS, Spec, codec
+from fedsim.wire.envelope import encode
+from launch.cli import main
+from launch.commands.codecs import entropy, errors, fastest, indices_floor, values_floor
+from launch.execution import Execution
+from launch.run import launch
+from launch.runs.restored import StoredRun
+from workers.storage.journal import read_journal
+
+NAMES = sorted(f"{f.name}:0.3" if f.fraction else f.name for f in CODECS.values())
+LAYERS = Layout((Slice("w", (40, 20), 0, 800), Slice("none", (0,), 800, 0), Slice("b", (10,), 800, 10)))
+
+
+# ---- the pieces
+
+
+def test_entropy_of_known_counts() -> None:
+    assert entropy(np.array([8])) == 0
+    assert entropy(np.array([5, 0, 5])) == 1
+    assert entropy(np.full(256, 3)) == 8
+    assert entropy(np.array([1, 3])) == pytest.approx(2 - 0.75 * math.log2(3))
+
+
+@pytest.mark.parametrize("name", ["csr:0.5", "bitmap:0.5", "best:0.5", "topk:0.5"])
+def test_half_of_independent_positions_cost_a_bit_each(name: str) -> None:
+    assert indices_floor(codec(name), Spec.of((4096,), torch.float32)) == 4096 / 8
+
+
+def test_positions_are_counted_per_layer() -> None:
+    each = [n * entropy(np.array([k, n - k])) for n, k in ((800, 240), (10, 3))]
+    spec = Spec.of((810,), torch.float32, LAYERS)
+    assert indices_floor(codec("csr:0.3"), spec) == pytest.approx(sum(each) / 8)
+    assert indices_floor(codec("csr:1"), spec) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_codec_says_what_its_values_are(name: str) -> None:
+    """Before compression: `side` bytes per layer, then `width` bytes of each value."""
+    spec, chosen = Spec.of((810,), torch.float32, LAYERS), codec(name)
+    x = torch.rand(810, generator=torch.Generator().manual_seed(1)) + 0.1
+    parts = dict(chosen.pack(x, spec, torch.zeros(810)) or ())
+    (bound,) = (b for b in chosen.bounds(spec) if b.layer == "values")
+    side, size = 3 * chosen.side, chosen.numbers(spec) * (chosen.width or 4)
+    if bound.least == bound.most:
+        assert parts["values"].nbytes == side + size
+    else:
+        assert bound.least == side
+    assert side < values_floor(chosen, spec, parts["values"]) <= side + size
+
+
+def test_the_floor_of_values_is_the_entropy_of_their_byte_planes() -> None:
+    """Float32 whose last bytes are uniform and whose others are constant: a byte each; zstd finds it."""
+    bits = np.tile(np.arange(256, dtype=np.uint32), 16) | 0x3F80_0000
+    x = torch.from_numpy(np.random.default_rng(0).permutation(bits).view(np.float32))
+    spec = Spec.of((4096,), torch.float32)
+    for name in ("dense", "zstd"):
+        parts = dict(codec(name).pack(x, spec) or ())
+        assert values_floor(codec(name), spec, parts["values"]) == 4096
+    assert 4096 < parts["values"].nbytes < 4200
+
+
+def test_errors_are_relative_to_what_is_not_zero() -> None:
+    x = torch.tensor([3.0, -4.0, 0.0])
+    assert errors(x, x) == (0, 0)
+    assert errors(torch.tensor([3.0, -2.0, 0.0]), x) == (0.5, 0.4)
+    assert errors(torch.tensor([3.0, -4.0, 5.0]), x) == (0, 1)
+    assert errors(torch.zeros(2), torch.zeros(2)) == (0, 0)
+
+
+def test_fastest_runs_at_least_three_times() -> None:
+    ran: list[int] = []
+    assert fastest(lambda: ran.append(1), budget=0) > 0
+    assert len(ran) == 3
+
+
+# ---- a run's own messages
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Three clients, two rounds, with codecs."""
+    folder = tmp_path_factory.mktemp("codec-table")
+    codecs = {"up.precision": "best:0.2", "up.mean": "delta+zstd"}
+    hyperparameters = {"local.epochs": 1}
+    experiment = Experiment(clients=3, rounds=2, codecs=codecs, hyperparameters=hyperparameters)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSIM_CACHE", str(folder / "cache"))
+        yield launch(experiment, Execution(workers=0, devices="cpu", out=str(folder / "run")), quiet=True)
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of one's own to damage."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner(catch_exceptions=False).invoke(main, ["codecs", *map(str, arguments)])
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_table_of_a_run(run: Path, tmp_path: Path) -> None:
+    before, file = contents(run), tmp_path / "codecs.csv"
+    done = invoke(run, "--csv", file, "--keep", "0.1", "--keep", "0.5")
+    assert done.exit_code == 0, done.stderr
+    assert contents(run) == before
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 110
+    assert lines[0].startswith("fedlap_cov on digits, mlp_small, P = 7,510: messages of round 3 with client")
+    for words in (
+        "down.mean",
+        "up.precision",
+        "> best:0.2",
+        "> delta+zstd",
+        "csr:0.5 *",
+        "the least for positions",
+    ):
+        assert words in done.stdout
+    with file.open() as opened:
+        rows = list(csv.DictReader(opened))
+    by = {(r["direction"], r["field"], r["codec"]): r for r in rows}
+    assert len(by) == len(rows)
+    assert {k[:2] for k in by} == {(d, f) for d in ("down", "up") for f in ("mean", "precision")}
+    assert {c for d, f, c in by if (d, f) == ("up", "mean")} == {"dense", "bf16", "f16", "zstd", "delta+zstd"}
+    assert not [k for k in by if k[0] == "down" and k[2] == "delta+zstd"]
+    csr = by["up", "precision", "csr:0.1"]
+    assert int(csr["bytes"]) == 6488 and csr["sent"] == "csr:0.1"
+    assert by["up", "precision", "csr:0.5"]["sent"] == "dense"
+    assert by["up", "precision", "zstd"]["max_relative_error"] == ""
+    assert {k[2] for k, r in by.items() if r["of_the_run"] == "True"} == {"dense", "best:0.2", "delta+zstd"}
+    for r in rows:
+        assert int(r["bytes"]) == int(r["indices_bytes"]) + int(r["values_bytes"])
+        assert float(r["ratio"]) == pytest.approx(int(r["dense_bytes"]) / int(r["bytes"]))
+        assert (r["encode_mb_s"] == "") == (r["codec"] == "dense")
+        assert 0 < float(r["values_floor"]) <= int(r["dense_bytes"])
+
+
+def test_the_messages_are_those_that_the_run_sends_next(trained: Path, tmp_path: Path) -> None:
+    """The same experiment with one round more sends them, bit for bit."""
+    stored = StoredRun.open(trained)
+    client = stored.largest_participant()
+    assert stored.round == 2 and stored.problem.sizes[client] == max(stored.problem.sizes)
+    down, up = stored.next_messages(client)
+    assert (down.side, up.side, down.exchange) == ("down", "up", 1)
+    experiment = Experiment(
+        clients=3,
+        rounds=3,
+        codecs=stored.problem.experiment.codecs,
+        hyperparameters={"local.epochs": 1},
+    )
+    longer = launch(experiment, Execution(workers=0, devices="cpu", out=str(tmp_path / "run")), quiet=True)
+    problem = stored.problem
+    encoded = encode(up.value, problem.codecs["up"], problem.dims, up.refs, problem.net.layout)
+    journal = read_journal(longer / "journal")
+    (sent,) = (e for e in journal if (e["what"], e.get("round"), e.get("client")) == ("upload", 3, client))
+    assert [p.digest for f in encoded.fields for p in f.parts] == sent["xxh3"]
+    assert torch.equal(up.refs["mean"], down.value.mean)
+
+
+def test_every_exchange_of_a_round_has_its_messages(tmp_path: Path) -> None:
+    experiment = Experiment(algo="mime", clients=2, rounds=1, model="logistic", participation="1")
+    out = launch(experiment, Execution(workers=0, devices="cpu", out=str(tmp_path / "run")), quiet=True)
+    stored = StoredRun.open(out)
+    messages = list(stored.next_messages(stored.largest_participant()))
+    assert [(m.side, m.exchange) for m in messages] == [("down", 1), ("up", 1), ("down", 2), ("up", 2)]
+    assert "exchange 2" in invoke(out).stdout
+
+
+def test_without_a_run_the_main_job_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("launch.commands.codecs.ROUNDS", 1)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    done = invoke()
+    assert done.exit_code == 0
+    assert "fedlap_cov on digits" in done.stdout and "messages of round 2" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+# ---- what may be wrong
+
+
+def manifest(run: Path, **changes: Any) -> None:
+    path = run / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def said(*arguments: object) -> str:
+    done = invoke(*arguments)
+    assert done.exit_code == 2 and not done.stdout and done.stderr.startswith("fedsim: ")
+    assert len(done.stderr.splitlines()) == 1
+    return done.stderr
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    assert f"{tmp_path} is no run folder" in said(tmp_path)
+    assert "is no run folder" in said(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    assert "is no run folder" in said(tmp_path / "file")
+
+
+def test_a_manifest_of_another_format_or_damaged(run: Path) -> None:
+    manifest(run, format=2)
+    assert "has format 2; this version of fedsim reads format 1" in said(run)
+    (run / "manifest.json").write_text("{")
+    assert "manifest.json is damaged" in said(run)
+    (run / "manifest.json").write_text("[1]")
+    assert "has format None" in said(run)
+
+
+def test_an_experiment_that_this_version_cannot_carry_out(run: Path) -> None:
+    described = json.loads((run / "manifest.json").read_text())["experiment"]
+    manifest(run, experiment=described | {"algo": "fedlap_cow"})
+    assert "did you mean 'fedlap_cov'" in said(run)
+    manifest(run, experiment=described | {"clients": 0})
+    assert "clients = 0" in said(run)
+    manifest(run, experiment=described | {"params": 1})
+    assert "its params was 1; with this data it is 7510" in said(run)
+
+
+def test_no_checkpoint_and_damaged_ones(run: Path) -> None:
+    names = sorted((run / "checkpoints").iterdir())
+    newest = names[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert StoredRun.open(run).round == 1
+    for path in names:
+        path.write_bytes(b"nonsense")
+    assert "has no checkpoint that can be read" in said(run)
+    for path in names:
+        path.unlink()
+    assert "has no checkpoint; no round of it was committed" in said(run)
+
+
+def test_a_state_that_is_gone(run: Path) -> None:
+    shutil.rmtree(run / "state")
+    assert "the state of client" in said(run)
+    with pytest.raises(DataError):
+        StoredRun.open(run).state(0)
+
+
+def test_options(run: Path, tmp_path: Path) -> None:
+    assert "give the fraction to keep" in said(run, "--keep", "1.5")
+    assert "there is no folder" in said(run, "--csv", tmp_path / "nowhere" / "file.csv")
+
+
+def test_the_data_folder_of_a_run_may_be_elsewhere(run: Path) -> None:
+    described = json.loads((run / "manifest.json").read_text())["experiment"]
+    manifest(run, experiment=described | {"dataset": "mnist"}, execution={"data_dir": "/nowhere"})
+    assert "/nowhere" in said(run)
+    assert "/elsewhere" in said(run, "--data-dir", "/elsewhere")

@@ -1,0 +1,375 @@
+"""Workers elsewhere: `fedsim launch --external-workers` and `fedsim worker --join`, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pandas
+import pytest
+
+from launch.runs.reader import Run
+from tests.support.relay import Relay
+from workers.transport.join_credentials import Invitation, KeyPair
+
+DEADLINE = 120.0
+"""A loaded machine; on an idle one nothing here takes ten seconds."""
+EXPERIMENT = ("--algo", "fedlap_cov", "--clients", "5", "--rounds", "6", "--model", "logistic")
+USERS_DATA = """
+import os
+import numpy as np
+from fedsim.data import Dataset
+
+def made() -> Dataset:
+    draws = np.random.default_rng(int(os.environ.get("DRAWS", "0")))
+    targets = np.arange(60) % 2
+    inputs = (draws.normal(size=(60, 4)) + targets[:, None]).astype(np.float32)
+    return Dataset("made", inputs, targets, inputs, targets, classes=2)
+"""
+
+
+def eventually(true: Callable[[], object], what: str) -> None:
+    until = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < until, f"{what}: not within {DEADLINE:g} s"
+        time.sleep(0.02)
+
+
+@dataclass
+class Federation:
+    """A launch and its guests; host, guest: what stands before their commands."""
+
+    folder: Path
+    host: tuple[str, ...] = ()
+    guest: tuple[str, ...] = ()
+    bind: str = "tcp://127.0.0.1:*"
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def invitation(self) -> Path:
+        return self.run / "join.json"
+
+    def launch(self, *options: str, workers: int = 2) -> subprocess.Popen[str]:
+        return self.command(
+            self.host,
+            *("launch", "--external-workers", str(workers), "--bind", self.bind, "--out", str(self.run)),
+            *(options or EXPERIMENT),
+        )
+
+    def join(self, *options: str, file: Path | None = None, **env: str) -> subprocess.Popen[str]:
+        eventually((file or self.invitation).exists, "join.json")
+        return self.command(self.guest, "worker", "--join", str(file or self.invitation), *options, **env)
+
+    def command(self, before: tuple[str, ...], *arguments: str, **env: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*before, sys.executable, "-m", "launch", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **env},
+        )
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    made = Federation(tmp_path)
+    yield made
+    made.close()
+
+
+def ends(process: subprocess.Popen[str], code: int = 0) -> str:
+    """What it printed."""
+    said, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == code, said
+    return said
+
+
+def here(folder: Path, *options: str) -> Run:
+    """The same experiment in one process."""
+    command = [sys.executable, "-m", "launch", "launch", "--workers", "0", "--out", str(folder), *options]
+    subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE)
+    return Run.open(folder)
+
+
+def same_bits(one: Run, other: Run) -> None:
+    for key in ("model_sha256", "clients_sha256", "test_accuracy"):
+        assert one.summary[key] == other.summary[key]
+
+
+def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> None:
+    """The bits of a run in one process; the relay and the kernel count what the ledger says, CURVE included;
+    algorithm rows differ in framing only."""
+    launched = federation.launch(*EXPERIMENT, "--verify-bytes")
+    eventually(federation.invitation.exists, "join.json")
+    assert stat.S_IMODE(federation.invitation.stat().st_mode) == 0o600
+    invited = Invitation.read(federation.invitation)
+    keys = [key for pair in invited.workers for key in (pair.public, pair.secret)]
+    relay = Relay(int(invited.url.rpartition(":")[2]))
+    guests = [
+        federation.join("--connect", f"tcp://127.0.0.1:{relay.port}", "--worker", str(i)) for i in range(2)
+    ]
+    argv = [Path(f"/proc/{p.pid}/cmdline").read_text() for p in (launched, *guests)]
+    said = [ends(launched), *(ends(guest) for guest in guests)]
+    assert "residual 0" in said[0]
+    assert all("the run is over" in text for text in said[1:])
+    relay.close()
+    assert not federation.invitation.exists(), "keys that open nothing any more"
+    left = [p.read_bytes().decode(errors="replace") for p in federation.run.rglob("*") if p.is_file()]
+    assert not [text for text in (*argv, *said, *left) for key in keys if key in text]
+    run, local = Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
+    same_bits(run, local)
+    rows = run.ledger
+    booked = rows.groupby("direction")["bytes"].sum().to_dict()
+    assert relay.bytes == booked
+    assert run.summary["kernel_residual"] == {"down": 0, "up": 0}
+    key = [c for c in rows.columns if c != "worker"]
+
+    def own(frame: pandas.DataFrame) -> pandas.DataFrame:
+        chosen = frame[(frame.kind == "algorithm") & (frame.layer != "framing")][key]
+        return chosen.sort_values(key).reset_index(drop=True)
+
+    assert own(rows).equals(own(local.ledger))
+    assert set(rows[rows.message.isin(["state", "draft"])].kind) == {"simulation"}
+    drafts = rows[(rows.message == "draft") & (rows.layer == "values")]
+    assert len(drafts) == 5 * 6, "one per client and round"
+    hosts = json.loads((federation.run / "processes.json").read_text())
+    assert [p["role"] for p in hosts] == ["coordinator", "external worker", "external worker"]
+
+
+def test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again(federation: Federation) -> None:
+    """First one of two, then the last one; the bits are those of an undisturbed run, and what was sent twice
+    is of kind retry."""
+    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "5", "--model", "mlp_small")
+    slow = (*slow, "--set", "local.epochs=40")
+    launched = federation.launch(*slow)
+    first, second = federation.join("--worker", "0"), federation.join("--worker", "1")
+    said = reader(launched)
+    said("round 1/5")
+    first.send_signal(signal.SIGKILL)
+    said("worker 0 is gone")
+    said("round 2/5")
+    second.send_signal(signal.SIGKILL)
+    said("worker 1 is gone")
+    third = federation.join()
+    ends(launched)
+    ends(third)
+    run = Run.open(federation.run)
+    same_bits(run, here(federation.folder / "local", *slow))
+    assert set(run.ledger[run.ledger.kind == "retry"].message) == {"task"}
+    own = run.ledger[run.ledger.kind == "algorithm"]
+    assert len(own[["round", "client", "direction"]].drop_duplicates()) == 2 * 5 * 4
+
+
+def test_a_connection_that_is_cut_is_made_anew(federation: Federation) -> None:
+    """Cut twice in the middle of rounds: the worker joins again, and the bits are the same."""
+    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "6", "--set", "local.epochs=30")
+    launched = federation.launch(*slow, workers=1)
+    eventually(federation.invitation.exists, "join.json")
+    port = int(Invitation.read(federation.invitation).url.rpartition(":")[2])
+    relay = Relay(port)
+    guest = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}")
+    said = reader(launched)
+    for after in ("round 1/6", "round 3/6"):
+        said(after)
+        relay.cut()
+    ends(launched)
+    assert ends(guest).count("was lost; joining again") == 2
+    relay.close()
+    run = Run.open(federation.run)
+    same_bits(run, here(federation.folder / "local", *slow))
+    assert run.summary["kernel_residual"] is None, "a lost connection took its counters with it"
+
+
+def test_a_worker_that_was_silent_for_too_long_joins_again(federation: Federation) -> None:
+    """Stopped for longer than its lease, and then going on: its connection was open all the time."""
+    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "6", "--set", "local.epochs=30")
+    launched = federation.launch(*slow, "--lease", "1.5", workers=1)
+    guest = federation.join()
+    said = reader(launched)
+    said("round 1/6")
+    guest.send_signal(signal.SIGSTOP)
+    said("was silent for 1.5 s")
+    guest.send_signal(signal.SIGCONT)
+    ends(launched)
+    assert "had given this worker up; joining again" in ends(guest)
+    same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
+
+
+def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) -> None:
+    """In the middle of a round: the other takes over, the bits are the same, and it does not come back."""
+    slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "5", "--set", "local.epochs=40")
+    launched = federation.launch(*slow)
+    stays = federation.join("--worker", "0")
+    good, own = Invitation.read(federation.invitation), federation.folder / "own.json"
+    msgspec.structs.replace(good, workers=good.workers[1:]).write(own)  # what this machine is given
+    goes = federation.join(file=own)
+    said = reader(launched)
+    said("round 1/5")
+    code, told = fedsim("revoke", str(federation.run), "7")
+    assert code == 2 and "has no worker 7; it has workers 0 to 1" in told
+    code, told = fedsim("revoke", str(federation.run), "1")
+    assert code == 0, told
+    said("worker 1 is gone: its connection was lost")
+    told = ends(goes, 4)
+    assert "was lost; joining again" in told and "does not accept this key" in told.splitlines()[-1]
+    ends(launched)
+    ends(stays)
+    run = Run.open(federation.run)
+    same_bits(run, here(federation.folder / "local", *slow))
+    assert set(run.ledger[run.ledger.kind == "retry"].message) <= {"task"}
+    code, told = fedsim("revoke", str(federation.run), "0")
+    assert code == 2 and "is not being run: its keys open nothing" in told
+    code, told = fedsim("revoke", str(federation.folder / "local"), "0")
+    assert code == 2 and "has no workers elsewhere" in told
+    code, told = fedsim("revoke", str(federation.folder / "nothing"), "0")
+    assert code == 2 and "is no run folder" in told
+
+
+def test_a_new_start_has_new_keys(federation: Federation) -> None:
+    """After kill -9 the old join.json is there, and which of its keys were revoked; neither counts."""
+    slow = ("--algo", "fedlap_cov", "--clients", "2", "--rounds", "4", "--set", "local.epochs=40")
+    first = federation.launch(*slow, workers=1)
+    guest = federation.join("--patience", "0.5")
+    reader(first)("round 1/4")
+    first.kill()
+    first.wait()
+    ends(guest, 1)
+    old = federation.invitation.read_bytes()
+    (federation.run / "revoked.json").write_text('{"format":1,"workers":[0]}')
+    again = federation.command((), "resume", str(federation.run))
+    eventually(
+        lambda: federation.invitation.exists() and federation.invitation.read_bytes() != old, "new keys"
+    )
+    ends(federation.join())
+    ends(again)
+    assert not (federation.run / "revoked.json").exists()
+    same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
+
+
+def fedsim(*arguments: str) -> tuple[int, str]:
+    """Of a command that is over at once: its exit code and what it said."""
+    command = [sys.executable, "-m", "launch", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def reader(process: subprocess.Popen[str]) -> Callable[[str], None]:
+    """Waits for a line that contains a text; leaves nothing in a buffer that select cannot see."""
+    assert process.stdout is not None
+    fd, lines = process.stdout.fileno(), [""]
+
+    def wait_for(text: str) -> None:
+        until = time.monotonic() + DEADLINE
+        while not any(text in line for line in lines[:-1]):
+            left = until - time.monotonic()
+            assert left > 0 and select.select([fd], [], [], left)[0], f"no {text!r} in {lines}"
+            got = os.read(fd, 1 << 16).decode()
+            assert got, f"it ended without {text!r}: {lines}"
+            *whole, rest = (lines.pop() + got).split("\n")
+            lines.extend([*whole, rest])
+
+    return wait_for
+
+
+def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
+    """A key that is not of the list, a worker that is there already, and other data: exit 4, and the run goes
+    on without them."""
+    data = federation.folder / "users.py"
+    data.write_text(USERS_DATA)
+    launched = federation.launch(
+        *("--algo", "fedavg", "--clients", "2", "--rounds", "2", "--model", "logistic"),
+        *("--dataset", f"{data}:made", "--partition", "iid"),
+        workers=1,
+    )
+    eventually(federation.invitation.exists, "join.json")
+    good = Invitation.read(federation.invitation)
+    forged = federation.folder / "forged.json"
+    Invitation(good.format, good.run, good.url, good.server_key, good.max_frame, (KeyPair.new(),)).write(
+        forged
+    )
+    assert "does not accept this key" in ends(federation.join(file=forged), 4)
+    other = ends(federation.join(DRAWS="1"), 4)
+    assert "refused: its partitioned data has the digest" in other and "this run's has" in other
+    only = federation.join()
+    said = reader(launched)
+    said("comes from")
+    said("comes from")
+    ends(only)
+    ends(launched)
+    assert Run.open(federation.run).summary["status"] == "done"
+
+
+def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = fedsim("launch", "--external-workers", "2")
+    assert code == 2 and "--bind '' is no tcp://ADDRESS:PORT" in said
+    code, said = fedsim("launch", "--external-workers", "2", "--bind", "tcp://192.0.2.1:1")
+    assert code == 2 and "--bind tcp://192.0.2.1:1" in said
+    code, said = fedsim("launch", "--workers", "1", "--external-workers", "2", "--bind", "tcp://127.0.0.1:*")
+    assert code == 2 and "give one" in said
+    code, said = fedsim("worker", "--join", "nothing.json")
+    assert code == 2 and "nothing.json" in said
+    open_file = tmp_path / "open.json"
+    open_file.write_text("{}")
+    open_file.chmod(0o644)
+    code, said = fedsim("worker", "--join", str(open_file))
+    assert code == 2 and "chmod 600" in said
+    bind = ("--bind", "tcp://127.0.0.1:*")
+    code, said = fedsim("launch", "--external-workers", "2", *bind, "--join-within", "0.5")
+    assert code == 1 and "0 of 2 workers were ready after 0.5 s; missing: 0, 1" in said
+
+
+@pytest.fixture
+def two_hosts(tmp_path: Path) -> Iterator[Federation]:
+    """Two network namespaces that see each other through one cable and nothing else."""
+
+    def ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
+
+    one, two = f"fedsim-a{os.getpid()}", f"fedsim-b{os.getpid()}"
+    try:
+        ip("netns", "add", one)
+        ip("netns", "add", two)
+        ip("link", "add", "cable", "netns", one, "type", "veth", "peer", "name", "cable", "netns", two)
+    except (OSError, subprocess.CalledProcessError) as e:
+        pytest.skip(f"no network namespaces here: {e}")
+    for name, address in ((one, "10.77.0.1/24"), (two, "10.77.0.2/24")):
+        ip("-n", name, "addr", "add", address, "dev", "cable")
+        ip("-n", name, "link", "set", "cable", "up")
+    within = [("ip", "netns", "exec", name) for name in (one, two)]
+    made = Federation(tmp_path, within[0], within[1], "tcp://10.77.0.1:*")
+    yield made
+    made.close()
+    for name in (one, two):
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+
+
+def test_two_hosts(two_hosts: Federation) -> None:
+    launched = two_hosts.launch(*EXPERIMENT, "--verify-bytes")
+    guests = [two_hosts.join() for _ in range(2)]
+    assert "residual 0" in ends(launched)
+    for guest in guests:
+        ends(guest)
+    same_bits(Run.open(two_hosts.run), here(two_hosts.folder / "local", *EXPERIMENT))

@@ -1,0 +1,388 @@
+"""The rule of the ADMM family: its algebra, the bounded pull, the sketch, the check of a posterior.
+
+Relative errors are |found - exact| / |exact|; float64 throughout. Tolerances are about 100 times what was
+measured, and not below 1e-13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim.errors import TaskError
+from fedsim.learning.gaussian import Gaussian, diagonal, identity, is_full
+from protocols._dual_rule import Consensus, Dual, Rule, known, proper, residual, sketch
+
+K, D = 4, 6
+DELTA = 30.0
+"""Large enough for the posterior of random sites to be proper."""
+TIGHT = 1e-13
+KINDS = ["isotropic", "diagonal", "full"]
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    return float((found - exact).norm() / exact.norm())
+
+
+def apart(a: Gaussian, b: Gaussian) -> float:
+    """The larger of the two relative errors."""
+    return max(error(a.shift, b.shift), error(torch.as_tensor(a.precision), torch.as_tensor(b.precision)))
+
+
+def draw(seed: int, kind: str, *, proper: bool = True) -> Gaussian:
+    """A random Gaussian, or a random factor with a precision of both signs."""
+    draws = torch.Generator().manual_seed(seed)
+    shift = torch.randn(D, generator=draws, dtype=torch.float64)
+    if kind == "isotropic":
+        return Gaussian(shift, 1.0 + seed / 7 if proper else -0.5)
+    root = torch.randn((D, D) if kind == "full" else (D,), generator=draws, dtype=torch.float64)
+    if kind == "full":
+        square = root @ root.T + torch.eye(D, dtype=torch.float64)
+        return Gaussian(shift, square if proper else root + root.T)
+    return Gaussian(shift, 1 + root**2 if proper else root)
+
+
+def dense(q: Gaussian) -> Tensor:
+    """The precision as a matrix."""
+    return (
+        torch.as_tensor(q.precision) if is_full(q.precision) else torch.diag(diagonal(q.precision, q.shift))
+    )
+
+
+# ---- the client's part
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pull_is_q_to_the_rho_over_the_site(kind: str) -> None:
+    q, site = draw(1, kind), draw(2, kind, proper=False)
+    pull = Rule(K, 0.3, 0.2, 0.1).pull(q, site)
+    theta = draw(9, kind).shift
+
+    def log(factor: Gaussian) -> float:
+        return float(factor.shift @ theta - theta @ dense(factor) @ theta / 2)
+
+    assert log(pull) == pytest.approx(0.3 * log(q) - log(site), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dual_step_is_a_power_of_the_ratio_and_linear_where_the_precision_is_fixed(kind: str) -> None:
+    local, q = draw(1, kind), draw(2, kind)
+    step = Rule(K, 0.3, 0.2, 0.1).dual_step(local, q)
+    assert apart(step, Gaussian(0.2 * (local.shift - q.shift), 0.2 * (local.precision - q.precision))) < TIGHT
+    linear = Rule(K, 0.3, 0.2, 0.1, fixed=True).dual_step(local, q)
+    assert torch.equal(linear.shift, step.shift)
+    assert linear.precision == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gamma", [0.3, 0.05])
+def test_what_is_sent_and_committed_without_a_codec(kind: str, gamma: float) -> None:
+    """participants: q_k itself; last: z_k' / z_k with z_k = q_k^rho_server t_k."""
+    fixed = kind == "isotropic"
+    q, local = draw(1, kind), draw(2, kind)
+    if fixed:
+        local = Gaussian(local.shift, q.precision)
+    rule = Rule(K, 0.3, gamma, 0.1, fixed=fixed)
+    dual = rule.client_init(q)
+    assert dual.z is None
+    assert float(dual.site.shift.norm()) == 0
+    assert rule.upload(dual, local, q) is local
+    after = rule.commit(dual, local, q, rule.dual_step)
+    assert torch.equal(after.site.shift, rule.dual_step(local, q).shift)
+
+    last = replace(rule, silent="last")
+    start = last.client_init(q)
+    assert start.z is not None
+    assert apart(start.z, q**0.1) < TIGHT
+    other = draw(5, kind)
+    for found in (local, Gaussian(other.shift, q.precision) if fixed else other):
+        before = start
+        sent = last.upload(start, found, q)
+        start = last.commit(start, sent, q, last.dual_step)
+        assert start.z is not None
+        expected = before.site * last.dual_step(found, q)
+        assert error(start.site.shift, expected.shift) < TIGHT  # measured 3e-16
+        assert apart(start.z, found**0.1 * expected) < TIGHT
+        assert torch.equal(torch.as_tensor(known(start)), torch.as_tensor(sketch(start.z)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_a_lossy_codec_site_and_z_still_stand_for_one_q_k(kind: str) -> None:
+    """z is what was sent; the site is the one whose q_k gives this z."""
+    fixed = kind == "isotropic"
+    q, local = draw(1, kind), draw(2, kind)
+    local = Gaussian(local.shift, q.precision) if fixed else local
+    rule = Rule(K, 0.3, 0.2, 0.1, silent="last", fixed=fixed)
+    dual = rule.client_init(q)
+    sent = rule.upload(dual, local, q)
+    rounded = Gaussian(
+        sent.shift.bfloat16().double(), 0.0 if fixed else torch.as_tensor(sent.precision).bfloat16().double()
+    )
+    after = rule.commit(dual, rounded, q, rule.dual_step)
+    assert after.z is not None and dual.z is not None
+    assert apart(after.z, dual.z * rounded) < TIGHT
+    # t' = t (q_k / q)^gamma has q_k = q (t' / t)^(1/gamma)
+    implied = q * (after.site / dual.site) ** (1 / 0.2)
+    assert apart(implied**0.1 * after.site, after.z) < TIGHT
+    assert 1e-5 < error(implied.shift, local.shift) < 0.1  # the codec was lossy
+
+
+# ---- the server's part
+
+
+def uploads(rule: Rule, q: Gaussian, kind: str, who: range) -> tuple[list[Dual], list[Gaussian]]:
+    """Duals of all K clients before a round and the q_k of `who`."""
+    duals = [rule.client_init(q) for _ in range(rule.K)]
+    return duals, [Gaussian.at(draw(20 + k, kind).shift, draw(30 + k, kind).precision) for k in who]
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+@pytest.mark.parametrize(
+    ("rho", "gamma", "rho_server"), [(0.25, 0.25, 0.25), (1.0, 0.1, 1.0), (1.0, 0.1, 0.0), (0.3, 0.2, 0.5)]
+)
+def test_fold_is_the_papers_server_step(kind: str, rho: float, gamma: float, rho_server: float) -> None:
+    """S_g = (1-a) mean S_k + a (delta I + sum V_k), S_g m_g = (1-a) mean S_k m_k + a sum v_k."""
+    like = torch.zeros(D, dtype=torch.float64)
+    prior = Gaussian(like, identity(like, DELTA, full=kind == "full"))
+    rule, q = Rule(K, rho, gamma, rho_server), draw(1, kind)
+    server, sites = rule.server_init(q), [rule.client_init(q).site] * K
+    a = 1 / (1 + rho_server * K)
+    for r in range(3):
+        found = [draw(40 + 10 * r + k, kind) for k in range(K)]
+        ups = [(k, found[k], sketch(sites[k])) for k in range(K)]
+        before = server.q
+        server = rule.fold(server, before, prior, ups, rule.averaged, lambda k, x, y: rule.dual_step(x, y))
+        sites = [t * rule.dual_step(x, before) for t, x in zip(sites, found, strict=True)]
+        V, v = sum(dense(t) for t in sites), sum(t.shift for t in sites)
+        S = (1 - a) * sum(dense(x) for x in found) / K + a * (DELTA * torch.eye(D, dtype=torch.float64) + V)
+        shift = (1 - a) * sum(x.shift for x in found) / K + a * v
+        assert error(dense(server.q), S) < TIGHT  # measured 2e-16
+        assert error(server.q.shift, shift) < TIGHT
+        assert error(dense(server.total), V) < TIGHT
+        assert server.mismatch < TIGHT
+        moved = dense(server.q) @ (server.q.mean - before.mean)
+        assert server.dual_residual == pytest.approx(rho * math.sqrt(K) * float(moved.norm()), rel=1e-12)
+        assert server.started
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_silent_clients_count_as_the_mean_or_as_their_last(kind: str) -> None:
+    like = torch.zeros(D, dtype=torch.float64)
+    prior = Gaussian(like, identity(like, DELTA, full=kind == "full"))
+    q, heard = draw(1, kind), {1: draw(2, kind), 3: draw(3, kind)}
+    rho = 0.25
+    a = 1 / (1 + rho * K)
+    mean = (heard[1] * heard[3]) ** 0.5
+    for silent, counted in (
+        ("participants", [mean, heard[1], mean, heard[3]]),
+        ("last", [q, heard[1], q, heard[3]]),
+    ):
+        rule = Rule(K, rho, rho, rho, silent=silent)  # type: ignore[arg-type]
+        dual = rule.client_init(q)
+        ups = [(k, rule.upload(dual, x, q), known(dual)) for k, x in heard.items()]
+        server = rule.fold(
+            rule.server_init(q), q, prior, ups, rule.averaged, lambda k, x, y, rule=rule: rule.dual_step(x, y)
+        )
+        sites = rule.dual_step(heard[1], q) * rule.dual_step(heard[3], q)
+        expected = prior * sites
+        for x in counted:
+            expected = expected * x**rho
+        assert apart(server.q, expected**a) < TIGHT  # measured 2e-16
+
+
+def test_a_rule_with_precision_one_is_plain_admm() -> None:
+    """v_k += rho (w_k - w_g), w_g = (sum v_k + rho sum w_k) / (delta + rho K), on quadratic clients."""
+    rho = 2.0
+    rule = Rule(K, rho, rho, rho, fixed=True)
+    parts = [(dense(draw(50 + k, "full")), draw(60 + k, "full").shift) for k in range(K)]
+    eye, zero = torch.eye(D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64)
+    server = rule.server_init(Gaussian.at(zero, 1.0))
+    duals = [rule.client_init(server.q) for _ in range(K)]
+    w_g, v = zero, [zero] * K
+    for _ in range(30):
+        q, ups = server.q, []
+        for k, (A, b) in enumerate(parts):
+            pull = rule.pull(q, duals[k].site)
+            local = Gaussian.at(torch.linalg.solve(A + dense(pull), b + pull.shift), 1.0)
+            ups.append((k, rule.upload(duals[k], local, q), known(duals[k])))
+            duals[k] = rule.commit(duals[k], ups[-1][1], q, rule.dual_step)
+        server = rule.fold(
+            server,
+            q,
+            Gaussian(zero, DELTA),
+            ups,
+            lambda merged: Gaussian.at(merged.mean, 1.0),
+            lambda k, x, y: rule.dual_step(x, y),
+        )
+        w = [torch.linalg.solve(A + rho * eye, b - v[k] + rho * w_g) for k, (A, b) in enumerate(parts)]
+        v = [v[k] + rho * (w[k] - w_g) for k in range(K)]
+        w_g = (sum(v) + rho * sum(w)) / (DELTA + rho * K)
+        assert error(server.q.mean, w_g) < TIGHT  # measured 3e-16
+        assert all(error(duals[k].site.shift, v[k]) < TIGHT for k in range(K))
+
+
+def test_fold_does_not_change_its_arguments() -> None:
+    rule, q = Rule(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
+    server = rule.server_init(q)
+    kept = server.checks.clone(), server.total.shift.clone(), q.shift.clone()
+    rule.fold(
+        server, q, draw(2, "diagonal"), [(0, draw(3, "diagonal"), 0.0)], rule.averaged,
+        lambda k, x, y: rule.dual_step(x, y),
+    )  # fmt: skip
+    for now, then in zip((server.checks, server.total.shift, q.shift), kept, strict=True):
+        assert torch.equal(now, then)
+
+
+def test_a_dual_that_is_not_what_the_server_summed_is_reported() -> None:
+    rule, q = Rule(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
+    prior, step = draw(2, "diagonal"), lambda k, x, y: rule.dual_step(x, y)
+    first = rule.fold(rule.server_init(q), q, prior, [(0, draw(3, "diagonal"), 0.0)], rule.averaged, step)
+    assert first.mismatch == 0
+    right = float(first.checks[0])
+    for check, expected in ((right, 0.0), (right * 1.01, 0.01 * abs(right)), (0.0, abs(right))):
+        folded = rule.fold(first, first.q, prior, [(0, draw(4, "diagonal"), check)], rule.averaged, step)
+        assert folded.mismatch == pytest.approx(expected / float(folded.checks.abs().max()))
+
+
+# ---- the bounded pull
+
+
+def generalised(matrix: Tensor, scale: Tensor) -> Tensor:
+    """Eigenvalues of L^-1 M L^-T with scale = L L'."""
+    root = torch.linalg.inv(torch.linalg.cholesky(scale))
+    return torch.linalg.eigvalsh(root @ matrix @ root.T)
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+@pytest.mark.parametrize("keep", [0.0, 0.01, 0.3])
+def test_capped_pull_holds_the_dual_and_keeps_the_gradient_at_the_mean(kind: str, keep: float) -> None:
+    rho, q = 0.4, draw(1, kind)
+    site = draw(2, kind, proper=False) ** 3
+    rule = Rule(K, rho, rho, rho)
+    free, held = rule.pull(q, site), rule.capped_pull(q, site, keep)
+    assert generalised(dense(free), rho * dense(q))[0] < -0.5  # it does have something to hold
+    ratios = generalised(dense(held.factor), rho * dense(q))
+    before = generalised(dense(free), rho * dense(q))
+    torch.testing.assert_close(ratios, before.clamp(min=keep), rtol=0, atol=1e-12)
+    gradient = dense(free) @ q.mean - free.shift
+    assert error(dense(held.factor) @ q.mean - held.factor.shift, gradient) < TIGHT * 10  # 3e-16
+    assert held.capped == int((before < 0).sum()) > 0
+    least = torch.linalg.eigvalsh(dense(free))[0]
+    assert held.slack == pytest.approx(float(least), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "full"])
+def test_capped_pull_is_the_pull_where_nothing_needs_holding(kind: str) -> None:
+    q, rule = draw(1, kind), Rule(K, 0.4, 0.4, 0.4)
+    site = Gaussian(draw(2, kind).shift, 0.39 * torch.as_tensor(q.precision))
+    held = rule.capped_pull(q, site, 0.01)
+    assert apart(held.factor, rule.pull(q, site)) < TIGHT
+    assert held.capped == 0
+    assert held.slack > 0
+
+
+def test_capped_pull_of_a_diagonal_matrix_is_that_of_the_diagonal() -> None:
+    rule, q = Rule(K, 0.4, 0.4, 0.4), draw(1, "diagonal")
+    site = draw(2, "diagonal", proper=False) ** 3
+
+    def as_matrix(x: Gaussian) -> Gaussian:
+        return Gaussian(x.shift, dense(x))
+
+    flat = rule.capped_pull(q, site, 0.1)
+    full = rule.capped_pull(as_matrix(q), as_matrix(site), 0.1)
+    assert apart(full.factor, as_matrix(flat.factor)) < TIGHT
+    assert full.capped == flat.capped
+    assert full.slack == pytest.approx(flat.slack, rel=1e-12)
+
+
+# ---- sketch, residual, proper
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sketch_is_linear_and_sees_small_changes(kind: str) -> None:
+    a, b = draw(1, kind), draw(2, kind, proper=False)
+    assert sketch(a * b) == pytest.approx(sketch(a) + sketch(b), rel=1e-12)
+    assert sketch(a**-2.5) == pytest.approx(-2.5 * sketch(a), rel=1e-12)
+    assert sketch(a / a) == 0
+    for i in range(D):
+        changed = a.shift.clone()
+        changed[i] += 1e-6
+        assert abs(sketch(Gaussian(changed, a.precision)) - sketch(a)) > 1e-9
+        if isinstance(a.precision, Tensor):
+            other = a.precision.clone()
+            other[i] = other[i] * (1 + 1e-6)
+            assert abs(sketch(Gaussian(a.shift, other)) - sketch(a)) > 1e-9
+    swapped = a.shift[torch.tensor([1, 0, *range(2, D)])]
+    assert abs(sketch(Gaussian(swapped, a.precision)) - sketch(a)) > 1e-3
+
+
+def test_a_number_and_a_vector_of_it_have_the_same_sketch() -> None:
+    a = draw(1, "isotropic")
+    assert sketch(a) == pytest.approx(sketch(Gaussian(a.shift, diagonal(a.precision, a.shift))), rel=1e-12)
+
+
+def test_residual_is_the_distance_of_the_means() -> None:
+    a, b = draw(1, "full"), draw(2, "diagonal")
+    assert residual(a, b) == pytest.approx(float((a.mean - b.mean).norm()), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_proper_posterior_passes(kind: str) -> None:
+    q = draw(1, kind)
+    assert proper(q, "q") is q
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            lambda s: s.index_fill(0, torch.tensor([1, 4]), -3.0),
+            r"is not positive in 2 of 6 entries \(smallest -3\).*raise rho",
+        ),
+        (
+            lambda s: s.index_fill(0, torch.tensor([2]), 0.0),
+            r"is not positive in 1 of 6 entries \(smallest 0\).*raise rho",
+        ),
+        (
+            lambda s: s.index_fill(0, torch.tensor([2]), math.nan),
+            r"1 values that are not finite.*smaller steps",
+        ),
+        (lambda s: torch.diag(s - 100), r"is not positive definite.*raise rho"),
+    ],
+    ids=["negative", "zero", "nan", "matrix"],
+)
+def test_an_improper_posterior_is_refused_and_named(spoil: Callable[[Tensor], Tensor], said: str) -> None:
+    q = draw(1, "diagonal")
+    with pytest.raises(TaskError, match=f"the thing.*{said}"):
+        proper(Gaussian(q.shift, spoil(torch.as_tensor(q.precision))), "the thing")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mean_that_is_not_finite_is_refused(kind: str) -> None:
+    q = draw(1, kind)
+    with pytest.raises(TaskError, match="the thing"):
+        proper(Gaussian(q.shift * math.inf, q.precision), "the thing")
+
+
+@pytest.mark.parametrize("kind", ["isotropic", "diagonal"])
+def test_a_mean_that_is_not_finite_is_not_called_a_bad_precision(kind: str) -> None:
+    q = draw(1, kind)
+    with pytest.raises(TaskError) as caught:
+        proper(Gaussian(q.shift * math.inf, q.precision), "the thing")
+    assert "0 of" not in str(caught.value)
+    assert "finite" in str(caught.value)
+
+
+def test_server_init_knows_every_clients_sketch() -> None:
+    q = draw(1, "diagonal")
+    for silent in ("participants", "last"):
+        rule = Rule(K, 0.3, 0.2, 0.1, silent=silent)  # type: ignore[arg-type]
+        server, dual = rule.server_init(q), rule.client_init(q)
+        assert isinstance(server, Consensus) and not server.started
+        assert server.checks.tolist() == [known(dual)] * K
+        assert apart(server.total * q, (dual.z or dual.site) ** K * q) < TIGHT

@@ -1,0 +1,191 @@
+"""The worker processes of the simulated world. What they compute is real (tests.simulation.answers)."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from fedsim.errors import DiskError
+from fedsim.wire.envelope import NONE, VERSION, Header, Letter, blob, seal
+from tests.simulation.world import Link, World
+from workers.coordinator.registration import Belongings
+from workers.state_transfer import state_letter
+from workers.storage.store import write_atomically
+from workers.transport.dealer import Hello
+from workers.worker.heartbeat import SECONDS
+from workers.worker.runtime import failure
+
+IDLE_SECONDS = 5.0
+SLOW = 35.0
+"""Seconds of a slow task: several leases."""
+
+
+class Person:
+    """One process, from its start to its end."""
+
+    def __init__(self, world: World, index: int) -> None:
+        self.world, self.index = world, index
+        self.link: Link | None = None
+        self.dead = False
+        self.stopped_until = 0.0
+        self._letters: deque[Letter] = deque()
+        self._at: Letter | None = None
+        self._model: tuple[int, ...] = ()
+        """Which model it was sent to score."""
+        self._states: dict[tuple[int, int], bytes] = {}
+        """Elsewhere: by client and version."""
+        self.after(world.rng.uniform(0.3, 3.0), Person.join)
+
+    def after(self, seconds: float, action: Callable[[Person], None]) -> None:
+        """Unless it is dead by then; a stopped process does it when it goes on."""
+
+        def act() -> None:
+            if self.dead:
+                return
+            if self.world.now < self.stopped_until:
+                self.after(self.stopped_until - self.world.now, action)
+            else:
+                action(self)
+
+        self.world.at(seconds, act)
+
+    def die(self) -> None:
+        if not self.dead:
+            self.dead = True
+            self.world.died(self.index)
+
+    # ---- coming
+
+    def join(self) -> None:
+        self.link, self._at = Link(self.index), None
+        self._letters.clear()
+        hello = msgspec.json.encode(Hello("", self.index, os.getpid()))
+        self._say(self.link, "hello", hello)
+
+    def told(self, link: Link, what: str) -> None:
+        """By its socket, or in few words: its connection was cut, it was refused, it was given up."""
+        again = {"cut": 0.1, "refused": 0.5, "rejoin": 0.1}[what]
+        if not self.dead and link is self.link:
+            self.link = None
+            link.open = False
+            self.after(again, Person.join)
+
+    def receive(self, link: Link, letter: Letter) -> None:
+        if link is self.link:
+            self.after(0.0, lambda _: self._read(link, letter))
+
+    def _read(self, link: Link, letter: Letter) -> None:
+        if link is not self.link:
+            return
+        kind, h = letter.header.kind, letter.header
+        if kind == "welcome":
+            self.after(self.world.rng.uniform(0.1, 2.0), lambda _: self._ready(link))
+        elif kind == "stop":
+            self.dead = True
+        elif kind == "state":
+            self._states[h.client, h.base] = bytes(letter.frames[0])
+        elif kind in ("task", "gone", "evaluate"):
+            self._letters.append(letter)
+            self._work(link)
+        else:
+            raise AssertionError(f"a worker got a letter of kind {kind!r}")
+
+    def _ready(self, link: Link) -> None:
+        self._say(link, "ready", msgspec.json.encode(Belongings("", {})))
+        if self.world.odds.elsewhere:
+            self.after(IDLE_SECONDS, lambda _: self._idle(link))
+
+    def _idle(self, link: Link) -> None:
+        if link is self.link:
+            if self._at is None:
+                self._send(link, seal(Header(VERSION, "alive", "run", 1, NONE, NONE, NONE, NONE)))
+            self.after(IDLE_SECONDS, lambda _: self._idle(link))
+
+    # ---- work
+
+    def _work(self, link: Link) -> None:
+        if self._at is not None or not self._letters or link is not self.link:
+            return
+        world, self._at = self.world, self._letters.popleft()
+        letter, seconds = self._at, world.rng.uniform(0.05, 2.0)
+        if world.draw(world.odds.slow, "slow"):
+            seconds = SLOW
+        if world.draw(world.odds.stop, "stopped"):
+            self.stopped_until = world.now + world.rng.choice((3.0, 60.0, 1e6))
+        moment = (
+            world.rng.choice(("before", "torn", "written", "sent"))
+            if world.draw(world.odds.die, "died")
+            else ""
+        )
+        if letter.header.kind != "gone":
+            self.after(SECONDS, lambda _: self._pulse(link, letter))
+        self.after(seconds, lambda _: self._finish(link, letter, moment))
+
+    def _pulse(self, link: Link, letter: Letter) -> None:
+        h = letter.header
+        if self._at is letter and link is self.link:
+            self._send(
+                link, seal(Header(VERSION, "alive", "run", h.epoch, h.round, h.exchange, h.client, NONE))
+            )
+            self.after(SECONDS, lambda _: self._pulse(link, letter))
+
+    def _finish(self, link: Link, letter: Letter, dies: str) -> None:
+        """dies: at which moment, '' if it does not."""
+        if self._at is not letter:
+            return
+        if dies == "before":
+            self.die()
+            return
+        for reply in self._answer(letter, torn=dies == "torn"):
+            if dies not in ("torn", "written"):
+                self._send(link, reply)
+        if dies:
+            self.die()
+            return
+        self._at = None
+        self._work(link)
+
+    def _answer(self, letter: Letter, torn: bool) -> list[Letter]:
+        h, answers = letter.header, self.world.answers
+        if h.kind == "gone":
+            return [seal(Header(VERSION, "absent", "run", h.epoch, h.round, h.exchange, h.client, h.base))]
+        if h.kind == "evaluate":
+            self._model = answers.model(letter) or self._model
+            return [answers.score(letter, self._model)]
+        if h.base and not self._has_base(h):
+            fields, frames = failure(DiskError(f"the state of client {h.client} is not there"))
+            return [seal(msgspec.structs.replace(h, kind="failed", fields=fields), frames)]
+        state, reply = answers.upload(letter)
+        made = answers.problem.version(h.round, h.exchange)
+        if self.world.odds.elsewhere:
+            self._states = {
+                key: s for key, s in self._states.items() if key[0] != h.client or key[1] >= h.base
+            }
+            self._states[h.client, made] = state
+            return [state_letter("draft", "run", h, state), reply]
+        path = self.world.states.path(h.client, made)
+        path.parent.mkdir(exist_ok=True)
+        if torn:
+            (path.parent / f".{path.name}.1").write_bytes(state[: len(state) // 2])
+        else:
+            write_atomically(path, [state])
+        return [reply]
+
+    def _has_base(self, h: Header) -> bool:
+        """The state that a task starts from; not of one that comes again, long after."""
+        if self.world.odds.elsewhere:
+            return (h.client, h.base) in self._states
+        return self.world.states.path(h.client, h.base).exists()
+
+    # ---- letters
+
+    def _say(self, link: Link, kind: str, data: bytes) -> None:
+        fields, frames = blob(kind, data)
+        self._send(link, seal(Header(VERSION, kind, "run" if kind == "ready" else "", fields=fields), frames))
+
+    def _send(self, link: Link, letter: Letter) -> None:
+        if link.open:
+            self.world.carry(link, "up", letter)

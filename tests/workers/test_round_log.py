@@ -1,0 +1,130 @@
+"""Lines of metrics.jsonl: in the order of rounds, combined in the order of chunks, complete or not at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from fedsim.errors import UsageError
+from fedsim.learning.metrics import EXTRA, MEASURES
+from fedsim.problem import Score
+from workers.coordinator.round_log import RESERVED, RoundRecord, Scoreboard
+
+CATEGORICAL = MEASURES["categorical"]
+
+
+def board(chunks: int = 2) -> tuple[Scoreboard, list[Mapping[str, Any]]]:
+    lines: list[Mapping[str, Any]] = []
+    return Scoreboard(chunks, lines.append, CATEGORICAL), lines
+
+
+def score(
+    correct: int, nll: float, examples: int = 10, *, ensemble: tuple[int, float] = (0, math.nan)
+) -> Score:
+    return Score((examples, correct, nll), (examples, *ensemble))
+
+
+def test_a_line_waits_for_its_scores_its_commit_and_its_predecessors() -> None:
+    made, lines = board()
+    for r in (0, 1):
+        made.open(r, (r,))
+    made[1].scores |= {0: score(1, 1.0), 1: score(2, 3.0)}
+    made[1].committed = True
+    made.flush()
+    assert lines == []
+    made[0].scores |= {0: score(1, 1.0), 1: score(2, 3.0)}
+    made.flush()
+    assert lines == []  # not committed
+    made[0].committed = True
+    del made[0].scores[1]
+    made.flush()
+    assert lines == []  # not scored
+    made[0].scores[1] = score(2, 3.0)
+    made.flush()
+    assert [line["round"] for line in lines] == [0, 1]
+    assert 0 not in made and 1 not in made
+    made.flush()
+    assert len(lines) == 2
+
+
+def test_scores_are_means_over_examples_in_the_order_of_chunks() -> None:
+    made, lines = board(3)
+    record = made.open(0, ())
+    parts = {0: score(5, 1e16, 10), 1: score(1, 1.0, 4), 2: score(0, -1e16, 2)}
+    for chunk in (2, 0, 1):  # as they arrive
+        record.scores[chunk] = parts[chunk]
+    record.committed = True
+    made.flush()
+    assert lines[0]["test_accuracy"] == 6 / 16
+    assert lines[0]["test_nll"] == ((1e16 + 1.0) - 1e16) / 16
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_an_ensemble_is_told_only_if_there_was_one(sampled: bool) -> None:
+    made, lines = board(2)
+    record = made.open(3, (0, 2))
+    record.committed, record.sampled = True, sampled
+    record.scores |= {0: score(4, 5.0, ensemble=(6, 3.0)), 1: score(2, 7.0, ensemble=(8, 2.0))}
+    made.flush()
+    (line,) = lines
+    assert line["test_nll"] == 12 / 20
+    assert ("ensemble_nll" in line, "ensemble_accuracy" in line) == (sampled, sampled)
+    if sampled:
+        assert (line["ensemble_accuracy"], line["ensemble_nll"]) == (14 / 20, 5 / 20)
+
+
+def test_a_nan_is_told_as_it_is() -> None:
+    made, lines = board(1)
+    record = made.open(0, ())
+    record.committed, record.sampled = True, True
+    record.scores[0] = score(1, math.nan, ensemble=(1, math.nan))
+    made.flush()
+    assert math.isnan(lines[0]["test_nll"]) and math.isnan(lines[0]["ensemble_nll"])
+
+
+def test_opening_twice_is_the_same_record_and_a_dropped_round_is_never_told() -> None:
+    made, lines = board(0)
+    first = made.open(1, (0, 1))
+    assert made.open(1, (5,)) is first
+    assert first.participants == (0, 1)
+    made.open(2, ())
+    made.drop(1)
+    assert 1 not in made and 2 in made
+    made[2].committed = True
+    with pytest.raises(KeyError):
+        made[1]
+    assert lines == []
+
+
+@pytest.mark.parametrize("name", [*sorted(RESERVED), "seconds", "seconds_anything"])
+def test_an_algorithm_cannot_report_what_a_line_has(name: str) -> None:
+    with pytest.raises(UsageError, match=f"cannot report '{name}'"):
+        RoundRecord(1).report({"rho": 1.0, name: 1.0})
+
+
+def test_reserved_names_are_all_that_a_line_has() -> None:
+    scores = {0: score(1, 1.0)}
+    often = {"late": (1,), "refused": (0,), "simulated": 2.0, "sampled": True}
+    record = RoundRecord(1, (0, 1), (0,), scores=scores, **often)
+    keys = {k for k in record.line(1, CATEGORICAL) if not k.startswith("seconds")}
+    assert keys == RESERVED - set(EXTRA)
+    tags = RoundRecord(1, scores={0: Score((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3))})
+    keys = {k for k in tags.line(1, MEASURES["bernoulli"]) if not k.startswith("seconds")}
+    now_and_then = {"folded", "late", "refused", "simulated_seconds"}
+    assert keys == {k for k in RESERVED - now_and_then if not k.startswith("ensemble")}
+
+
+def test_what_is_reported_stands_in_the_line() -> None:
+    record = RoundRecord(1, scores={0: score(1, 1.0)})
+    record.report({"rho": 0.5})
+    record.report({"loss": 2.0})
+    assert {k: record.line(1, CATEGORICAL)[k] for k in ("rho", "loss")} == {"rho": 0.5, "loss": 2.0}
+
+
+def test_regression_has_no_accuracy() -> None:
+    record = RoundRecord(1, scores={0: Score((4.0, 2.0)), 1: Score((4.0, 6.0))})
+    line = record.line(2, MEASURES["gaussian"])
+    assert (line["test_accuracy"], line["test_nll"]) == (None, 1.0)

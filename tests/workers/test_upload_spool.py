@@ -1,0 +1,120 @@
+"""Uploads before their turn: the same frames come out, whether they waited in memory or on disk."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedsim.errors import WireError
+from fedsim.wire.envelope import VERSION, Header, Letter, encode, open_letter, seal
+from fedsim.wire.schema import Mean, Precision, Scalar
+from workers.storage.upload_spool import Spool
+
+
+@dataclass(frozen=True)
+class Up:
+    mean: Mean
+    precision: Precision
+    loss: Scalar
+
+
+def upload(client: int, p: int = 50) -> Letter:
+    draws = torch.Generator().manual_seed(client)
+    up = Up(torch.randn(p, generator=draws), torch.rand(p, generator=draws) + 0.1, float(client))
+    payload = encode(up, {"precision": "bf16"}, {"P": p})
+    return seal(Header(VERSION, "upload", "r", 1, 1, 1, client, fields=payload.fields), payload.frames)
+
+
+def frames(letter: Letter) -> list[bytes]:
+    return [letter.head, *(bytes(memoryview(f)) for f in letter.frames)]
+
+
+def on_disk(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir()) if folder.exists() else []
+
+
+SIZE = upload(0).total_bytes()
+
+
+@pytest.mark.parametrize("room", [0, SIZE - 1, SIZE, 2 * SIZE + 1, 100 * SIZE])
+def test_frames_come_back_identical_whatever_the_bound(tmp_path: Path, room: int) -> None:
+    spool = Spool(tmp_path / "spool", room)
+    clients = list(range(6))
+    for k in clients:
+        spool.put(k, upload(k))
+    in_memory = min(room // SIZE, len(clients))
+    assert len(on_disk(tmp_path / "spool")) == len(clients) - in_memory
+    random.Random(1).shuffle(clients)
+    for k in clients:
+        letter = spool.take(k)[0]
+        assert frames(letter) == frames(upload(k))
+        assert letter.sizes == upload(k).sizes
+        open_letter(frames(letter), "spool")
+    assert on_disk(tmp_path / "spool") == []
+    assert spool.room == room
+
+
+def test_nothing_touches_the_disk_below_the_bound(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.put(3, upload(3))
+    assert not (tmp_path / "spool").exists()
+    assert spool.take(3)[0].frames == upload(3).frames
+
+
+def test_room_that_was_taken_is_given_back(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", SIZE)
+    for k in range(5):
+        spool.put(k, upload(k))
+        assert on_disk(tmp_path / "spool") == []
+        spool.take(k)
+    spool.put(0, upload(0))
+    spool.put(1, upload(1))
+    assert on_disk(tmp_path / "spool") == ["000001.upload"]
+    spool.take(1)
+    assert spool.room == 0
+    spool.take(0)
+    assert spool.room == SIZE
+
+
+def test_a_small_upload_still_fits_beside_a_large_one_that_spilled(tmp_path: Path) -> None:
+    small = upload(1, 1).total_bytes()
+    spool = Spool(tmp_path / "spool", SIZE - 1)
+    spool.put(0, upload(0))
+    spool.put(1, upload(1, 1))
+    assert on_disk(tmp_path / "spool") == ["000000.upload"]
+    assert spool.room == SIZE - 1 - small
+
+
+def test_a_client_comes_again_in_the_next_round(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", 0)
+    for p in (50, 20):
+        spool.put(4, upload(4, p))
+        assert frames(spool.take(4)[0]) == frames(upload(4, p))
+
+
+def test_empty_frames_and_letters_without_fields_survive(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", 0)
+    bare = seal(Header(VERSION, "upload", "r"))
+    spool.put(0, bare)
+    spool.put(1, upload(1, 0))
+    assert frames(spool.take(0)[0]) == frames(bare)
+    assert frames(spool.take(1)[0]) == frames(upload(1, 0))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_file_damaged_on_disk_is_noticed(tmp_path: Path, damage: str) -> None:
+    spool = Spool(tmp_path / "spool", 0)
+    spool.put(7, upload(7))
+    (path,) = (tmp_path / "spool").iterdir()
+    data = bytearray(path.read_bytes())
+    if damage == "truncated":
+        del data[-1]
+    else:
+        data[10] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(WireError, match=r"spooled upload of client 7, .*000007\.upload: field "):
+        spool.take(7)

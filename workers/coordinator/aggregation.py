@@ -1,0 +1,154 @@
+"""server_update in a thread of its own, fed with uploads in ascending client id.
+
+The iterable it consumes blocks until the next upload is released, so folding overlaps computing and
+one upload at a time is decoded: O(P) memory whatever K.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedsim.problem import Problem
+from fedsim.wire.envelope import NONE, Letter, decode, references
+from fedsim.wire.schema import check_values, schema
+
+
+class _Stop(Exception):
+    """Raised inside the fold thread to leave it."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A finished fold: the next server state, and the uploads' scalars summed up as their kinds say."""
+
+    server: Any
+    scalars: dict[str, float]
+
+
+class Folder:
+    """One fold at a time: start, release ..., close; then `on_done` is signalled and `result` waits."""
+
+    def __init__(
+        self, problem: Problem, take: Callable[[int], tuple[Letter, int]], on_done: Callable[[], None]
+    ) -> None:
+        """take: a client's upload and whom it came from."""
+        self.problem, self._take, self._on_done = problem, take, on_done
+        self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Any, Any, int, int] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="fold", daemon=True)
+        self._thread.start()
+
+    def start(self, server: Any, down: Any, round: int, exchange: int) -> None:
+        self._jobs.put((server, down, round, exchange))
+
+    def release(self, client: int) -> None:
+        """This client is next; its upload is taken from the spool when its turn comes."""
+        self._uploads.put(client)
+
+    def close(self) -> None:
+        """No further upload in this exchange."""
+        self._uploads.put(None)
+
+    def result(self) -> Fold:
+        """Call once after on_done. Errors: whatever server_update or an upload's checks raised."""
+        result = self._done.get(timeout=1.0)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def stop(self, deadline: float = 5.0) -> None:
+        self._uploads.put(_Stop())
+        self._jobs.put(None)
+        self._thread.join(deadline)
+
+    def _run(self) -> None:
+        # a server may compute, too; how many threads it has is part of the experiment
+        torch.set_num_threads(self.problem.experiment.threads)
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._done.put(self._fold(*job))
+            except _Stop:
+                return
+            except BaseException as e:  # handed to the main thread, which knows what to do
+                self._done.put(e)
+            self._on_done()
+
+    def _fold(self, server: Any, down: Any, round: int, exchange: int) -> Fold:
+        algorithm = self.problem.algorithm
+        scalars = _Scalars(self.problem.exchange(round, exchange).up)
+
+        first = self._next()
+        if first is None:  # all were too late
+            return Fold(server, {})
+
+        def ups() -> Iterator[tuple[int, Any]]:
+            k: int | None = first
+            while k is not None:
+                letter, worker = self._take(k)
+                up = read_upload(self.problem, letter, down, worker)
+                scalars.add(up, self.problem.sizes[k])
+                yield k, up
+                k = self._next()
+
+        stream = ups()
+        ctx = self.problem.context(round, exchange)
+        next_server = algorithm.server_update(server, down, stream, ctx)
+        for _ in stream:  # an algorithm that does not look at every upload still consumes them
+            pass
+        return Fold(next_server, scalars.result())
+
+    def _next(self) -> int | None:
+        """The client whose upload is next; None: no further one."""
+        k = self._uploads.get()
+        if isinstance(k, _Stop):
+            raise k
+        return k
+
+
+def read_upload(problem: Problem, letter: Letter, down: Any, worker: int = NONE) -> Any:
+    """The message of an upload; down: the decoded broadcast that it answers; worker: who sent it.
+
+    Errors: WireError naming client, round, worker and field if it must not be folded.
+    """
+    h = letter.header
+    sender = f" from worker {worker}" if worker != NONE else ""
+    whose = f"upload of client {h.client} in round {h.round}{sender}"
+    kind, layout = problem.exchange(h.round, h.exchange).up, problem.net.layout
+    up: Any = decode(kind, letter, problem.codecs["up"], problem.dims, whose, references(down), layout)
+    check_values(up, whose, problem.experiment.max_norm or math.inf)
+    return up
+
+
+class _Scalars:
+    """The scalars of a round's uploads, each summed up in the way that its kind names."""
+
+    def __init__(self, up: type) -> None:
+        fields = [f for f in schema(up) if f.python is float and f.kind.over != "nothing"]
+        self._over = {f.name: f.kind.over for f in fields}
+        self._values: dict[str, list[float]] = {name: [] for name in self._over}
+        self._sizes: list[int] = []
+
+    def add(self, up: Any, size: int) -> None:
+        self._sizes.append(size)
+        for name, values in self._values.items():
+            values.append(getattr(up, name))
+
+    def result(self) -> dict[str, float]:
+        return {name: self._summed(over, self._values[name]) for name, over in self._over.items()}
+
+    def _summed(self, over: str, values: list[float]) -> float:
+        if over == "min":
+            return min(values)
+        if over == "sum":
+            return sum(values)
+        if over == "rss":
+            return math.sqrt(sum(v * v for v in values))
+        return sum(n * v for n, v in zip(self._sizes, values, strict=True)) / sum(self._sizes)

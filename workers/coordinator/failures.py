@@ -1,0 +1,57 @@
+"""What went wrong, whose task it was, and what to do: the coordinator's errors."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fedsim.errors import DiskError, FedsimError, TaskError
+from fedsim.round_machine import RoundMachine
+from fedsim.wire.envelope import NONE, Letter
+from workers.coordinator.worker_pool import Death
+
+
+def silence(machine: RoundMachine, workers: int, patience: float) -> TaskError:
+    """Nothing has happened for `patience` seconds."""
+    held = {w: machine.held_by(w) for w in range(max(1, workers))}
+    who = "; ".join(
+        f"worker {w} holds " + ", ".join(f"client {t.client}" for t in tasks)
+        for w, tasks in held.items()
+        if tasks
+    )
+    return TaskError(
+        f"nothing has happened for {patience:g} s in round {machine.round}: "
+        f"{who or 'no worker holds a task, so the fold hangs'} (raise the limit with --patience)"
+    )
+
+
+def doing(machine: RoundMachine, worker: int) -> str:
+    """What a worker was at: its round and clients."""
+    held = machine.held_by(worker)
+    if not held:
+        return f"in round {machine.round}, between tasks"
+    later = f" (next: {', '.join(str(t.client) for t in held[1:])})" if held[1:] else ""
+    return f"in round {held[0].round}, at client {held[0].client}{later}"
+
+
+def strikes(machine: RoundMachine, last: Death, count: int) -> TaskError:
+    """Workers keep ending at the same thing."""
+    at = doing(machine, last.worker)
+    return TaskError(
+        f"worker {last.worker} {last.how} {at}: {count} workers have ended there, so it is not tried again. "
+        f"All rounds before are kept; fedsim resume goes on.\n{last.last_words}"
+    )
+
+
+def failure(worker: int, letter: Letter) -> FedsimError:
+    """A worker says that it could not do what it was told."""
+    h = letter.header
+    try:
+        code, what = msgspec.json.decode(letter.frames[0], type=tuple[int, str])
+    except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
+        code, what = 1, "(it does not say readably what)"
+    kind = DiskError if code == DiskError.exit_code else TaskError
+    if h.round == NONE:
+        return kind(f"worker {worker} could not set itself up:\n{what.rstrip()}")
+    if h.client == NONE:
+        return kind(f"worker {worker} failed to evaluate round {h.round}:\n{what.rstrip()}")
+    return kind(f"worker {worker} failed on client {h.client} in round {h.round}:\n{what.rstrip()}")

@@ -1,0 +1,353 @@
+"""The coordinator: carries out what the round machine decides.
+
+It waits in Endpoint.wait, on sockets and process handles, with a deadline; the disk and the fold have
+deadlines of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedsim.errors import FedsimError, TaskError
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.participation import Schedule
+from fedsim.problem import Problem
+from fedsim.round_machine import (
+    Close,
+    Command,
+    Commit,
+    Drop,
+    Event,
+    Finish,
+    Folded,
+    Give,
+    Open,
+    Release,
+    RoundMachine,
+    Score,
+)
+from fedsim.wire.ledger import Entry
+from workers.coordinator import failures
+from workers.coordinator.aggregation import Folder
+from workers.coordinator.broadcasts import Dispatch
+from workers.coordinator.exchange_clock import Simulated
+from workers.coordinator.membership import Membership, Terms, Witness
+from workers.coordinator.registration import Admission
+from workers.coordinator.response_filter import Fence, Misconduct, Piece
+from workers.coordinator.responses import Intake
+from workers.coordinator.round_log import Scoreboard
+from workers.coordinator.task_timeline import Span, Timeline
+from workers.coordinator.worker_pool import Crew
+from workers.state_transfer import Loans
+from workers.storage.journal import Journal
+from workers.storage.recovery import Recovery
+from workers.storage.store import Checkpoints
+from workers.storage.upload_spool import Spool
+from workers.transport.endpoint import Endpoint, Incoming
+from workers.transport.eventfd import Wakeup
+
+
+class Observer(Witness, Protocol):
+    """Who writes and shows what happens."""
+
+    def committed(self, commit: Commit, entries: list[Entry]) -> int:
+        """Returns where the ledger's file ends with these rows."""
+
+    def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
+
+    def spans(self, spans: list[Span]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run that was not an error."""
+
+    server: Any
+    model: Point | Gaussian
+    versions: tuple[int, ...]
+    seconds_to_first_round: float
+    seconds_rounds: tuple[float, ...]
+    seconds_clients: float
+    kernel_residual: Mapping[str, int] | None = None
+    """The kernel's count of the streams minus the ledger's, before the workers are told to stop."""
+
+
+class Coordinator:
+    """One run from its first broadcast to its last score."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        endpoint: Endpoint,
+        crew: Crew,
+        checkpoints: Checkpoints,
+        schedule: Schedule,
+        observer: Observer,
+        journal: Journal,
+        *,
+        run: str,
+        admission: Admission,
+        terms: Terms,
+        started: float,
+        recovery: Recovery | None = None,
+        keep: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """recovery: where an earlier start has left off. keep: the folder of the message trace, if any.
+        clock: the seconds that leases and deadlines are measured in."""
+        self.problem, self.endpoint, self.crew = problem, endpoint, crew
+        self.checkpoints, self.observer, self.journal = checkpoints, observer, journal
+        self.terms, self.started = terms, started
+        self.loans = Loans() if terms.elsewhere else None
+        experiment = problem.experiment
+        self.machine = RoundMachine(
+            rounds=experiment.rounds,
+            exchanges=len(problem.algorithm.exchanges),
+            schedule=schedule,
+            versions=[0] * len(problem.clients),
+            cost=lambda k: problem.sizes[k],
+            chunks=problem.chunks,
+            eval_every=experiment.eval_every,
+            setup=len(problem.algorithm.setup),
+        )
+        self.server: Any = problem.algorithm.server_init(problem.context(0, 0))
+        before = recovery.checkpoint if recovery else None
+        if before is not None:
+            self.machine.round, self.machine.versions = before.round, before.versions.tolist()
+            self.server = before.server
+        self._resumed = before is not None
+        self._unscored = recovery.unscored if recovery else ()
+        self._wakeup = Wakeup()
+        self.spool = Spool(checkpoints.folder.parent / "spool", keep=keep)
+        self.folder = Folder(problem, self.spool.take, self._wakeup.set)
+        self.simulated = Simulated(problem.clock, problem.sizes)
+        self.dispatch = Dispatch(
+            run,
+            recovery.epoch if recovery else 1,
+            problem,
+            endpoint,
+            checkpoints.states,
+            self.simulated,
+            self.loans,
+        )
+        self.board = Scoreboard(problem.chunks, observer.evaluated, problem.measure)
+        for record in self._unscored:
+            self.board.restore(record)
+        if not self._resumed:
+            setup = problem.algorithm.setup
+            start = self.board.open(0, tuple(range(len(problem.clients))) if setup else ())
+            start.model, start.committed = self._model(), not setup
+        self.members = Membership(
+            admission,
+            terms,
+            endpoint,
+            crew,
+            self.dispatch,
+            self.machine,
+            observer,
+            journal,
+            self._handle,
+            clock,
+        )
+        self.fence = Fence(self.dispatch.epoch, self.machine)
+        self.intake = Intake(
+            problem,
+            self.fence,
+            self.dispatch,
+            self.simulated,
+            self.board,
+            self.spool,
+            checkpoints.states,
+            endpoint.ledger,
+            journal,
+            self._handle,
+        )
+        self._clock = clock
+        self._stirred = self._round_began = clock()
+        self._commits: list[float] = []
+        self._first_round = 0.0
+        self._finished = False
+
+    # ---- the loop
+
+    def run(self) -> Outcome:
+        """Errors: TaskError naming worker, client and round; Interrupted; DiskError."""
+        try:
+            for left in self.members.waiting(everybody=True):
+                self._step(left)
+            self._begin()
+            while not self._finished:
+                for left in self.members.waiting(everybody=False):
+                    self._step(left)
+                if self._step(self.members.patience()):
+                    self._stirred = self._clock()
+                self.members.end_leases()
+                if self._clock() - self._stirred >= self.terms.patience:
+                    raise failures.silence(self.machine, self.members.size, self.terms.patience)
+        finally:
+            self.folder.stop()
+            self._wakeup.close()
+        residual = self.endpoint.residual()
+        self.dispatch.stop(self.members.size)
+        algorithm, problem = self.problem.algorithm, self.problem
+        return Outcome(
+            self.server,
+            algorithm.model(self.server, problem.context(self.machine.round, 0)),
+            tuple(self.machine.versions),
+            self._first_round,
+            tuple(self._commits),
+            self.intake.seconds_clients,
+            residual,
+        )
+
+    def _begin(self) -> None:
+        self._stirred = self._round_began = self._clock()
+        self.dispatch.timeline = Timeline()
+        self.journal.append("start", epoch=self.dispatch.epoch)
+        self._carry_out(self.machine.start(self._resumed, [r.number for r in self._unscored]))
+        self.members.begin()
+
+    def _step(self, timeout: float) -> bool:
+        """Wait once and handle whatever came; False if nothing did that matters."""
+        incoming, ready = self.endpoint.wait([self._wakeup.fd, *self.crew.fds()], timeout)
+        counting = [self._receive(letter) for letter in incoming]
+        unreadable, self.endpoint.unreadable = self.endpoint.unreadable, {}
+        for worker, why in unreadable.items():
+            self.members.give_up(worker, f"sent what cannot be read ({why})")
+        lost, self.endpoint.lost = self.endpoint.lost, []
+        for worker in lost:
+            self.members.left(worker, "its connection was lost")
+        if self._wakeup.fd in ready and self._wakeup.clear():
+            self._take_fold()
+        death = self.crew.check(ready)
+        if death is not None:
+            self.members.died(death)
+        return any(counting) or bool(ready or lost or unreadable)
+
+    def _handle(self, event: Event) -> None:
+        self._carry_out(self.machine.handle(event))
+
+    # ---- what comes in
+
+    def _receive(self, incoming: Incoming) -> bool:
+        """False: an echo, or a sign of life of nothing that the worker holds."""
+        worker, letter = incoming.worker, incoming.letter
+        h = letter.header
+        try:
+            if h.kind == "alive":
+                return self.members.alive(worker, letter)
+            if h.kind == "hello":
+                self.members.hello(worker, letter)
+            elif h.kind == "ready":
+                self.members.ready(worker, letter)
+            elif h.kind == "failed":
+                self.members.failed(worker, letter)
+            elif not self.intake.take(worker, letter):
+                return False
+            else:
+                self.members.leases.heard(worker)
+        except Misconduct as e:
+            self.members.give_up(worker, str(e))
+        return True
+
+    def _take_fold(self) -> None:
+        try:
+            fold = self.folder.result()
+        except FedsimError as e:
+            raise TaskError(f"round {self.machine.round} cannot be folded: {e}") from e
+        self.server = fold.server
+        self.board[self.machine.round].report(fold.scalars)
+        self._handle(Folded())
+
+    # ---- what goes out
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        """In order, except that the files of a commit are written after the next round is on its way."""
+        committed: list[tuple[Commit, Any]] = []
+        for command in commands:
+            match command:
+                case Open():
+                    self._open(command)
+                case Give():
+                    self._gives(command.worker, command.task)
+                    self.dispatch.give(self.server, command)
+                case Score():
+                    self._gives(command.worker, (command.round, command.chunk))
+                    self.dispatch.give_score(command, self.board[command.round].model)
+                case Release(client):
+                    self.folder.release(client)
+                case Drop(client):
+                    self.journal.append("lost", round=self.machine.round, client=client)
+                    self.spool.take(client)
+                case Close():
+                    self.folder.close()
+                case Commit():
+                    self._commit(command)
+                    committed.append((command, self.server))
+                case Finish():
+                    self._finished = True
+        for commit, server in committed:
+            self._record(commit, server)
+        if committed:
+            self.board.flush()
+
+    def _gives(self, worker: int, piece: Piece) -> None:
+        """A lease begins when a worker that was idle gets work."""
+        self.fence.gave(worker, piece)
+        if len(self.machine.held_by(worker)) <= 1:
+            self.members.leases.heard(worker)
+
+    def _open(self, command: Open) -> None:
+        """The fold computes from the decoded broadcast, as clients do."""
+        if command.exchange == 1:
+            self.board.open(command.round, command.participants)
+        else:
+            self._close_exchange(command.round)
+        self.journal.append(
+            "open", round=command.round, exchange=command.exchange, participants=list(command.participants)
+        )
+        sent = self.dispatch.encode_broadcast(self.server, command)
+        if command.folds:
+            self.folder.start(self.server, sent, command.round, command.exchange)
+
+    def _close_exchange(self, round: int) -> None:
+        """Add what the exchange took on the virtual clock to its round."""
+        seconds, about = self.simulated.close(), self.board[round]
+        if seconds is not None:
+            about.simulated = (about.simulated or 0.0) + seconds
+
+    def _commit(self, command: Commit) -> None:
+        """The round is folded: remember the model, take the time."""
+        r, now = command.round, self._clock()
+        about = self.board.open(r, command.participants)
+        about.folded = command.folded
+        self._close_exchange(r)
+        about.seconds, self._round_began = now - self._round_began, now
+        if r:
+            self._commits.append(about.seconds)
+        if r and not self._first_round:
+            self._first_round = time.time() - self.started
+        about.report(self.problem.algorithm.report(self.server, self.problem.context(r, 0)))
+        if r:  # the set-up does not change the start model, which is being evaluated
+            about.model = self._model()
+
+    def _record(self, commit: Commit, server: Any) -> None:
+        """A committed round's files, in the order that workers.storage.recovery relies on: its ledger rows,
+        the journal's record, the checkpoint."""
+        r, ledger = commit.round, self.endpoint.ledger
+        about = self.board[r]
+        about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
+        end = self.observer.committed(commit, ledger.close(r))
+        self.observer.spans(self.dispatch.timeline.take())
+        self.journal.append("commit", round=r, about=about.known())
+        self.checkpoints.commit(r, server, commit.versions, commit.folded, self.board.oldest, end)
+        about.committed = True
+        if not self.machine.evaluates(r):
+            self.board.drop(r)
+
+    def _model(self) -> Point | Gaussian:
+        return self.problem.algorithm.model(self.server, self.problem.context(0, 0))

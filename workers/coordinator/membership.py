@@ -1,0 +1,219 @@
+"""The workers of a run: who comes, who goes, and who takes whose place.
+
+A worker on this machine that dies, or whose lease runs out, is replaced, unless what it was at has ended
+too many. One elsewhere that is gone is made good by the others until somebody comes in its place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from fedsim.errors import AccessError, TaskError, WireError
+from fedsim.round_machine import Event, Joined, Left, RoundMachine, TaskId
+from fedsim.wire.envelope import NONE, VERSION, Header, Letter, blob, seal
+from workers.coordinator import failures
+from workers.coordinator.broadcasts import Dispatch
+from workers.coordinator.registration import Admission
+from workers.coordinator.response_filter import Misconduct
+from workers.coordinator.worker_pool import Crew, Death
+from workers.storage.journal import Journal
+from workers.transport.dealer import Hello
+from workers.transport.endpoint import Endpoint
+from workers.transport.router import refusal
+from workers.worker.heartbeat import Leases
+
+STRIKES = 3
+"""A task at which so many workers have ended is not given again."""
+
+
+class Witness(Protocol):
+    """Who writes down who was there."""
+
+    def joined(self, worker: int, hello: Hello) -> None: ...
+
+    def left(self, worker: int, why: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Seconds in which workers must join, after which a silent one is given up, and in which something has
+    to happen at all (the longest task, generously). elsewhere: they come from other machines."""
+
+    join_within: float
+    lease: float
+    patience: float
+    elsewhere: bool = False
+
+
+class Membership:
+    """handle: gives the machine an event, and carries out what follows; `begun` once the first round is open,
+    before which nobody is told of workers."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        terms: Terms,
+        endpoint: Endpoint,
+        crew: Crew,
+        dispatch: Dispatch,
+        machine: RoundMachine,
+        witness: Witness,
+        journal: Journal,
+        handle: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.admission, self.terms, self.endpoint, self.crew = admission, terms, endpoint, crew
+        self.dispatch, self.machine, self.witness, self.journal = dispatch, machine, witness, journal
+        self._handle, self._clock = handle, clock
+        self.leases = Leases(terms.lease, clock)
+        self.begun = False
+        self._strikes: Counter[TaskId | tuple[int, int] | str | None] = Counter()
+        """How many workers have ended at something."""
+
+    @property
+    def size(self) -> int:
+        """How many there should be; 0 in process."""
+        return self.admission.workers
+
+    # ---- coming
+
+    def waiting(self, everybody: bool) -> Iterator[float]:
+        """Until all are there, or anybody: the seconds that are left, to wait in and look again.
+
+        Errors: TaskError if they do not come in time.
+        """
+        deadline = self._clock() + self.terms.join_within
+        while self.admission.missing if everybody else self.size and not self.admission.ready:
+            left = deadline - self._clock()
+            if left <= 0:
+                missing = ", ".join(map(str, self.admission.missing))
+                raise TaskError(
+                    f"{len(self.admission.ready)} of {self.size} workers were ready after "
+                    f"{self.terms.join_within:g} s; missing: {missing}"
+                )
+            yield left
+
+    def begin(self) -> None:
+        """The first round is open: all who are there take part."""
+        self.begun = True
+        for worker in sorted(self.admission.ready) if self.size else [0]:
+            self._handle(Joined(worker))
+        self._close_door()
+
+    def hello(self, worker: int, letter: Letter) -> None:
+        """Tell a newcomer what to do."""
+        fields, frames = blob("welcome", self.admission.welcome(worker))
+        run = self.dispatch.run
+        self.dispatch.send(worker, seal(Header(VERSION, "welcome", run, fields=fields), frames))
+        self.witness.joined(worker, msgspec.json.decode(letter.frames[0], type=Hello))
+
+    def ready(self, worker: int, letter: Letter) -> None:
+        """Errors: AccessError if a worker of this machine does not have what the run needs; Misconduct."""
+        if not self.size:
+            raise Misconduct("says that it is ready, and nobody was waited for")
+        if worker in self.admission.ready:
+            return
+        try:
+            why = self.admission.examine(worker, letter)
+        except WireError as e:
+            raise Misconduct(f"sends {e}") from None
+        if not why:
+            if self.begun:
+                self._handle(Joined(worker))
+                self._close_door()
+            return
+        if not self.terms.elsewhere:
+            raise AccessError(f"worker {worker}: {why}")
+        self.endpoint.send(worker, refusal(why))
+        self.endpoint.dismiss(worker)
+        self.witness.left(worker, f"refused: {why}")
+
+    def _close_door(self) -> None:
+        if not self.admission.missing:
+            self.endpoint.close_door()
+
+    # ---- going
+
+    def failed(self, worker: int, letter: Letter) -> None:
+        """One elsewhere that cannot set itself up may come again; whatever else fails, fails everywhere. What
+        the worker does not hold (any more) may fail.
+
+        Errors: TaskError, DiskError.
+        """
+        if letter.header.round != NONE and not self._holds(worker, letter):
+            return
+        error = failures.failure(worker, letter)
+        if not self.terms.elsewhere or letter.header.round != NONE:
+            raise error
+        self.endpoint.dismiss(worker)
+        self.witness.left(worker, str(error))
+
+    def died(self, death: Death) -> None:
+        """Put another process in its place. Errors: TaskError after STRIKES at the same thing."""
+        worker = death.worker
+        at = self.machine.doing(worker) if worker in self.admission.ready else "start"
+        self._strikes[at] += 1
+        if self._strikes[at] >= STRIKES:
+            raise failures.strikes(self.machine, death, self._strikes[at])
+        self.left(worker, death.how)
+        self.crew.replace(worker, self.endpoint.open_door())
+
+    def left(self, worker: int, why: str) -> None:
+        """A worker is gone: others take over what it held, and another may come in its place."""
+        self.witness.left(worker, f"{why} {failures.doing(self.machine, worker)}")
+        self.journal.append("left", worker=worker, round=self.machine.round)
+        self.endpoint.dismiss(worker)
+        self.leases.forget(worker)
+        self.dispatch.left(worker)
+        if worker in self.admission.ready:
+            self.admission.ready.discard(worker)
+            if self.begun:
+                self._handle(Left(worker))
+
+    def give_up(self, worker: int, why: str) -> None:
+        """End with a worker that hangs, or does not keep to the protocol; its work is done by others.
+
+        Errors: TaskError in process, where nobody else is.
+        """
+        if not self.size:
+            raise TaskError(f"worker {worker} {why}")
+        self.leases.forget(worker)
+        if self.terms.elsewhere:
+            self.left(worker, why)
+        else:
+            self.witness.left(worker, f"{why} {failures.doing(self.machine, worker)}, and is killed")
+            self.crew.kill(worker)
+
+    # ---- silence
+
+    def alive(self, worker: int, letter: Letter) -> bool:
+        """A sign of life counts for the task, or chunk, that it names."""
+        counts = self._holds(worker, letter)
+        if counts:
+            self.leases.heard(worker)
+        return counts
+
+    def _holds(self, worker: int, letter: Letter) -> bool:
+        """Whether a worker holds the task, or chunk, that its letter is about."""
+        h = letter.header
+        if h.client == NONE:
+            return self.machine.holds(worker, (h.round, h.exchange))
+        tasks = self.machine.held_by(worker)
+        return (h.round, h.exchange, h.client) in [(t.round, t.exchange, t.client) for t in tasks]
+
+    def patience(self) -> float:
+        """How long to wait for anything: until the first lease runs out."""
+        if not self.size:
+            return self.terms.patience
+        return min(self.terms.patience, self.leases.left(self.machine.working))
+
+    def end_leases(self) -> None:
+        """Give up the workers that were silent for too long: they hang or are stopped."""
+        for worker in self.leases.over(self.machine.working) if self.size else ():
+            self.give_up(worker, f"was silent for {self.terms.lease:g} s")

@@ -1,0 +1,96 @@
+"""Which answers count.
+
+A task's answer counts once: from the worker that holds the task, and in the start of the run that gave it.
+What an honest worker may send besides (an answer twice, one to a task that was taken back from it, one to an
+earlier start) is dropped and counted; what no worker sends that keeps to the protocol is Misconduct. Two
+answers to one task must be the same bits: tasks are pure, so the second is compared before it is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fedsim.errors import TaskError
+from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, RoundMachine, TaskId
+from fedsim.wire.envelope import Letter
+from workers.worker.runtime import task_of
+
+Piece = TaskId | tuple[int, int]
+"""A task, or a chunk to score (round, chunk)."""
+REMEMBERED = MAX_EVALUATIONS_BEHIND + 2
+"""Rounds of which it is known who was given what, the present one included."""
+
+
+class Misconduct(Exception):
+    """A letter that no worker sends which keeps to the protocol; its text says what is wrong."""
+
+
+def piece_of(letter: Letter) -> Piece:
+    """What a letter answers."""
+    h = letter.header
+    return (h.round, h.exchange) if h.kind == "score" else task_of(letter)
+
+
+class Fence:
+    """epoch: of this start. dropped: letters that were dropped, by kind."""
+
+    def __init__(self, epoch: int, machine: RoundMachine) -> None:
+        self.epoch, self.machine = epoch, machine
+        self.dropped: Counter[str] = Counter()
+        self._given: dict[int, set[tuple[int, Piece]]] = {}
+        """Who was given what in this start, by round."""
+        self._answers: dict[int, dict[Piece, tuple[int, ...]]] = {}
+        """The checksums of accepted uploads, by round."""
+
+    def gave(self, worker: int, piece: Piece) -> None:
+        round = piece.round if isinstance(piece, TaskId) else piece[0]
+        if round not in self._given:
+            for old in [r for r in self._given if r <= round - REMEMBERED]:
+                del self._given[old], self._answers[old]
+            self._given[round], self._answers[round] = set(), {}
+        self._given[round].add((worker, piece))
+
+    def admits(self, worker: int, letter: Letter) -> bool:
+        """Whether an answer counts; else it is an echo, and dropped.
+
+        Errors: Misconduct; TaskError naming client and round if two answers to a task are not the same.
+        """
+        h, piece = letter.header, piece_of(letter)
+        if h.epoch > self.epoch:
+            raise Misconduct(f"answers to start {h.epoch} of this run, which is in start {self.epoch}")
+        if h.epoch == self.epoch:
+            if self.machine.holds(worker, piece):
+                gone = isinstance(piece, TaskId) and self.machine.gone(piece)
+                if (h.kind == "absent") != gone:
+                    raise Misconduct(f"answers {piece} with a letter of kind {h.kind!r}")
+                return True
+            if not self._had(worker, piece, h.round):
+                raise Misconduct(f"answers {piece}, which it was not given, with a letter of kind {h.kind!r}")
+            if h.kind == "upload":
+                self._compare(worker, letter)
+        self.dropped[h.kind] += 1
+        return False
+
+    def _had(self, worker: int, piece: Piece, round: int) -> bool:
+        """Of rounds long ago it is not known any more, and anybody may have."""
+        if round in self._given:
+            return (worker, piece) in self._given[round]
+        return 0 <= round <= self.machine.round - REMEMBERED
+
+    def answered(self, letter: Letter) -> None:
+        """Remember an upload that counts."""
+        self._answers[letter.header.round][piece_of(letter)] = checksums(letter)
+
+    def _compare(self, worker: int, letter: Letter) -> None:
+        task = piece_of(letter)
+        first = self._answers.get(letter.header.round, {}).get(task)
+        if first is not None and first != checksums(letter):
+            raise TaskError(
+                f"worker {worker} has computed {task} anew, and its upload is not that which was accepted: "
+                "the client's code is not deterministic (fedsim verify finds out where)"
+            )
+
+
+def checksums(letter: Letter) -> tuple[int, ...]:
+    """Of every frame behind the header."""
+    return tuple(p.digest for f in letter.header.fields for p in f.parts)

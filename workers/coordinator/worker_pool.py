@@ -1,0 +1,55 @@
+"""The worker processes as the coordinator sees them; imports nothing heavy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedsim.errors import Interrupted
+from workers.transport.eventfd import Wakeup
+
+
+@dataclass(frozen=True)
+class Death:
+    """A worker process has ended."""
+
+    worker: int
+    how: str
+    last_words: str
+
+
+class Crew(Protocol):
+    """The worker processes, as the coordinator sees them."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when a worker ends or a signal asks to stop."""
+
+    def check(self, ready: list[int]) -> Death | None:
+        """What happened, if it was a death. Errors: Interrupted if a signal asked to stop."""
+
+    def replace(self, worker: int, address: str) -> None:
+        """Start another process in the place of one that has ended. Errors: TaskError, Interrupted."""
+
+    def kill(self, worker: int) -> None:
+        """End a worker's process, -9; its death is known from fds() as any other."""
+
+
+class NoCrew:
+    """The crew of `--workers 0`: nobody, but a signal may still ask to stop."""
+
+    def __init__(self, interrupted: Wakeup | None = None) -> None:
+        self._interrupted = interrupted
+
+    def fds(self) -> list[int]:
+        return [self._interrupted.fd] if self._interrupted else []
+
+    def check(self, ready: list[int]) -> Death | None:
+        if self._interrupted and self._interrupted.fd in ready:
+            raise Interrupted("interrupted")
+        return None
+
+    def replace(self, worker: int, address: str) -> None:
+        """There is nobody."""
+
+    def kill(self, worker: int) -> None:
+        """There is nobody."""

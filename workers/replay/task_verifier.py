@@ -1,0 +1,169 @@
+"""A worker that computes tasks again and compares what comes of them with what the run accepted.
+
+A task's result is its upload, of which the journal has the digest of every frame, and the client's next
+state, of which the run's folder has the file unless it was cleared away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import DiskError, WireError
+from fedsim.problem import Problem
+from fedsim.wire.envelope import Header, Letter
+from fedsim.wire.state_file import decode_state
+from workers.storage.store import ClientStates
+from workers.storage.upload_archive import silent
+from workers.worker.runtime import WorkerRuntime
+
+Digests = Mapping[tuple[int, int, int], Sequence[int]]
+"""By round, exchange and client: xxh3 of all frames of the upload's fields."""
+
+
+def digests(journal: Sequence[Mapping[str, Any]]) -> Digests:
+    """Of a journal's records; of a task that was computed again after a resume, the last."""
+    uploads = (r for r in journal if r["what"] == "upload")
+    return {(r["round"], r["exchange"], r["client"]): r["xxh3"] for r in uploads}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One task that gave something else. what: the first field that differs, or what else is wrong.
+
+    repeatable: two computations here agree with each other.
+    """
+
+    round: int
+    exchange: int
+    client: int
+    what: str
+    repeatable: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a task gave: its upload, and the bytes of the client's next state."""
+
+    upload: Letter
+    state: bytes
+
+    @property
+    def parts(self) -> list[tuple[str, int]]:
+        """Names and digests of the upload's frames."""
+        return [(_name(f.name, p.layer), p.digest) for f in self.upload.header.fields for p in f.parts]
+
+
+class Examiner:
+    """A worker (workers.transport.endpoint) for one round. Nothing is written outside `scratch`.
+
+    only: clients of the round's last exchange that are computed again, None for all; of the exchanges before
+    it, all are, because the next broadcast depends on them. twice: compute every task twice and compare.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        folder: Path,
+        run: str,
+        scratch: Path,
+        recorded: Digests,
+        only: Collection[int] | None = None,
+        twice: bool = False,
+    ) -> None:
+        self.problem, self.recorded, self.only, self.twice = problem, recorded, only, twice
+        self.compared, self.left_out = 0, 0
+        self.differences: list[Difference] = []
+        self._original = ClientStates(folder / "state", problem.algorithm.client_type)
+        self._states = _Drafts(scratch / "state", self._original)
+        self._worker = WorkerRuntime(problem, scratch, run, 0)
+        self._worker.states = self._states
+
+    def handle(self, letter: Letter) -> Letter:
+        h = letter.header
+        if h.kind == "gone":
+            return self._worker.handle(letter)
+        if self._is_left_out(h):
+            self.left_out += 1
+            return silent(letter)
+        reply = self._worker.handle(letter)
+        if reply.header.kind != "upload":
+            return reply
+        result = self._result(reply)
+        whats = list(self._whats(h, result))
+        if whats or self.twice:
+            again = self._worker.handle(letter)
+            if again.header.kind != "upload":
+                return again
+            second = next(_apart(result, self._result(again)), "")
+            if whats or second:
+                what = whats[0] if whats else f"computed twice here, {second} is not the same"
+                self.differences.append(Difference(h.round, h.exchange, h.client, what, not second))
+        self.compared += 1
+        return reply
+
+    def _is_left_out(self, h: Header) -> bool:
+        """Not asked for, or the exchanges before were not those of the run."""
+        last = h.exchange == len(self.problem.algorithm.exchanges_in(h.round))
+        asked = self.only is None or not last or h.client in self.only
+        return not asked or any(d.exchange < h.exchange for d in self.differences)
+
+    def _result(self, upload: Letter) -> Result:
+        h = upload.header
+        return Result(upload, self._states.read(h.client, self.problem.version(h.round, h.exchange)))
+
+    def _whats(self, h: Header, result: Result) -> Iterator[str]:
+        """What is not as the run has it."""
+        recorded = self.recorded.get((h.round, h.exchange, h.client))
+        if recorded is None:
+            yield "the journal has no record of its upload"
+            return
+        for (name, here), there in zip(result.parts, recorded, strict=False):
+            if here != there:
+                yield f"{name} differs"
+        if len(result.parts) != len(recorded):
+            yield f"an upload of {len(result.parts)} frames, where the run had {len(recorded)}"
+        try:
+            state = self._original.read(h.client, self.problem.version(h.round, h.exchange))
+        except DiskError:  # cleared away
+            return
+        if state != result.state:
+            yield self._about_state(h, state)
+
+    def _about_state(self, h: Header, state: bytes) -> str:
+        path = self._original.path(h.client, self.problem.version(h.round, h.exchange))
+        try:
+            decode_state(self._original.kind, state, str(path))
+        except WireError as e:
+            return str(e)
+        return f"the client's next state differs from {path}"
+
+
+def _apart(one: Result, other: Result) -> Iterator[str]:
+    """What two computations of the same task do not have in common."""
+    for (name, here), (_, there) in zip(one.parts, other.parts, strict=False):
+        if here != there:
+            yield name
+    if len(one.parts) != len(other.parts):
+        yield "the number of frames"
+    if one.state != other.state:
+        yield "the client's next state"
+
+
+def _name(field: str, layer: str) -> str:
+    return f"field {field!r}" if layer == "values" else f"field {field!r} ({layer})"
+
+
+class _Drafts(ClientStates):
+    """Writes to a folder of its own and reads what is not there from the run's."""
+
+    def __init__(self, folder: Path, original: ClientStates) -> None:
+        super().__init__(folder, original.kind)
+        self._original = original
+
+    def read(self, client: int, version: int) -> bytes:
+        if self.path(client, version).exists():
+            return super().read(client, version)
+        return self._original.read(client, version)

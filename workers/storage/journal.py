@@ -1,0 +1,79 @@
+"""The journal: what the coordinator decided and accepted, in order, for resume and for looking.
+
+One record is length (u32) | xxh3_64 of the payload | payload, a msgpack map. Records are appended with
+one write each: they survive kill -9, and a power cut once a later checkpoint is durable, for the journal is
+synced before it (workers.storage.durability). A torn tail is cut when the journal is opened; a record that
+was damaged on disk is skipped, and costs no other.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from fedsim.errors import DiskError
+from workers.storage.store import disk_errors
+
+_PREFIX = struct.Struct(">IQ")
+
+
+def _records(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+    """Whole records and where each ends."""
+    at = 0
+    while at + _PREFIX.size <= len(data):
+        record, end = _record(data, at)
+        if record is None:
+            at += 1  # damaged is perhaps the length, too: the next whole record may begin anywhere
+        else:
+            at = end
+            yield record, end
+
+
+def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
+    """The record that begins here, None if none does, and where it ends."""
+    length, digest = _PREFIX.unpack_from(data, at)
+    start, end = at + _PREFIX.size, at + _PREFIX.size + length
+    if end > len(data) or xxhash.xxh3_64_intdigest(memoryview(data)[start:end]) != digest:
+        return None, end
+    try:
+        record = msgspec.msgpack.decode(data[start:end], type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None, end
+    return (record if "what" in record else None), end
+
+
+def read_journal(path: Path) -> list[dict[str, Any]]:
+    """All whole records, oldest first. Errors: DiskError if the file cannot be read."""
+    with disk_errors(f"journal {path}"):
+        data = path.read_bytes()
+    return [record for record, _ in _records(data)]
+
+
+class Journal:
+    """Append-only; every record has `what`."""
+
+    def __init__(self, path: Path) -> None:
+        """Open for appending, cutting a torn tail. Errors: DiskError."""
+        self.path = path
+        with disk_errors(f"cannot open the journal {path}"):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            ends = [end for _, end in _records(path.read_bytes())]
+            os.ftruncate(self._file, ends[-1] if ends else 0)
+
+    def append(self, what: str, **about: Any) -> None:
+        """Errors: DiskError."""
+        payload = msgspec.msgpack.encode({"what": what, **about})
+        record = _PREFIX.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
+        with disk_errors(f"cannot write the journal {self.path}"):
+            written = os.write(self._file, record)
+        if written < len(record):
+            raise DiskError(f"cannot write the journal {self.path}: the disk is full")
+
+    def close(self) -> None:
+        os.close(self._file)

@@ -1,0 +1,91 @@
+"""The message trace: uploads as they arrived, one file each, from which the folds can be done again.
+
+RUN/uploads/<round>/<exchange>-<client>.letter = number of frames (u32) | bytes of each (u64) | the frames,
+the header's first. The letter's own checksums cover them. A task that is computed again is written again: the
+frames of its fields have the same bytes; its header says anew which start of the run it was and how long it
+took.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import msgspec
+
+from fedsim.errors import DataError, WireError
+from fedsim.wire.envelope import Header, Letter, open_letter, seal
+from workers.storage.store import disk_errors, write_atomically
+
+
+def uploads_folder(run: Path) -> Path:
+    """Where a run keeps them."""
+    return run / "uploads"
+
+
+def upload_path(folder: Path, round: int, exchange: int, client: int) -> Path:
+    return folder / f"{round:06d}" / f"{exchange}-{client:06d}.letter"
+
+
+def keep_upload(folder: Path, letter: Letter) -> None:
+    """Errors: DiskError."""
+    h = letter.header
+    path = upload_path(folder, h.round, h.exchange, h.client)
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    frames = [letter.head, *letter.frames]
+    sizes = [memoryview(frame).nbytes for frame in frames]
+    write_atomically(path, [struct.pack(f">I{len(sizes)}Q", len(sizes), *sizes), *frames])
+
+
+def read_upload(path: Path, whose: str) -> Letter:
+    """Errors: DataError if it is not there, WireError if it is damaged; both name the file."""
+    about = f"{whose}, {path}"
+    try:
+        data = memoryview(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{about}: not kept; every start of a run has to be told to --keep-uploads") from None
+    except OSError as e:
+        raise DataError(f"{about}: {e.strerror}") from None
+    try:
+        (count,) = struct.unpack_from(">I", data)
+        sizes = struct.unpack_from(f">{count}Q", data, 4)
+    except struct.error:
+        raise WireError(f"{about}: the file is cut off, or it was damaged") from None
+    at = 4 + 8 * count
+    if at + sum(sizes) != len(data):
+        raise WireError(f"{about}: {len(data)} bytes where {at + sum(sizes)} are due; it was damaged")
+    frames = []
+    for size in sizes:
+        frames.append(data[at : at + size])
+        at += size
+    return open_letter(frames, about)
+
+
+class Recorded:
+    """A worker without clients: it answers tasks with the uploads that a run has kept."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder, self.read = uploads_folder(run), 0
+
+    def handle(self, letter: Letter) -> Letter:
+        """Errors: DataError, WireError naming the file."""
+        h = letter.header
+        if h.kind == "gone":
+            return silent(letter)
+        path = upload_path(self.folder, h.round, h.exchange, h.client)
+        found = read_upload(path, f"the upload of client {h.client} in round {h.round}")
+        about, due = _about(found.header), _about(h)
+        if found.header.kind != "upload" or about != due:
+            raise WireError(f"{path} is not what this task gave: it is of {about}, and {due} is due")
+        self.read += 1
+        return found
+
+
+def silent(letter: Letter) -> Letter:
+    """The answer to a task from which nothing comes."""
+    return seal(msgspec.structs.replace(letter.header, kind="absent", fields=()))
+
+
+def _about(h: Header) -> str:
+    return f"run {h.run}, round {h.round}, exchange {h.exchange}, client {h.client}, base {h.base}"

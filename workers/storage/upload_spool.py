@@ -1,0 +1,71 @@
+"""Uploads that have arrived before their turn: in memory up to a bound, on disk beyond it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from fedsim.wire.envelope import NONE, Buffer, Letter, open_letter
+from workers.storage.store import disk_errors, write_atomically
+from workers.storage.upload_archive import keep_upload
+
+MEMORY_BYTES = 256 * 2**20
+
+
+class Spool:
+    """Letters by client. Only the frames go to disk; headers stay. keep: the folder of the message trace, if
+    the run leaves one."""
+
+    def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES, keep: Path | None = None) -> None:
+        self.folder, self.room, self.keep = folder, memory_bytes, keep
+        self._lock = threading.Lock()
+        """put in the main thread, take in the fold's"""
+        self._letters: dict[int, tuple[Letter, int]] = {}
+        self._spilled: set[int] = set()
+
+    def put(self, client: int, letter: Letter, worker: int = NONE) -> None:
+        """worker: who sent it. Errors: DiskError."""
+        if self.keep is not None:
+            keep_upload(self.keep, letter)
+        with self._lock:
+            self._put(client, letter, worker)
+
+    def _put(self, client: int, letter: Letter, worker: int) -> None:
+        size = letter.total_bytes()
+        if size > self.room:
+            with disk_errors(self.folder):
+                self.folder.mkdir(exist_ok=True)
+            write_atomically(self._path(client), letter.frames)
+            self._spilled.add(client)
+            letter = Letter(letter.header, letter.head, ())
+        else:
+            self.room -= size
+        self._letters[client] = letter, worker
+
+    def take(self, client: int) -> tuple[Letter, int]:
+        """An upload and who sent it.
+
+        Errors: WireError if the file was damaged on disk, DiskError if it cannot be read.
+        """
+        with self._lock:
+            return self._pop(client)
+
+    def _pop(self, client: int) -> tuple[Letter, int]:
+        letter, worker = self._letters.pop(client)
+        if client not in self._spilled:
+            self.room += letter.total_bytes()
+            return letter, worker
+        self._spilled.discard(client)
+        path = self._path(client)
+        with disk_errors(path):
+            data = memoryview(path.read_bytes())
+            path.unlink()
+        frames: list[Buffer] = []
+        at = 0
+        for part in (p for f in letter.header.fields for p in f.parts):
+            frames.append(data[at : at + part.nbytes])
+            at += part.nbytes
+        return open_letter([letter.head, *frames], f"spooled upload of client {client}, {path}"), worker
+
+    def _path(self, client: int) -> Path:
+        return self.folder / f"{client:06d}.upload"

@@ -1,0 +1,181 @@
+"""A worker's side of the wire: a DEALER socket with deadlines."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from fedsim.errors import AccessError, ConnectionLost, TaskError, WireError
+from fedsim.wire.envelope import VERSION, Header, Letter, blob, open_letter, seal
+
+SEND_QUEUE = 8
+"""Letters queued for one worker; it never holds more than two tasks and a few small letters."""
+HELLO_DEADLINE = 30.0
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_DISCONNECTED
+)
+
+
+class KeyRefused(AccessError):
+    """The coordinator does not accept this key, and will not later."""
+
+
+class Hello(msgspec.Struct, forbid_unknown_fields=True):
+    """A worker's first letter. token: of a worker that the run has started itself."""
+
+    token: str
+    index: int
+    pid: int
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """CURVE keys in Z85: the worker's own pair, and the coordinator's public one."""
+
+    public: bytes
+    secret: bytes
+    server: bytes
+
+
+class Connection:
+    """One connection, from its hello on. With credentials it is encrypted and watched: whoever waits on it
+    learns that the other side is gone."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        max_frame: int,
+        credentials: Credentials | None = None,
+        patience: float = HELLO_DEADLINE,
+    ) -> None:
+        """Connect and say hello.
+
+        Errors: TaskError if nobody answers within `patience` seconds, KeyRefused (both with credentials
+        only), WireError.
+        """
+        self.address = address
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        bound(self._socket, max_frame)
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        try:
+            if credentials is not None:
+                self._secure(credentials)
+            self._socket.connect(address)
+            if credentials is not None:
+                self._await_handshake(patience)
+            fields, frames = blob("hello", msgspec.json.encode(hello))
+            self.send(seal(Header(VERSION, "hello", "", fields=fields), frames), HELLO_DEADLINE)
+        except zmq.ZMQError as e:
+            self.close()
+            raise TaskError(f"cannot connect to {address}: {e.strerror}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _secure(self, credentials: Credentials) -> None:
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, credentials.public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, credentials.secret)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, credentials.server)
+        keep_alive(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def _await_handshake(self, patience: float) -> None:
+        assert self._monitor is not None
+        until = time.monotonic() + patience
+        while (left := until - time.monotonic()) > 0:
+            if not self._monitor.poll(int(left * 1000)):
+                break
+            event = recv_monitor_message(self._monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                return
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                raise KeyRefused(f"the coordinator at {self.address} does not accept this key (any longer)")
+        raise TaskError(
+            f"no coordinator with the key of the join file answered at {self.address} within {patience:g} s; "
+            "is it running, and is that its address as seen from here (--connect)?"
+        )
+
+    def send(self, letter: Letter, deadline: float = 60.0) -> None:
+        """Errors: ConnectionLost, WireError if it cannot be sent within `deadline` seconds."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLOUT)
+        if self._monitor is not None:
+            poller.register(self._monitor, zmq.POLLIN)
+        until = time.monotonic() + deadline
+        while (left := until - time.monotonic()) > 0:
+            ready = dict(poller.poll(int(left * 1000)))
+            if self._monitor in ready:  # there may never be another one to send it by
+                raise self._lost()
+            with suppress(zmq.Again):
+                self._socket.send_multipart([letter.head, *letter.frames], flags=zmq.NOBLOCK, copy=False)
+                return
+        raise WireError(f"the coordinator took no letter for {deadline:g} s")
+
+    def _lost(self) -> ConnectionLost:
+        return ConnectionLost(f"the connection to {self.address} was lost")
+
+    def offer(self, letter: Letter) -> None:
+        """Send if it can be sent at once; what is not sent is not missed."""
+        with suppress(zmq.Again):
+            self._socket.send_multipart([letter.head, *letter.frames], flags=zmq.NOBLOCK)
+
+    def receive(self, deadline: float) -> Letter | None:
+        """The next letter, or None after `deadline` seconds.
+
+        Errors: ConnectionLost, also if the other side has forgotten whose connection this is.
+        """
+        ready = dict(self._poller.poll(int(deadline * 1000)))
+        if self._socket in ready:
+            frames = self._socket.recv_multipart(copy=False)
+            letter = open_letter([f.buffer for f in frames], "from the coordinator")
+            if letter.header.kind != "rejoin":
+                return letter
+            if self._monitor not in ready:  # libzmq has not connected anew beneath us
+                raise ConnectionLost(f"the coordinator at {self.address} had given this worker up")
+        if ready:
+            raise self._lost()
+        return None
+
+    def close(self, linger: float = 0.0) -> None:
+        if self._monitor is not None:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+        self._socket.close(int(linger * 1000))
+        self._context.term()
+
+
+def bound(socket: zmq.Socket[bytes], max_frame: int) -> None:
+    """What both ends have: no waiting at the end, short queues, no frame above `max_frame` bytes."""
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
+    socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
+
+
+def keep_alive(socket: zmq.Socket[bytes]) -> None:
+    """Let the kernel find out within half a minute that the other machine is gone, whether there is something
+    on its way (MAXRT) or not. Unlike ZMTP's heartbeats this puts no byte on the stream."""
+    for option, value in (
+        (zmq.TCP_KEEPALIVE, 1),
+        (zmq.TCP_KEEPALIVE_IDLE, 10),
+        (zmq.TCP_KEEPALIVE_INTVL, 5),
+        (zmq.TCP_KEEPALIVE_CNT, 4),
+        (zmq.TCP_MAXRT, 30_000),
+    ):
+        socket.setsockopt(option, value)

@@ -1,0 +1,98 @@
+"""The coordinator's connection to its workers, and the one that stays in its process.
+
+Every letter is booked in the ledger by an endpoint, as it is sent or received, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+import zmq
+
+from fedsim.wire.envelope import Letter, open_letter
+from fedsim.wire.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A letter from a worker."""
+
+    worker: int
+    letter: Letter
+
+
+class Endpoint(ABC):
+    """The coordinator's connection to its workers."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.total_bytes = {"up": 0, "down": 0}
+        """Frame bytes that passed this endpoint, counted apart from the ledger."""
+        self.lost: list[int] = []
+        """Workers whose connection has ended, until somebody takes note of them."""
+        self.unreadable: dict[int, str] = {}
+        """Workers that have sent what cannot be read, and why not, until somebody takes note of it."""
+
+    @abstractmethod
+    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
+        """again: it repeats a letter that a lost worker had; its bytes are of kind retry."""
+
+    @abstractmethod
+    def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
+        """Letters that have arrived and descriptors that are readable; both empty after `timeout`."""
+
+    def residual(self) -> dict[str, int] | None:
+        """The kernel's count of the streams minus the ledger's, by direction; None where it has none (ipc,
+        in process)."""
+        return None
+
+    def dismiss(self, worker: int) -> None:
+        """Forget a worker's connection."""
+
+    def open_door(self) -> str:
+        """Let somebody in again after close_door(); returns the address."""
+        return ""
+
+    def close_door(self) -> None:
+        """Everybody has joined: nothing need be there for others to connect to."""
+
+    def close(self) -> None:
+        """Release sockets and files; letters that are still on their way may be lost."""
+
+    def _book(self, letter: Letter, worker: int, direction: str, again: bool = False) -> None:
+        self.total_bytes[direction] += len(letter.head) + sum(memoryview(f).nbytes for f in letter.frames)
+        self.ledger.book(letter, worker, direction, again)
+
+
+class Worker(Protocol):
+    """Who answers letters, as workers.worker.runtime.WorkerRuntime does."""
+
+    def handle(self, letter: Letter) -> Letter: ...
+
+
+class Loopback(Endpoint):
+    """One worker in this process: letters are encoded, checked and booked as on the wire."""
+
+    def __init__(self, ledger: Ledger, runtime: Worker) -> None:
+        super().__init__(ledger)
+        self.runtime = runtime
+        self._queue: deque[Letter] = deque()
+
+    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
+        self._book(letter, worker, "down", again)
+        self._queue.append(open_letter([letter.head, *letter.frames], "loopback"))
+
+    def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
+        poller = zmq.Poller()
+        for fd in fds:
+            poller.register(fd, zmq.POLLIN)
+        ready = [int(fd) for fd, _ in poller.poll(0 if self._queue else int(timeout * 1000))]
+        if ready or not self._queue:
+            return [], ready
+        reply = self.runtime.handle(self._queue.popleft())
+        letter = open_letter([reply.head, *reply.frames], "loopback")
+        self._book(letter, 0, "up")
+        return [Incoming(0, letter)], []

@@ -1,0 +1,86 @@
+"""Ends connections that send more than they may, or that must not be there any more.
+
+libzmq has no means for either. Its limits are per frame and per number of whole messages: of a message that
+never ends it keeps every part, and its reader sees nothing. A key that is taken off the list is refused at
+its next handshake, and the connection that it has opened before stays. So a small thread looks at what the
+kernel counts of this process's connections, and shuts down what must go. libzmq takes that for the other
+side's end and throws away the parts that it has.
+
+What a connection may send until its hello is accepted is a hello; then what its worker can owe, beyond what
+was taken from it. A connection can be ahead of that by what comes between two looks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from workers.transport import tcp_counters
+
+SECONDS = 0.05
+"""Between two looks. One takes 0.3 ms with ten workers, and never more than a tenth of the time."""
+NOTES = 1 << 20
+"""Small letters that may pile up while the coordinator is busy: a sign of life a second."""
+
+
+@dataclass
+class _Account:
+    """Of a worker's connection. may_send: bytes on the stream, from its first on."""
+
+    worker: int
+    may_send: int
+
+
+class Bailiff:
+    """Of one port. greeting: bytes that a connection may send before its hello is accepted. ahead: by how
+    many a worker may be ahead of the coordinator then. revoked: workers that must not be here at the moment.
+    """
+
+    def __init__(self, port: int, greeting: int, ahead: int, revoked: Callable[[], frozenset[int]]) -> None:
+        self._port, self._revoked = port, revoked
+        self._greeting, self._ahead = greeting, ahead + NOTES
+        self._accounts: dict[int, _Account] = {}
+        """By the inode of a connection's socket: descriptors are used again, inodes are not."""
+        self._current: dict[int, _Account] = {}
+        """By worker."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="bailiff", daemon=True)
+        self._thread.start()
+
+    def admit(self, descriptor: int, worker: int) -> None:
+        """Whose connection this is, and will be until it ends, also if the worker is dismissed."""
+        account = _Account(worker, self._greeting + self._ahead)
+        with suppress(OSError):  # it has ended already
+            self._accounts[os.fstat(descriptor).st_ino] = account
+        self._current[worker] = account
+
+    def took(self, worker: int, nbytes: int) -> None:
+        """A letter of a worker was taken from libzmq; nbytes: on the stream."""
+        self._current[worker].may_send += nbytes
+
+    def _watch(self) -> None:
+        pause = SECONDS
+        while not self._over.wait(pause):
+            began = time.monotonic()
+            with suppress(OSError):  # out of descriptors; a run cannot go on like that for long
+                self._look()
+            pause = max(SECONDS, 10 * (time.monotonic() - began))
+
+    def _look(self) -> None:
+        known, revoked = set(self._accounts), self._revoked()
+        streams = tcp_counters.streams(self._port)
+        for stream in streams:
+            account = self._accounts.get(stream.inode)
+            may_send = account.may_send if account else self._greeting
+            if stream.up > may_send or (account and account.worker in revoked):
+                tcp_counters.end(stream)
+        for inode in known - {stream.inode for stream in streams}:
+            del self._accounts[inode]
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()

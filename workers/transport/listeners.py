@@ -1,0 +1,178 @@
+"""How workers come in: where the coordinator listens, and what a newcomer has to show.
+
+A private folder (ipc) and a port of this machine (tcp) are for workers that the run starts itself: they
+show the run's token. A guarded port is for workers elsewhere: CURVE, and only with a key of the list.
+Whoever does not speak ZMTP 3 is refused by libzmq itself at every door (workers.transport.zap).
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from typing import Literal, Protocol
+
+import zmq
+
+from fedsim.errors import AccessError, UsageError, WireError
+from fedsim.wire import zmtp
+from workers.storage.scratch import Scratch
+from workers.transport.dealer import Hello, keep_alive
+from workers.transport.join_credentials import KeyPair
+from workers.transport.revocation import Revocations
+from workers.transport.zap import guard
+
+Transport = Literal["ipc", "tcp"]
+
+
+class Door(Protocol):
+    """mechanism: what its connections add to frames. port: for the kernel's count, 0 if there is none.
+    watched: a worker's end is known from its connection, not from a process handle."""
+
+    mechanism: zmtp.Mechanism
+    port: int
+    watched: bool
+
+    def open(self, socket: zmq.Socket[bytes]) -> str:
+        """Bind; returns the address to connect to. Errors: UsageError."""
+
+    def reopen(self, socket: zmq.Socket[bytes]) -> str:
+        """Let somebody in after full(); returns the address, which may be another one."""
+
+    def who(self, hello: Hello, key: str) -> int:
+        """The worker that says hello; key: the public key that its connection has proved to own, '' without
+        CURVE. Errors: WireError for a stranger, AccessError for a worker that was revoked."""
+
+    def owner(self, key: str) -> int | None:
+        """Whose public key this is; None if it is nobody's (any longer), and where there are no keys."""
+
+    def revoked(self) -> frozenset[int]:
+        """The workers whose keys are nobody's any longer; asked by other threads, too."""
+
+    def full(self) -> None:
+        """Everybody has joined."""
+
+    def close(self) -> None:
+        """After the socket."""
+
+
+class _Own:
+    """Workers of this run's making show its token: libzmq lets in whoever speaks its protocol, `who` does
+    not."""
+
+    mechanism = zmtp.NULL
+    watched = False
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(16)
+        self.port = 0
+
+    def who(self, hello: Hello, key: str) -> int:
+        if not secrets.compare_digest(hello.token.encode(), self.token.encode()):
+            raise WireError("not of this run")
+        return hello.index
+
+    def owner(self, key: str) -> int | None:
+        return None
+
+    def revoked(self) -> frozenset[int]:
+        return frozenset()
+
+    def full(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.full()
+
+
+class PrivateFolder(_Own):
+    """ipc in a folder that only this user can enter; removed as soon as everybody is in, so that only a crash
+    before that leaves it behind, and that until the next run. Open connections stay."""
+
+    def open(self, socket: zmq.Socket[bytes]) -> str:
+        guard(socket, lambda key: True)
+        return self._bind(socket)
+
+    def reopen(self, socket: zmq.Socket[bytes]) -> str:
+        if self._folder.path.exists():
+            return self._address
+        return self._bind(socket)  # no unbind of the old one: it would end the connections made there
+
+    def _bind(self, socket: zmq.Socket[bytes]) -> str:
+        short = len(tempfile.gettempdir()) < 60  # a socket's path has at most 107 bytes
+        self._folder = Scratch("fedsim-door-", None if short else "/tmp")
+        self._address = f"ipc://{self._folder.path}/coordinator"
+        socket.bind(self._address)
+        return self._address
+
+    def full(self) -> None:
+        self._folder.remove()
+
+
+class LocalPort(_Own):
+    """tcp on 127.0.0.1, so that the kernel and a relay can count."""
+
+    def open(self, socket: zmq.Socket[bytes]) -> str:
+        guard(socket, lambda key: True)
+        self.port = socket.bind_to_random_port("tcp://127.0.0.1")
+        return self.reopen(socket)
+
+    def reopen(self, socket: zmq.Socket[bytes]) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+
+class GuardedPort:
+    """tcp for other machines: CURVE with an allow-list. A key is one worker's, until it is revoked."""
+
+    mechanism = zmtp.CURVE
+    watched = True
+
+    def __init__(
+        self, bind: str, server: KeyPair, workers: tuple[KeyPair, ...], revocations: Revocations
+    ) -> None:
+        self.bind, self.port = bind, 0
+        self.revoked = revocations.workers
+        self._server = server
+        self._workers = {pair.public: index for index, pair in enumerate(workers)}
+
+    def open(self, socket: zmq.Socket[bytes]) -> str:
+        host, _, port = self.bind.rpartition(":")
+        if host == "tcp://*":
+            say = f"name one address of this machine, or say tcp://0.0.0.0:{port}"
+            raise UsageError(f"--bind {self.bind} would listen on every network of this machine; {say}")
+        guard(socket, lambda key: self.owner(key) is not None)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self._server.public.encode())
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._server.secret.encode())
+        keep_alive(socket)
+        try:
+            socket.bind(self.bind)
+        except zmq.ZMQError as e:
+            raise UsageError(f"--bind {self.bind}: {e.strerror}") from None
+        address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        self.port = int(address.rpartition(":")[2])
+        return address
+
+    def reopen(self, socket: zmq.Socket[bytes]) -> str:
+        return self.bind
+
+    def who(self, hello: Hello, key: str) -> int:
+        worker = self._workers.get(key)
+        if worker is None:
+            raise WireError("not of this run")
+        if worker in self.revoked():  # since its handshake
+            raise AccessError(f"the key of worker {worker} was revoked")
+        return worker
+
+    def owner(self, key: str) -> int | None:
+        worker = self._workers.get(key)
+        return None if worker in self.revoked() else worker
+
+    def full(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def own_door(transport: Transport) -> PrivateFolder | LocalPort:
+    return PrivateFolder() if transport == "ipc" else LocalPort()

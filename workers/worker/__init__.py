@@ -1,0 +1,1 @@
+"""The worker: receives tasks, computes them, and replies."""

@@ -1,0 +1,129 @@
+"""A worker process from its first connection to its last letter."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from fedsim import plugins
+from fedsim.errors import AccessError
+from fedsim.experiment import Experiment, build_algorithm, convert
+from fedsim.learning.shards import Shard
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.problem import Problem
+from fedsim.seeds import Stream
+from fedsim.wire.envelope import VERSION, Header, Letter, blob, seal
+from protocols import find
+from workers.coordinator.registration import Belongings
+from workers.memory import settle
+from workers.numerics import fix_numerics
+from workers.transport.dealer import Connection, Hello
+from workers.worker.heartbeat import Pulse
+from workers.worker.runtime import WorkerRuntime, failure
+
+JOIN_DEADLINE = 120.0
+IDLE = 5.0
+"""A worker elsewhere that has heard nothing for so long says that it is there: if the coordinator has given
+it up meanwhile, its answer is that it must join again."""
+
+
+def run(spec: dict[str, Any]) -> int:
+    """Connect, set up, serve until 'stop'. Returns the exit code; errors go to the log."""
+    hello = Hello(spec["token"], spec["index"], os.getpid())
+    connection = Connection(spec["address"], hello, spec["max_frame"])
+    try:
+        welcome = connection.receive(JOIN_DEADLINE)
+        if welcome is None or welcome.header.kind != "welcome":
+            print(f"no welcome from the coordinator within {JOIN_DEADLINE:g} s", file=sys.stderr)
+            return 4
+        orders = msgspec.json.decode(bytes(welcome.frames[0]))
+        try:
+            runtime = set_up(connection, welcome, orders, spec["device"])
+        except Exception:
+            traceback.print_exc()
+            connection.close(linger=5.0)
+            return 1
+        settle()
+        announce(connection, runtime)
+        serve(connection, runtime, lambda letter: [runtime.handle(letter)])
+        return 0
+    finally:
+        connection.close(linger=1.0)
+
+
+def set_up(connection: Connection, welcome: Letter, orders: Mapping[str, Any], device: str) -> WorkerRuntime:
+    """What the orders describe. Errors: whatever goes wrong, which the coordinator has been told."""
+    try:
+        experiment = convert(Experiment, orders["experiment"], "the coordinator's experiment")
+        algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
+        fix_numerics(experiment.threads, device)
+        data_dir = Path(orders["data_dir"]) if orders["data_dir"] else None
+        problem = Problem.build(experiment, algorithm, data_dir, device)
+        warm_up(problem)
+        return WorkerRuntime(problem, Path(orders["run_dir"]), welcome.header.run, orders["index"])
+    except Exception as e:
+        fields, frames = failure(e)
+        connection.send(seal(Header(VERSION, "failed", welcome.header.run, fields=fields), frames))
+        raise
+
+
+def announce(connection: Connection, runtime: WorkerRuntime, digest: bool = False) -> None:
+    """Say that this worker is ready, and by what it has. digest: also of the data."""
+    problem, e = runtime.problem, runtime.problem.experiment
+    data = problem.data_digest if digest else ""
+    has = Belongings(data, plugins.sources((e.algo, e.model, e.dataset)))
+    fields, frames = blob("ready", msgspec.json.encode(has))
+    connection.send(seal(Header(VERSION, "ready", runtime.run, fields=fields), frames))
+
+
+def warm_up(problem: Problem) -> None:
+    """Train on two blank examples: first calls of forward, backward and optimiser cost milliseconds."""
+    net, shape = problem.net, problem.dataset.train_inputs.shape[1:]
+    stored = problem.dataset.train_targets
+    targets = torch.from_numpy(np.zeros((2, *stored.shape[1:]), stored.dtype)).to(net.device)
+    blank = Shard(net, torch.zeros((2, *shape), device=net.device), targets, 1.0)
+    minimise(blank, problem.start, how=LocalTraining(epochs=1), rng=Stream(0, "warm up"))
+
+
+def serve(
+    connection: Connection,
+    runtime: WorkerRuntime,
+    handle: Callable[[Letter], list[Letter]],
+    idle: float | None = None,
+) -> None:
+    """Until 'stop'. idle: seconds of silence after which to speak up; None: wait on, as a worker of this
+    machine does, which the kernel ends with its coordinator.
+
+    Errors: AccessError if the coordinator refuses, ConnectionLost.
+    """
+    pulse = Pulse(connection)
+    runtime.problem.net.module.register_forward_pre_hook(pulse)
+    while True:
+        letter = connection.receive(idle or 60.0)
+        if letter is None:
+            if idle:  # about no task: it renews no lease, for a task may have been lost on its way
+                connection.offer(seal(Header(VERSION, "alive", runtime.run)))
+            continue
+        if letter.header.kind == "stop":
+            return
+        if letter.header.kind == "refused":
+            raise AccessError(f"refused: {bytes(letter.frames[0]).decode(errors='replace')}")
+        pulse.begin(letter.header)
+        replies = handle(letter)
+        pulse.end()
+        for reply in replies:
+            connection.send(reply)
+
+
+if __name__ == "__main__":
+    with open(int(sys.argv[1]), "rb") as handed:
+        sys.exit(run(json.load(handed)))

@@ -1,0 +1,168 @@
+"""The worker: receives tasks, computes them, writes the client's next state, replies.
+
+WorkerRuntime is the role without any socket; `--workers 0` drives the same object in process.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from fedsim.errors import FedsimError, Interrupted, WireError
+from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
+from fedsim.problem import Problem, Score
+from fedsim.round_machine import TaskId
+from fedsim.wire.envelope import VERSION, Header, Letter, blob, decode, decode_own, encode, references, seal
+from fedsim.wire.schema import FullPrecision, Mean, Precision, check_values, map_tensors
+from workers.storage.store import ClientStates
+
+
+def pack_score(score: Score) -> bytes:
+    """Both tallies as little-endian float64: a NaN must survive, so no JSON."""
+    return np.array([*score.tally, *score.ensemble], "<f8").tobytes()
+
+
+def unpack_score(letter: Letter, width: int, sampled: bool) -> Score:
+    """The score of a reply; `width` (Measure.width) and `sampled` say how long it is. Errors: WireError."""
+    sizes = [memoryview(frame).nbytes for frame in letter.frames]
+    expected = 8 * width * (2 if sampled else 1)
+    if sizes != [expected]:
+        raise WireError(f"a score of {sizes} bytes where one of {expected} is due")
+    values = tuple(np.frombuffer(letter.frames[0], "<f8").tolist())
+    return Score(values[:width], values[width:])
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The precision of a diagonal posterior, for sampling."""
+
+    precision: Precision
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """The model to score, sent once per worker and evaluated round."""
+
+    mean: Mean
+    spread: Spread | None = None
+
+
+@dataclass(frozen=True)
+class EvaluateFull:
+    """The same, of a posterior with a full precision matrix."""
+
+    mean: Mean
+    triangle: FullPrecision
+
+
+def to_evaluate(model: Point | Gaussian, samples: int) -> Evaluate | EvaluateFull:
+    """The message that carries a model to those who score it; its precision only if it is sampled."""
+    if not samples or isinstance(model, Point):
+        return Evaluate(model.mean)
+    if is_full(model.precision):
+        return EvaluateFull(model.mean, packed(torch.as_tensor(model.precision)))
+    return Evaluate(model.mean, Spread(diagonal(model.precision, model.mean)))
+
+
+def to_score(message: Evaluate | EvaluateFull) -> Point | Gaussian:
+    """The model of a message to evaluate, by its natural parameters in float64."""
+    if isinstance(message, EvaluateFull):
+        return Gaussian.at(message.mean, unpacked(message.triangle))
+    if message.spread is not None:
+        return Gaussian.at(message.mean, message.spread.precision)
+    return Point(message.mean)
+
+
+class WorkerRuntime:
+    """Turns one letter into its reply. Holds the problem, a cache of states, and one model to score."""
+
+    def __init__(self, problem: Problem, run_dir: Path, run: str, index: int) -> None:
+        self.problem, self.run, self.index = problem, run, index
+        self.states = ClientStates(run_dir / "state", problem.algorithm.client_type)
+        self._to_score: tuple[int, Point | Gaussian] | None = None
+
+    def handle(self, letter: Letter) -> Letter:
+        """The reply: upload, score, or 'failed' with what went wrong and whose task it was."""
+        h = letter.header
+        try:
+            if h.run != self.run:
+                raise WireError(f"a letter of run {h.run!r}; worker {self.index} serves {self.run!r}")
+            if h.kind == "task":
+                return self._train(letter)
+            if h.kind == "gone":
+                return self._reply("absent", letter)
+            if h.kind == "evaluate":
+                return self._score(letter)
+            raise WireError(f"worker {self.index} got a letter of kind {h.kind!r}")
+        except Interrupted:
+            raise
+        except Exception as e:
+            return self._reply("failed", letter, *failure(e))
+
+    def _reply(self, kind: str, to: Letter, fields: Any = (), frames: Any = (), micros: int = 0) -> Letter:
+        h = to.header
+        head = Header(VERSION, kind, self.run, h.epoch, h.round, h.exchange, h.client, h.base, micros, fields)
+        return seal(head, frames)
+
+    def _train(self, letter: Letter) -> Letter:
+        began = time.monotonic_ns()
+        h, problem, algorithm = letter.header, self.problem, self.problem.algorithm
+        whose = f"broadcast of round {h.round} to client {h.client}"
+        types = problem.exchange(h.round, h.exchange)
+        codecs, dims, layout = problem.codecs, problem.dims, problem.net.layout
+        received: Any = decode(types.down, letter, codecs["down"], dims, whose, layout=layout)
+        check_values(received, whose)
+        device = problem.net.device
+        down = map_tensors(received, lambda t: t.to(device))
+        if h.base:
+            state = self.states.load(h.client, h.base)
+        else:
+            state = algorithm.client_init(problem.context(0, 0), h.client)
+        state = map_tensors(state, lambda t: t.to(device))
+        task = problem.task(h.round, h.exchange, h.client)
+        draft, up = algorithm.client_update(state, down, problem.shard(h.client), task)
+        refs = references(received)
+        payload = encode(map_tensors(up, lambda t: t.cpu()), codecs["up"], dims, refs, layout)
+        seen: Any = decode_own(types.up, payload, codecs["up"], dims, refs, layout)
+        committed = algorithm.client_commit(
+            map_tensors(draft, lambda t: t.cpu()), received, seen, replace(task, start=problem.start)
+        )
+        made = problem.version(h.round, h.exchange)
+        self.states.save(h.client, made, committed)
+        self.states.forget(h.client, h.base)
+        micros = (time.monotonic_ns() - began) // 1000
+        return self._reply("upload", letter, payload.fields, payload.frames, micros)
+
+    def _score(self, letter: Letter) -> Letter:
+        h = letter.header
+        if letter.frames:
+            whose = f"model of round {h.round} to evaluate"
+            full = any(f.name == "triangle" for f in h.fields)
+            kind: type[Evaluate | EvaluateFull] = EvaluateFull if full else Evaluate
+            self._to_score = (h.round, to_score(decode(kind, letter, {}, self.problem.dims, whose)))
+        if self._to_score is None or self._to_score[0] != h.round:
+            raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
+        score = self.problem.score(self._to_score[1], h.exchange, h.round)
+        return self._reply("score", letter, *blob("score", pack_score(score)))
+
+
+def failure(error: Exception) -> tuple[Any, Any]:
+    """The field of a 'failed' letter: exit code and what went wrong."""
+    if isinstance(error, FedsimError):
+        told = (error.exit_code, str(error))
+    else:
+        told = (FedsimError.exit_code, "".join(traceback.format_exception(error)))
+    return blob("error", msgspec.json.encode(told))
+
+
+def task_of(letter: Letter) -> TaskId:
+    """The task that a letter answers."""
+    h = letter.header
+    return TaskId(h.round, h.exchange, h.client, h.base)
