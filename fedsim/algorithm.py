@@ -25,7 +25,7 @@ from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import QuadraticShard, Shard
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 Server = TypeVar("Server")
 Client = TypeVar("Client")
@@ -63,7 +63,7 @@ class Context:
     sizes: tuple[int, ...]
     round: int
     exchange: int
-    rng: Stream
+    rng: RandomStream
     network: Callable[[], Net] | None = field(default=None, compare=False)
     read: Callable[[Tensor], Tensor] = field(default=lambda stored: stored, compare=False)
     """Stored inputs (n, I) as the network takes them."""
@@ -89,7 +89,7 @@ class Task:
     round: int
     exchange: int
     client: int
-    rng: Stream
+    rng: RandomStream
 
     @property
     def K(self) -> int:

@@ -23,28 +23,28 @@ import numpy.typing as npt
 
 from fedsim import traces
 from fedsim.errors import DataError, UsageError, unknown
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 
 @dataclass(frozen=True)
-class Turnout:
+class Participation:
     """One round's schedule, ids ascending: who gets the broadcast; whose upload is lost before the fold; who
     sends none."""
 
     participants: tuple[int, ...]
-    lost: frozenset[int] = frozenset()
-    gone: frozenset[int] = frozenset()
+    lost_uploads: frozenset[int] = frozenset()
+    dropouts: frozenset[int] = frozenset()
 
 
-Schedule = Callable[[int], Turnout]
+Schedule = Callable[[int], Participation]
 """From the round (counted from 1) to its turnout."""
 
-People = Callable[[int], Sequence[int]]
+Participants = Callable[[int], Sequence[int]]
 """From the round to the ids that take part, ascending."""
 
 
 @dataclass(frozen=True)
-class Roster:
+class ClientPopulation:
     """Who could take part: K clients, N_k of each (empty: not known), and the seed of the draws."""
 
     clients: int
@@ -52,7 +52,7 @@ class Roster:
     sizes: tuple[int, ...] = ()
 
     def draws(self, round: int, purpose: str = "participation") -> np.random.Generator:
-        return Stream(self.seed, purpose, round).numpy("uniform")
+        return RandomStream(self.seed, purpose, round).numpy("uniform")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Base:
     name: str
     usage: str
     about: str
-    make: Callable[[tuple[str, ...], Roster], People]
+    make: Callable[[tuple[str, ...], ClientPopulation], Participants]
 
 
 @dataclass(frozen=True)
@@ -79,65 +79,69 @@ def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ())
 
     Errors: UsageError if it names none or does not fit the clients, DataError for a bad trace.
     """
-    roster = Roster(clients, seed, sizes)
+    population = ClientPopulation(clients, seed, sizes)
     chosen = _parse(spec)
-    people = chosen.base.make(chosen.arguments, roster)
+    participants = chosen.base.make(chosen.arguments, population)
 
-    def turnout(round: int) -> Turnout:
-        present = tuple(people(round))
-        gone = _struck(present, chosen.chances.get("gone", 0.0), roster, round, "gone")
-        lost = _struck(present, chosen.chances.get("lost", 0.0), roster, round, "lost")
-        return Turnout(present, lost - gone, gone)
+    def participation(round: int) -> Participation:
+        selected = tuple(participants(round))
+        dropouts = _struck(selected, chosen.chances.get("gone", 0.0), population, round, "gone")
+        lost_uploads = _struck(selected, chosen.chances.get("lost", 0.0), population, round, "lost")
+        return Participation(selected, lost_uploads - dropouts, dropouts)
 
-    return turnout
+    return participation
 
 
-def _struck(people: tuple[int, ...], chance: float, roster: Roster, round: int, what: str) -> frozenset[int]:
+def _struck(
+    participants: tuple[int, ...], chance: float, population: ClientPopulation, round: int, what: str
+) -> frozenset[int]:
     """Those whom it strikes: one draw per client of the roster, so that it does not matter who else came."""
     if not chance:
         return frozenset()
-    drawn = roster.draws(round, what).random(roster.clients)
-    return frozenset(k for k in people if drawn[k] < chance)
+    drawn = population.draws(round, what).random(population.clients)
+    return frozenset(k for k in participants if drawn[k] < chance)
 
 
 # ---- bases
 
 
-def _full(arguments: tuple[str, ...], roster: Roster) -> People:
-    everyone = tuple(range(roster.clients))
+def _full(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
+    everyone = tuple(range(population.clients))
     return lambda round: everyone
 
 
-def _uniform(count: int, roster: Roster) -> People:
+def _uniform(count: int, population: ClientPopulation) -> Participants:
     """`count` clients without replacement, fresh every round."""
-    if count == roster.clients:
-        return _full((), roster)
-    return lambda round: _ascending(roster.draws(round).choice(roster.clients, count, replace=False))
+    if count == population.clients:
+        return _full((), population)
+    return lambda round: _ascending(population.draws(round).choice(population.clients, count, replace=False))
 
 
-def _coin(arguments: tuple[str, ...], roster: Roster) -> People:
+def _coin(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
     chance = _probability("coin", arguments[0])
-    return lambda round: _ascending(np.flatnonzero(roster.draws(round).random(roster.clients) < chance))
-
-
-def _robin(arguments: tuple[str, ...], roster: Roster) -> People:
-    count = _number_of_clients("robin", arguments[0], roster)
-    return lambda round: _ascending((np.arange(count) + (round - 1) * count) % roster.clients)
-
-
-def _by_size(arguments: tuple[str, ...], roster: Roster) -> People:
-    """Without replacement, chances in proportion to N_k at every draw."""
-    count = _number_of_clients("size", arguments[0], roster)
-    if not roster.sizes:
-        raise UsageError("--participation size:N needs to know how much data every client has")
-    weights = np.array(roster.sizes, dtype=np.float64)
-    chances = weights / weights.sum()
     return lambda round: _ascending(
-        roster.draws(round).choice(roster.clients, count, replace=False, p=chances)
+        np.flatnonzero(population.draws(round).random(population.clients) < chance)
     )
 
 
-def _markov(arguments: tuple[str, ...], roster: Roster) -> People:
+def _robin(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
+    count = _number_of_clients("robin", arguments[0], population)
+    return lambda round: _ascending((np.arange(count) + (round - 1) * count) % population.clients)
+
+
+def _by_size(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
+    """Without replacement, chances in proportion to N_k at every draw."""
+    count = _number_of_clients("size", arguments[0], population)
+    if not population.sizes:
+        raise UsageError("--participation size:N needs to know how much data every client has")
+    weights = np.array(population.sizes, dtype=np.float64)
+    chances = weights / weights.sum()
+    return lambda round: _ascending(
+        population.draws(round).choice(population.clients, count, replace=False, p=chances)
+    )
+
+
+def _markov(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
     """Each client is on or off; `leave` and `come` are the chances of a change from round to round. Round 1
     is drawn from the long run, come / (come + leave)."""
     leave, come = (_probability("markov", text) for text in arguments)
@@ -148,9 +152,9 @@ def _markov(arguments: tuple[str, ...], roster: Roster) -> People:
     def on(round: int) -> npt.NDArray[np.bool_]:
         """From the last round that is known, or from the first."""
         at = max((r for r in known if r <= round), default=0)
-        state = known.get(at, np.zeros(roster.clients, dtype=bool))
+        state = known.get(at, np.zeros(population.clients, dtype=bool))
         for r in range(at + 1, round + 1):
-            drawn = roster.draws(r).random(roster.clients)
+            drawn = population.draws(r).random(population.clients)
             state = drawn < (come / (come + leave) if r == 1 else np.where(state, 1 - leave, come))
         known.clear()
         known[round] = state
@@ -159,7 +163,7 @@ def _markov(arguments: tuple[str, ...], roster: Roster) -> People:
     return lambda round: _ascending(np.flatnonzero(on(round)))
 
 
-def _trace(arguments: tuple[str, ...], roster: Roster) -> People:
+def _trace(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
     """A CSV file with the columns round and client; rounds that it does not name are empty."""
     path = Path(arguments[0])
     rounds: dict[int, set[int]] = {}
@@ -170,18 +174,18 @@ def _trace(arguments: tuple[str, ...], roster: Roster) -> People:
                 raise DataError(f"trace {path}: the first line names the columns round and client")
             for number, row in enumerate(rows, start=2):
                 round, client = _whole(row["round"]), _whole(row["client"])
-                if round is None or round < 1 or client is None or client >= roster.clients:
+                if round is None or round < 1 or client is None or client >= population.clients:
                     raise DataError(
                         f"trace {path}, line {number}: rounds count from 1, clients from 0 to "
-                        f"{roster.clients - 1}; here they are {row['round']!r} and {row['client']!r}"
+                        f"{population.clients - 1}; here they are {row['round']!r} and {row['client']!r}"
                     )
                 rounds.setdefault(round, set()).add(client)
     except OSError as e:
         raise UsageError(f"--participation trace:{path}: {e.strerror}") from None
     except UnicodeDecodeError:
         raise DataError(f"trace {path} is not a text file") from None
-    turnouts = {r: tuple(sorted(people)) for r, people in rounds.items()}
-    return lambda round: turnouts.get(round, ())
+    participations = {r: tuple(sorted(participants)) for r, participants in rounds.items()}
+    return lambda round: participations.get(round, ())
 
 
 def _whole(text: str | None) -> int | None:
@@ -251,19 +255,19 @@ def _parse(spec: str) -> _Chosen:
 def _counted(text: str) -> Base:
     """A share (a number with a point) or a count of clients; a share is at least one client."""
 
-    def make(arguments: tuple[str, ...], roster: Roster) -> People:
+    def make(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
         try:
             if "." in text:
                 share = float(text)
                 if 0 < share <= 1:
-                    return _uniform(max(1, round(share * roster.clients)), roster)
-            elif 0 < int(text) <= roster.clients:
-                return _uniform(int(text), roster)
+                    return _uniform(max(1, round(share * population.clients)), population)
+            elif 0 < int(text) <= population.clients:
+                return _uniform(int(text), population)
         except ValueError:
             pass
         raise UsageError(
             f"--participation {text!r}: give 'full', a share such as 0.3, a number of clients from 1 to "
-            f"{roster.clients}, or one of fedsim list schedules"
+            f"{population.clients}, or one of fedsim list schedules"
         )
 
     return Base(text, text, "", make)
@@ -279,9 +283,9 @@ def _probability(name: str, text: str) -> float:
     return value
 
 
-def _number_of_clients(name: str, text: str, roster: Roster) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= roster.clients:
+def _number_of_clients(name: str, text: str, population: ClientPopulation) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= population.clients:
         raise UsageError(
-            f"--participation {name}:{text}: give a number of clients from 1 to {roster.clients}"
+            f"--participation {name}:{text}: give a number of clients from 1 to {population.clients}"
         )
     return int(text)

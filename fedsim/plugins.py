@@ -84,7 +84,7 @@ def sources(choices: Iterable[str]) -> dict[str, str]:
 
 
 @contextmanager
-def blame(spec: str, option: str, doing: str) -> Iterator[None]:
+def user_code_errors(spec: str, option: str, doing: str) -> Iterator[None]:
     """Turn what a user's code raises in this block into a UsageError that says where and what.
 
     Our own errors pass as they are.
@@ -124,7 +124,7 @@ def _executed(path: Path, spec: str, option: str) -> _File:
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
     try:
-        with blame(spec, option, "importing it"):
+        with user_code_errors(spec, option, "importing it"):
             tree = ast.parse(source, str(path))
             exec(compile(tree, str(path), "exec", dont_inherit=True), module.__dict__)
     except BaseException:

@@ -32,10 +32,10 @@ from fedsim.learning.models.paper_models import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
 from fedsim.round_machine import version
-from fedsim.seeds import Stream, seeded_torch
+from fedsim.seeds import RandomStream, seeded_torch
 from fedsim.virtual_clock import Clock, clock
 from fedsim.wire.codecs import Codec, codec
-from fedsim.wire.schema import TRIANGLE, Dims, Kind, all_fields, schema
+from fedsim.wire.schema import TRIANGLE, Dims, FieldKind, all_fields, schema
 
 CHUNK = 2000
 """Examples per evaluation chunk: fixed, so that float sums do not depend on who computes them."""
@@ -162,7 +162,7 @@ class Problem:
                 sides[side][field] = made.name
         return sides
 
-    def unfit(self, made: Codec, side: str, field: str, kind: Kind) -> str:
+    def unfit(self, made: Codec, side: str, field: str, kind: FieldKind) -> str:
         """Why a codec cannot encode this field; '' if it can."""
         floats = kind.dtype.startswith("f")
         if (made.lossy or made.delta) and not floats:
@@ -204,7 +204,7 @@ class Problem:
         return self.algorithm.exchanges_in(round)[number - 1]
 
     def context(self, round: int, exchange: int) -> Context:
-        rng = Stream(self.experiment.seed, "server", round)
+        rng = RandomStream(self.experiment.seed, "server", round)
         layout, sizes = self.net.layout, self.sizes
         return Context(self.start, layout, sizes, round, exchange, rng, lambda: self.server_net, self.read)
 
@@ -220,7 +220,7 @@ class Problem:
         return _network(self.experiment, self.dataset, self.net.device)
 
     def task(self, round: int, exchange: int, client: int) -> Task:
-        rng = Stream(self.experiment.seed, f"client.{exchange}", round, client)
+        rng = RandomStream(self.experiment.seed, f"client.{exchange}", round, client)
         return Task(self.start.to(self.net.device), self.sizes, round, exchange, client, rng)
 
     def shard(self, client: int) -> Shard:
@@ -247,7 +247,7 @@ class Problem:
         """Posterior samples to average predictions over; 0 where targets are not classes."""
         return self.experiment.eval_samples if self.measure.averages else 0
 
-    def score(self, model: Point | Gaussian, chunk: int, round: int) -> Score:
+    def score(self, model: Point | Gaussian, chunk: int, round: int) -> ChunkScore:
         """One test chunk, at the mean of `model` and, if it is a Gaussian and posterior samples are
         asked for, with the softmax averaged over samples of it (the same ones for every chunk)."""
         rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
@@ -263,16 +263,16 @@ class Problem:
         tally = reduce(added, (measure.tally(logits(model.mean, x), y) for x, y in pieces))
         count = self.eval_samples
         if not count or isinstance(model, Point):
-            return Score(tally)
-        rng = Stream(self.experiment.seed, "posterior", round)
+            return ChunkScore(tally)
+        rng = RandomStream(self.experiment.seed, "posterior", round)
         total = torch.full((len(targets), self.dataset.classes), -math.inf, dtype=torch.float64)
         total = total.to(floats.device)
         for weights in model.samples(count, rng.torch("samples")):  # in logs: a probability may underflow
             total = torch.logaddexp(total, logits(weights, floats).log_softmax(dim=1))
-        return Score(tally, classified(total - math.log(count), targets))
+        return ChunkScore(tally, classified(total - math.log(count), targets))
 
 
-def _refers(exchange: Exchange, field: str, kind: Kind) -> bool:
+def _refers(exchange: Exchange, field: str, kind: FieldKind) -> bool:
     """Whether every broadcast of an exchange that sends `field` up has one of the same name and shape."""
     if field not in {f.name for f in all_fields(exchange.up)}:
         return True
@@ -280,7 +280,7 @@ def _refers(exchange: Exchange, field: str, kind: Kind) -> bool:
     return field in down and (down[field].kind.dims, down[field].kind.dtype) == (kind.dims, kind.dtype)
 
 
-class Score(NamedTuple):
+class ChunkScore(NamedTuple):
     """Of one test chunk: the tally of the model's mean, and that of the average over posterior samples
     (none: there was no average)."""
 

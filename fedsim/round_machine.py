@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fedsim.participation import Schedule, Turnout
+from fedsim.participation import Participation, Schedule
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Arrived:
 
 
 @dataclass(frozen=True)
-class Spoilt:
+class Rejected:
     """A worker has answered a task with what must not be folded, and it is to be computed once more."""
 
     worker: int
@@ -100,8 +100,8 @@ class Give:
 
     worker: int
     task: TaskId
-    gone: bool = False
-    again: bool = False
+    dropout: bool = False
+    retry: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Score:
+class ScoreChunk:
     """Let this worker evaluate one chunk of the test set with the model of `round`."""
 
     worker: int
@@ -147,8 +147,8 @@ class Finish:
     """All rounds are committed and evaluated."""
 
 
-Event = Joined | Left | Arrived | Spoilt | Scored | Folded
-Command = Open | Give | Release | Drop | Close | Commit | Score | Finish
+Event = Joined | Left | Arrived | Rejected | Scored | Folded
+Command = Open | Give | Release | Drop | Close | Commit | ScoreChunk | Finish
 
 MAX_EVALUATIONS_BEHIND = 2
 ANYWHERE = -1
@@ -187,7 +187,7 @@ class RoundMachine:
     setup: int = 0
     round: int = 0
     _exchange: int = 0
-    _turnout: Turnout = field(default_factory=lambda: Turnout(()))
+    _participation: Participation = field(default_factory=lambda: Participation(()))
     _load: dict[int, list[TaskId | tuple[int, int]]] = field(default_factory=dict)
     _waiting: dict[int, deque[TaskId]] = field(default_factory=dict)
     _home: dict[int, int] = field(default_factory=dict)
@@ -213,7 +213,7 @@ class RoundMachine:
         if not self.round and not resumed:
             self._evaluate(0)
             if self.setup:
-                return self._begin(Turnout(tuple(range(len(self.versions)))))
+                return self._begin(Participation(tuple(range(len(self.versions)))))
         return self._next_round()
 
     def handle(self, event: Event) -> list[Command]:
@@ -227,17 +227,17 @@ class RoundMachine:
             commands = self._on_left(event.worker)
         elif isinstance(event, Arrived):
             commands = self._on_arrived(event)
-        elif isinstance(event, Spoilt):
-            commands = self._on_spoilt(event)
+        elif isinstance(event, Rejected):
+            commands = self._on_rejected(event)
         elif isinstance(event, Scored):
             commands = self._on_scored(event)
         else:
             commands = self._on_folded()
         return commands + self._assign()
 
-    def gone(self, task: TaskId) -> bool:
+    def is_dropout(self, task: TaskId) -> bool:
         """Whether the schedule takes this client out after the download."""
-        return task.client in self._turnout.gone
+        return task.client in self._participation.dropouts
 
     def holds(self, worker: int, piece: TaskId | tuple[int, int]) -> bool:
         """Whether a worker is to answer this task, or to score this chunk (round, chunk), now."""
@@ -270,36 +270,38 @@ class RoundMachine:
         commands: list[Command] = []
         while self.round < self.rounds:
             self.round += 1
-            turnout = self.schedule(self.round)
-            commands += self._begin(turnout)
-            if turnout.participants:
+            participation = self.schedule(self.round)
+            commands += self._begin(participation)
+            if participation.participants:
                 return commands
             commands += self._commit()
         return commands + self._maybe_finish()
 
-    def _begin(self, turnout: Turnout) -> list[Command]:
-        self._exchange, self._turnout, self._drafts, self._reached = 0, turnout, {}, {}
-        return self._next_exchange() if turnout.participants else []
+    def _begin(self, participation: Participation) -> list[Command]:
+        self._exchange, self._participation, self._drafts, self._reached = 0, participation, {}, {}
+        return self._next_exchange() if participation.participants else []
 
     def _next_exchange(self) -> list[Command]:
         self._exchange += 1
-        people = self._present()
-        self._to_fold = deque(sorted(people))
+        participants = self._receivers()
+        self._to_fold = deque(sorted(participants))
         self._arrived, self._late, self._taken_back = set(), set(), set()
-        self._folding = any(k not in self._turnout.lost | self._turnout.gone for k in people)
-        for k in sorted(people, key=lambda k: (-self.cost(k), k)):
+        self._folding = any(
+            k not in self._participation.lost_uploads | self._participation.dropouts for k in participants
+        )
+        for k in sorted(participants, key=lambda k: (-self.cost(k), k)):
             # within a round a client goes on from its own draft, also if the schedule loses what it sends
             base = self._reached.get(k, self.versions[k])
             task = TaskId(self.round, self._exchange, k, base)
             self._waiting.setdefault(self._home.get(k, ANYWHERE), deque()).append(task)
-        return [Open(self.round, self._exchange, tuple(sorted(people)), self._folding)]
+        return [Open(self.round, self._exchange, tuple(sorted(participants)), self._folding)]
 
-    def _present(self, later: bool = False) -> tuple[int, ...]:
+    def _receivers(self, later: bool = False) -> tuple[int, ...]:
         """Whom this exchange is with: whoever is gone got the broadcast of the first one and no other."""
-        people = self._turnout.participants
+        participants = self._participation.participants
         if later or self._exchange > 1:
-            return tuple(k for k in people if k not in self._turnout.gone)
-        return people
+            return tuple(k for k in participants if k not in self._participation.dropouts)
+        return participants
 
     def _on_left(self, worker: int) -> list[Command]:
         """Its tasks and chunks go to the front of the queues, and its clients have no home any more."""
@@ -328,10 +330,10 @@ class RoundMachine:
         commands: list[Command] = []
         while self._to_fold and self._to_fold[0] in self._arrived:
             k = self._to_fold.popleft()
-            if k in self._turnout.gone:
+            if k in self._participation.dropouts:
                 continue
             self._reached[k] = version(self.round, self._exchange, self.exchanges, self.setup)
-            if k in self._turnout.lost or k in self._late:
+            if k in self._participation.lost_uploads or k in self._late:
                 commands.append(Drop(k))
             else:
                 self._drafts[k] = self._reached[k]
@@ -340,7 +342,7 @@ class RoundMachine:
             commands += [Close()] if self._folding else self._exchange_done()
         return commands
 
-    def _on_spoilt(self, event: Spoilt) -> list[Command]:
+    def _on_rejected(self, event: Rejected) -> list[Command]:
         """The task is given again before all others, to whoever is free first."""
         self._take_from(event.worker, event.task)
         self._taken_back.add(event.task)
@@ -361,7 +363,7 @@ class RoundMachine:
         return self._exchange_done()
 
     def _exchange_done(self) -> list[Command]:
-        if self._exchange < (self.exchanges if self.round else self.setup) and self._present(later=True):
+        if self._exchange < (self.exchanges if self.round else self.setup) and self._receivers(later=True):
             return self._next_exchange()
         return self._commit() + self._next_round()
 
@@ -370,8 +372,8 @@ class RoundMachine:
             self.versions[k] = made
         if self.round and self.evaluates(self.round):  # the start model is evaluated at the start
             self._evaluate(self.round)
-        people = self._turnout.participants
-        return [Commit(self.round, people, tuple(sorted(self._drafts)), tuple(self.versions))]
+        participants = self._participation.participants
+        return [Commit(self.round, participants, tuple(sorted(self._drafts)), tuple(self.versions))]
 
     # ---- evaluation, which fills the gaps between training tasks
 
@@ -415,8 +417,8 @@ class RoundMachine:
                     self._home[task.client] = worker
                     self._load[worker].append(task)
                     self._in_flight[task] = worker
-                    gone, again = task.client in self._turnout.gone, task in self._taken_back
-                    commands.append(Give(worker, task, gone, again))
+                    dropout, retry = task.client in self._participation.dropouts, task in self._taken_back
+                    commands.append(Give(worker, task, dropout, retry))
                 elif self._to_score and not waiting:
                     commands.append(self._give_score(worker))
         return commands
@@ -438,7 +440,7 @@ class RoundMachine:
         any would take a client from one that is just as idle and holds its state."""
         return sorted(self._load, key=lambda w: (len(self._load[w]), not self._waiting.get(w), w))
 
-    def _give_score(self, worker: int) -> Score:
+    def _give_score(self, worker: int) -> ScoreChunk:
         piece = self._to_score.popleft()
         self._load[worker].append(piece)
-        return Score(worker, *piece)
+        return ScoreChunk(worker, *piece)

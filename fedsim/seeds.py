@@ -16,7 +16,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Stream:
+class RandomStream:
     """One named stream; `round` 0 and `client` -1 stand for 'none'."""
 
     seed: int

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsim.errors import DataError, UsageError
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
@@ -49,7 +49,7 @@ class Clock:
     def seconds(self, round: int, client: int, examples: int, bytes_down: int, bytes_up: int) -> float:
         """From the broadcast to the upload's last bit, for one exchange."""
         link = self.links[client]
-        draw = Stream(self.seed, "compute", round, client).numpy("noise") if self.noise else None
+        draw = RandomStream(self.seed, "compute", round, client).numpy("noise") if self.noise else None
         factor = math.exp(self.noise * float(draw.standard_normal())) if draw is not None else 1.0
         return link.seconds(bytes_down, bytes_up) + examples * self.compute * factor
 

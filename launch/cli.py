@@ -116,7 +116,7 @@ _EXPERIMENT = (
         "--devices", metavar="LIST", help="auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).  [auto]"
     ),
     click.option(
-        "--external-workers",
+        "--remote-workers",
         type=int,
         metavar="K",
         help="Start none here, wait for K (--bind).",
@@ -215,9 +215,9 @@ def verify(run: str, rounds: int | None, clients: str | None, twice: bool, data_
     from launch.processes.server import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT)  # before torch is imported
-    from launch.commands.verify import verify as again
+    from launch.commands.verify import verify as retry
 
-    again(Path(run), rounds, clients, twice=twice, data_dir=Path(data_dir) if data_dir else None)
+    retry(Path(run), rounds, clients, twice=twice, data_dir=Path(data_dir) if data_dir else None)
 
 
 @main.command(short_help="Fold a run's kept uploads again, without clients.")
@@ -235,9 +235,9 @@ def replay(run: str, data_dir: str | None) -> None:
     from launch.processes.server import ENVIRONMENT
 
     os.environ.update(ENVIRONMENT)  # before torch is imported
-    from launch.commands.replay import replay as again
+    from launch.commands.replay import replay as retry
 
-    again(Path(run), Path(data_dir) if data_dir else None)
+    retry(Path(run), Path(data_dir) if data_dir else None)
 
 
 @main.command(short_help="Take part in a run on another machine.")
@@ -254,7 +254,7 @@ def replay(run: str, data_dir: str | None) -> None:
     help="Give up if no coordinator answers.",
 )
 def worker(file: str, url: str | None, data_dir: str | None, worker: int | None, patience: float) -> None:
-    """Join a run that `fedsim launch --external-workers K --bind tcp://ADDRESS:PORT` has opened.
+    """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
 
     The file holds this run's keys: copy it over a channel that you trust, and keep it to yourself (0600).
     """

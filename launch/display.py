@@ -92,7 +92,7 @@ class Display:
         self.console.print()
         self.console.print(table)
 
-    def bill(self, summary: Mapping[str, Any], out: str) -> None:
+    def traffic_summary(self, summary: Mapping[str, Any], out: str) -> None:
         """The end of a run: its traffic, and what came of it."""
         self.stop()
         self.traffic(summary)

@@ -23,7 +23,7 @@ class Execution:
     """
 
     workers: Annotated[int, Meta(ge=0)] = 10
-    external_workers: Annotated[int, Meta(ge=0)] = 0
+    remote_workers: Annotated[int, Meta(ge=0)] = 0
     bind: str = ""
     join_within: Annotated[float, Meta(gt=0)] = 120.0
     transport: Literal["ipc", "tcp"] = "ipc"

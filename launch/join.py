@@ -14,13 +14,13 @@ def join(file: str, *, url: str | None, data_dir: str | None, worker: int | None
     """Take part until the run is over. Errors: any FedsimError."""
     os.environ.update(ENVIRONMENT)  # before torch is imported
     from fedsim.errors import Interrupted
-    from workers.transport.join_credentials import Invitation
-    from workers.worker.remote import Visit
+    from workers.transport.join_credentials import JoinCredentials
+    from workers.worker.remote import RemoteWorker
 
-    invitation = Invitation.read(Path(file))
+    join_credentials = JoinCredentials.read(Path(file))
     folder = Path(data_dir).resolve() if data_dir else None
-    visit = Visit(invitation, url or invitation.url, folder, patience, worker)
+    remote_worker = RemoteWorker(join_credentials, url or join_credentials.url, folder, patience, worker)
     try:
-        visit.run(click.echo)
+        remote_worker.run(click.echo)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the run goes on without this worker") from None

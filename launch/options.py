@@ -57,19 +57,19 @@ class Given:
 def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
     """Errors: UsageError naming the option, key or file that is wrong."""
     given = Given.of(options)
-    execution = settle(given.execution, given)
+    execution = check_execution(given.execution, given)
     values = {"clients": execution.workers or CLIENTS_IN_PROCESS} | given.experiment
     values |= {"hyperparameters": given.hyperparameters, "codecs": given.codecs}
     return convert(Experiment, values, given.where("experiment")), execution
 
 
-def settle(values: Mapping[str, Any], given: Given) -> Execution:
+def check_execution(values: Mapping[str, Any], given: Given) -> Execution:
     """How a run is carried out. Errors: UsageError if parts of it do not go together."""
     execution = convert(Execution, values, given.where("execution"))
-    if execution.external_workers:
-        execution = _elsewhere(execution, "workers" in given.execution)
+    if execution.remote_workers:
+        execution = _remote(execution, "workers" in given.execution)
     elif execution.bind:
-        raise UsageError("--bind is where --external-workers K come in; workers of this machine need none")
+        raise UsageError("--bind is where --remote-workers K come in; workers of this machine need none")
     if execution.verify_bytes and (execution.transport != "tcp" or not execution.workers):
         raise UsageError(
             "--verify-bytes asks the kernel, which counts TCP streams: add --transport tcp and workers"
@@ -89,16 +89,16 @@ def _absolute(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _elsewhere(execution: Execution, workers_given: bool) -> Execution:
-    """Errors: UsageError if external workers do not go with the rest."""
-    if workers_given and execution.workers != execution.external_workers:
-        raise UsageError("--workers starts workers here and --external-workers waits for others: give one")
+def _remote(execution: Execution, workers_given: bool) -> Execution:
+    """Errors: UsageError if remote workers do not go with the rest."""
+    if workers_given and execution.workers != execution.remote_workers:
+        raise UsageError("--workers starts workers here and --remote-workers waits for others: give one")
     if not execution.bind.startswith("tcp://") or ":" not in execution.bind.removeprefix("tcp://"):
         raise UsageError(
-            f"--external-workers: --bind {execution.bind!r} is no tcp://ADDRESS:PORT of this machine; "
+            f"--remote-workers: --bind {execution.bind!r} is no tcp://ADDRESS:PORT of this machine; "
             "port * lets the system choose"
         )
-    return replace(execution, workers=execution.external_workers, transport="tcp")
+    return replace(execution, workers=execution.remote_workers, transport="tcp")
 
 
 def _pair(text: str) -> tuple[str, str]:

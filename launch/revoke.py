@@ -10,7 +10,7 @@ import click
 from fedsim.errors import UsageError
 from launch.lock import RunLock
 from launch.runs import manifest
-from workers.transport.join_credentials import JOIN, Invitation
+from workers.transport.join_credentials import JOIN, JoinCredentials
 from workers.transport.revocation import REVOKED, Revocations
 
 
@@ -29,13 +29,13 @@ def _keys(run: Path) -> int:
     """How many workers have one. Errors: UsageError, DataError."""
     found = manifest.read(run)
     starts = [found, *found.get("resumes", [])]
-    if not starts[-1]["execution"]["external_workers"]:
-        raise UsageError(f"{run} has no workers elsewhere (--external-workers): nobody has a key")
+    if not starts[-1]["execution"]["remote_workers"]:
+        raise UsageError(f"{run} has no workers elsewhere (--remote-workers): nobody has a key")
     if not _goes_on(run):
         raise UsageError(f"{run} is not being run: its keys open nothing, and fedsim resume makes new ones")
     if not (run / JOIN).exists():
         raise UsageError(f"{run} has no {JOIN} at the moment: it is being set up, or at its end")
-    return len(Invitation.read(run / JOIN).workers)
+    return len(JoinCredentials.read(run / JOIN).workers)
 
 
 def _goes_on(run: Path) -> bool:

@@ -21,7 +21,7 @@ from launch.open_files import allow_open_files
 from launch.processes.server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Stored
-from workers.devices import place
+from workers.devices import assign_devices
 from workers.transport.eventfd import Wakeup
 
 
@@ -74,19 +74,19 @@ def launch(
     allow_open_files(execution.workers)
     wakeup = Wakeup()
     supervisor = Supervisor(wakeup)
-    devices = "cpu" if execution.external_workers and execution.devices == "auto" else execution.devices
-    places = place(devices, max(1, execution.workers), experiment.threads)
+    devices = "cpu" if execution.remote_workers and execution.devices == "auto" else execution.devices
+    placements = assign_devices(devices, max(1, execution.workers), experiment.threads)
     with stop_signals(wakeup, in_process=not execution.workers):
         try:
-            if execution.workers and not execution.external_workers:
+            if execution.workers and not execution.remote_workers:
                 supervisor.start_server()
             else:
                 os.environ.update(ENVIRONMENT)
-                if places[0].gpu is not None and not execution.workers:
-                    os.environ["CUDA_VISIBLE_DEVICES"] = places[0].gpu
+                if placements[0].gpu is not None and not execution.workers:
+                    os.environ["CUDA_VISIBLE_DEVICES"] = placements[0].gpu
             from launch.session import Session  # imports torch
 
-            session = Session.prepare(experiment, execution, places, supervisor, quiet, stored)
+            session = Session.prepare(experiment, execution, placements, supervisor, quiet, stored)
             session.run(wakeup)
         finally:
             supervisor.stop(gently=False)

@@ -30,12 +30,12 @@ from launch.runs.summary import process_start, summarise, write_model
 from launch.runs.writer import RunDir
 from protocols import find
 from workers.coordinator.loop import Coordinator, Outcome
-from workers.coordinator.membership import Terms
-from workers.coordinator.registration import Admission, Belongings
+from workers.coordinator.membership import Timeouts
+from workers.coordinator.registration import Registration, WorkerManifest
 from workers.coordinator.task_timeline import Span
-from workers.coordinator.worker_pool import NoCrew
+from workers.coordinator.worker_pool import NoWorkerPool
 from workers.devices import Placement
-from workers.memory import settle
+from workers.memory import set_malloc_thresholds
 from workers.numerics import fix_numerics
 from workers.probe import probe
 from workers.storage.journal import Journal
@@ -45,8 +45,8 @@ from workers.storage.upload_archive import uploads_folder
 from workers.transport.dealer import Hello
 from workers.transport.endpoint import Endpoint, Loopback
 from workers.transport.eventfd import Wakeup
-from workers.transport.join_credentials import FORMAT, JOIN, Invitation, KeyPair
-from workers.transport.listeners import GuardedPort, own_door
+from workers.transport.join_credentials import FORMAT, JOIN, JoinCredentials, KeyPair
+from workers.transport.listeners import CurveListener, local_listener
 from workers.transport.revocation import REVOKED, Revocations
 from workers.transport.router import ZmqEndpoint
 from workers.worker.runtime import WorkerRuntime
@@ -64,7 +64,7 @@ class Session:
 
     problem: Problem
     execution: Execution
-    places: tuple[Placement, ...]
+    placements: tuple[Placement, ...]
     schedule: Schedule
     rundir: RunDir
     display: Display
@@ -83,28 +83,28 @@ class Session:
     def prepare(
         experiment: Experiment,
         execution: Execution,
-        places: tuple[Placement, ...],
+        placements: tuple[Placement, ...],
         supervisor: Supervisor,
         quiet: bool,
         stored: Stored | None = None,
     ) -> Session:
         """Check everything that can be wrong, then make the run folder with its manifest; or go on with the
         stored run that is there."""
-        device: Literal["cpu", "cuda"] = "cuda" if places[0].gpu is not None else "cpu"
+        device: Literal["cpu", "cuda"] = "cuda" if placements[0].gpu is not None else "cpu"
         experiment = replace(experiment, device=device)
         # before denormals are flushed: "> 0" is stored as ">= the smallest denormal", which would be 0
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
         fix_numerics(experiment.threads, "cpu" if execution.workers else device)
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
-        turnouts = schedule(
+        participations = schedule(
             experiment.participation, clients=experiment.clients, seed=experiment.seed, sizes=problem.sizes
         )
         problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
         rundir = RunDir(Path(execution.out) if execution.out else default, resumed=stored is not None)
         display = Display(problem.experiment.rounds, quiet)
-        session = Session(problem, execution, places, turnouts, rundir, display, supervisor)
+        session = Session(problem, execution, placements, participations, rundir, display, supervisor)
         today = manifest.describe(session.described(), execution, session.run_name, probe(problem))
         if stored is None:
             rundir.write_json("manifest.json", today)
@@ -150,11 +150,11 @@ class Session:
         """Errors: any FedsimError, after summary.json has been written with the status."""
         supervisor = self.supervisor
         supervisor.changed = self.rundir.write_processes
-        settle()
+        set_malloc_thresholds()
         try:
             outcome = self._carry_out(wakeup)
             summary = self._summary("done", outcome)
-            self.display.bill(summary, str(self.rundir.path))
+            self.display.traffic_summary(summary, str(self.rundir.path))
             self._verify(outcome)
             if self.problem.eval_samples and "ensemble_accuracy" not in summary:
                 self.display.note("no average over posterior samples: this algorithm's model is a point")
@@ -225,14 +225,14 @@ class Session:
             coordinator = Coordinator(
                 problem,
                 endpoint,
-                supervisor if self._own_workers else NoCrew(wakeup),
+                supervisor if self._own_workers else NoWorkerPool(wakeup),
                 checkpoints,
                 self.schedule,
                 self,
                 journal,
                 run=self.run_name,
-                admission=self._admission(),
-                terms=self._terms(),
+                registration=self._registration(),
+                timeouts=self._timeouts(),
                 started=process_start(),
                 recovery=self.recovery,
                 keep=uploads_folder(rundir.path) if self.execution.keep_uploads else None,
@@ -244,39 +244,45 @@ class Session:
 
     @property
     def _own_workers(self) -> bool:
-        return bool(self.execution.workers) and not self.execution.external_workers
+        return bool(self.execution.workers) and not self.execution.remote_workers
 
-    def _terms(self) -> Terms:
+    def _timeouts(self) -> Timeouts:
         e = self.execution
-        return Terms(e.join_within, e.lease, e.patience, bool(e.external_workers))
+        return Timeouts(e.join_within, e.lease, e.patience, bool(e.remote_workers))
 
-    def _admission(self) -> Admission:
+    def _registration(self) -> Registration:
         e, problem, execution = self.problem.experiment, self.problem, self.execution
-        elsewhere = bool(execution.external_workers)
-        data = problem.data_digest if elsewhere else ""
-        orders = {
+        remote = bool(execution.remote_workers)
+        data = problem.data_digest if remote else ""
+        worker_config = {
             "experiment": asdict(e),
             "data_dir": str(Path(execution.data_dir).resolve()) if execution.data_dir else None,
-            "run_dir": None if elsewhere else str(self.rundir.path.resolve()),
+            "run_dir": None if remote else str(self.rundir.path.resolve()),
         }
-        return Admission(
-            orders, Belongings(data, plugins.sources((e.algo, e.model, e.dataset))), execution.workers
+        return Registration(
+            worker_config,
+            WorkerManifest(data, plugins.sources((e.algo, e.model, e.dataset))),
+            execution.workers,
         )
 
-    def _invite(self, max_frame: int, letter: int) -> Endpoint:
+    def _curve_endpoint(self, max_frame: int, envelope: int) -> Endpoint:
         """Open the guarded port and write RUN/join.json. Its keys are new: those of an earlier start open
         nothing, and which of them were revoked is forgotten. letter: bytes of the longest upload."""
         path, revocations = self.rundir.path / JOIN, Revocations(self.rundir.path / REVOKED)
         path.unlink(missing_ok=True)
         revocations.clear()
-        server, count = KeyPair.new(), self.execution.external_workers
+        server, count = KeyPair.new(), self.execution.remote_workers
         pairs = tuple(KeyPair.new() for _ in range(count))
-        door = GuardedPort(self.execution.bind, server, pairs, revocations)
+        listener = CurveListener(self.execution.bind, server, pairs, revocations)
         largest = STATE_FACTOR * max_frame
-        endpoint = ZmqEndpoint(self.ledger, door, largest, HELD * (letter + largest))  # a draft before each
-        invited = Invitation(FORMAT, self.run_name, endpoint.address, server.public, largest, pairs)
+        endpoint = ZmqEndpoint(
+            self.ledger, listener, largest, HELD * (envelope + largest)
+        )  # a draft before each
+        written_credentials = JoinCredentials(
+            FORMAT, self.run_name, endpoint.address, server.public, largest, pairs
+        )
         try:
-            invited.write(path)
+            written_credentials.write(path)
         except BaseException:
             endpoint.close()
             raise
@@ -293,17 +299,17 @@ class Session:
         largest = max(self.problem.largest_field, 4 * self.problem.net.layout.size)
         max_frame = 2 * largest + FRAME_SLACK
         # a field with its indices is never longer than dense, so its frames together are not above max_frame
-        letter = max_frame * max(len(all_fields(e.up)) for e in self.problem.exchanges)
-        if self.execution.external_workers:
-            return self._invite(max_frame, letter)
-        door = own_door(self.execution.transport)
-        endpoint = ZmqEndpoint(self.ledger, door, max_frame, HELD * letter)
+        envelope = max_frame * max(len(all_fields(e.up)) for e in self.problem.exchanges)
+        if self.execution.remote_workers:
+            return self._curve_endpoint(max_frame, envelope)
+        listener = local_listener(self.execution.transport)
+        endpoint = ZmqEndpoint(self.ledger, listener, max_frame, HELD * envelope)
         try:
             specs = [
                 {
                     "index": i,
                     "address": endpoint.address,
-                    "token": door.token,
+                    "token": listener.token,
                     "max_frame": max_frame,
                     "log": str((path / "logs" / f"worker-{i:03d}.log").resolve()),
                     "device": placed.device,
@@ -311,9 +317,9 @@ class Session:
                     "env": {"CUDA_VISIBLE_DEVICES": placed.gpu or ""},
                     "fresh": placed.fresh,
                 }
-                for i, placed in enumerate(self.places)
+                for i, placed in enumerate(self.placements)
             ]
-            self.supervisor.start_workers(specs, self.places)
+            self.supervisor.start_workers(specs, self.placements)
         except BaseException:
             endpoint.close()
             raise
@@ -323,9 +329,9 @@ class Session:
         e, p = self.problem.experiment, self.problem
         workers = self.execution.workers
         where = f"{workers} workers over {self.execution.transport}" if workers else "in process"
-        if self.execution.external_workers:
+        if self.execution.remote_workers:
             where = f"{workers} workers elsewhere"
-        devices = ", ".join(dict.fromkeys(str(place) for place in self.places))
+        devices = ", ".join(dict.fromkeys(str(assign_devices) for assign_devices in self.placements))
         # commas, because rich takes a word between two colons for an emoji
         algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
         return [
@@ -342,13 +348,13 @@ class Session:
         self.rundir.append_timeline(spans)
 
     def joined(self, worker: int, hello: Hello) -> None:
-        if self.execution.external_workers:
+        if self.execution.remote_workers:
             self.display.note(f"worker {worker} comes from {hello.host}, process {hello.pid}")
-            self.supervisor.note_guest(worker, hello.pid, hello.host)
+            self.supervisor.note_remote_worker(worker, hello.pid, hello.host)
 
     def left(self, worker: int, why: str) -> None:
         self.display.note(f"worker {worker} is gone: {why}")
-        self.supervisor.note_gone(worker)
+        self.supervisor.note_left(worker)
 
     def committed(self, commit: Commit, entries: list[Entry]) -> int:
         end = self.rundir.append_ledger(entries)

@@ -75,9 +75,9 @@ def _users(spec: str) -> type[AnyAlgorithm]:
     params = found.__dict__.get("__dataclass_params__")
     if params is None or not params.frozen:
         raise UsageError(f"{whose}: the class must be a frozen dataclass: @dataclass(frozen=True) above it")
-    with plugins.blame(spec, "--algo", "building it with its defaults"):
+    with plugins.user_code_errors(spec, "--algo", "building it with its defaults"):
         built = found()
-    with plugins.blame(spec, "--algo", "reading its messages"):
+    with plugins.user_code_errors(spec, "--algo", "reading its messages"):
         for exchange in (*built.setup, *built.exchanges):
             for message in (exchange.down, exchange.up):
                 all_fields(message)

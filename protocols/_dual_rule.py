@@ -64,7 +64,7 @@ class Consensus:
 
 
 @dataclass(frozen=True)
-class Pull:
+class Cavity:
     """What a client's loss is balanced against, with its dual held in bounds.
 
     held: the factor taken out of the dual, factor = q_g^rho / t_k * held; slack: the least value (or
@@ -72,13 +72,13 @@ class Pull:
     """
 
     factor: Gaussian
-    held: Gaussian
+    correction: Gaussian
     slack: float
     capped: int
 
 
 @dataclass(frozen=True)
-class Rule:
+class DualRule:
     """The constants of a member: K clients, rho, gamma (dual step), rho_server, silent.
 
     fixed: the precision of the family is fixed, so that sites are linear, log t_k = v_k . w.
@@ -95,18 +95,18 @@ class Rule:
         """No site yet, and q_k = q for everyone."""
         dual = self.client_init(q)
         total = (dual.z or dual.site) ** self.K
-        checks = torch.full((self.K,), sketch(dual.z or dual.site), dtype=torch.float64)
+        checks = torch.full((self.K,), fingerprint(dual.z or dual.site), dtype=torch.float64)
         return Consensus(q, total, checks)
 
     def client_init(self, q: Gaussian) -> Dual:
         one = self.dual_step(q, q)
         return Dual(one, q**self.rho_server * one if self.silent == "last" else None)
 
-    def pull(self, q: Gaussian, site: Gaussian) -> Gaussian:
+    def cavity(self, q: Gaussian, site: Gaussian) -> Gaussian:
         """What the client's loss is balanced against, on the scale of the loss."""
         return q**self.rho / site
 
-    def capped_pull(self, q: Gaussian, site: Gaussian, keep: float = 0.0) -> Pull:
+    def clipped_cavity(self, q: Gaussian, site: Gaussian, keep: float = 0.0) -> Cavity:
         """The pull of a learned precision with V_k held at (1 - keep) rho S_g where less than keep / 5
         of rho S_g is left.
 
@@ -115,7 +115,7 @@ class Rule:
         the pull's gradient at m_g is what it was. The stored dual is unchanged; `put_back` says what q_k
         then counts as.
         """
-        free = self.pull(q, site)
+        free = self.cavity(q, site)
         taken: Tensor
         if is_full(q.precision):
             slacks = torch.linalg.eigvalsh(torch.as_tensor(free.precision))
@@ -126,8 +126,8 @@ class Rule:
             whole = self.rho * torch.as_tensor(q.precision)
             taken = torch.where(room < keep / 5 * whole, keep * whole - room, 0.0)
             slack, capped = float(room.min()), int((room < 0).sum())
-        held = Gaussian(times(taken, q.mean), taken)
-        return Pull(free * held, held, slack, capped)
+        correction = Gaussian(times(taken, q.mean), taken)
+        return Cavity(free * correction, correction, slack, capped)
 
     def _excess(self, q: Gaussian, site: Gaussian, keep: float) -> Tensor:
         """What a full V_k has too much, (P, P) and positive semi-definite."""
@@ -138,7 +138,7 @@ class Rule:
         excess: Tensor = (axes * torch.where(ratios > 1 - keep / 5, ratios - (1 - keep), 0.0)) @ axes.mT
         return excess
 
-    def put_back(self, local: Gaussian, pull: Pull, q: Gaussian, moved: float = 1.0) -> Gaussian:
+    def restored(self, local: Gaussian, cavity: Cavity, q: Gaussian, moved: float = 1.0) -> Gaussian:
         """q_k of the literal problem, from the solution `local` of the one with a held dual.
 
         The solution has rho S_k = H_k + rho S_g - V_k + held, so a dual step from it would add
@@ -148,7 +148,7 @@ class Rule:
         Where the literal problem has no minimum, that is where less than LEAST S_g would be left, it counts
         as N(m_k, (LEAST S_g)^-1): the dual then shrinks.
         """
-        free = local / pull.held ** (moved / self.rho)
+        free = local / cavity.correction ** (moved / self.rho)
         floor = LEAST * torch.as_tensor(q.precision)
         if not is_full(floor):
             lost = torch.as_tensor(free.precision) < floor
@@ -203,7 +203,7 @@ class Rule:
         for k, sent, check in ups:
             change = sent if self.silent == "last" else dual_step(k, sent, q)
             mismatch = max(mismatch, abs(check - float(checks[k])))
-            checks[k] += sketch(change)
+            checks[k] += fingerprint(change)
             total = total * change
             locals_sum = sent if locals_sum is None else locals_sum * sent
             count += 1
@@ -227,9 +227,9 @@ class Rule:
         return merged ** (1 / (1 + self.rho_server * self.K))
 
 
-def known(dual: Dual) -> float:
+def fingerprint_of(dual: Dual) -> float:
     """The sketch of what server and client both know of this client: z_k, or else t_k."""
-    return sketch(dual.z or dual.site)
+    return fingerprint(dual.z or dual.site)
 
 
 def residual(local: Gaussian, q: Gaussian) -> float:
@@ -237,21 +237,21 @@ def residual(local: Gaussian, q: Gaussian) -> float:
     return float(torch.linalg.vector_norm(local.mean - q.mean))
 
 
-def sketch(factor: Gaussian) -> float:
+def fingerprint(factor: Gaussian) -> float:
     """A fixed linear projection of a factor to one number, computed on the CPU in float64.
 
     Sent with an upload (8 bytes) it lets the server see whether a client's dual is what it has summed.
     """
     shift = factor.shift.detach().cpu().double()
-    ruler = _ruler(len(shift))
-    value = float(shift @ ruler)
+    projection = _projection(len(shift))
+    value = float(shift @ projection)
     if is_full(factor.precision):
-        return value + float(ruler @ (torch.as_tensor(factor.precision).cpu().double() @ ruler))
-    return value + float(diagonal(factor.precision, shift) @ ruler)
+        return value + float(projection @ (torch.as_tensor(factor.precision).cpu().double() @ projection))
+    return value + float(diagonal(factor.precision, shift) @ projection)
 
 
 @lru_cache(maxsize=4)
-def _ruler(size: int) -> Tensor:
+def _projection(size: int) -> Tensor:
     """Weights in (-1/2, 1/2) without a pattern that a defect could cancel in."""
     steps = torch.arange(1, size + 1, dtype=torch.float64) * ((math.sqrt(5) - 1) / 2)
     return steps - steps.floor() - 0.5

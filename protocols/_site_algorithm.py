@@ -18,8 +18,8 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.ivon import IvonMoments
-from protocols._dual_rule import Consensus, Dual, Rule
-from protocols._site_messages import Family
+from protocols._dual_rule import Consensus, Dual, DualRule
+from protocols._site_messages import ExponentialFamily
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalResult:
     """What a local solver found: q_k, the mean training loss, what it carries over, and further scalars of
     the upload by name."""
 
@@ -43,19 +43,19 @@ class Local:
     scalars: Mapping[str, float] = field(default_factory=dict)
 
 
-class Member(Algorithm[Consensus, Client, Any, Any]):
+class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     """The methods of Algorithm in terms of rule, family, prior, origin and solve."""
 
     server_type: ClassVar[type] = Consensus
     client_type: ClassVar[type] = Client
 
     @abstractmethod
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
         """The member's constants; only gamma may differ between clients."""
 
     @property
     @abstractmethod
-    def family(self) -> Family: ...
+    def family(self) -> ExponentialFamily: ...
 
     @abstractmethod
     def prior(self, like: Tensor) -> Gaussian:
@@ -68,7 +68,7 @@ class Member(Algorithm[Consensus, Client, Any, Any]):
     @abstractmethod
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> Local:
+    ) -> LocalResult:
         """The client's problem: pull = rule.pull(q, client.dual.site) against its loss, from `start`."""
 
     def dual_step(self, k: int, local: Gaussian, q: Gaussian, sizes: tuple[int, ...]) -> Gaussian:

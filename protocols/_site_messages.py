@@ -32,7 +32,7 @@ from fedsim.wire.schema import (
     Scalar,
     Total,
 )
-from protocols._dual_rule import Dual, Rule, Silent, known, residual
+from protocols._dual_rule import Dual, DualRule, Silent, fingerprint_of, residual
 
 MAX_FULL = 3000
 
@@ -124,7 +124,7 @@ class FullIncrement:
 
 
 @dataclass(frozen=True)
-class Family:
+class ExponentialFamily:
     """Between natural parameters in float64 and a member's message classes.
 
     S is the fixed precision of a `fixed` family, and of no meaning to the others.
@@ -145,7 +145,7 @@ class Family:
             return Gaussian(zero, precision)
         return Gaussian(zero, identity(zero, precision, full=self.kind == "full"))
 
-    def project(self, merged: Gaussian, rule: Rule, S: Tensor | float) -> Gaussian:
+    def project(self, merged: Gaussian, rule: DualRule, S: Tensor | float) -> Gaussian:
         """The next q_g from prior * prod z_k: its mean and, where it is learned, its precision."""
         return Gaussian.at(merged.mean, S) if self.kind == "fixed" else rule.averaged(merged)
 
@@ -157,9 +157,9 @@ class Family:
         """q_g of a broadcast."""
         return Gaussian.at(down.mean, S if self.kind == "fixed" else self._matrix(down.precision))
 
-    def upload(self, rule: Rule, dual: Dual, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
+    def upload(self, rule: DualRule, dual: Dual, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
         """What goes up for q_k = `local`."""
-        scalars |= {"primal_residual": residual(local, q), "dual_check": known(dual)}
+        scalars |= {"primal_residual": residual(local, q), "dual_check": fingerprint_of(dual)}
         if dual.z is None:
             return self.up(local.mean, *self._precision(local), **scalars)
         increment = rule.upload(dual, local, q)
@@ -183,13 +183,13 @@ class Family:
         return unpacked(field) if self.kind == "full" else field
 
 
-POINT = Family("fixed", PointDown, PointUp, PointIncrement)
-DIAGONAL = Family("diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement)
-FULL = Family("full", FullDown, FullUp, FullIncrement)
+POINT = ExponentialFamily("fixed", PointDown, PointUp, PointIncrement)
+DIAGONAL = ExponentialFamily("diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement)
+FULL = ExponentialFamily("full", FullDown, FullUp, FullIncrement)
 Covariance = Literal["diagonal", "full"]
 
 
-def gaussian(covariance: Covariance) -> Family:
+def gaussian(covariance: Covariance) -> ExponentialFamily:
     return FULL if covariance == "full" else DIAGONAL
 
 

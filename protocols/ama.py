@@ -28,14 +28,14 @@ from torch import Tensor
 from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.solvers.first_order import LocalTraining
-from protocols._dual_rule import Rule
-from protocols._site_algorithm import Client, Local, Member
-from protocols._site_messages import POINT, Family
+from protocols._dual_rule import DualRule
+from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
+from protocols._site_messages import POINT, ExponentialFamily
 from protocols.fedadmm import to_the_mode
 
 
 @dataclass(frozen=True)
-class AMA(Member):
+class AMA(SiteAlgorithm):
     delta: Annotated[float, Meta(gt=0)] = 1.0
     rho: Annotated[float, Meta(gt=0)] | Literal["delta/K"] = "delta/K"
     local: LocalTraining = LocalTraining()
@@ -45,12 +45,12 @@ class AMA(Member):
     default_model: ClassVar[str] = "mlp_small"
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ExponentialFamily:
         return POINT
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
         rho = self.delta / len(sizes) if self.rho == "delta/K" else self.rho
-        return Rule(len(sizes), rho, gamma=rho, rho_server=0.0, fixed=True)
+        return DualRule(len(sizes), rho, gamma=rho, rho_server=0.0, fixed=True)
 
     def prior(self, like: Tensor) -> Gaussian:
         return POINT.isotropic(like, self.delta)
@@ -60,6 +60,6 @@ class AMA(Member):
 
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> Local:
-        pull = self.rule(task.sizes).pull(q, client.dual.site)
-        return to_the_mode(shard, start, (pull,), self.local, client, task, sum_loss=True)
+    ) -> LocalResult:
+        cavity = self.rule(task.sizes).cavity(q, client.dual.site)
+        return to_the_mode(shard, start, (cavity,), self.local, client, task, sum_loss=True)

@@ -32,9 +32,9 @@ from torch import Tensor
 from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.solvers.von import VonTraining, check_samples, von
-from protocols._dual_rule import Rule, Silent
-from protocols._site_algorithm import Client, Local, Member
-from protocols._site_messages import Covariance, Family, check_size, gaussian
+from protocols._dual_rule import DualRule, Silent
+from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
+from protocols._site_messages import Covariance, ExponentialFamily, check_size, gaussian
 from protocols.fedadmm import Rho
 
 KEEP = 0.5
@@ -44,7 +44,7 @@ of 1/KEEP."""
 
 
 @dataclass(frozen=True)
-class BayesADMM(Member):
+class BayesADMM(SiteAlgorithm):
     covariance: Covariance = "full"
     delta: Annotated[float, Meta(gt=0)] = 1.0
     rho: Rho = 1.0
@@ -58,22 +58,22 @@ class BayesADMM(Member):
     eval_samples: ClassVar[int] = 32
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ExponentialFamily:
         return gaussian(self.covariance)
 
     def check(self, params: int) -> None:
         check_von(params, self.covariance, "ivon_admm", self.local)
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
         rho = step_size(self.rho, k, sizes)
-        return Rule(len(sizes), rho, gamma=rho, rho_server=rho, silent=self.silent)
+        return DualRule(len(sizes), rho, gamma=rho, rho_server=rho, silent=self.silent)
 
     def prior(self, like: Tensor) -> Gaussian:
         return self.family.isotropic(like, self.delta)
 
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> Local:
+    ) -> LocalResult:
         return by_von(self.rule(task.sizes), self.local, self.cap_dual, client, q, start, shard, task)
 
 
@@ -84,7 +84,7 @@ def check_von(params: int, covariance: Covariance, sibling: str, how: VonTrainin
 
 
 def by_von(
-    rule: Rule,
+    rule: DualRule,
     how: VonTraining,
     cap_dual: bool,
     client: Client,
@@ -92,10 +92,10 @@ def by_von(
     start: Tensor,
     shard: AnyShard,
     task: Task,
-) -> Local:
+) -> LocalResult:
     """The client's problem of a family with a learned precision, solved by VON."""
-    pull = rule.capped_pull(q, client.dual.site, KEEP)
-    factor = pull.factor if cap_dual else rule.pull(q, client.dual.site)
-    fit = von(shard, start, how=how, rng=task.rng, pull=factor, temperature=rule.rho)
-    local = rule.put_back(fit.local, pull, q) if cap_dual else fit.local
-    return Local(local, fit.loss, None, {"dual_slack": pull.slack, "capped": float(pull.capped)})
+    cavity = rule.clipped_cavity(q, client.dual.site, KEEP)
+    factor = cavity.factor if cap_dual else rule.cavity(q, client.dual.site)
+    fit = von(shard, start, how=how, rng=task.rng, cavity=factor, temperature=rule.rho)
+    local = rule.restored(fit.local, cavity, q) if cap_dual else fit.local
+    return LocalResult(local, fit.loss, None, {"dual_slack": cavity.slack, "capped": float(cavity.capped)})

@@ -30,15 +30,15 @@ from torch import Tensor
 from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian, is_full
 from fedsim.learning.solvers.von import VonTraining
-from protocols._dual_rule import Rule
-from protocols._site_algorithm import Client, Local, Member
-from protocols._site_messages import Covariance, Family, gaussian
+from protocols._dual_rule import DualRule
+from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
+from protocols._site_messages import Covariance, ExponentialFamily, gaussian
 from protocols.bayes_admm import by_von, check_von
 from protocols.fedadmm import Rho
 
 
 @dataclass(frozen=True)
-class BregmanADMM(Member):
+class BregmanADMM(SiteAlgorithm):
     covariance: Covariance = "diagonal"
     delta: Annotated[float, Meta(gt=0)] = 1.0
     rho: Rho = 1.0
@@ -59,22 +59,22 @@ class BregmanADMM(Member):
         return Gaussian(first, scale * second) ** (self.damping * self.rule(sizes).rho)
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ExponentialFamily:
         return gaussian(self.covariance)
 
     def check(self, params: int) -> None:
         check_von(params, self.covariance, "bregman_admm with --set covariance=diagonal", self.local)
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
         rho = step_size(self.rho, k, sizes)
-        return Rule(len(sizes), rho, gamma=rho, rho_server=rho)
+        return DualRule(len(sizes), rho, gamma=rho, rho_server=rho)
 
     def prior(self, like: Tensor) -> Gaussian:
         return self.family.isotropic(like, self.delta)
 
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> Local:
+    ) -> LocalResult:
         return by_von(self.rule(task.sizes), self.local, self.cap_dual, client, q, start, shard, task)
 
 

@@ -33,16 +33,16 @@ from torch import Tensor
 from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
-from protocols._dual_rule import Rule, Silent
-from protocols._site_algorithm import Client, Local, Member
-from protocols._site_messages import POINT, Family
+from protocols._dual_rule import DualRule, Silent
+from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
+from protocols._site_messages import POINT, ExponentialFamily
 
 Rho = Annotated[float, Meta(gt=0)] | Literal["1/K"]
 """A penalty that all clients share."""
 
 
 @dataclass(frozen=True)
-class FedADMM(Member):
+class FedADMM(SiteAlgorithm):
     form: Literal["regularised", "mean"] = "regularised"
     delta: Annotated[float, Meta(ge=0)] = 0.1
     rho: Rho = 10.0
@@ -55,12 +55,12 @@ class FedADMM(Member):
     default_model: ClassVar[str] = "mlp_small"
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ExponentialFamily:
         return POINT
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
         rho = step_size(self.rho, k, sizes)
-        return Rule(len(sizes), rho, gamma=rho, rho_server=rho, silent=self.silent, fixed=True)
+        return DualRule(len(sizes), rho, gamma=rho, rho_server=rho, silent=self.silent, fixed=True)
 
     def prior(self, like: Tensor) -> Gaussian:
         return POINT.isotropic(like, self.delta if self.form == "regularised" else 0.0)
@@ -70,24 +70,26 @@ class FedADMM(Member):
 
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> Local:
+    ) -> LocalResult:
         rule, site = self.rule(task.sizes), client.dual.site
-        pulls: tuple[Penalty, ...] = (rule.pull(q, site),)
+        cavities: tuple[Penalty, ...] = (rule.cavity(q, site),)
         if self.prox_norm == "unsquared":
-            pulls = (site**-1, Distance(q.mean, rule.rho))
-        return to_the_mode(shard, start, pulls, self.local, client, task, sum_loss=self.form == "regularised")
+            cavities = (site**-1, Distance(q.mean, rule.rho))
+        return to_the_mode(
+            shard, start, cavities, self.local, client, task, sum_loss=self.form == "regularised"
+        )
 
 
 def to_the_mode(
     shard: AnyShard,
     start: Tensor,
-    pulls: tuple[Penalty, ...],
+    cavities: tuple[Penalty, ...],
     how: LocalTraining,
     client: Client,
     task: Task,
     *,
     sum_loss: bool,
-) -> Local:
+) -> LocalResult:
     """The local solver of a family with fixed precision: gradient steps to the mode of q_k."""
     assert client.moments is None or isinstance(client.moments, Moments)
     fit = minimise(
@@ -96,7 +98,7 @@ def to_the_mode(
         how=how,
         rng=task.rng,
         weight=shard.size if sum_loss else 1.0,
-        penalties=pulls,
+        penalties=cavities,
         moments=client.moments,
     )
-    return Local(Gaussian.at(fit.weights, client.precision), fit.loss, fit.moments)
+    return LocalResult(Gaussian.at(fit.weights, client.precision), fit.loss, fit.moments)

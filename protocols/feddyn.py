@@ -32,14 +32,14 @@ from torch import Tensor
 from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
 from fedsim.learning.solvers.first_order import LocalTraining
-from protocols._dual_rule import Rule
-from protocols._site_algorithm import Client, Local, Member
-from protocols._site_messages import POINT, Family
+from protocols._dual_rule import DualRule
+from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
+from protocols._site_messages import POINT, ExponentialFamily
 from protocols.fedadmm import to_the_mode
 
 
 @dataclass(frozen=True)
-class FedDyn(Member):
+class FedDyn(SiteAlgorithm):
     alpha: Annotated[float, Meta(gt=0)] = 0.1
     alpha_rule: Literal["constant", "paper", "release"] = "constant"
     weight_decay: Annotated[float, Meta(ge=0)] = 1e-4
@@ -51,7 +51,7 @@ class FedDyn(Member):
     default_model: ClassVar[str] = "mlp_small"
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ExponentialFamily:
         return POINT
 
     def penalty(self, k: int, sizes: tuple[int, ...]) -> tuple[float, float]:
@@ -63,10 +63,10 @@ class FedDyn(Member):
             return self.alpha * sizes[k] / sum(sizes), self.alpha
         return self.alpha, self.alpha
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
         """h_k += (alpha_k / c_k) (w_k - w_g)."""
         alpha_k, c_k = self.penalty(k, sizes)
-        return Rule(len(sizes), self.alpha, gamma=alpha_k / c_k, rho_server=1.0, fixed=True)
+        return DualRule(len(sizes), self.alpha, gamma=alpha_k / c_k, rho_server=1.0, fixed=True)
 
     def prior(self, like: Tensor) -> Gaussian:
         return POINT.isotropic(like, 0.0)
@@ -76,7 +76,7 @@ class FedDyn(Member):
 
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> Local:
+    ) -> LocalResult:
         alpha_k, c_k = self.penalty(task.client, task.sizes)
         v, decay = client.dual.site**c_k, POINT.isotropic(start, self.weight_decay)
         prox: Penalty = q**alpha_k if self.prox_norm == "squared" else Distance(q.mean, alpha_k)

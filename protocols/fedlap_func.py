@@ -38,7 +38,7 @@ from fedsim.errors import WireError
 from fedsim.learning.function_space import FunctionTerm, Held, Memory
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise, minimise_memory
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 from fedsim.wire.schema import Flag, Inputs, Logits, Mean, Owners, Scalar, Weights
 
 
@@ -72,7 +72,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class News:
+class NewMemory:
     """Memory that this client does not hold yet."""
 
     inputs: Inputs
@@ -84,7 +84,7 @@ class News:
 class Down:
     mean: Mean
     started: Flag
-    news: News | None = None
+    news: NewMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class LabelledDown:
     mean: Mean
     started: Flag
     logits: Logits
-    news: News | None = None
+    news: NewMemory | None = None
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnMemory:
     """A client's memory, sent once."""
 
     inputs: Inputs
@@ -110,7 +110,7 @@ class Up:
     mean: Mean
     logits: Logits
     train_loss: Scalar
-    own: Own | None = None
+    own: OwnMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -150,18 +150,18 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
         logits = ctx.net.logits(server.mean.float(), ctx.read(server.memory.inputs))
         return LabelledDown(server.mean, server.started, logits)
 
-    def broadcast_to(self, server: Server, k: int, ctx: Context) -> News | None:
+    def broadcast_to(self, server: Server, k: int, ctx: Context) -> NewMemory | None:
         fresh = server.arrived[server.memory.owners] >= max(1, int(server.synced[k]))
         rows = fresh & (server.memory.owners != k)
         if not bool(rows.any()):
             return None
-        return News(server.memory.inputs[rows], server.memory.weights[rows], server.memory.owners[rows])
+        return NewMemory(server.memory.inputs[rows], server.memory.weights[rows], server.memory.owners[rows])
 
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         if down.news is not None:
             news = Held(down.news.inputs, down.news.weights, down.news.owners)
             client = replace(client, held=client.held.joined(news))
-        draws = Stream(task.rng.seed, "memory", 0, task.client).torch("points")
+        draws = RandomStream(task.rng.seed, "memory", 0, task.client).torch("points")
         own = shard.memory(self.points_per_class, draws)
         fit = minimise(
             shard,
@@ -174,7 +174,7 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
             term=self.term(client, down, own, shard, task),
         )
         logits = shard.logits(fit.weights, own.inputs)
-        sent = Own(own.inputs, own.weights) if client.logits is None else None
+        sent = OwnMemory(own.inputs, own.weights) if client.logits is None else None
         return replace(client, moments=fit.moments), Up(fit.weights, logits, fit.loss, sent)
 
     def term(
@@ -226,9 +226,9 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
         if not len(memory.weights) or self.tau == 0:
             return dual
         term = FunctionTerm(ctx.read(memory.inputs), labels.softmax(dim=1), self.tau * memory.weights)
-        pull = Gaussian(self.delta * dual, self.delta)
+        cavity = Gaussian(self.delta * dual, self.delta)
         solved = minimise_memory(
-            ctx.net, dual.float(), term, pull, steps=self.server_steps, lr=self.server_lr
+            ctx.net, dual.float(), term, cavity, steps=self.server_steps, lr=self.server_lr
         )
         return solved.double()
 

@@ -37,14 +37,14 @@ from torch import Tensor
 from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
-from protocols._dual_rule import Rule, Silent
-from protocols._site_algorithm import Client, Local, Member
-from protocols._site_messages import DIAGONAL, Family
+from protocols._dual_rule import DualRule, Silent
+from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
+from protocols._site_messages import DIAGONAL, ExponentialFamily
 from protocols.fedadmm import Rho
 
 
 @dataclass(frozen=True)
-class IvonADMM(Member):
+class IvonADMM(SiteAlgorithm):
     delta: Annotated[float, Meta(gt=0)] = 1.0
     rho: Rho = 1.0
     gamma: Annotated[float, Meta(gt=0)] = 0.1
@@ -60,26 +60,26 @@ class IvonADMM(Member):
     eval_samples: ClassVar[int] = 32
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ExponentialFamily:
         return DIAGONAL
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
         rho = step_size(self.rho, k, sizes)
         rho_server = rho if self.rho_server == "rho" else self.rho_server
-        return Rule(len(sizes), rho, self.gamma, rho_server, self.silent)
+        return DualRule(len(sizes), rho, self.gamma, rho_server, self.silent)
 
     def prior(self, like: Tensor) -> Gaussian:
         return DIAGONAL.isotropic(like, self.delta)
 
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> Local:
+    ) -> LocalResult:
         rule = self.rule(task.sizes)
         return by_ivon(rule, client, q, start, started, shard, task, self.local, self.tau, self.cap_dual)
 
 
 def by_ivon(
-    rule: Rule,
+    rule: DualRule,
     client: Client,
     q: Gaussian,
     start: Tensor,
@@ -89,10 +89,10 @@ def by_ivon(
     how: IvonTraining,
     tau: float,
     cap_dual: bool,
-) -> Local:
+) -> LocalResult:
     """Line 4 of Algorithm 1: the client's problem in Algorithm 2's units (App. D.4), solved by IVON."""
     assert client.moments is None or isinstance(client.moments, IvonMoments)
-    pull = rule.capped_pull(q, client.dual.site)
+    cavity = rule.clipped_cavity(q, client.dual.site)
     s_g = torch.as_tensor(q.precision)
     fit = ivon(
         shard,
@@ -103,12 +103,12 @@ def by_ivon(
         prior_mean=q.mean,
         prior_precision=s_g,
         ess=shard.size / (rule.rho * tau),
-        dual=(q**rule.rho / pull.factor if cap_dual else client.dual.site) ** (tau / shard.size),
+        dual=(q**rule.rho / cavity.factor if cap_dual else client.dual.site) ** (tau / shard.size),
         h0=None if started else how.h0,
         moments=client.moments,
     )
     local = Gaussian.at(fit.mean, fit.precision)
     if cap_dual:
-        local = rule.put_back(local, pull, q, fit.moved)
-    scalars = {"dual_slack": pull.slack, "capped": float(pull.capped)}
-    return Local(local, fit.loss, fit.moments, scalars)
+        local = rule.restored(local, cavity, q, fit.moved)
+    scalars = {"dual_slack": cavity.slack, "capped": float(cavity.capped)}
+    return LocalResult(local, fit.loss, fit.moments, scalars)

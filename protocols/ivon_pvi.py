@@ -25,15 +25,15 @@ from torch import Tensor
 from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.solvers.ivon import IvonTraining
-from protocols._dual_rule import Rule
-from protocols._site_algorithm import Client, Local, Member
-from protocols._site_messages import DIAGONAL, Family
+from protocols._dual_rule import DualRule
+from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
+from protocols._site_messages import DIAGONAL, ExponentialFamily
 from protocols.ivon_admm import by_ivon
 from protocols.pvi import Damping
 
 
 @dataclass(frozen=True)
-class IvonPVI(Member):
+class IvonPVI(SiteAlgorithm):
     delta: Annotated[float, Meta(gt=0)] = 1.0
     damping: Damping = "1/K"
     tau: Annotated[float, Meta(gt=0)] = 0.1
@@ -46,17 +46,17 @@ class IvonPVI(Member):
     eval_samples: ClassVar[int] = 32
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ExponentialFamily:
         return DIAGONAL
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
-        return Rule(len(sizes), rho=1.0, gamma=step_size(self.damping, k, sizes), rho_server=0.0)
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
+        return DualRule(len(sizes), rho=1.0, gamma=step_size(self.damping, k, sizes), rho_server=0.0)
 
     def prior(self, like: Tensor) -> Gaussian:
         return DIAGONAL.isotropic(like, self.delta)
 
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> Local:
+    ) -> LocalResult:
         rule = self.rule(task.sizes)
         return by_ivon(rule, client, q, start, started, shard, task, self.local, self.tau, self.cap_dual)

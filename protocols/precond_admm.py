@@ -31,9 +31,9 @@ from fedsim.algorithm import AnyShard, Context, Exchange, Task, step_size
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.wire.schema import Curvature, Precision
-from protocols._dual_rule import Consensus, Rule, Silent
-from protocols._site_algorithm import Client, Local, Member
-from protocols._site_messages import POINT, Family
+from protocols._dual_rule import Consensus, DualRule, Silent
+from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
+from protocols._site_messages import POINT, ExponentialFamily
 from protocols.fedadmm import Rho, to_the_mode
 
 
@@ -60,7 +60,7 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class PrecondADMM(Member):
+class PrecondADMM(SiteAlgorithm):
     delta: Annotated[float, Meta(gt=0)] = 0.1
     rho: Rho = 1.0
     preconditioner: Annotated[float, Meta(gt=0)] | Literal["curvature"] = "curvature"
@@ -76,12 +76,12 @@ class PrecondADMM(Member):
         return (Exchange(Ask, Found), Exchange(Fixed, Noted)) if self.preconditioner == "curvature" else ()
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ExponentialFamily:
         return POINT
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
         rho = step_size(self.rho, k, sizes)
-        return Rule(len(sizes), rho, gamma=rho, rho_server=rho, silent=self.silent, fixed=True)
+        return DualRule(len(sizes), rho, gamma=rho, rho_server=rho, silent=self.silent, fixed=True)
 
     def prior(self, like: Tensor) -> Gaussian:
         return POINT.isotropic(like, self.delta)
@@ -92,9 +92,9 @@ class PrecondADMM(Member):
 
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> Local:
-        pull = self.rule(task.sizes).pull(q, client.dual.site)
-        return to_the_mode(shard, start, (pull,), self.local, client, task, sum_loss=True)
+    ) -> LocalResult:
+        cavity = self.rule(task.sizes).cavity(q, client.dual.site)
+        return to_the_mode(shard, start, (cavity,), self.local, client, task, sum_loss=True)
 
     # ---- the set-up, round 0
 

@@ -30,16 +30,16 @@ from torch import Tensor
 from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.solvers.von import VonTraining
-from protocols._dual_rule import Rule
-from protocols._site_algorithm import Client, Local, Member
-from protocols._site_messages import Covariance, Family, gaussian
+from protocols._dual_rule import DualRule
+from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
+from protocols._site_messages import Covariance, ExponentialFamily, gaussian
 from protocols.bayes_admm import by_von, check_von
 
 Damping = Annotated[float, Meta(gt=0, le=1)] | Literal["1/K"]
 
 
 @dataclass(frozen=True)
-class PVI(Member):
+class PVI(SiteAlgorithm):
     covariance: Covariance = "diagonal"
     delta: Annotated[float, Meta(gt=0)] = 1.0
     damping: Damping = "1/K"
@@ -52,19 +52,19 @@ class PVI(Member):
     eval_samples: ClassVar[int] = 32
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ExponentialFamily:
         return gaussian(self.covariance)
 
     def check(self, params: int) -> None:
         check_von(params, self.covariance, "pvi with --set covariance=diagonal", self.local)
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> Rule:
-        return Rule(len(sizes), rho=1.0, gamma=step_size(self.damping, k, sizes), rho_server=0.0)
+    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
+        return DualRule(len(sizes), rho=1.0, gamma=step_size(self.damping, k, sizes), rho_server=0.0)
 
     def prior(self, like: Tensor) -> Gaussian:
         return self.family.isotropic(like, self.delta)
 
     def solve(
         self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> Local:
+    ) -> LocalResult:
         return by_von(self.rule(task.sizes), self.local, self.cap_dual, client, q, start, shard, task)

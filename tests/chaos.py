@@ -60,7 +60,7 @@ def trial(seed: int, folder: Path, expected: dict[str, Any]) -> Trial:
         options = ("resume", str(folder)) if known else ("launch", "--out", str(folder), *EXPERIMENT)
         running = start(*options, *workers)
         while pending and _reached(running, pending[0]):
-            _strike(made, running, folder, pending.pop(0).what)
+            _inject(made, running, folder, pending.pop(0).what)
         if not pending:
             running.wait()
         _note_orphans(made, folder)
@@ -81,7 +81,7 @@ def _reached(running: Command, fault: Fault) -> bool:
     return running.process.poll() is None
 
 
-def _strike(made: Trial, running: Command, folder: Path, what: str) -> None:
+def _inject(made: Trial, running: Command, folder: Path, what: str) -> None:
     made.hit.append(what)
     if what == "kill coordinator":
         running.process.kill()
@@ -130,12 +130,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         expected: dict[bool, dict[str, Any]] = {}
         for seed in range(chosen.seed, chosen.seed + chosen.trials):
-            elsewhere = chosen.elsewhere or (seed % 2 == 1 and not chosen.local)
-            if elsewhere not in expected:
-                make = chaos_remote.undisturbed if elsewhere else undisturbed
-                expected[elsewhere] = make(Path(folder) / f"undisturbed-{elsewhere}")
-            play = chaos_remote.trial if elsewhere else trial
-            made = play(seed, Path(folder) / str(seed), expected[elsewhere])
+            remote = chosen.remote or (seed % 2 == 1 and not chosen.local)
+            if remote not in expected:
+                make = chaos_remote.undisturbed if remote else undisturbed
+                expected[remote] = make(Path(folder) / f"undisturbed-{remote}")
+            play = chaos_remote.trial if remote else trial
+            made = play(seed, Path(folder) / str(seed), expected[remote])
             good, faults = good + made.good, faults + len(made.hit)
             print(made, flush=True)
     print(f"{good} of {chosen.trials} identical with nothing left over, {faults} faults")

@@ -23,7 +23,7 @@ from fedsim.errors import UsageError
 from tests.support.commands import DEADLINE, Command, start
 from tests.support.relay import Direction, Relay
 from tests.support.trials import EXPERIMENT, ROUNDS, Fault, Trial, done, facts, same
-from workers.transport.join_credentials import Invitation
+from workers.transport.join_credentials import JoinCredentials
 
 LEASE = 2.0
 PATIENCE = 5.0
@@ -53,14 +53,14 @@ def plan(seed: int) -> tuple[list[Fault], list[int]]:
 
 
 def _draw(rng: Random, round: int) -> Fault:
-    what, place, early = rng.choice(FAULTS), rng.randrange(6), rng.random() < 0.25
+    what, assign_devices, early = rng.choice(FAULTS), rng.randrange(6), rng.random() < 0.25
     if what == "delay":
         amount = rng.uniform(0.1, 1.0)
     else:  # who is silent is so for less than the lease, or for more
         amount = rng.choice((rng.uniform(0.2, 0.8 * LEASE), LEASE + rng.uniform(0.5, 2.5)))
     if early:
-        return Fault(what, None, rng.uniform(0.0, 6.0), place, amount)
-    return Fault(what, round, rng.uniform(0.0, 0.3), place, amount)
+        return Fault(what, None, rng.uniform(0.0, 6.0), assign_devices, amount)
+    return Fault(what, round, rng.uniform(0.0, 0.3), assign_devices, amount)
 
 
 @dataclass
@@ -94,28 +94,28 @@ class Guest:
 class Place:
     """A relay, and one guest after another behind it."""
 
-    def __init__(self, invitation: Path, port: int, seed: int) -> None:
-        self._invitation = invitation
+    def __init__(self, join_credentials: Path, port: int, seed: int) -> None:
+        self._join_credentials = join_credentials
         self.relay = Relay(port, seed)
-        self.guests: list[Guest] = []
+        self.remote_workers: list[Guest] = []
         self._empty_at = 0.0
 
     @property
-    def guest(self) -> Guest:
-        return self.guests[-1]
+    def remote_worker(self) -> Guest:
+        return self.remote_workers[-1]
 
     def fill(self) -> None:
         """Somebody comes in the place of a guest that has ended before the run."""
-        if self.guests and not self.guest.ended:
+        if self.remote_workers and not self.remote_worker.ended:
             self._empty_at = time.monotonic()
         elif time.monotonic() - self._empty_at >= PAUSE and not self._over:
             url = f"tcp://127.0.0.1:{self.relay.port}"
-            options = ("--join", str(self._invitation), "--connect", url, "--patience", str(PATIENCE))
-            self.guests.append(Guest(start("worker", *options)))
+            options = ("--join", str(self._join_credentials), "--connect", url, "--patience", str(PATIENCE))
+            self.remote_workers.append(Guest(start("worker", *options)))
 
     @property
     def _over(self) -> bool:
-        return bool(self.guests) and self.guest.command.process.returncode == 0
+        return bool(self.remote_workers) and self.remote_worker.command.process.returncode == 0
 
     def calm(self) -> None:
         """No fault lasts any longer."""
@@ -123,12 +123,12 @@ class Place:
         self.relay.throttle(0.0)
         for direction in WAYS["both ways"]:
             self.relay.mute(direction, 0.0)
-        if self.guests:
-            self.guest.send(signal.SIGCONT)
+        if self.remote_workers:
+            self.remote_worker.send(signal.SIGCONT)
 
     def close(self) -> None:
-        for guest in self.guests:
-            guest.command.kill()
+        for remote_worker in self.remote_workers:
+            remote_worker.command.kill()
         self.relay.close()
 
 
@@ -140,7 +140,7 @@ class Stage:
     running: Command
     folder: Path
     size: int
-    places: list[Place] = field(default_factory=list)
+    placements: list[Place] = field(default_factory=list)
     ended_by: str = ""
     """What we did to the coordinator."""
     _later: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
@@ -158,13 +158,15 @@ class Stage:
         return not self.ended and until()
 
     def _tend(self) -> None:
-        if not self.places and any("waiting for" in line for line in self.running.lines[:-1]):
-            invitation = self.folder / "join.json"
+        if not self.placements and any("waiting for" in line for line in self.running.lines[:-1]):
+            join_credentials = self.folder / "join.json"
             with suppress(UsageError):  # it has ended meanwhile
-                port = int(Invitation.read(invitation).url.rpartition(":")[2])
-                self.places = [Place(invitation, port, self.made.seed + i) for i in range(self.size)]
-        for place in self.places:
-            place.fill()
+                port = int(JoinCredentials.read(join_credentials).url.rpartition(":")[2])
+                self.placements = [
+                    Place(join_credentials, port, self.made.seed + i) for i in range(self.size)
+                ]
+        for assign_devices in self.placements:
+            assign_devices.fill()
         now = time.monotonic()
         due = [act for at, act in self._later if at <= now]
         self._later = [(at, act) for at, act in self._later if at > now]
@@ -176,15 +178,18 @@ class Stage:
         found = (re.match(r"round +(\d+)/", line) for line in self.running.lines[:-1])
         return max((int(match[1]) for match in found if match), default=-1)
 
-    def strike(self, fault: Fault) -> None:
+    def inject(self, fault: Fault) -> None:
         what, n = fault.what, fault.amount
-        number, of_guests = fault.place % len(self.places) if self.places else 0, "coordinator" not in what
+        number, of_remote_workers = (
+            fault.assign_devices % len(self.placements) if self.placements else 0,
+            "coordinator" not in what,
+        )
         timed = f" {n:.1f} s" if what.startswith(("delay", "mute", "stop")) else ""
-        self.made.hit.append(what + (f" {number}" if of_guests else "") + timed)
-        if not of_guests:
-            self._strike_coordinator(what, n)
+        self.made.hit.append(what + (f" {number}" if of_remote_workers else "") + timed)
+        if not of_remote_workers:
+            self._inject_coordinator_fault(what, n)
             return
-        relay, guest = self.places[number].relay, self.places[number].guest
+        relay, remote_worker = self.placements[number].relay, self.placements[number].remote_worker
         if what == "cut":
             relay.cut()
         elif what == "delay":
@@ -201,13 +206,13 @@ class Stage:
             if what.endswith("cut"):  # which loses what is held
                 self._in(0.9 * n, relay.cut)
         elif what == "stop guest":
-            guest.send(signal.SIGSTOP)
-            self._in(n, partial(guest.send, signal.SIGCONT))
+            remote_worker.send(signal.SIGSTOP)
+            self._in(n, partial(remote_worker.send, signal.SIGCONT))
         else:
-            guest.ended_by = what
-            guest.send(signal.SIGKILL if "kill" in what else signal.SIGINT)
+            remote_worker.ended_by = what
+            remote_worker.send(signal.SIGKILL if "kill" in what else signal.SIGINT)
 
-    def _strike_coordinator(self, what: str, seconds: float) -> None:
+    def _inject_coordinator_fault(self, what: str, seconds: float) -> None:
         send = self.running.process.send_signal
         if "stop" in what:
             send(signal.SIGSTOP)
@@ -223,8 +228,8 @@ class Stage:
         """All faults are over; whether the coordinator has ended as it should."""
         stuck = not self.ended
         self.running.process.kill()
-        for place in self.places:
-            place.calm()
+        for assign_devices in self.placements:
+            assign_devices.calm()
         said, code = self.running.said(), self.running.process.wait(DEADLINE)
         due = {
             "": (0,),
@@ -239,8 +244,8 @@ class Stage:
 
     def close(self) -> None:
         self.running.kill()
-        for place in self.places:
-            place.close()
+        for assign_devices in self.placements:
+            assign_devices.close()
 
 
 def trial(seed: int, folder: Path, expected: dict[str, Any]) -> Trial:
@@ -264,18 +269,22 @@ def play(made: Trial, folder: Path, sizes: list[int], expected: dict[str, Any]) 
             stage = Stage(made, _start(folder, size), folder, size)
             closing.callback(stage.close)
             while pending and not stage.ended_by and _reached(stage, pending[0]):
-                stage.strike(pending.pop(0))
+                stage.inject(pending.pop(0))
             stage.go_on(lambda: False, DEADLINE)
             well = stage.end()
             stages.append((stage, time.monotonic() + GONE_WITHIN))
             if not well or done(folder):
                 break
         for stage, until in stages:
-            for guest in (guest for place in stage.places for guest in place.guests):
-                if not guest.ends(until):
-                    made.left.append(guest.command.process.pid)
-                elif guest.trouble:
-                    made.trouble.append(guest.trouble)
+            for remote_worker in (
+                remote_worker
+                for assign_devices in stage.placements
+                for remote_worker in assign_devices.remote_workers
+            ):
+                if not remote_worker.ends(until):
+                    made.left.append(remote_worker.command.process.pid)
+                elif remote_worker.trouble:
+                    made.trouble.append(remote_worker.trouble)
     made.identical = same(folder, expected)
     return made
 
@@ -283,17 +292,17 @@ def play(made: Trial, folder: Path, sizes: list[int], expected: dict[str, Any]) 
 def _start(folder: Path, size: int) -> Command:
     known = (folder / "manifest.json").exists()
     options = ("resume", str(folder)) if known else ("launch", "--out", str(folder), *EXPERIMENT)
-    where = ("--external-workers", str(size), "--bind", "tcp://127.0.0.1:*", "--lease", str(LEASE))
+    where = ("--remote-workers", str(size), "--bind", "tcp://127.0.0.1:*", "--lease", str(LEASE))
     return start(*options, *where, "--join-within", "90")
 
 
 def _reached(stage: Stage, fault: Fault) -> bool:
     """Whether the coordinator still runs when this fault is due. One of the wire or of guests comes after the
     guests, also while they set themselves up."""
-    due, of_guests = fault.round, "coordinator" not in fault.what
+    due, of_remote_workers = fault.round, "coordinator" not in fault.what
     if due is not None and not stage.go_on(lambda: stage.round() >= due, DEADLINE):
         return False
-    if due is None and of_guests and not stage.go_on(lambda: bool(stage.places), DEADLINE):
+    if due is None and of_remote_workers and not stage.go_on(lambda: bool(stage.placements), DEADLINE):
         return False
     stage.go_on(lambda: False, fault.seconds)
     return not stage.ended

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from fedsim.experiment import build_algorithm, resolved_hyperparameters
-from fedsim.participation import Turnout, schedule
+from fedsim.participation import Participation, schedule
 from fedsim.problem import Problem
 from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import decode, encode
@@ -48,9 +48,9 @@ from tests.support.harness import (
     Run,
     Step,
     carried,
+    envelope_of,
     frozen,
     leaves,
-    letter_of,
     listed,
     play,
     problem_of,
@@ -61,7 +61,7 @@ from workers.numerics import fix_numerics
 from workers.transport.endpoint import Endpoint
 from workers.worker.runtime import WorkerRuntime
 
-EVERYONE = Turnout((0, 1, 2))
+EVERYONE = Participation((0, 1, 2))
 
 _WEIGHTS = {"dual": "dual"}
 _SITE = {"site.shift": "sites.shift", "site.precision": "sites.precision"}
@@ -192,8 +192,8 @@ def test_messages_round_trip_through_the_wire_bit_for_bit(algorithm: Class) -> N
     _, _, messages = steps(problem)
     assert {type(m) for m in messages} == {t for e in problem.exchanges for t in (e.down, e.up)}
     for message in messages:
-        letter = letter_of(message, {}, problem)
-        seen = decode(type(message), letter, {}, problem.dims, "here")
+        envelope = envelope_of(message, {}, problem)
+        seen = decode(type(message), envelope, {}, problem.dims, "here")
         for (f, sent), (_, received) in zip(values_of(message), values_of(seen), strict=True):
             if isinstance(sent, Tensor):
                 assert received.dtype == (sent.dtype if f.kind.stored else DTYPES[f.kind.dtype])
@@ -201,9 +201,9 @@ def test_messages_round_trip_through_the_wire_bit_for_bit(algorithm: Class) -> N
             else:
                 assert received == sent
                 assert type(received) is f.python
-        again = encode(seen, {}, problem.dims)
-        assert [bytes(a) for a in again.frames] == [bytes(b) for b in letter.frames]
-        assert again.fields == letter.header.fields
+        second = encode(seen, {}, problem.dims)
+        assert [bytes(a) for a in second.frames] == [bytes(b) for b in envelope.frames]
+        assert second.fields == envelope.header.fields
 
 
 def test_states_round_trip_through_their_bytes(algorithm: Class) -> None:
@@ -213,9 +213,9 @@ def test_states_round_trip_through_their_bytes(algorithm: Class) -> None:
     for kind, state in states:
         assert type(state) is kind
         data = encode_state(state)
-        again = decode_state(kind, data, "state")
-        assert encode_state(again) == data
-        for (name, a), (_, b) in zip(leaves(state), leaves(again), strict=True):
+        second = decode_state(kind, data, "state")
+        assert encode_state(second) == data
+        for (name, a), (_, b) in zip(leaves(state), leaves(second), strict=True):
             assert type(a) is type(b), name
             if isinstance(a, Tensor):
                 assert a.dtype == b.dtype
@@ -291,9 +291,9 @@ def test_server_methods_change_no_state(algorithm: Class) -> None:
         problem.algorithm.report(server, ctx)
         ups = [(k, carried(step.up, problem, "up", step.down)) for k, step in enumerate(mine)]
         kept = frozen(mine[0].down, *(up for _, up in ups), ctx.start)
-        again = problem.algorithm.server_update(server, mine[0].down, iter(ups), ctx)
+        second = problem.algorithm.server_update(server, mine[0].down, iter(ups), ctx)
         assert frozen(mine[0].down, *(up for _, up in ups), ctx.start) == kept
-        assert frozen(again) == [before[i + 1]]
+        assert frozen(second) == [before[i + 1]]
     assert frozen(*servers) == before
 
 
@@ -350,21 +350,21 @@ def test_metrics_are_written_in_the_order_of_rounds(tmp_path: Path) -> None:
 # ---- who takes part, and what is lost
 
 
-NOBODY = Turnout(())
+NOBODY = Participation(())
 SCHEDULES = {
     "full": (EVERYONE, EVERYONE),
-    "partial": (Turnout((0, 2)), Turnout((1,)), Turnout((1, 2))),
+    "partial": (Participation((0, 2)), Participation((1,)), Participation((1, 2))),
     "one upload in three lost": (
-        Turnout((0, 1, 2), frozenset({1})),
-        Turnout((0, 1, 2), frozenset({0})),
-        Turnout((0, 1, 2), frozenset({2})),
+        Participation((0, 1, 2), frozenset({1})),
+        Participation((0, 1, 2), frozenset({0})),
+        Participation((0, 1, 2), frozenset({2})),
     ),
-    "all uploads of a round lost": (EVERYONE, Turnout((0, 1), frozenset({0, 1})), EVERYONE),
-    "first round lost": (Turnout((0, 1, 2), frozenset({0, 1, 2})), EVERYONE),
+    "all uploads of a round lost": (EVERYONE, Participation((0, 1), frozenset({0, 1})), EVERYONE),
+    "first round lost": (Participation((0, 1, 2), frozenset({0, 1, 2})), EVERYONE),
     "empty rounds": (NOBODY, EVERYONE, NOBODY, NOBODY, EVERYONE, NOBODY),
     "gone after the download": (
-        Turnout((0, 1, 2), frozenset(), frozenset({1})),
-        Turnout((0, 1), frozenset(), frozenset({0, 1})),
+        Participation((0, 1, 2), frozenset(), frozenset({1})),
+        Participation((0, 1), frozenset(), frozenset({0, 1})),
         EVERYONE,
     ),
     "a coin, with losses of both kinds": tuple(
@@ -373,32 +373,34 @@ SCHEDULES = {
 }
 
 
-def back(turnout: Turnout) -> set[int]:
+def back(participation: Participation) -> set[int]:
     """Whose uploads are folded."""
-    return set(turnout.participants) - turnout.lost - turnout.gone
+    return set(participation.participants) - participation.lost_uploads - participation.dropouts
 
 
-@pytest.mark.parametrize("turnouts", SCHEDULES.values(), ids=SCHEDULES.keys())
+@pytest.mark.parametrize("participations", SCHEDULES.values(), ids=SCHEDULES.keys())
 def test_server_and_clients_stay_consistent(
-    algorithm: Class, turnouts: tuple[Turnout, ...], tmp_path: Path
+    algorithm: Class, participations: tuple[Participation, ...], tmp_path: Path
 ) -> None:
-    problem = problem_of(algorithm, rounds=len(turnouts))
-    run = play(problem, tmp_path / "run", listed(*turnouts))
+    problem = problem_of(algorithm, rounds=len(participations))
+    run = play(problem, tmp_path / "run", listed(*participations))
     assert sums_error(run) < SUMS
     exchanges = len(algorithm().exchanges)
-    folded = [max((r for r, t in enumerate(turnouts, 1) if k in back(t)), default=0) for k in range(CLIENTS)]
+    folded = [
+        max((r for r, t in enumerate(participations, 1) if k in back(t)), default=0) for k in range(CLIENTS)
+    ]
     setup = len(algorithm().setup)
     assert run.outcome.versions == tuple(setup + r * exchanges for r in folded)
-    assert [m["round"] for m in run.metrics] == list(range(len(turnouts) + 1))
-    for r, turnout in enumerate(turnouts, 1):
+    assert [m["round"] for m in run.metrics] == list(range(len(participations) + 1))
+    for r, participation in enumerate(participations, 1):
         rows = {(e.client, e.direction) for e in run.entries if e.kind == "algorithm" and e.round == r}
-        up = set(turnout.participants) - turnout.gone
-        assert rows == {(k, "down") for k in turnout.participants} | {(k, "up") for k in up}
-        assert run.metrics[r]["participants"] == list(turnout.participants)
-        assert run.metrics[r].get("folded", list(turnout.participants)) == sorted(back(turnout))
-        if not back(turnout):  # nothing was folded, so nothing has changed
+        up = set(participation.participants) - participation.dropouts
+        assert rows == {(k, "down") for k in participation.participants} | {(k, "up") for k in up}
+        assert run.metrics[r]["participants"] == list(participation.participants)
+        assert run.metrics[r].get("folded", list(participation.participants)) == sorted(back(participation))
+        if not back(participation):  # nothing was folded, so nothing has changed
             assert run.metrics[r]["test_nll"] == run.metrics[r - 1]["test_nll"]
-            if r > max(1, len(turnouts) - 2):  # three checkpoints are kept
+            if r > max(1, len(participations) - 2):  # three checkpoints are kept
                 before, after = run.checkpoint(r - 1), run.checkpoint(r)
                 assert encode_state(before.server) == encode_state(after.server)
                 assert torch.equal(before.versions, after.versions)
@@ -407,9 +409,9 @@ def test_server_and_clients_stay_consistent(
 def test_half_participation_by_name(algorithm: Class, tmp_path: Path) -> None:
     problem = problem_of(algorithm, participation="0.5", rounds=4)
     run = play(problem, tmp_path / "run")
-    people = [tuple(m["participants"]) for m in run.metrics[1:]]
-    assert all(len(p) == 2 for p in people)
-    assert len(set(people)) > 1  # drawn afresh every round
+    participants = [tuple(m["participants"]) for m in run.metrics[1:]]
+    assert all(len(p) == 2 for p in participants)
+    assert len(set(participants)) > 1  # drawn afresh every round
     assert sums_error(run) < SUMS
 
 
@@ -425,8 +427,8 @@ def test_a_run_of_empty_rounds_is_the_start_model(algorithm: Class, tmp_path: Pa
 def test_a_lost_upload_leaves_no_trace_but_its_bytes(algorithm: Class, tmp_path: Path) -> None:
     """Commit on fold: client 1 is lost in round 1, so it goes on as if it had never trained."""
     problem = problem_of(algorithm, rounds=2)
-    lost = play(problem, tmp_path / "lost", listed(Turnout((0, 1, 2), frozenset({1})), EVERYONE))
-    absent = play(problem, tmp_path / "absent", listed(Turnout((0, 2)), EVERYONE))
+    lost = play(problem, tmp_path / "lost", listed(Participation((0, 1, 2), frozenset({1})), EVERYONE))
+    absent = play(problem, tmp_path / "absent", listed(Participation((0, 2)), EVERYONE))
     assert lost.bits[:4] == absent.bits[:4]
     assert len(lost.bits[4]) > len(absent.bits[4])
 
@@ -489,8 +491,8 @@ def fields_for(algorithm: Class, name: str) -> set[str]:
 )
 def test_codecs_that_merge_values_keep_the_sums(algorithm: Class, name: str, tmp_path: Path) -> None:
     codecs = dict.fromkeys(fields_for(algorithm, name), name)
-    turnouts = (EVERYONE, Turnout((0, 1, 2), frozenset({1})), Turnout((1, 2)))
-    run = play(problem_of(algorithm, codecs=codecs, rounds=3), tmp_path / "run", listed(*turnouts))
+    participations = (EVERYONE, Participation((0, 1, 2), frozenset({1})), Participation((1, 2)))
+    run = play(problem_of(algorithm, codecs=codecs, rounds=3), tmp_path / "run", listed(*participations))
     assert sums_error(run) < SUMS
     assert name in used(run)
     assert run.outcome.model.mean.isfinite().all()
@@ -507,9 +509,9 @@ def is_triangle(field: Field) -> bool:
 def test_bf16_on_every_field_keeps_the_sums(algorithm: Class, tmp_path: Path) -> None:
     floats = {f"{side}.{f.name}" for side, f in float_fields(algorithm) if not is_triangle(f)}
     problem = problem_of(algorithm, codecs=dict.fromkeys(floats, "bf16"), rounds=3)
-    turnouts = listed(EVERYONE, Turnout((0, 1, 2), frozenset({1})), Turnout((1, 2)))
-    run = play(problem, tmp_path / "bf16", turnouts)
-    dense = play(problem_of(algorithm, rounds=3), tmp_path / "dense", turnouts)
+    participations = listed(EVERYONE, Participation((0, 1, 2), frozenset({1})), Participation((1, 2)))
+    run = play(problem, tmp_path / "bf16", participations)
+    dense = play(problem_of(algorithm, rounds=3), tmp_path / "dense", participations)
     assert sums_error(run) < SUMS
     assert run.bits[0] != dense.bits[0]
     values = [e for e in run.entries if e.kind == "algorithm" and e.layer == "values" and e.dense_bytes >= 4]
@@ -552,14 +554,14 @@ def test_the_wire_costs_what_the_docstring_says(algorithm: Class, tmp_path: Path
     for e in run.entries:
         if e.kind == "algorithm" and e.layer == "values":
             sent[e.round, e.direction, e.field] += e.bytes
-    people = {m["round"]: len(m["participants"]) for m in run.metrics}
+    participants = {m["round"]: len(m["participants"]) for m in run.metrics}
     built = problem.algorithm
     for r in range(problem.experiment.rounds + 1):
         for exchange in built.exchanges_in(r):
             for side in ("down", "up"):
                 for f in schema(getattr(exchange, side)):
                     if not f.kind.elastic:
-                        assert sent.pop((r, side, f.name)) == people[r] * f.dense_bytes(problem.dims)
+                        assert sent.pop((r, side, f.name)) == participants[r] * f.dense_bytes(problem.dims)
     elastic = {f.name for e in built.exchanges for t in (e.down, e.up) for f in all_fields(t)}
     assert {name for _, _, name in sent} <= elastic
 
@@ -581,7 +583,7 @@ def test_in_process_equals_over_zeromq_bit_for_bit(
 ) -> None:
     problem = problem_of(algorithm)
     try:
-        remote = play(problem, tmp_path / "remote", connect=pool.connect, workers=2, crew=pool)
+        remote = play(problem, tmp_path / "remote", connect=pool.connect, workers=2, worker_pool=pool)
     finally:
         pool.finish()
     here = dense(algorithm)

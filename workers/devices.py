@@ -47,7 +47,7 @@ def gpu_models() -> list[str]:
     return [line.removeprefix("Model:").strip() for line in lines if line.startswith("Model:")]
 
 
-def place(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:
+def assign_devices(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:
     """Worker i on GPU i mod n, or on `threads` cores of its own while there are enough.
 
     Errors: UsageError for a device that is not there.
@@ -67,8 +67,8 @@ def place(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:
                 raise UsageError(f"--devices {name.strip()}: this machine shows {len(gpus)} GPU(s)")
             chosen.append(gpus[int(number)])
     cores = sorted(os.sched_getaffinity(0))
-    places = []
+    placements = []
     for i in range(workers):
         mine = tuple(sorted({cores[(i * threads + t) % len(cores)] for t in range(threads)}))
-        places.append(Placement(chosen[i % len(chosen)] if chosen else None, mine))
-    return tuple(places)
+        placements.append(Placement(chosen[i % len(chosen)] if chosen else None, mine))
+    return tuple(placements)

@@ -7,7 +7,7 @@ import ctypes
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
-def settle() -> None:
+def set_malloc_thresholds() -> None:
     """Give back what the set-up left behind, then keep what training and messages free.
 
     Large buffers come and go with every message and batch; mapping them anew each time costs a worker

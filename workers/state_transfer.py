@@ -9,18 +9,18 @@ are simulation traffic; clients stay with their worker, which makes the first ra
 from __future__ import annotations
 
 from fedsim.errors import WireError
-from fedsim.wire.envelope import VERSION, Header, Letter, blob, seal
+from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack
 from workers.worker.runtime import WorkerRuntime
 
 
-def state_letter(kind: str, run: str, of: Header, data: bytes) -> Letter:
+def state_envelope(kind: str, run: str, of: Header, data: bytes) -> Envelope:
     """kind: state or draft; of: the task's header; data: the state's file."""
     fields, frames = blob("state", data)
     about = Header(VERSION, kind, run, of.epoch, of.round, of.exchange, of.client, of.base, 0, fields)
-    return seal(about, frames)
+    return pack(about, frames)
 
 
-class Loans:
+class ReplicaMap:
     """Which versions of which clients' states every worker elsewhere has, as the coordinator knows it."""
 
     def __init__(self) -> None:
@@ -38,24 +38,24 @@ class Loans:
         self._held.pop(worker, None)
 
 
-class Borrower:
+class RemoteStateCache:
     """A WorkerRuntime without the run's folder: it keeps states in one of its own."""
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self.runtime = runtime
 
-    def handle(self, letter: Letter) -> list[Letter]:
+    def handle(self, envelope: Envelope) -> list[Envelope]:
         """What to answer, in order."""
-        h, states = letter.header, self.runtime.states
+        h, states = envelope.header, self.runtime.states
         if h.kind == "state":
-            if len(letter.frames) != 1:
-                raise WireError(f"a state of client {h.client} in {len(letter.frames)} frames")
-            states.put(h.client, h.base, bytes(letter.frames[0]))
+            if len(envelope.frames) != 1:
+                raise WireError(f"a state of client {h.client} in {len(envelope.frames)} frames")
+            states.put(h.client, h.base, bytes(envelope.frames[0]))
             return []
-        reply = self.runtime.handle(letter)
+        reply = self.runtime.handle(envelope)
         if reply.header.kind != "upload":
             return [reply]
         made = self.runtime.problem.version(h.round, h.exchange)
         data = states.read(h.client, made)
         states.remove(h.client, below=h.base)
-        return [state_letter("draft", self.runtime.run, h, data), reply]
+        return [state_envelope("draft", self.runtime.run, h, data), reply]

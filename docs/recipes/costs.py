@@ -22,7 +22,7 @@ from typing import Any
 from report import ROOT, circumstances, processor, table
 
 from fedsim.experiment import build_algorithm
-from fedsim.wire.schema import part_of, schema
+from fedsim.wire.schema import optional_group, schema
 from launch.commands.catalogue import cost_in_p, cost_once
 from launch.runs.reader import Run, run_experiment
 from protocols import REGISTRY, AnyAlgorithm, find
@@ -71,13 +71,13 @@ class Cost:
     letters: the same with headers and framing; once: the set-up's letters, and what is sent only once."""
 
     values: Mapping[str, float]
-    letters: Mapping[str, float]
+    envelopes: Mapping[str, float]
     once: Mapping[str, float]
 
 
 def parts(algorithm: AnyAlgorithm, side: str) -> set[str]:
     """Fields that a client gets or sends once."""
-    found = (part_of(getattr(exchange, side)) for exchange in algorithm.exchanges)
+    found = (optional_group(getattr(exchange, side)) for exchange in algorithm.exchanges)
     return {f.name for part in found if part for f in schema(part.message)}
 
 
@@ -85,16 +85,16 @@ def measured(run: Run, algorithm: AnyAlgorithm) -> Cost:
     """From the ledger."""
     rows = run.ledger[run.ledger.kind == "algorithm"]
     rounds = rows[rows["round"] > 0]
-    people = len(rounds[["round", "client"]].drop_duplicates())
+    participants = len(rounds[["round", "client"]].drop_duplicates())
     clients = run.experiment["clients"]
-    values, letters, once = {}, {}, {}
+    values, envelopes, once = {}, {}, {}
     for side in SIDES:
         mine, setup = rounds[rounds.direction == side], rows[(rows["round"] == 0) & (rows.direction == side)]
         alone = mine[mine.field.isin(parts(algorithm, side))].bytes.sum()
         fields = mine[mine.layer.isin(["values", "indices"])].bytes.sum() - alone
-        values[side], letters[side] = fields / people, (mine.bytes.sum() - alone) / people
+        values[side], envelopes[side] = fields / participants, (mine.bytes.sum() - alone) / participants
         once[side] = (setup.bytes.sum() + alone) / clients
-    return Cost(values, letters, once)
+    return Cost(values, envelopes, once)
 
 
 COST_HEAD = (
@@ -109,7 +109,7 @@ def cost_row(case: Case, params: int, cost: Cost) -> list[str]:
     line = [case.label, f"{params:,}"]
     for side in SIDES:
         formula = " + ".join(cost_in_p(getattr(exchange, side)) for exchange in algorithm.exchanges)
-        line += [formula, *(in_p(n[side], params) for n in (cost.values, cost.letters))]
+        line += [formula, *(in_p(n[side], params) for n in (cost.values, cost.envelopes))]
     once, exchanges = cost_once(algorithm), str(len(algorithm.exchanges))
     measured = ", ".join(f"{in_p(cost.once[side], params)} {side}" for side in SIDES) if once else ""
     if algorithm.setup:

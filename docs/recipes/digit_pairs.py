@@ -26,7 +26,7 @@ from fedsim.learning.models.paper_models import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.von import VonTraining, von
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 from protocols._site_messages import Covariance
 from protocols.bayes_admm import BayesADMM
 from protocols.bregman_admm import BregmanADMM
@@ -96,7 +96,7 @@ def joint(data: Digits, study: Study) -> Gaussian:
     """q* of all data in one place."""
     zero = torch.zeros(data.size).double()
     prior = Gaussian(zero, identity(zero, study.delta, full=study.covariance == "full"))
-    rng = Stream(0, "joint", 1, 0)
+    rng = RandomStream(0, "joint", 1, 0)
     return von(data.all, zero.float(), how=study.joint, rng=rng, pull=prior, temperature=1.0).local
 
 

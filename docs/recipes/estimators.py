@@ -296,7 +296,7 @@ def seen(run: Run) -> Seen:
     model = build_model(run.experiment["model"], (64,), 10)
     layers = {name: p.detach() for name, p in model.named_parameters()}
     message = {f"{field}.{name}": t for field in ("mean", "precision") for name, t in layers.items()}
-    took_part = sum(len(people) for people in run.metrics["participants"])
+    took_part = sum(len(participants) for participants in run.metrics["participants"])
     return Seen(model, run.experiment["clients"], run.experiment["rounds"], took_part, message, message)
 
 
@@ -372,11 +372,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             "dense": play(how, "", Path(folder) / "dense"),
             how.codec: play(how, how.codec, Path(folder) / "coded"),
         }
-        facts, bill = seen(runs["dense"]), truth(runs)
+        facts, traffic_summary = seen(runs["dense"]), truth(runs)
         totals = [sum(layers(run).values()) for run in runs.values()]
     page.add(TEXT.format(how=how, P=facts.numbers, took_part=facts.took_part))
     page.add("## The ledger")
-    page.add(bill)
+    page.add(traffic_summary)
     page.add("## The estimators")
     said, (dense, coded) = [e.formula(facts) for e in ESTIMATORS], totals
     page.add(verdicts(said, dense, coded))

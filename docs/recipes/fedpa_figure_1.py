@@ -156,9 +156,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, path in paths.items():
         distance = (path - best).norm(dim=-1)
         mean, low, high = interval(distance[:, -tail:].mean(1), np.random.default_rng(0))
-        settled = (path[:, -tail:].mean((0, 1)) - best).norm()
+        checked = (path[:, -tail:].mean((0, 1)) - best).norm()
         at = [f"{distance[:, r].mean():.1f}" for r in (1, 3, min(10, how.rounds))]
-        rows.append([name, *at, f"{mean:.1f} ({low:.1f} to {high:.1f})", f"{settled:.1f}"])
+        rows.append([name, *at, f"{mean:.1f} ({low:.1f} to {high:.1f})", f"{checked:.1f}"])
     page.add(TEXT.format(how=how, distance=(middle(shards) - best).norm()))
     draw(paths, shards, best, tail, page)
     page.add(

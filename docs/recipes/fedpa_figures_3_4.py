@@ -26,7 +26,7 @@ from fedsim.learning.likelihoods import likelihood
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.iasg import Sampling, iasg, posterior_delta
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 ROWS, NOISE = 500, 50.0
 CHAIN = Sampling(100, 50, 50, 10, 0.1, momentum=0.0)
@@ -93,7 +93,7 @@ class Chains(LeastSquares):
             rows = torch.randint(self.size, (size, self.chains), generator=order)
             yield self.inputs[rows], self.targets[rows, 0]
 
-    def sample(self, start: Tensor, how: Sampling, rng: Stream) -> tuple[Tensor, Tensor]:
+    def sample(self, start: Tensor, how: Sampling, rng: RandomStream) -> tuple[Tensor, Tensor]:
         """Samples (l, C, d) and last iterates (C, d) from start (C, d)."""
         chain = iasg(self, start.reshape(-1), how=how, rng=rng)
         return chain.samples.reshape(-1, *start.shape), chain.last.reshape(start.shape)
@@ -152,7 +152,7 @@ def deltas(study: Study, index: int, scaled: bool) -> Deltas:
         how = replace(
             CHAIN, lr=study.lr, burn_in=0, steps_per_sample=length, samples=(steps - done) // length
         )
-        drawn, at = shard.sample(at, how, Stream(index, "chain", steps))
+        drawn, at = shard.sample(at, how, RandomStream(index, "chain", steps))
         fedavg[steps] = apart((start - at).double())
         if not walking:
             samples.append(drawn)
@@ -205,7 +205,7 @@ def sizes(study: Study, hows: Mapping[float, Sampling]) -> dict[float, tuple[flo
         shard = Chains.of(x, y, study.starts)
         origin = starts(y, study.dims, study.starts, index)
         for value, how in hows.items():
-            samples, _ = shard.sample(origin, how, Stream(index, "size"))
+            samples, _ = shard.sample(origin, how, RandomStream(index, "size"))
             found[value].append(torch.stack(effective(shard, samples)))
     means = {value: torch.cat(parts, 1).mean(1) for value, parts in found.items()}
     return {value: (float(mean[0]), float(mean[1])) for value, mean in means.items()}
@@ -223,7 +223,7 @@ def shuffled_and_independent(steps: int, samples: int) -> tuple[float, float]:
     how = replace(CHAIN, lr=0.1, steps_per_sample=steps, samples=samples, batches="epochs")
     found = []
     for shard in (epochs, independent):
-        drawn = iasg(shard, start.float(), how=how, rng=Stream(0, "shuffled")).samples.double()
+        drawn = iasg(shard, start.float(), how=how, rng=RandomStream(0, "shuffled")).samples.double()
         ratio = torch.cov(drawn.T) @ matrix * steps * how.batch_size / variance
         found.append(float(ratio.diagonal().mean()))
     return found[0], found[1]

@@ -19,7 +19,7 @@ from fedsim.algorithm import Algorithm, Context, Task
 from fedsim.learning.likelihoods import likelihood
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,15 @@ def play(
     """The server's model after 0, 1, .., `rounds` rounds with all clients: (rounds + 1, d) float64."""
     sizes = tuple(shard.size for shard in clients)
     layout = clients[0].net.layout
-    context = Context(start.float(), layout, sizes, 0, 1, Stream(seed, "server"))
+    context = Context(start.float(), layout, sizes, 0, 1, RandomStream(seed, "server"))
     server = algorithm.server_init(context)
     states = [algorithm.client_init(context, k) for k in range(len(clients))]
     path = [algorithm.model(server, context).mean]
     for round in range(1, rounds + 1):
-        context = replace(context, round=round, rng=Stream(seed, "server", round))
+        context = replace(context, round=round, rng=RandomStream(seed, "server", round))
         down, ups = rounded(algorithm.broadcast(server, context)), []
         for k, shard in enumerate(clients):
-            task = Task(context.start, sizes, round, 1, k, Stream(seed, "client.1", round, k))
+            task = Task(context.start, sizes, round, 1, k, RandomStream(seed, "client.1", round, k))
             draft, up = algorithm.client_update(states[k], down, shard, task)
             up = rounded(up)
             states[k] = algorithm.client_commit(draft, down, up, task)

@@ -24,7 +24,7 @@ from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.iasg import Sampling, iasg, posterior_delta
 from fedsim.learning.solvers.server import ServerOptimiser
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 from protocols._averaging import Client, Down
 from protocols.fedopt import FedAvgM
 from protocols.fedpa import FedPA
@@ -82,7 +82,7 @@ def by_dense_solve(start: Tensor, samples: Tensor) -> Tensor:
 def clients(shard: Shard, how: Settings) -> dict[str, Callable[[], Tensor]]:
     """One local training each, from the broadcast to the delta."""
     start = torch.zeros(shard.net.layout.size)
-    task = Task(start, (shard.size,), 1, 1, 0, Stream(0, "client.1", 1, 0))
+    task = Task(start, (shard.size,), 1, 1, 0, RandomStream(0, "client.1", 1, 0))
     server = ServerOptimiser()
     chain = Sampling(0, how.steps, how.epochs, how.batch, how.lr, momentum=0.0)
     fedavg = FedAvgM(server, LocalTraining(how.epochs, how.batch, how.lr, optimiser="sgd"))

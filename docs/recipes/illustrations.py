@@ -19,7 +19,7 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.data import load_dataset
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.params import Layout
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 
 def options(what: str, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -90,7 +90,7 @@ class Federation:
         return self.model
 
     def _context(self, exchange: int) -> Context:
-        layout, rng = Layout.vector(len(self.start)), Stream(self.seed, "server", self.round)
+        layout, rng = Layout.vector(len(self.start)), RandomStream(self.seed, "server", self.round)
         return Context(self.start, layout, self.sizes, self.round, exchange, rng)
 
     def _exchange(self, number: int) -> None:
@@ -98,7 +98,7 @@ class Federation:
         down = self._sent(self.algorithm.broadcast(self.server, context))
         self.ups = {}
         for k, shard in enumerate(self.shards):
-            rng = Stream(self.seed, f"client.{number}", self.round, k)
+            rng = RandomStream(self.seed, f"client.{number}", self.round, k)
             task = Task(self.start, self.sizes, self.round, number, k, rng)
             draft, up = self.algorithm.client_update(self.clients[k], down, shard, task)
             self.ups[k] = up = self._sent(up)

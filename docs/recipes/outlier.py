@@ -29,7 +29,7 @@ from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.von import VonTraining, von
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 from protocols.bayes_admm import BayesADMM
 from protocols.fedadmm import FedADMM
 
@@ -95,7 +95,7 @@ def pooled(shards: Sequence[Shard]) -> Shard:
 def joint(shards: Sequence[Shard], how: Settings, samples: int) -> Gaussian:
     """The posterior of all data in one place; one sample: the Laplace approximation at its mode."""
     prior = Gaussian(torch.zeros(3).double(), how.delta * torch.eye(3).double())
-    training, rng = VonTraining(steps=100, samples=samples), Stream(0, "joint", 1, 0)
+    training, rng = VonTraining(steps=100, samples=samples), RandomStream(0, "joint", 1, 0)
     return von(pooled(shards), torch.zeros(3), how=training, rng=rng, pull=prior, temperature=1.0).local
 
 
@@ -180,10 +180,10 @@ def draw(
     for (name, path), row, shown in zip(paths.items(), rows, (how.admm_shown, how.bayes_shown), strict=True):
         for column, axes in enumerate(row):
             scatter(axes, everyone if column == 2 else {column: shards[column]})
-            for place, round in enumerate(shown, 1):
+            for assign_devices, round in enumerate(shown, 1):
                 now = path[round - 1]
                 model = now.server if column == 2 else now.clients[column]
-                boundary(axes, model, str(round), 0.3 + 0.7 * place / len(shown), how.draws)
+                boundary(axes, model, str(round), 0.3 + 0.7 * assign_devices / len(shown), how.draws)
             if column == 2:
                 boundary(axes, goals[name], "", 1.0, how.draws)
             axes.set(xlim=XLIM, ylim=YLIM, xticks=[], yticks=[])

@@ -23,7 +23,7 @@ from fedsim.errors import DataError
 
 
 @dataclass(frozen=True)
-class Kind:
+class ArrayRules:
     """Dtypes, and the smallest number of classes (outputs) that makes sense."""
 
     inputs: tuple[str, ...]
@@ -33,12 +33,12 @@ class Kind:
 
 _NUMBERS = ("float32", "uint8")
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, ArrayRules] = MappingProxyType(
     {
-        "categorical": Kind(_NUMBERS, "int64", 2),
-        "bernoulli": Kind(_NUMBERS, "uint8", 1),
-        "tokens": Kind(("int32", "int64"), "int64", vocabulary.SPECIALS + 1),
-        "gaussian": Kind(_NUMBERS, "float32", 1),
+        "categorical": ArrayRules(_NUMBERS, "int64", 2),
+        "bernoulli": ArrayRules(_NUMBERS, "uint8", 1),
+        "tokens": ArrayRules(("int32", "int64"), "int64", vocabulary.SPECIALS + 1),
+        "gaussian": ArrayRules(_NUMBERS, "float32", 1),
     }
 )
 

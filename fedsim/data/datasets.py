@@ -113,11 +113,11 @@ def _data_dir(name: str, data_dir: Path | None) -> Path:
 def _source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Callable[[], Arrays]]:
     """The files that `info` is read from in `root`, all existing, and how to read them."""
     if info.name in ("mnist", "fashion_mnist"):
-        files = _present(info, root, suffixes=("", ".gz"))
+        files = _receivers(info, root, suffixes=("", ".gz"))
         return files, partial(idx.read_mnist_like, files)
     if info.name in ("cifar10", "cifar100"):
         return _cifar_source(info, root)
-    files = _present(info, root)
+    files = _receivers(info, root)
     if info.name == "cifar10_jpeg":
         return files, partial(cifar.read_jpeg, files[0])
     if info.name == "uci_credit":
@@ -140,11 +140,11 @@ def _cifar_source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Call
     if not binary.is_dir() and pickled.is_dir():
         files = tuple(sorted(path for path in pickled.iterdir() if path.is_file()))
         return files, partial(cifar.read_torchvision, root, info.name)
-    files = _present(info, root)
+    files = _receivers(info, root)
     return files, partial(cifar.read_binary, files, label_bytes)
 
 
-def _present(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = ("",)) -> tuple[Path, ...]:
+def _receivers(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = ("",)) -> tuple[Path, ...]:
     """The first existing variant of every file of `info`; DataError names the missing one."""
     found = []
     for name in info.files:
@@ -169,7 +169,7 @@ def _users(spec: str) -> Dataset:
     """The data set of a user's file, with everything checked that an experiment relies on."""
     made, whose = plugins.load(spec, "--dataset"), f"--dataset {plugins.short(spec)}"
     if callable(made):
-        with plugins.blame(spec, "--dataset", "calling it"):
+        with plugins.user_code_errors(spec, "--dataset", "calling it"):
             made = made()
     if not isinstance(made, Dataset):
         raise UsageError(

@@ -14,7 +14,7 @@ from fedsim.learning.curvature.full_ggn import full_ggn
 from fedsim.learning.function_space import Memory, choose
 from fedsim.learning.gaussian import Distance, Penalty
 from fedsim.learning.params import Net
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 
 def as_floats(rows: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
@@ -61,7 +61,7 @@ class Shard:
         for chosen in torch.split(rows, size):
             yield self.floats(self.inputs[chosen]), self.targets[chosen]
 
-    def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
+    def curvature(self, weights: Tensor, estimator: str, rng: RandomStream) -> Tensor:
         """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative."""
         self.net.likelihood.classes_only("the diagonal GGN")
         self.net.load(weights)
@@ -127,7 +127,7 @@ class QuadraticShard:
         w = weights.to(self.linear)
         return float(w @ (self.hessian @ w) / 2 - self.linear @ w) / self.size
 
-    def curvature(self, weights: Tensor, estimator: str, rng: Stream) -> Tensor:
+    def curvature(self, weights: Tensor, estimator: str, rng: RandomStream) -> Tensor:
         """The diagonal of the Hessian."""
         return self.hessian.diagonal().clone()
 

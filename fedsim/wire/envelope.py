@@ -26,7 +26,7 @@ from torch import Tensor
 from fedsim.errors import WireError
 from fedsim.learning.params import Layout
 from fedsim.wire.codecs import Spec, codec, pack_or_dense, unpack_checked
-from fedsim.wire.schema import DTYPES, Dims, Field, part_of, schema, values_of
+from fedsim.wire.schema import DTYPES, Dims, Field, optional_group, schema, values_of
 
 VERSION = 1
 MAX_HEADER = 64 * 1024
@@ -73,7 +73,7 @@ class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
 
 
 @dataclass(frozen=True)
-class Letter:
+class Envelope:
     """header as parsed, head as the bytes of its frame, frames as the buffers of all parts."""
 
     header: Header
@@ -128,17 +128,17 @@ def digest(data: Buffer) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-def seal(header: Header, frames: Sequence[Buffer] = ()) -> Letter:
+def pack(header: Header, frames: Sequence[Buffer] = ()) -> Envelope:
     """Turn a header and the frames it describes into a letter."""
     *about, fields = msgspec.structs.astuple(header)
     body = bytearray(struct.pack(">BH", 0xDC, len(about) + 1))
     for value in about:
         _fixed_width(value, body)
     body += _encoded_fields(fields)
-    return Letter(header, struct.pack(">Q", digest(memoryview(body))) + body, tuple(frames))
+    return Envelope(header, struct.pack(">Q", digest(memoryview(body))) + body, tuple(frames))
 
 
-def open_letter(frames: Sequence[Buffer], whose: str) -> Letter:
+def unpack(frames: Sequence[Buffer], whose: str) -> Envelope:
     """Parse and check everything that does not need a schema: sizes, version, checksums.
 
     Errors: WireError, beginning with `whose`.
@@ -166,7 +166,7 @@ def open_letter(frames: Sequence[Buffer], whose: str) -> Letter:
             raise WireError(f"{whose}: field {name!r} has {nbytes} bytes where the header says {part.nbytes}")
         if digest(frame) != part.digest:
             raise WireError(f"{whose}: field {name!r} fails its checksum; it was damaged on the way")
-    return Letter(header, head, tuple(frames[1:]))
+    return Envelope(header, head, tuple(frames[1:]))
 
 
 def _as_tensor(value: Any, field: Field) -> Tensor:
@@ -222,7 +222,7 @@ def encode(
 
 def decode(
     message: type[M],
-    letter: Letter,
+    envelope: Envelope,
     codecs: Mapping[str, str],
     dims: Dims,
     whose: str,
@@ -234,8 +234,8 @@ def decode(
     refs and layout as the sender had them. Tensors are views of the received frames: treat them as read-only.
     Errors: WireError, beginning with `whose`; no partial message is ever returned.
     """
-    expected, part = schema(message), part_of(message)
-    headers = letter.header.fields
+    expected, part = schema(message), optional_group(message)
+    headers = envelope.header.fields
     names = [h.name for h in headers]
     whole = expected + (schema(part.message) if part else ())
     has_part = part is not None and names == [f.name for f in whole]
@@ -254,7 +254,7 @@ def decode(
             raise WireError(f"{about} has dtype {h.dtype!r}; its kind {f.kind.name!r} has {f.kind.dtype!r}")
         if not f.fits(h.shape, dims):
             raise WireError(f"{about} has shape {h.shape}; the model's layout says {f.shape(dims)}")
-        frames = letter.frames[at : at + len(h.parts)]
+        frames = envelope.frames[at : at + len(h.parts)]
         at += len(h.parts)
         parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
         spec = field_spec(f, h.shape, h.dtype, layout)
@@ -297,8 +297,8 @@ def decode_own(
     layout: Layout | None = None,
 ) -> M:
     """What the other side will decode from a payload of ours: both sides compute from that."""
-    letter = Letter(Header(VERSION, "own", "", fields=payload.fields), b"", payload.frames)
-    return decode(message, letter, codecs, dims, "own message", refs, layout)
+    envelope = Envelope(Header(VERSION, "own", "", fields=payload.fields), b"", payload.frames)
+    return decode(message, envelope, codecs, dims, "own message", refs, layout)
 
 
 def blob(name: str, data: bytes) -> tuple[tuple[FieldHeader, ...], tuple[Buffer, ...]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fedsim.wire import zmtp
-from fedsim.wire.envelope import NONE, Letter
+from fedsim.wire.envelope import NONE, Envelope
 from fedsim.wire.schema import DTYPES
 
 KINDS = {
@@ -61,25 +61,25 @@ class Ledger:
         self.rounds: Counter[tuple[int, str]] = Counter()
         """Bytes of kind algorithm of rounds that are not closed, by round and direction."""
 
-    def book(self, letter: Letter, worker: int, direction: str, again: bool = False) -> None:
+    def book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
         """Book one letter that crosses the socket, every frame and its framing.
 
         again: of a task that was given before and whose worker was lost.
         """
-        for entry in self._entries(letter, worker, direction, again):
+        for entry in self._entries(envelope, worker, direction, retry):
             self._add(entry)
 
-    def book_as_retry(self, letter: Letter, worker: int) -> None:
+    def book_as_retry(self, envelope: Envelope, worker: int) -> None:
         """An upload that was booked does not count: it was an echo, or the task is computed once more."""
-        counted = self._entries(letter, worker, "up", again=False)
-        for entry, instead in zip(counted, self._entries(letter, worker, "up", again=True), strict=True):
+        counted = self._entries(envelope, worker, "up", retry=False)
+        for entry, instead in zip(counted, self._entries(envelope, worker, "up", retry=True), strict=True):
             self._open.remove(entry)
             self._total(entry, -1)
             self._add(instead)
 
-    def _entries(self, letter: Letter, worker: int, direction: str, again: bool) -> list[Entry]:
-        h = letter.header
-        kind = "retry" if again else KINDS.get(h.kind, "control")
+    def _entries(self, envelope: Envelope, worker: int, direction: str, retry: bool) -> list[Entry]:
+        h = envelope.header
+        kind = "retry" if retry else KINDS.get(h.kind, "control")
         about = (kind, h.round, h.exchange, h.client, worker, direction, h.kind)
         entries = []
         for field in h.fields:
@@ -87,8 +87,8 @@ class Ledger:
             for part in field.parts:
                 size = dense if part.layer == "values" else 0
                 entries.append(Entry(*about, field.name, part.layer, field.codec, size, part.nbytes))
-        entries.append(Entry(*about, "", "header", "", 0, len(letter.head)))
-        entries.append(Entry(*about, "", "framing", "", 0, self.mechanism.framing(letter.sizes)))
+        entries.append(Entry(*about, "", "header", "", 0, len(envelope.head)))
+        entries.append(Entry(*about, "", "framing", "", 0, self.mechanism.framing(envelope.sizes)))
         return entries
 
     def book_handshake(self, worker: int) -> None:
@@ -150,10 +150,10 @@ class Ledger:
         return out
 
 
-def stream_bytes(letter: Letter) -> int:
+def stream_bytes(envelope: Envelope) -> int:
     """What a letter puts on a stream without encryption, which is what the virtual clock counts: its time
     must not depend on how this run is carried out."""
-    return sum(letter.sizes) + zmtp.framing(letter.sizes)
+    return sum(envelope.sizes) + zmtp.framing(envelope.sizes)
 
 
 def total(entries: Iterable[Entry]) -> int:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kind:
+class FieldKind:
     """What a field is, mathematically, and the shape it has by the names of Dims.
 
     elastic: the first size may be anything up to its Dims entry, which is a bound.
@@ -55,27 +55,27 @@ class Kind:
     over: Literal["mean", "min", "sum", "rss", "nothing"] = "mean"
 
 
-Mean = Annotated[Tensor, Kind("mean")]
-Precision = Annotated[Tensor, Kind("precision", positive=True)]
-Dual = Annotated[Tensor, Kind("dual")]
-Shift = Annotated[Tensor, Kind("shift")]
-Delta = Annotated[Tensor, Kind("delta")]
-Gradient = Annotated[Tensor, Kind("gradient")]
-Curvature = Annotated[Tensor, Kind("curvature")]
-Statistic = Annotated[Tensor, Kind("statistic")]
-FullPrecision = Annotated[Tensor, Kind("precision", (TRIANGLE,), positive=True)]
+Mean = Annotated[Tensor, FieldKind("mean")]
+Precision = Annotated[Tensor, FieldKind("precision", positive=True)]
+Dual = Annotated[Tensor, FieldKind("dual")]
+Shift = Annotated[Tensor, FieldKind("shift")]
+Delta = Annotated[Tensor, FieldKind("delta")]
+Gradient = Annotated[Tensor, FieldKind("gradient")]
+Curvature = Annotated[Tensor, FieldKind("curvature")]
+Statistic = Annotated[Tensor, FieldKind("statistic")]
+FullPrecision = Annotated[Tensor, FieldKind("precision", (TRIANGLE,), positive=True)]
 """A symmetric positive definite matrix as its packed triangle (fedsim.learning.gaussian.packed)."""
-FullDelta = Annotated[Tensor, Kind("delta", (TRIANGLE,))]
-Logits = Annotated[Tensor, Kind("logits", ("M", "C"), elastic=True)]
-Inputs = Annotated[Tensor, Kind("inputs", ("M", "I"), elastic=True, stored=True)]
-Weights = Annotated[Tensor, Kind("weight", ("M",), elastic=True)]
-Owners = Annotated[Tensor, Kind("statistic", ("M",), elastic=True, dtype="i64")]
-Scalar = Annotated[float, Kind("scalar", (), dtype="f64")]
-Least = Annotated[float, Kind("scalar", (), dtype="f64", over="min")]
-Total = Annotated[float, Kind("scalar", (), dtype="f64", over="sum")]
-Norm = Annotated[float, Kind("scalar", (), dtype="f64", over="rss")]
-Check = Annotated[float, Kind("scalar", (), dtype="f64", over="nothing")]
-Flag = Annotated[bool, Kind("scalar", (), dtype="u8")]
+FullDelta = Annotated[Tensor, FieldKind("delta", (TRIANGLE,))]
+Logits = Annotated[Tensor, FieldKind("logits", ("M", "C"), elastic=True)]
+Inputs = Annotated[Tensor, FieldKind("inputs", ("M", "I"), elastic=True, stored=True)]
+Weights = Annotated[Tensor, FieldKind("weight", ("M",), elastic=True)]
+Owners = Annotated[Tensor, FieldKind("statistic", ("M",), elastic=True, dtype="i64")]
+Scalar = Annotated[float, FieldKind("scalar", (), dtype="f64")]
+Least = Annotated[float, FieldKind("scalar", (), dtype="f64", over="min")]
+Total = Annotated[float, FieldKind("scalar", (), dtype="f64", over="sum")]
+Norm = Annotated[float, FieldKind("scalar", (), dtype="f64", over="rss")]
+Check = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
+Flag = Annotated[bool, FieldKind("scalar", (), dtype="u8")]
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8, "i64": torch.int64}
 
@@ -85,7 +85,7 @@ class Field:
     """One field of a message's schema."""
 
     name: str
-    kind: Kind
+    kind: FieldKind
     python: type
 
     def shape(self, dims: Dims) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Part:
+class OptionalGroup:
     """The optional part of a message: the field that holds it and its class."""
 
     name: str
@@ -125,27 +125,27 @@ def schema(message: type[Any]) -> tuple[Field, ...]:
     return _schema(message)[0]
 
 
-def part_of(message: type[Any]) -> Part | None:
+def optional_group(message: type[Any]) -> OptionalGroup | None:
     """The optional part of a message class, if it has one (at most one). Errors: as schema."""
     return _schema(message)[1]
 
 
 def all_fields(message: type[Any]) -> tuple[Field, ...]:
     """The fields of a message class, its optional part's behind them."""
-    part = part_of(message)
+    part = optional_group(message)
     return schema(message) + (schema(part.message) if part else ())
 
 
-_schemas: dict[type, tuple[tuple[Field, ...], Part | None]] = {}
+_schemas: dict[type, tuple[tuple[Field, ...], OptionalGroup | None]] = {}
 
 
-def _schema(message: type[Any]) -> tuple[tuple[Field, ...], Part | None]:
+def _schema(message: type[Any]) -> tuple[tuple[Field, ...], OptionalGroup | None]:
     if message not in _schemas:
         _schemas[message] = _read_schema(message)
     return _schemas[message]
 
 
-def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], Part | None]:
+def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], OptionalGroup | None]:
     params = getattr(message, "__dataclass_params__", None)
     if not is_dataclass(message) or params is None or not params.frozen:
         raise UsageError(f"message {message.__name__} must be a frozen dataclass")
@@ -155,9 +155,9 @@ def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], Part | None]:
         hint = hints[f.name]
         optional = _optional(hint)
         if optional is not None:
-            parts.append(Part(f.name, optional))
+            parts.append(OptionalGroup(f.name, optional))
             continue
-        kinds = [a for a in get_args(hint)[1:] if isinstance(a, Kind)]
+        kinds = [a for a in get_args(hint)[1:] if isinstance(a, FieldKind)]
         if get_origin(hint) is not Annotated or len(kinds) != 1:
             raise UsageError(
                 f"field {f.name!r} of {message.__name__} must be annotated with a kind, "
@@ -186,7 +186,7 @@ def _optional(hint: Any) -> type | None:
 def values_of(message: Any) -> list[tuple[Field, Any]]:
     """Fields and values of a message, its optional part's behind them if it is there."""
     out = [(f, getattr(message, f.name)) for f in schema(type(message))]
-    part = part_of(type(message))
+    part = optional_group(type(message))
     inner = getattr(message, part.name) if part else None
     return out + ([(f, getattr(inner, f.name)) for f in schema(type(inner))] if inner is not None else [])
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from fedsim.learning.params import Layout
 from fedsim.wire import zmtp
 from fedsim.wire.codecs import codec
-from fedsim.wire.envelope import VERSION, FieldHeader, Header, Letter, PartHeader, field_spec, seal
-from fedsim.wire.schema import Dims, Field, part_of, schema
+from fedsim.wire.envelope import VERSION, Envelope, FieldHeader, Header, PartHeader, field_spec, pack
+from fedsim.wire.schema import Dims, Field, optional_group, schema
 
 
 @dataclass(frozen=True)
-class LetterSize:
+class EnvelopeSize:
     """rows: bytes by (field, layer), as the ledger has them ('' for header and framing)."""
 
     rows: Mapping[tuple[str, str], int]
@@ -28,7 +28,7 @@ class LetterSize:
         return sum(self.rows.values())
 
 
-def letter_size(
+def envelope_size(
     message: type,
     codecs: Mapping[str, str],
     dims: Dims,
@@ -37,12 +37,12 @@ def letter_size(
     kind: str,
     run: str,
     stored: str = "f32",
-) -> LetterSize:
+) -> EnvelopeSize:
     """Of a letter of this kind ('task', 'upload') that carries such a message with all its parts.
 
     run: a run's name, whose length is part of the header. stored: dtype of fields that are sent as stored.
     """
-    part = part_of(message)
+    part = optional_group(message)
     fields = schema(message) + (schema(part.message) if part else ())
     headers, exact = [], part is None
     for f in fields:
@@ -51,13 +51,13 @@ def letter_size(
         headers.append(made)
         exact = exact and fixed and not f.kind.elastic
     header = Header(VERSION, kind, run, fields=tuple(headers))
-    letter = Letter(header, seal(header).head, ())
+    envelope = Envelope(header, pack(header).head, ())
     rows: dict[tuple[str, str], int] = {}
     for h in headers:
         for p in h.parts:
             rows[h.name, p.layer] = rows.get((h.name, p.layer), 0) + p.nbytes
-    rows["", "header"], rows["", "framing"] = len(letter.head), zmtp.framing(letter.sizes)
-    return LetterSize(rows, exact)
+    rows["", "header"], rows["", "framing"] = len(envelope.head), zmtp.framing(envelope.sizes)
+    return EnvelopeSize(rows, exact)
 
 
 def _field(f: Field, name: str, dims: Dims, layout: Layout, dtype: str) -> tuple[FieldHeader, bool]:

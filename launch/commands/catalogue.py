@@ -16,7 +16,7 @@ from fedsim.experiment import resolved_hyperparameters
 from fedsim.learning.models.paper_models import MODELS
 from fedsim.participation import SPECS
 from fedsim.wire.codecs import CODECS
-from fedsim.wire.schema import Field, part_of, schema
+from fedsim.wire.schema import Field, optional_group, schema
 from protocols import REGISTRY, AnyAlgorithm, find
 
 
@@ -68,12 +68,12 @@ def _print(rows: list[tuple[str, str]]) -> None:
 
 def cost_in_p(message: type) -> str:
     """What one message costs, as people write it: '2P', 'P + P(P+1)/2', '0' (scalars are left out)."""
-    terms: dict[str, int] = {}
+    timeouts: dict[str, int] = {}
     for field in schema(message):
         if field.kind.dims:
             product = " ".join(field.kind.dims)
-            terms[product] = terms.get(product, 0) + 1
-    return " + ".join((f"{n}" if n > 1 else "") + dims for dims, n in terms.items()) or "0"
+            timeouts[product] = timeouts.get(product, 0) + 1
+    return " + ".join((f"{n}" if n > 1 else "") + dims for dims, n in timeouts.items()) or "0"
 
 
 def wire_cost(algorithm: AnyAlgorithm) -> str:
@@ -90,7 +90,7 @@ def cost_once(algorithm: AnyAlgorithm) -> str:
 
     def total(side: str) -> str:
         kinds = [getattr(e, side) for e in algorithm.setup]
-        parts = [part_of(getattr(e, side)) for e in algorithm.exchanges]
+        parts = [optional_group(getattr(e, side)) for e in algorithm.exchanges]
         costs = [cost_in_p(kind) for kind in [*kinds, *(p.message for p in parts if p)]]
         return " + ".join(c for c in costs if c != "0") or "0"
 
@@ -137,7 +137,7 @@ def _messages(algorithm: AnyAlgorithm) -> Iterator[tuple[str, type, tuple[Field,
                 message = getattr(exchange, side)
                 label = f"set-up {side}{of}" if setup else f"{side}{of}"
                 yield label, message, schema(message)
-                part = part_of(message)
+                part = optional_group(message)
                 if part is not None:
                     yield f"{label}, once", part.message, schema(part.message)
 

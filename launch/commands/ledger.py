@@ -61,8 +61,8 @@ def messages(rows: pandas.DataFrame, direction: str) -> int:
 def once(rows: pandas.DataFrame) -> int:
     """Bytes down if a broadcast were sent once, however many receive it: per exchange the largest letter."""
     down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
-    letters = down.groupby(["round", "exchange", "client"])["bytes"].sum()
-    return int(letters.groupby(["round", "exchange"]).max().sum())
+    envelopes = down.groupby(["round", "exchange", "client"])["bytes"].sum()
+    return int(envelopes.groupby(["round", "exchange"]).max().sum())
 
 
 def exported(rows: pandas.DataFrame) -> pandas.DataFrame:
@@ -116,7 +116,7 @@ def _print(
             shown.add_column("share", justify="right", style="dim")
         if units is not None:
             shown.add_column("per letter", justify="right", style="dim")
-    letters = {side: messages(units, side) for side in SIDES} if units is not None else {}
+    envelopes = {side: messages(units, side) for side in SIDES} if units is not None else {}
     lines = [(key if isinstance(key, tuple) else (key,), row) for key, row in table.iterrows()]
     for n, (key, row) in enumerate(lines):
         if cut and len(lines) > SHOWN and SHOWN - 4 <= n < len(lines) - 3:
@@ -129,7 +129,7 @@ def _print(
             if summed:
                 cells.append(f"{row[side] / totals[side]:.1%}" if totals[side] and row[side] else "")
             if units is not None:
-                cells.append(f"{row[side] / letters[side]:,.1f}" if letters[side] and row[side] else "")
+                cells.append(f"{row[side] / envelopes[side]:,.1f}" if envelopes[side] and row[side] else "")
         shown.add_row(*cells)
     if summed:
         empty = [""] * (len(table.index.names) - 1)
@@ -137,7 +137,7 @@ def _print(
         for side in SIDES:
             last += [f"{totals[side]:,}", ""]
             if units is not None:
-                last.append(f"{totals[side] / letters[side]:,.1f}" if letters[side] else "")
+                last.append(f"{totals[side] / envelopes[side]:,.1f}" if envelopes[side] else "")
         shown.add_row(*last, style="bold")
     console.print()
     console.print(shown)

@@ -14,7 +14,7 @@ from fedsim.data.partitions import partition
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.participation import Schedule, schedule
 from fedsim.problem import Problem
-from fedsim.wire.wire_size import LetterSize, letter_size
+from fedsim.wire.wire_size import EnvelopeSize, envelope_size
 from launch.display import Display
 from launch.execution import Execution
 from protocols import find
@@ -35,16 +35,16 @@ class Plan:
     messages: Counter[str] = field(default_factory=Counter)
     took_part: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
-    def add(self, round: int, direction: str, size: LetterSize, letters: int) -> None:
+    def add(self, round: int, direction: str, size: EnvelopeSize, envelopes: int) -> None:
         """So many letters of one size."""
-        if not letters:
+        if not envelopes:
             return
         self.exact = self.exact and size.exact
-        self.messages[direction] += letters
+        self.messages[direction] += envelopes
         for (name, layer), n in size.rows.items():
-            self.bytes[direction, name, layer] += n * letters
+            self.bytes[direction, name, layer] += n * envelopes
         sides = self.rounds.setdefault(round, {"down": 0, "up": 0})
-        sides[direction] += size.total * letters
+        sides[direction] += size.total * envelopes
 
     def total(self, direction: str) -> int:
         return sum(n for (side, _, _), n in self.bytes.items() if side == direction)
@@ -57,7 +57,7 @@ class Plan:
         return out
 
 
-def plan(problem: Problem, turnouts: Schedule, run: str = RUN_NAME) -> Plan:
+def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Plan:
     """The algorithm's traffic of all rounds. run: the run's name, whose length every header has."""
     made = Plan(problem.net.layout.size, took_part=np.zeros(len(problem.clients), dtype=np.int64))
     everyone = len(problem.clients)
@@ -69,23 +69,23 @@ def plan(problem: Problem, turnouts: Schedule, run: str = RUN_NAME) -> Plan:
     last: tuple[int, ...] | None = None
     ids = np.zeros(0, dtype=np.int64)
     for r in range(1, problem.experiment.rounds + 1):
-        turnout = turnouts(r)
-        if turnout.participants is not last:  # a full roster is the same tuple every round
-            last, ids = turnout.participants, np.array(turnout.participants, dtype=np.int64)
+        participation = participations(r)
+        if participation.participants is not last:  # a full roster is the same tuple every round
+            last, ids = participation.participants, np.array(participation.participants, dtype=np.int64)
         made.took_part[ids] += 1
         made.rounds.setdefault(r, {"down": 0, "up": 0})
-        people, gone = len(turnout.participants), len(turnout.gone)
+        participants, gone = len(participation.participants), len(participation.dropouts)
         for e in exchanges:
-            made.add(r, "down", sizes[e]["down"], people if e == 1 else people - gone)
-            made.add(r, "up", sizes[e]["up"], people - gone)
+            made.add(r, "down", sizes[e]["down"], participants if e == 1 else participants - gone)
+            made.add(r, "up", sizes[e]["up"], participants - gone)
     return made
 
 
-def _sizes(problem: Problem, round: int, number: int, run: str) -> dict[str, LetterSize]:
+def _sizes(problem: Problem, round: int, number: int, run: str) -> dict[str, EnvelopeSize]:
     types = problem.exchange(round, number)
     stored = "u8" if problem.dataset.train_inputs.dtype == np.uint8 else "f32"
     return {
-        side: letter_size(
+        side: envelope_size(
             kind,
             problem.codecs[side],
             problem.dims,
@@ -115,8 +115,8 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
             centres=dataset.centres,
         )
         sizes = tuple(len(rows) for rows in split)
-    turnouts = schedule(made.participation, clients=made.clients, seed=made.seed, sizes=sizes)
-    return problem, plan(problem, turnouts)
+    participations = schedule(made.participation, clients=made.clients, seed=made.seed, sizes=sizes)
+    return problem, plan(problem, participations)
 
 
 def show(experiment: Experiment, execution: Execution) -> None:

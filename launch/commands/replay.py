@@ -13,9 +13,9 @@ from fedsim.errors import DataError, FedsimError, UsageError
 from launch.lock import at_rest
 from launch.runs.restored import StoredRun
 from launch.runs.summary import precision_of
-from workers.replay.round_replayer import Rehearsal
+from workers.replay.round_replayer import RoundReplayer
 from workers.storage.store import Checkpoint, model_digest
-from workers.storage.upload_archive import Recorded, uploads_folder
+from workers.storage.upload_archive import RecordedUploads, uploads_folder
 
 
 def replay(folder: Path, data_dir: Path | None) -> None:
@@ -28,10 +28,10 @@ def replay(folder: Path, data_dir: Path | None) -> None:
     if not uploads_folder(folder).is_dir():
         raise UsageError(f"{folder} has no uploads to fold again: fedsim launch --keep-uploads keeps them")
     console = Console(highlight=False, emoji=False, markup=False)
-    recorded, faults, made, last = Recorded(folder), [], run.checkpoint, run.last_commit()
+    recorded, faults, made, last = RecordedUploads(folder), [], run.checkpoint, run.last_commit()
     with at_rest(folder), tempfile.TemporaryDirectory(prefix="fedsim-replay-") as scratch:
         before = 0
-        for made in Rehearsal(run.problem, run.name, recorded, Path(scratch)).rounds(None, last):
+        for made in RoundReplayer(run.problem, run.name, recorded, Path(scratch)).rounds(None, last):
             said, fault = _compared(run, made)
             faults += [fault] if fault else []
             uploads, before = recorded.read - before, recorded.read

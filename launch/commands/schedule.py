@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from fedsim.participation import Schedule, Turnout, schedule
+from fedsim.participation import Participation, Schedule, schedule
 
 FOLDED, LOST, GONE, ABSENT = "█", "x", "o", "·"
 MOST_LINES = 40
@@ -23,12 +23,12 @@ def show(spec: str, *, clients: int, rounds: int, seed: int, sizes: tuple[int, .
 
 def lines(made: Schedule, clients: int, rounds: int, width: int) -> Iterator[str]:
     """The grid: a line per client, a column per round, cut to `width` rounds and MOST_LINES clients."""
-    turnouts = [made(r) for r in range(1, rounds + 1)]
-    columns, many = turnouts[:width], min(clients, MOST_LINES)
+    participations = [made(r) for r in range(1, rounds + 1)]
+    columns, many = participations[:width], min(clients, MOST_LINES)
     label = len(str(max(clients - 1, 0))) + 8
-    yield f"{'round':<{label}}{_ruler(len(columns))}"
+    yield f"{'round':<{label}}{_projection(len(columns))}"
     for k in range(many):
-        took = sum(k in t.participants for t in turnouts)
+        took = sum(k in t.participants for t in participations)
         cells = "".join(cell(t, k) for t in columns)
         yield f"{f'client {k}':<{label}}{cells}  {took:>{len(str(rounds))}} of {rounds}"
     if many < clients:
@@ -36,16 +36,16 @@ def lines(made: Schedule, clients: int, rounds: int, width: int) -> Iterator[str
     if len(columns) < rounds:
         yield f"... and {rounds - len(columns):,} more rounds"
     yield f"{FOLDED} folded  {LOST} upload lost  {GONE} gone after the download  {ABSENT} absent"
-    yield from _totals(turnouts, clients)
+    yield from _totals(participations, clients)
 
 
-def cell(turnout: Turnout, k: int) -> str:
-    if k not in turnout.participants:
+def cell(participation: Participation, k: int) -> str:
+    if k not in participation.participants:
         return ABSENT
-    return GONE if k in turnout.gone else LOST if k in turnout.lost else FOLDED
+    return GONE if k in participation.dropouts else LOST if k in participation.lost_uploads else FOLDED
 
 
-def _ruler(columns: int) -> str:
+def _projection(columns: int) -> str:
     """1, 10, 20, ... above their columns."""
     out = [" "] * (columns + 4)
     for r in (1, *range(10, columns + 1, 10)):
@@ -53,10 +53,10 @@ def _ruler(columns: int) -> str:
     return "".join(out).rstrip()
 
 
-def _totals(turnouts: list[Turnout], clients: int) -> Iterator[str]:
-    counts = [len(t.participants) for t in turnouts]
+def _totals(participations: list[Participation], clients: int) -> Iterator[str]:
+    counts = [len(t.participants) for t in participations]
     times = [0] * clients
-    for t in turnouts:
+    for t in participations:
         for k in t.participants:
             times[k] += 1
     mean = sum(counts) / len(counts)
@@ -66,9 +66,9 @@ def _totals(turnouts: list[Turnout], clients: int) -> Iterator[str]:
         + (f"; {empty} empty rounds" if empty else "")
     )
     yield (
-        f"per client {min(times):,} to {max(times):,} of {len(turnouts):,} rounds"
+        f"per client {min(times):,} to {max(times):,} of {len(participations):,} rounds"
         + (f"; {times.count(0):,} clients never take part" if 0 in times else "")
     )
-    lost, gone = (sum(len(getattr(t, name)) for t in turnouts) for name in ("lost", "gone"))
+    lost, gone = (sum(len(getattr(t, name)) for t in participations) for name in ("lost_uploads", "dropouts"))
     if lost or gone:
         yield f"of {sum(counts):,} broadcasts {gone:,} get no answer and {lost:,} uploads are lost"

@@ -19,8 +19,8 @@ from fedsim.errors import DataError, DiskError, FedsimError, UsageError
 from launch.lock import at_rest
 from launch.runs.restored import StoredRun
 from launch.runs.summary import stored_model_digest
-from workers.replay.round_replayer import Rehearsal
-from workers.replay.task_verifier import Difference, Digests, Examiner, digests
+from workers.replay.round_replayer import RoundReplayer
+from workers.replay.task_verifier import Difference, Digests, TaskVerifier, digests
 from workers.storage.recovery import checkpoint_path
 from workers.storage.store import Checkpoint, ClientStates, clients_digest
 
@@ -56,7 +56,7 @@ def verify(
         recorded = digests([r for r in run.journal() if r.get("round") in chosen])
         verdicts = []
         for number in chosen:
-            verdicts.append(_examined(run, number, recorded, only, twice))
+            verdicts.append(_verified(run, number, recorded, only, twice))
             _print(console, verdicts[-1], len(str(run.round)))
         faults = [fault for v in verdicts for fault in v.faults]
         for said, fault in _files(run):
@@ -96,7 +96,7 @@ def meaning(run: StoredRun, repeatable: bool) -> str:
     )
 
 
-def _examined(
+def _verified(
     run: StoredRun, round: int, recorded: Digests, only: Collection[int] | None, twice: bool
 ) -> Verdict:
     try:
@@ -105,9 +105,9 @@ def _examined(
         return Verdict(round, 0, 0, faults=[str(e)])
     with tempfile.TemporaryDirectory(prefix="fedsim-verify-") as temporary:
         scratch = Path(temporary)
-        examiner = Examiner(run.problem, run.folder, run.name, scratch, recorded, only, twice)
-        (after,) = Rehearsal(run.problem, run.name, examiner, scratch).rounds(before, round)
-    verdict = Verdict(round, examiner.compared, examiner.left_out, examiner.differences)
+        verifier = TaskVerifier(run.problem, run.folder, run.name, scratch, recorded, only, twice)
+        (after,) = RoundReplayer(run.problem, run.name, verifier, scratch).rounds(before, round)
+    verdict = Verdict(round, verifier.compared, verifier.left_out, verifier.differences)
     if verdict.differences or verdict.left_out:
         return verdict
     return _with_server(run, verdict, after)

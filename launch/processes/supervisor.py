@@ -19,7 +19,7 @@ from typing import Any
 
 from fedsim.errors import Interrupted, TaskError
 from launch.processes.server import ForkServer
-from workers.coordinator.worker_pool import Death
+from workers.coordinator.worker_pool import ProcessExit
 from workers.devices import Placement
 from workers.transport.eventfd import Wakeup
 
@@ -53,7 +53,7 @@ class Supervisor:
         self._pidfds: dict[int, int] = {}
         self._statuses: dict[int, int] = {}
         self._specs: list[dict[str, Any]] = []
-        self._places: tuple[Placement, ...] = ()
+        self._placements: tuple[Placement, ...] = ()
 
     # ---- starting
 
@@ -62,9 +62,9 @@ class Supervisor:
         self._server = ForkServer()
         self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
 
-    def start_workers(self, specs: list[dict[str, Any]], places: tuple[Placement, ...]) -> None:
+    def start_workers(self, specs: list[dict[str, Any]], placements: tuple[Placement, ...]) -> None:
         """Start all workers and wait until each has a pid. Errors: TaskError, Interrupted."""
-        self._specs, self._places = specs, places
+        self._specs, self._placements = specs, placements
         deadline = time.monotonic() + START_DEADLINE
         self._expect("ready", deadline)
         for spec in specs:
@@ -89,13 +89,13 @@ class Supervisor:
 
     def _started(self, answer: dict[str, Any]) -> None:
         index, pid = answer["started"], answer["pid"]
-        worker = _process("worker", index, pid, str(self._places[index]), self._specs[index]["log"])
+        worker = _process("worker", index, pid, str(self._placements[index]), self._specs[index]["log"])
         self.processes.append(worker)
         self._workers[index] = worker
         try:
             self._pidfds[os.pidfd_open(pid)] = index
         except ProcessLookupError:
-            raise TaskError(f"worker {index} ended at once.\n{self._last_words(index)}") from None
+            raise TaskError(f"worker {index} ended at once.\n{self._log_tail(index)}") from None
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._server is not None
@@ -134,14 +134,14 @@ class Supervisor:
     def fds(self) -> list[int]:
         return [self._interrupted.fd, *self._pidfds]
 
-    def check(self, ready: list[int]) -> Death | None:
+    def check(self, ready: list[int]) -> ProcessExit | None:
         """A worker's death among the ready descriptors, if any. Errors: Interrupted."""
         if self._interrupted.fd in ready:
             raise Interrupted("interrupted")
         for fd in ready:
             if fd in self._pidfds:
                 index = self._note_end(fd)
-                return Death(index, self._how(index), self._last_words(index))
+                return ProcessExit(index, self._how(index), self._log_tail(index))
         return None
 
     def _note_end(self, fd: int) -> int:
@@ -165,7 +165,7 @@ class Supervisor:
             return f"was killed by {signal.Signals(-status).name}"
         return f"ended with exit code {status}"
 
-    def _last_words(self, index: int) -> str:
+    def _log_tail(self, index: int) -> str:
         log = Path(self._workers[index].log)
         try:
             lines = log.read_text(errors="replace").splitlines()[-LAST_WORDS:]
@@ -177,12 +177,12 @@ class Supervisor:
 
     # ---- workers elsewhere, of whom we only hear
 
-    def note_guest(self, index: int, pid: int, host: str) -> None:
-        self._workers[index] = _process("external worker", index, pid, host, "")
+    def note_remote_worker(self, index: int, pid: int, host: str) -> None:
+        self._workers[index] = _process("remote worker", index, pid, host, "")
         self.processes.append(self._workers[index])
         self.changed(self.processes)
 
-    def note_gone(self, index: int) -> None:
+    def note_left(self, index: int) -> None:
         self._workers[index].ended = _now()
         self.changed(self.processes)
 

@@ -14,7 +14,7 @@ from fedsim.errors import UsageError
 from launch.results import html
 from launch.results.columns import shown
 from launch.results.comparison_page import comparable, remarks, render, warnings
-from launch.results.frontier import Point, climb, levels, pareto, reaching, reigns
+from launch.results.frontier import FrontierPoint, levels, pareto, reaching, running_maximum, winning_ranges
 from launch.results.groups import Group, gather
 from launch.results.tables import NONE, costs, fields, megabytes, name, results, write_csv
 
@@ -35,9 +35,9 @@ def compare(
     apart. where: KEY=VALUE of the experiment. Errors: UsageError, DataError, DiskError."""
     asked = sorted({accuracy(text) for text in to})
     groups = gather(paths, where)
-    climbs = [climb(n, g) for n, g in enumerate(groups)]
-    wanted = asked or levels(climbs, _start(groups))
-    html.save(out, render(groups, climbs, wanted))
+    running_maximum = [running_maximum(n, g) for n, g in enumerate(groups)]
+    wanted = asked or levels(running_maximum, _start(groups))
+    html.save(out, render(groups, running_maximum, wanted))
     written = [("page", out)]
     if markdown is not None:
         grids = (results(groups, comparable(groups)), costs(groups, wanted), fields(groups))
@@ -51,7 +51,7 @@ def compare(
         console.print(f"note: {escape(note)}")
     room = len(asked) or max(1, (console.width - 58) // 9)
     console.print(_table(groups, wanted[-room:]))
-    _print_frontier(console, groups, climbs)
+    _print_frontier(console, groups, running_maximum)
     for what, path in written:
         console.print(f"{what}: {escape(str(path))}", soft_wrap=True)
 
@@ -96,8 +96,10 @@ def _megabytes(counts: Sequence[float]) -> str:
     return megabytes(counts, least=0, spread=False)
 
 
-def _print_frontier(console: Console, groups: Sequence[Group], climbs: Sequence[Sequence[Point]]) -> None:
-    found = reigns(pareto([p for points in climbs for p in points]))
+def _print_frontier(
+    console: Console, groups: Sequence[Group], running_maximum: Sequence[Sequence[FrontierPoint]]
+) -> None:
+    found = winning_ranges(pareto([p for points in running_maximum for p in points]))
     if len(groups) < 2 or not 0 < len(found) <= MOST_REIGNS:
         return
     said = [

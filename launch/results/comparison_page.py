@@ -12,7 +12,7 @@ from fedsim import plugins
 from launch.results import html
 from launch.results.bands import Band, band
 from launch.results.charts import Line, chart, wide
-from launch.results.frontier import Point, pareto, reigns
+from launch.results.frontier import FrontierPoint, pareto, winning_ranges
 from launch.results.groups import Group
 from launch.results.labels import differences, shared
 from launch.results.tables import UNFINISHED, costs, fields, megabytes, name, parts, results, seeds
@@ -38,9 +38,11 @@ SPAN = 30
 """A ratio of NLLs from which their axis is logarithmic."""
 
 
-def render(groups: Sequence[Group], climbs: Sequence[Sequence[Point]], levels: Sequence[float]) -> str:
+def render(
+    groups: Sequence[Group], running_maximum: Sequence[Sequence[FrontierPoint]], levels: Sequence[float]
+) -> str:
     """climbs: of every group, as frontier.climb; levels: accuracies whose cost is asked for."""
-    shown = drawn(groups, climbs)
+    shown = drawn(groups, running_maximum)
     names = {slot: name(groups[n]) for slot, n in enumerate(shown)}
     key = html.key(names)
     left = len(groups) - len(shown)
@@ -64,7 +66,7 @@ def render(groups: Sequence[Group], climbs: Sequence[Sequence[Point]], levels: S
                     "they are far from the rest." + (f" {cut}." if left else "")
                 ),
             ),
-            html.section("Accuracy against bytes", *_frontier(groups, shown, climbs, key)),
+            html.section("Accuracy against bytes", *_frontier(groups, shown, running_maximum, key)),
             html.section("Bytes to an accuracy", _table(costs(groups, levels))),
             html.section("Bytes by field", html.bars(spent, totals), _table(fields(groups))),
             html.section("What differs", *_differs(groups)),
@@ -98,11 +100,11 @@ def remarks(groups: Sequence[Group]) -> list[str]:
         found.append(f"The runs also differ in {', '.join(other)}")
     for group in groups:
         unfinished = [str(m.seed) for m in group.aside if not m.done and m.seed not in group.seeds]
-        again = sorted({m.seed for m in group.aside if m.seed in group.seeds})
+        retry = sorted({m.seed for m in group.aside if m.seed in group.seeds})
         if unfinished:
             found.append(f"{name(group)}: without seed {', '.join(unfinished)}, not finished")
-        if again:
-            found.append(f"{name(group)}: more than one run with seed {seeds(again)}, of which one counts")
+        if retry:
+            found.append(f"{name(group)}: more than one run with seed {seeds(retry)}, of which one counts")
     return found
 
 
@@ -111,12 +113,12 @@ def comparable(groups: Sequence[Group]) -> bool:
     return all(len(_values(groups, key)) == 1 for key in ROWS)
 
 
-def drawn(groups: Sequence[Group], climbs: Sequence[Sequence[Point]]) -> list[int]:
+def drawn(groups: Sequence[Group], running_maximum: Sequence[Sequence[FrontierPoint]]) -> list[int]:
     """Places of the groups that charts show: of too many, those on the frontier, then the most accurate."""
     if len(groups) <= MOST_LINES:
         return list(range(len(groups)))
-    ahead = {p.group for p in pareto([p for points in climbs for p in points])}
-    top = [points[-1].accuracy if points else -1.0 for points in climbs]
+    ahead = {p.group for p in pareto([p for points in running_maximum for p in points])}
+    top = [points[-1].accuracy if points else -1.0 for points in running_maximum]
     order = sorted(range(len(groups)), key=lambda n: (n not in ahead, -top[n]))
     return sorted(order[:MOST_LINES])
 
@@ -183,23 +185,26 @@ def _ends(bands: Sequence[Band]) -> tuple[float, float]:
 
 
 def _frontier(
-    groups: Sequence[Group], shown: Sequence[int], climbs: Sequence[Sequence[Point]], key: str
+    groups: Sequence[Group],
+    shown: Sequence[int],
+    running_maximum: Sequence[Sequence[FrontierPoint]],
+    key: str,
 ) -> Iterator[str]:
     """The picture, and who is ahead at which budget."""
-    ahead = pareto([p for points in climbs for p in points])
+    ahead = pareto([p for points in running_maximum for p in points])
     if not ahead:
         return
     lines = []
     for slot, n in enumerate(shown):
-        if points := climbs[n]:
+        if points := running_maximum[n]:
             xs, ys = np.array([p.MB for p in points]), np.array([p.accuracy for p in points])
             lines.append(Line(name(groups[n]), xs, ys, slot=slot, kind="steps", faint=True))
-    end = max(points[-1].MB for points in climbs if points)
+    end = max(points[-1].MB for points in running_maximum if points)
     xs = np.array([*(p.MB for p in ahead), end])
     ys = np.array([*(p.accuracy for p in ahead), ahead[-1].accuracy])
     lines.append(Line("frontier", xs, ys, slot=-1, kind="steps"))
     for slot, n in enumerate(shown):
-        if points := climbs[n]:
+        if points := running_maximum[n]:
             top = points[-1]
             x, y, low, high = (np.array([v]) for v in (top.MB, top.accuracy, top.low, top.high))
             lines.append(Line(name(groups[n]), x, y, low, high, slot, kind="points"))
@@ -229,7 +234,7 @@ def _frontier(
                     f"{100 * r.first.accuracy:.1f}"
                     + (f" to {100 * r.last.accuracy:.1f}" if r.last is not r.first else ""),
                 ]
-                for r in reigns(ahead)
+                for r in winning_ranges(ahead)
             ),
             2,
         )

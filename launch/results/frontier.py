@@ -21,7 +21,7 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Point:
+class FrontierPoint:
     """A group's best accuracy so far after a round (mean over seeds, with their range) and the megabytes
     spent until then, both directions (mean). group: its place in the comparison."""
 
@@ -37,12 +37,12 @@ class Point:
 class Reign:
     """Budgets, from `first.MB` to `until` (inf: and more), for which one group reaches most."""
 
-    first: Point
-    last: Point
+    first: FrontierPoint
+    last: FrontierPoint
     until: float
 
 
-def climb(group: int, runs: Group) -> list[Point]:
+def running_maximum(group: int, runs: Group) -> list[FrontierPoint]:
     """The points at which the group gets better, ascending in bytes and accuracy; [] without accuracies."""
     if not runs.has("test_accuracy"):
         return []
@@ -50,22 +50,22 @@ def climb(group: int, runs: Group) -> list[Point]:
     after = rounds > 0
     ys = np.maximum.accumulate(stacked(runs.curves, "test_accuracy")[:, after], axis=1)
     points = [
-        Point(group, int(round), float(x), float(y.mean()), float(y.min()), float(y.max()))
+        FrontierPoint(group, int(round), float(x), float(y.mean()), float(y.min()), float(y.max()))
         for round, x, y in zip(rounds[after], spent[after], ys.T, strict=True)
     ]
     return pareto(points)
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
+def pareto(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     """Those that are better than all that cost no more, by bytes."""
-    found: list[Point] = []
+    found: list[FrontierPoint] = []
     for point in sorted(points, key=lambda p: (p.MB, -p.accuracy)):
         if point.accuracy > (found[-1].accuracy + ROUNDING if found else -math.inf):
             found.append(point)
     return found
 
 
-def reigns(frontier: Sequence[Point]) -> list[Reign]:
+def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[Reign]:
     """Neighbouring points of one group as one."""
     found: list[Reign] = []
     for n, point in enumerate(frontier):
@@ -77,10 +77,10 @@ def reigns(frontier: Sequence[Point]) -> list[Reign]:
     return found
 
 
-def levels(climbs: Sequence[Sequence[Point]], start: float) -> list[float]:
+def levels(running_maximum: Sequence[Sequence[FrontierPoint]], start: float) -> list[float]:
     """Two or three round accuracies above `start`: what most groups reach with every seed,
     half of them, and the best."""
-    best = sorted(points[-1].low for points in climbs if points and points[-1].low > start)
+    best = sorted(points[-1].low for points in running_maximum if points and points[-1].low > start)
     if not best:
         return []
     wanted = (best[len(best) // 4], best[len(best) // 2], best[-1])

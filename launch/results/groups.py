@@ -22,7 +22,7 @@ FOLLOWS = ("seed", "client_sizes")
 
 
 @dataclass(frozen=True)
-class Member:
+class ComparedRun:
     """One run of a comparison."""
 
     run: Run
@@ -80,8 +80,8 @@ class Group:
 
     label: str
     settings: Mapping[str, Any]
-    members: tuple[Member, ...]
-    aside: tuple[Member, ...] = field(default=())
+    members: tuple[ComparedRun, ...]
+    aside: tuple[ComparedRun, ...] = field(default=())
 
     @property
     def curves(self) -> list[Curve]:
@@ -124,12 +124,12 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...
     """
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
     runs = [Run.open(folder) for folder in folders]
-    found: dict[str, list[Member]] = {}
+    found: dict[str, list[ComparedRun]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for run, described in _chosen([(run, _settings(run)) for run in runs], where):
         key = repr(sorted(described.items()))
         settings.setdefault(key, described)
-        found.setdefault(key, []).append(Member(run))
+        found.setdefault(key, []).append(ComparedRun(run))
     names = labels(list(settings.values()))
     groups = [
         _group(name, settings[key], members)
@@ -139,9 +139,9 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...
     return tuple(sorted(groups, key=lambda g: (algorithms.index(g.settings["algo"]), natural(g.label))))
 
 
-def _group(label: str, settings: Mapping[str, Any], runs: Sequence[Member]) -> Group:
+def _group(label: str, settings: Mapping[str, Any], runs: Sequence[ComparedRun]) -> Group:
     ordered = sorted(runs, key=lambda m: (m.seed, -m.rounds))
-    chosen: dict[int, Member] = {}
+    chosen: dict[int, ComparedRun] = {}
     for member in [m for m in ordered if m.done] or ordered:
         chosen.setdefault(member.seed, member)
     members = tuple(chosen.values())

@@ -14,23 +14,26 @@ def grid(run: Run, rounds: int) -> str:
     experiment = run.experiment
     clients = int(experiment["clients"])
     try:
-        turnouts = schedule(
+        participations = schedule(
             str(experiment["participation"]),
             clients=clients,
             seed=int(experiment["seed"]),
             sizes=tuple(experiment.get("client_sizes") or ()),
         )
-        shown = [turnouts(r) for r in range(1, min(rounds, MOST_ROUNDS) + 1)]
+        shown = [participations(r) for r in range(1, min(rounds, MOST_ROUNDS) + 1)]
     except FedsimError:  # a trace file that has gone
         return '<p class="soft">The schedule of this run can no longer be read.</p>'
     if not shown:
         return ""
     many, side = min(clients, MOST_CLIENTS), 10
     cells = []
-    for x, turnout in enumerate(shown):
-        people, unfolded = set(turnout.participants), turnout.lost | turnout.gone
+    for x, participation in enumerate(shown):
+        participants, unfolded = (
+            set(participation.participants),
+            participation.lost_uploads | participation.dropouts,
+        )
         for k in range(many):
-            kind = "away" if k not in people else "lost" if k in unfolded else "took"
+            kind = "away" if k not in participants else "lost" if k in unfolded else "took"
             cells.append(f'<rect class="{kind}" x="{x * side}" y="{k * side}" width="9" height="9"/>')
     width, height = len(shown) * side, many * side
     drawn = (

@@ -45,7 +45,7 @@ def render(run: Run) -> str:
             html.section("Bytes by field and layer", *_bytes(run)),
             html.section("Participation", grid(run, int(summary.get("rounds", 0)))),
             html.section("Timeline", timeline(run.path / "timeline.csv")),
-            html.section("Bill", _bill(run)),
+            html.section("Bill", _traffic_summary(run)),
             html.section(
                 "Experiment",
                 html.pairs(
@@ -141,7 +141,7 @@ def _bytes(run: Run) -> Iterator[str]:
         yield html.stack(title, parts)
 
 
-def _bill(run: Run) -> str:
+def _traffic_summary(run: Run) -> str:
     rows = _own(run)
     if not len(rows):
         return ""

@@ -17,7 +17,7 @@ from fedsim.experiment import build_algorithm
 from fedsim.participation import schedule
 from fedsim.problem import Problem
 from fedsim.wire.envelope import decode_own, encode, references
-from fedsim.wire.schema import check_values, map_tensors, part_of
+from fedsim.wire.schema import check_values, map_tensors, optional_group
 from fedsim.wire.state_file import encode_state
 from launch.runs import manifest
 from protocols import find
@@ -145,14 +145,14 @@ class StoredRun:
     def largest_participant(self) -> int:
         """Of the next round, the client with the most examples; of an empty round, of all."""
         experiment = self.problem.experiment
-        turnouts = schedule(
+        participations = schedule(
             experiment.participation,
             clients=experiment.clients,
             seed=experiment.seed,
             sizes=self.problem.sizes,
         )
-        people = turnouts(self.round + 1).participants or range(experiment.clients)
-        return max(people, key=lambda k: self.problem.sizes[k])
+        participants = participations(self.round + 1).participants or range(experiment.clients)
+        return max(participants, key=lambda k: self.problem.sizes[k])
 
     def state(self, client: int) -> Any:
         """A client's committed state. Errors: DataError."""
@@ -172,7 +172,7 @@ class StoredRun:
         for number in range(1, len(algorithm.exchanges_in(round)) + 1):
             types, ctx = problem.exchange(round, number), problem.context(round, number)
             sent = algorithm.broadcast(server, ctx)
-            part = part_of(types.down)
+            part = optional_group(types.down)
             if part is not None:
                 sent = replace(sent, **{part.name: algorithm.broadcast_to(server, client, ctx)})
             yield Message("down", number, self._plain(sent), {})

@@ -15,7 +15,7 @@ from typing import Any
 from fedsim.errors import MismatchError
 from fedsim.experiment import Experiment, convert, dotted
 from launch.execution import Execution
-from launch.options import Given, settle
+from launch.options import Given, check_execution
 from launch.runs import manifest
 
 
@@ -70,11 +70,11 @@ class Stored:
     def _execution(self, given: Given) -> Execution:
         known = {f.name for f in fields(Execution)}
         values = {k: v for k, v in self.manifest.get("execution", {}).items() if k in known}
-        if "workers" in given.execution or not values.get("external_workers"):
-            values |= {"external_workers": 0, "bind": ""}
-        if given.execution.get("external_workers"):
+        if "workers" in given.execution or not values.get("remote_workers"):
+            values |= {"remote_workers": 0, "bind": ""}
+        if given.execution.get("remote_workers"):
             values.pop("workers", None)
-        return settle(values | given.execution | {"out": str(self.folder)}, given)
+        return check_execution(values | given.execution | {"out": str(self.folder)}, given)
 
     def check(self, now: Mapping[str, Any]) -> None:
         """Compare what computes, and what is computed with, with what it was; now: the manifest of today.

@@ -86,12 +86,12 @@ def carry_out(
     errors: dict[str, str] = {}
     try:
         while waiting or running:
-            elsewhere: list[Trial] = []  # in the hands of another sweep at this moment
+            remote: list[Trial] = []  # in the hands of another sweep at this moment
             while waiting and len(running) < side_by_side:
                 trial = waiting.pop(0)
                 claim = pool.claim(trial)
                 if claim is None:
-                    elsewhere.append(trial)
+                    remote.append(trial)
                     continue
                 if pool.done(trial):
                     os.close(claim)
@@ -99,11 +99,11 @@ def carry_out(
                     continue
                 pool.clear(trial)
                 how = replace(execution, out=str(pool.folder(trial)))
-                orders = json.dumps([asdict(trial.experiment), asdict(how), os.getpid()])
-                process = context.Process(target=_one, args=(orders,), daemon=True)
+                worker_config = json.dumps([asdict(trial.experiment), asdict(how), os.getpid()])
+                process = context.Process(target=_one, args=(worker_config,), daemon=True)
                 process.start()
                 running.append(Running(trial, process, time.monotonic(), claim))
-            waiting += elsewhere
+            waiting += remote
             wait([r.process.sentinel for r in running], timeout=LOOK)
             for r in [r for r in running if not r.process.is_alive()]:
                 running.remove(r)
@@ -140,11 +140,11 @@ def _share(r: Running, pool: Pool) -> float:
         return 0.0
 
 
-def _one(orders: str) -> None:
+def _one(worker_config: str) -> None:
     """A child process: one run; its exit code is the command line's."""
     from launch.run import launch
 
-    described, how, sweep = json.loads(orders)
+    described, how, sweep = json.loads(worker_config)
     threading.Thread(target=_end_with, args=(sweep,), daemon=True).start()
     experiment = convert(Experiment, described, "a sweep's experiment")
     execution = convert(Execution, how, "a sweep's execution")

@@ -18,12 +18,12 @@ import msgspec
 import zmq
 
 from fedsim.errors import WireError
-from fedsim.wire.envelope import VERSION, Header, blob, seal
+from fedsim.wire.envelope import VERSION, Header, blob, pack
 from fedsim.wire.ledger import Ledger
 from workers.transport import ingress_limiter
-from workers.transport.dealer import Credentials, Hello
+from workers.transport.dealer import CurveKeys, Hello
 from workers.transport.join_credentials import KeyPair
-from workers.transport.listeners import GuardedPort, LocalPort
+from workers.transport.listeners import CurveListener, LocalTcpListener
 from workers.transport.revocation import Revocations
 from workers.transport.router import ZmqEndpoint
 
@@ -32,7 +32,7 @@ PARTS, MAX_FRAME, REPEATS = 1000, 1 << 20, 5
 SERVER, KEYS, NOBODY = KeyPair.new(), (KeyPair.new(),), Revocations(Path("nowhere"))
 
 
-def attack(address: str, hello: list[bytes], keys: Credentials | None, senders: int) -> None:
+def attack(address: str, hello: list[bytes], keys: CurveKeys | None, senders: int) -> None:
     """Returns when every sender has been cut off or has sent all."""
     with zmq.Context() as context:
         sockets = [context.socket(zmq.DEALER) for _ in range(senders)]
@@ -64,14 +64,18 @@ def memory(what: str) -> float:
 
 
 def growth(port: str, known: bool, senders: int) -> float:
-    door = LocalPort() if port == "127.0.0.1" else GuardedPort("tcp://127.0.0.1:*", SERVER, KEYS, NOBODY)
-    own = isinstance(door, LocalPort)
-    endpoint = ZmqEndpoint(Ledger(), door, MAX_FRAME)
-    fields, frames = blob("hello", msgspec.json.encode(Hello(door.token if own else "", 0, 1)))
-    letter = seal(Header(VERSION, "hello", "", fields=fields), frames)
-    hello = [letter.head, *map(bytes, letter.frames)] if known else []
+    listener = (
+        LocalTcpListener()
+        if port == "127.0.0.1"
+        else CurveListener("tcp://127.0.0.1:*", SERVER, KEYS, NOBODY)
+    )
+    own = isinstance(listener, LocalTcpListener)
+    endpoint = ZmqEndpoint(Ledger(), listener, MAX_FRAME)
+    fields, frames = blob("hello", msgspec.json.encode(Hello(listener.token if own else "", 0, 1)))
+    envelope = pack(Header(VERSION, "hello", "", fields=fields), frames)
+    hello = [envelope.head, *map(bytes, envelope.frames)] if known else []
     pair = KEYS[0]
-    keys = Credentials(pair.public.encode(), pair.secret.encode(), SERVER.public.encode())
+    keys = CurveKeys(pair.public.encode(), pair.secret.encode(), SERVER.public.encode())
     about = (endpoint.address, hello, None if own else keys, senders)
     attacker = multiprocessing.get_context("spawn").Process(target=attack, args=about)
     try:

@@ -23,7 +23,7 @@ from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.learning.solvers.ivon import IvonTraining, ivon
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 from tests.benchmarks.common import spread
 
 N, BATCH = 640, 32
@@ -42,7 +42,7 @@ def main() -> None:
     inputs, targets = torch.rand(N, 1, 28, 28), torch.randint(10, (N,))
     shard = Shard(Net(copy.deepcopy(module)), inputs, targets, 1.0)
     start = shard.net.snapshot()
-    ones, rng = torch.ones_like(start), Stream(1, "benchmark")
+    ones, rng = torch.ones_like(start), RandomStream(1, "benchmark")
     training = IvonTraining(epochs=options.epochs, batch_size=BATCH, **HOW)
     dual = Gaussian(1e-4 * torch.randn_like(start), 0.5 * PRIOR / ESS * torch.rand_like(start))
 

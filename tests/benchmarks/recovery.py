@@ -52,7 +52,7 @@ def round_seconds(experiment: Experiment, folder: Path, data: Path | None, kept:
     with ExitStack() as how:
         if not kept:
             how.enter_context(nothing_kept())
-            how.enter_context(patch("launch.display.Display.bill", lambda *_: None))
+            how.enter_context(patch("launch.display.Display.traffic_summary", lambda *_: None))
         launch(
             experiment,
             Execution(workers=0, out=str(folder), data_dir=str(data) if data else None),

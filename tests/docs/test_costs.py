@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedsim.problem import Problem
-from fedsim.wire.wire_size import LetterSize, letter_size
+from fedsim.wire.wire_size import EnvelopeSize, envelope_size
 from launch.commands.plan import RUN_NAME
 from launch.options import resolve
 from protocols import REGISTRY
@@ -45,22 +45,22 @@ def computed(costs: ModuleType, case: Any) -> tuple[int, Any, bool]:
     experiment, _ = resolve({"algo": case.name, "clients": costs.CLIENTS, "workers": 0})
     algorithm = case.algorithm
     problem = Problem.outline(experiment, algorithm, None)
-    exact, values, letters, once = True, dict.fromkeys(costs.SIDES, 0.0), {}, {}
+    exact, values, envelopes, once = True, dict.fromkeys(costs.SIDES, 0.0), {}, {}
     for side in costs.SIDES:
-        sent = [letter(problem, getattr(exchange, side), side) for exchange in algorithm.exchanges]
-        first = [letter(problem, getattr(exchange, side), side) for exchange in algorithm.setup]
+        sent = [envelope(problem, getattr(exchange, side), side) for exchange in algorithm.exchanges]
+        first = [envelope(problem, getattr(exchange, side), side) for exchange in algorithm.setup]
         exact = exact and all(size.exact for size in (*sent, *first))
         for size in sent:
             values[side] += sum(n for (_, layer), n in size.rows.items() if layer in ("values", "indices"))
-        letters[side] = float(sum(size.total for size in sent))
+        envelopes[side] = float(sum(size.total for size in sent))
         once[side] = float(sum(size.total for size in first))
-    return problem.net.layout.size, costs.Cost(values, letters, once), exact
+    return problem.net.layout.size, costs.Cost(values, envelopes, once), exact
 
 
-def letter(problem: Problem, message: type, side: str) -> LetterSize:
+def envelope(problem: Problem, message: type, side: str) -> EnvelopeSize:
     kind = {"down": "task", "up": "upload"}[side]
     codecs, layout = problem.codecs[side], problem.net.layout
-    return letter_size(message, codecs, problem.dims, layout, kind=kind, run=RUN_NAME)
+    return envelope_size(message, codecs, problem.dims, layout, kind=kind, run=RUN_NAME)
 
 
 def test_the_measured_costs_are_those_that_the_messages_sizes_give(costs: ModuleType) -> None:
@@ -79,15 +79,18 @@ def test_the_measured_costs_are_those_that_the_messages_sizes_give(costs: Module
 
 
 def test_the_two_tables_tell_of_the_same_bytes(costs: ModuleType) -> None:
-    results, bill = written(DOCS / "algorithms.md", "results"), written(DOCS / "communication.md", "costs")
+    results, traffic_summary = (
+        written(DOCS / "algorithms.md", "results"),
+        written(DOCS / "communication.md", "costs"),
+    )
     assert list(results) == [case.label for case in costs.CASES]
     assert {kind.name for kind in REGISTRY} <= set(results)
     for case in costs.CASES:
-        result, cost, rounds = results[case.label], bill[case.label], case.rounds(costs.ROUNDS)
+        result, cost, rounds = results[case.label], traffic_summary[case.label], case.rounds(costs.ROUNDS)
         assert result[1] == str(rounds)
         unit = 4 * number(cost[1]) * costs.CLIENTS * rounds
-        for letters, total in ((4, 2), (7, 3)):
-            rest = number(result[total]) - number(cost[letters]) * unit
+        for envelopes, total in ((4, 2), (7, 3)):
+            rest = number(result[total]) - number(cost[envelopes]) * unit
             assert rest >= -0.0005 * unit
             if not cost[9]:  # nothing is paid once
                 assert rest <= 0.0005 * unit

@@ -27,7 +27,7 @@ from fedsim.experiment import (
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalResult:
     lr: Annotated[float, Meta(gt=0)] = 0.01
     epochs: int = 2
 
@@ -38,8 +38,8 @@ class Outer:
     rho: float | Literal["1/K", "N_k/N"] = "1/K"
     name_: str = "x"
     on: bool = False
-    local: Local = Local()
-    other: Local = Local(0.5)
+    local: LocalResult = LocalResult()
+    other: LocalResult = LocalResult(0.5)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def test_short_names_exist_where_they_are_unambiguous() -> None:
 
 
 def test_build_algorithm_overrides_by_name_and_by_table() -> None:
-    built = Outer(lr=2.0, local=Local(0.3), other=Local(0.01, 7))
+    built = Outer(lr=2.0, local=LocalResult(0.3), other=LocalResult(0.01, 7))
     assert build_algorithm(Outer, {"lr": 2, "local.lr": 0.3, "other.lr": 0.01, "other.epochs": 7}) == built
     assert (
         build_algorithm(Outer, {"lr": 2, "local": {"lr": 0.3}, "other": {"lr": 0.01, "epochs": 7}}) == built
@@ -177,7 +177,7 @@ def test_build_algorithm_overrides_by_name_and_by_table() -> None:
 
 def test_an_override_leaves_its_neighbours_at_the_algorithms_defaults() -> None:
     """`other` has a default of its own, Local(0.5); epochs must not reset its lr to that of Local."""
-    assert build_algorithm(Outer, {"other.epochs": 9}) == Outer(other=Local(0.5, 9))
+    assert build_algorithm(Outer, {"other.epochs": 9}) == Outer(other=LocalResult(0.5, 9))
 
 
 @pytest.mark.parametrize(
@@ -220,9 +220,9 @@ def test_hyperparameters_round_trip_through_toml(algorithm: type, change: bool) 
     built: Any = build_algorithm(algorithm, values)
     assert resolved_hyperparameters(built) == values
     for written in (as_toml(values), as_toml({json.dumps(key): value for key, value in values.items()})):
-        again: Any = build_algorithm(algorithm, tomllib.loads(written))
-        assert again == built
-        assert resolved_hyperparameters(again) == values
+        second: Any = build_algorithm(algorithm, tomllib.loads(written))
+        assert second == built
+        assert resolved_hyperparameters(second) == values
     assert (built == algorithm()) is not change
 
 

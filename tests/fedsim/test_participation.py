@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.errors import DataError, UsageError
-from fedsim.participation import SPECS, Turnout, schedule
+from fedsim.participation import SPECS, Participation, schedule
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80)
 
@@ -24,14 +24,14 @@ fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80
 @given(st.integers(1, 30), st.data())
 def test_a_count_draws_that_many_clients_of_the_roster(clients: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, clients))
-    turnout = schedule(str(count), clients=clients, seed=data.draw(st.integers(0, 99)))
+    participation = schedule(str(count), clients=clients, seed=data.draw(st.integers(0, 99)))
     for round in range(1, 4):
-        people = turnout(round).participants
-        assert len(people) == count
-        assert list(people) == sorted(set(people))
-        assert set(people) <= set(range(clients))
-        assert all(type(k) is int for k in people)
-        assert turnout(round).lost == frozenset()
+        participants = participation(round).participants
+        assert len(participants) == count
+        assert list(participants) == sorted(set(participants))
+        assert set(participants) <= set(range(clients))
+        assert all(type(k) is int for k in participants)
+        assert participation(round).lost == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_a_share_is_rounded_and_is_at_least_one_client(spec: str, clients: int, 
 
 
 def test_full_is_everybody_always() -> None:
-    turnout = schedule("full", clients=4, seed=3)
-    assert {turnout(r) for r in range(1, 20)} == {Turnout((0, 1, 2, 3))}
-    assert schedule("4", clients=4, seed=3)(7) == schedule("1.0", clients=4, seed=8)(9) == turnout(1)
+    participation = schedule("full", clients=4, seed=3)
+    assert {participation(r) for r in range(1, 20)} == {Participation((0, 1, 2, 3))}
+    assert schedule("4", clients=4, seed=3)(7) == schedule("1.0", clients=4, seed=8)(9) == participation(1)
 
 
 def test_a_turnout_is_a_function_of_seed_and_round_alone() -> None:
     first = [schedule("3", clients=9, seed=5)(r) for r in range(1, 30)]
-    again = schedule("3", clients=9, seed=5)
+    second = schedule("3", clients=9, seed=5)
     for round in random.Random(0).sample(range(1, 30), 29):
         np.random.seed(round)
         torch.manual_seed(round)
-        assert again(round) == first[round - 1]
+        assert second(round) == first[round - 1]
     assert [schedule("0.34", clients=9, seed=5)(r) for r in range(1, 30)] == first
 
 
@@ -78,8 +78,8 @@ def test_rounds_and_seeds_differ() -> None:
 
 def test_every_client_is_as_likely_as_any_other() -> None:
     """2,000 rounds of 3 in 10: 600 each with standard deviation 20.5; five of them is 103."""
-    turnout = schedule("3", clients=10, seed=0)
-    times = Counter(k for r in range(1, 2001) for k in turnout(r).participants)
+    participation = schedule("3", clients=10, seed=0)
+    times = Counter(k for r in range(1, 2001) for k in participation(r).participants)
     assert max(abs(times[k] - 600) for k in range(10)) < 103
 
 
@@ -102,8 +102,8 @@ def test_the_listed_specs_are_accepted(tmp_path: Path) -> None:
         spec = "full" + usage[3:] if usage.startswith("...") else usage
         for name, value in {"LEAVE": "0.1", "COME": "0.5", "FILE": str(trace), "P": "0.5", "N": "2"}.items():
             spec = spec.replace(name, value)
-        people = [schedule(spec, clients=10, seed=0, sizes=(5,) * 10)(r) for r in range(1, 9)]
-        assert any(turnout.participants for turnout in people), spec
+        participants = [schedule(spec, clients=10, seed=0, sizes=(5,) * 10)(r) for r in range(1, 9)]
+        assert any(participation.participants for participation in participants), spec
 
 
 # ---- every schedule
@@ -125,16 +125,16 @@ def test_every_schedule_is_pure_and_of_its_roster(spec: str, clients: int, seed:
     for t in forwards:
         assert list(t.participants) == sorted(set(t.participants))
         assert all(type(k) is int and 0 <= k < clients for k in t.participants)
-        assert t.lost | t.gone <= set(t.participants) and not t.lost & t.gone
+        assert t.lost | t.dropouts <= set(t.participants) and not t.lost & t.dropouts
 
 
 def test_modifiers_leave_the_people_as_they_are() -> None:
     plain, struck = (schedule(s, clients=20, seed=4) for s in ("0.5", "0.5+gone:0.2+lost:0.3"))
     for r in range(1, 30):
         assert plain(r).participants == struck(r).participants
-    gone = sum(len(struck(r).gone) for r in range(1, 301)) / 3000
+    dropouts = sum(len(struck(r).dropouts) for r in range(1, 301)) / 3000
     lost = sum(len(struck(r).lost) for r in range(1, 301)) / 3000
-    assert abs(gone - 0.2) < 0.03 and abs(lost - 0.3 * 0.8) < 0.03
+    assert abs(dropouts - 0.2) < 0.03 and abs(lost - 0.3 * 0.8) < 0.03
 
 
 def test_a_coin_may_leave_a_round_empty() -> None:

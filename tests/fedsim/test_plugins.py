@@ -134,7 +134,10 @@ def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
 
 
 def test_our_own_errors_pass_as_they_are() -> None:
-    with pytest.raises(UsageError, match=r"^ours$"), plugins.blame("mine.py:Mine", "--algo", "calling it"):
+    with (
+        pytest.raises(UsageError, match=r"^ours$"),
+        plugins.user_code_errors("mine.py:Mine", "--algo", "calling it"),
+    ):
         raise UsageError("ours")
 
 

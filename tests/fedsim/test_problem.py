@@ -20,10 +20,10 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.metrics import added
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from fedsim.participation import Turnout
-from fedsim.problem import CHUNK, Problem, Score
-from fedsim.seeds import Stream
-from fedsim.wire.envelope import VERSION, Header, Letter, decode, encode, open_letter, seal
+from fedsim.participation import Participation
+from fedsim.problem import CHUNK, ChunkScore, Problem
+from fedsim.seeds import RandomStream
+from fedsim.wire.envelope import VERSION, Envelope, Header, decode, encode, pack, unpack
 from launch.cli import main
 from protocols.fedavg import FedAvg
 from protocols.ivon_admm import IvonADMM
@@ -67,7 +67,7 @@ def problem() -> Problem:
 def mean(problem: Problem) -> Tensor:
     """A model that has learned something: (P,) float32."""
     shard, how = problem.shard(0), LocalTraining(epochs=5, lr=1e-2)
-    return minimise(shard, problem.start, how=how, rng=Stream(0, "fit")).weights
+    return minimise(shard, problem.start, how=how, rng=RandomStream(0, "fit")).weights
 
 
 def narrow(draws: int = 1) -> Tensor:
@@ -91,10 +91,10 @@ def held_out(problem: Problem) -> tuple[Tensor, Tensor]:
     return inputs, torch.tensor(problem.dataset.test_targets)
 
 
-def by_hand(problem: Problem, q: Gaussian, count: int = SAMPLES) -> Score:
+def by_hand(problem: Problem, q: Gaussian, count: int = SAMPLES) -> ChunkScore:
     """Softmax of x W', averaged over m + R^-1 noise with S = R'R, from the stream of this round."""
     inputs, targets = held_out(problem)
-    noise = Stream(problem.experiment.seed, "posterior", ROUND).torch("samples")
+    noise = RandomStream(problem.experiment.seed, "posterior", ROUND).torch("samples")
     precision = torch.as_tensor(q.precision, dtype=torch.float64)
     root = (
         torch.linalg.cholesky(precision).mT
@@ -111,14 +111,14 @@ def by_hand(problem: Problem, q: Gaussian, count: int = SAMPLES) -> Score:
     right = [int((p.argmax(dim=1) == targets).sum()) for p in (at_mean, average)]
     nll = [-float(p[rows, targets].log().sum()) for p in (at_mean, average)]
     mine, ensemble = ((float(len(targets)), float(r), n) for r, n in zip(right, nll, strict=True))
-    return Score(mine, ensemble)
+    return ChunkScore(mine, ensemble)
 
 
 NLL = 2
 """Its place in a tally: examples, correct, nll."""
 
 
-def assert_same(found: Score, expected: Score, tolerance: float = EQUAL) -> None:
+def assert_same(found: ChunkScore, expected: ChunkScore, tolerance: float = EQUAL) -> None:
     for one, other in ((found.tally, expected.tally), (found.ensemble, expected.ensemble)):
         assert one[:NLL] == other[:NLL]
         assert one[NLL] == pytest.approx(other[NLL], rel=tolerance)
@@ -160,7 +160,7 @@ def test_an_ensemble_does_not_depend_on_the_chunks(
     assert problem.chunks == 4
     parts = [problem.score(q, chunk, ROUND) for chunk in (3, 1, 0, 2)]
     tally, ensemble = (reduce(added, tallies) for tallies in zip(*parts, strict=True))
-    assert_same(Score(tally, ensemble), whole)
+    assert_same(ChunkScore(tally, ensemble), whole)
 
 
 @pytest.mark.parametrize("scale", [1e12, 1e-4])
@@ -188,19 +188,19 @@ def test_the_wider_the_posterior_the_less_certain_its_ensemble(mean: Tensor) -> 
 def test_a_point_or_no_samples_have_no_ensemble(problem: Problem, mean: Tensor) -> None:
     q = posterior(mean, "diagonal")
     for score in (problem.score(Point(q.mean), 0, ROUND), problem_of(samples=0).score(q, 0, ROUND)):
-        assert score == Score(problem.score(q, 0, ROUND).tally)
+        assert score == ChunkScore(problem.score(q, 0, ROUND).tally)
 
 
 @pytest.mark.parametrize("kind", ["isotropic", "diagonal", "full"])
 def test_a_mean_that_is_not_a_number_has_a_score_that_is_none(
     kind: str, problem: Problem, mean: Tensor
 ) -> None:
-    spoilt = mean.clone()
-    spoilt[::64] = math.nan  # one weight of every class
-    found = problem.score(posterior(spoilt, kind), 0, ROUND)
+    rejected = mean.clone()
+    rejected[::64] = math.nan  # one weight of every class
+    found = problem.score(posterior(rejected, kind), 0, ROUND)
     assert math.isnan(found.tally[NLL]) and math.isnan(found.ensemble[NLL])
     assert found.tally[0] == len(problem.dataset.test_targets)
-    assert math.isnan(problem.score(Point(spoilt), 0, ROUND).tally[NLL])
+    assert math.isnan(problem.score(Point(rejected), 0, ROUND).tally[NLL])
     carried = unpack_score(reply(pack_score(found)), 3, sampled=True)
     assert math.isnan(carried.tally[NLL]) and math.isnan(carried.ensemble[NLL])
     assert carried.tally[:NLL] == found.tally[:NLL]
@@ -209,15 +209,15 @@ def test_a_mean_that_is_not_a_number_has_a_score_that_is_none(
 # ---- over the wire
 
 
-def reply(*frames: bytes) -> Letter:
-    return Letter(Header(VERSION, "score", "run"), b"", frames)
+def reply(*frames: bytes) -> Envelope:
+    return Envelope(Header(VERSION, "score", "run"), b"", frames)
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("width", [2, 3, 1505])
 def test_a_score_crosses_the_wire_whole_and_only_in_its_own_length(width: int, sampled: bool) -> None:
     tally = tuple(float(i) / 3 for i in range(width))
-    score = Score(tally, tuple(-x for x in tally) if sampled else ())
+    score = ChunkScore(tally, tuple(-x for x in tally) if sampled else ())
     data = pack_score(score)
     assert len(data) == 8 * width * (1 + sampled)
     assert unpack_score(reply(data), width, sampled) == score
@@ -229,13 +229,13 @@ def test_a_score_crosses_the_wire_whole_and_only_in_its_own_length(width: int, s
 
 
 def carried(message: Evaluate | EvaluateFull, problem: Problem) -> Any:
-    return decode(type(message), letter_of(message, problem), {}, problem.dims, "here")
+    return decode(type(message), envelope_of(message, problem), {}, problem.dims, "here")
 
 
-def letter_of(message: Evaluate | EvaluateFull, problem: Problem) -> Letter:
+def envelope_of(message: Evaluate | EvaluateFull, problem: Problem) -> Envelope:
     payload = encode(message, {}, problem.dims)
-    sent = seal(Header(VERSION, "evaluate", "run", 1, ROUND, 0, fields=payload.fields), payload.frames)
-    return open_letter([bytes(f) for f in (sent.head, *sent.frames)], "here")
+    sent = pack(Header(VERSION, "evaluate", "run", 1, ROUND, 0, fields=payload.fields), payload.frames)
+    return unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
 
 
 @pytest.mark.parametrize("kind", ["isotropic", "diagonal", "full"])
@@ -266,8 +266,8 @@ def test_a_worker_scores_as_its_problem_does(
     kind: str, problem: Problem, mean: Tensor, tmp_path: Path
 ) -> None:
     model = Point(mean) if kind == "point" else posterior(mean, kind)
-    letter = letter_of(to_evaluate(model, SAMPLES), problem)
-    replies = [WorkerRuntime(problem_of(), tmp_path, "run", w).handle(letter) for w in (0, 1)]
+    envelope = envelope_of(to_evaluate(model, SAMPLES), problem)
+    replies = [WorkerRuntime(problem_of(), tmp_path, "run", w).handle(envelope) for w in (0, 1)]
     assert [r.header.kind for r in replies] == ["score", "score"]
     assert bytes(replies[0].frames[0]) == bytes(replies[1].frames[0])
     direct, remote = problem.score(model, 0, ROUND), unpack_score(replies[0], 3, sampled=kind != "point")
@@ -301,7 +301,7 @@ ENSEMBLE = {"ensemble_accuracy", "ensemble_nll"}
 def test_a_line_has_an_ensemble_where_the_model_is_a_distribution(tmp_path: Path) -> None:
     """The start is a point, and so is every model of FedAvg."""
     settings = {"epochs": 1}
-    everyone = listed(Turnout((0, 1)), Turnout((0, 1)))
+    everyone = listed(Participation((0, 1)), Participation((0, 1)))
 
     def lines(algorithm: type[Any], samples: int, name: str) -> list[dict[str, Any]]:
         chosen = problem_of(algorithm, samples, clients=2, hyperparameters=settings)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.participation import Turnout
+from fedsim.participation import Participation
 from fedsim.round_machine import (
     MAX_EVALUATIONS_BEHIND,
     Arrived,
@@ -32,11 +32,11 @@ from fedsim.round_machine import (
     Left,
     Open,
     ProtocolError,
+    Rejected,
     Release,
     RoundMachine,
-    Score,
+    ScoreChunk,
     Scored,
-    Spoilt,
     TaskId,
     version,
 )
@@ -52,7 +52,7 @@ class World:
     clients: int
     rounds: int
     exchanges: int
-    turnouts: tuple[Turnout, ...]
+    participations: tuple[Participation, ...]
     chunks: int
     eval_every: int
     setup: int = 0
@@ -60,24 +60,29 @@ class World:
     @staticmethod
     def drawn(rng: random.Random) -> World:
         clients, rounds = rng.randint(1, 6), rng.randint(0, 6)
-        turnouts = []
+        participations = []
         for _ in range(rounds):
-            people = rng.sample(range(clients), rng.choice([0, 1, clients // 2, clients, clients]))
-            lost = frozenset(k for k in people if rng.random() < rng.choice([0, 0.3, 1]))
-            gone = frozenset(k for k in people if rng.random() < rng.choice([0, 0, 0.3, 1]))
-            turnouts.append(Turnout(tuple(sorted(people)), lost - gone, gone))
+            participants = rng.sample(range(clients), rng.choice([0, 1, clients // 2, clients, clients]))
+            lost = frozenset(k for k in participants if rng.random() < rng.choice([0, 0.3, 1]))
+            dropouts = frozenset(k for k in participants if rng.random() < rng.choice([0, 0, 0.3, 1]))
+            participations.append(Participation(tuple(sorted(participants)), lost - dropouts, dropouts))
         return World(
-            clients, rounds, rng.randint(1, 2), tuple(turnouts), rng.choice([0, 1, 3]), rng.randint(1, 3)
+            clients,
+            rounds,
+            rng.randint(1, 2),
+            tuple(participations),
+            rng.choice([0, 1, 3]),
+            rng.randint(1, 3),
         )
 
-    def turnout(self, round: int) -> Turnout:
-        return self.turnouts[round - 1]
+    def participation(self, round: int) -> Participation:
+        return self.participations[round - 1]
 
     def machine(self, cost: Callable[[int], float] = float) -> RoundMachine:
         return RoundMachine(
             self.rounds,
             self.exchanges,
-            self.turnout,
+            self.participation,
             [0] * self.clients,
             cost,
             self.chunks,
@@ -92,19 +97,19 @@ class World:
         """All commands but Give, Score and Finish, in their only possible order."""
         out: list[Command] = []
         versions = [0] * self.clients
-        for r, turnout in enumerate(self.turnouts, 1):
-            people = turnout.participants
-            here = tuple(k for k in people if k not in turnout.gone)
-            folded = tuple(k for k in here if k not in turnout.lost)
-            for e in range(1, self.exchanges + 1) if people else ():
+        for r, participation in enumerate(self.participations, 1):
+            participants = participation.participants
+            here = tuple(k for k in participants if k not in participation.dropouts)
+            folded = tuple(k for k in here if k not in participation.lost_uploads)
+            for e in range(1, self.exchanges + 1) if participants else ():
                 if e > 1 and not here:
                     break
-                out.append(Open(r, e, here if e > 1 else people, bool(folded)))
-                out += [Drop(k) if k in turnout.lost else Release(k) for k in here]
+                out.append(Open(r, e, here if e > 1 else participants, bool(folded)))
+                out += [Drop(k) if k in participation.lost_uploads else Release(k) for k in here]
                 out += [Close()] if folded else []
             for k in folded:
                 versions[k] = r * self.exchanges
-            out.append(Commit(r, people, folded, tuple(versions)))
+            out.append(Commit(r, participants, folded, tuple(versions)))
         return out
 
     def tasks(self) -> set[TaskId]:
@@ -112,15 +117,15 @@ class World:
         of the exchange before, folded or not."""
         out = set()
         versions = [0] * self.clients
-        for r, turnout in enumerate(self.turnouts, 1):
-            for k in turnout.participants:
+        for r, participation in enumerate(self.participations, 1):
+            for k in participation.participants:
                 base = versions[k]
                 for e in range(1, self.exchanges + 1):
                     out.add(TaskId(r, e, k, base))
-                    if k in turnout.gone:
+                    if k in participation.dropouts:
                         break
                     base = (r - 1) * self.exchanges + e
-                if k not in turnout.lost | turnout.gone:
+                if k not in participation.lost_uploads | participation.dropouts:
                     versions[k] = base
         return out
 
@@ -174,7 +179,7 @@ class Simulator:
             for piece in pieces:
                 events.append(Arrived(worker, piece) if isinstance(piece, TaskId) else Scored(worker, *piece))
                 if isinstance(piece, TaskId) and self.rng.random() < self.spoil:
-                    events[-1] = Spoilt(worker, piece)
+                    events[-1] = Rejected(worker, piece)
         return events
 
     def join(self, worker: int) -> None:
@@ -196,7 +201,7 @@ class Simulator:
             case Arrived(worker, task):
                 self.held[worker].remove(task)
                 self.arrived.add(task.client)
-            case Spoilt(worker, task):
+            case Rejected(worker, task):
                 self.held[worker].remove(task)
                 self.given.remove(task)
                 self.taken_back.add(task)
@@ -215,10 +220,10 @@ class Simulator:
             assert sorted(self.machine.held_by(worker), key=str) == sorted(tasks, key=str)
             assert all(self.machine.holds(worker, t) for t in tasks)
         if any(not pieces for pieces in self.held.values()) and self.open is not None:
-            people = {
+            participants = {
                 t.client for t in self.given if (t.round, t.exchange) == (self.open.round, self.open.exchange)
             }
-            assert people == set(self.open.participants), "a worker idles while tasks wait"
+            assert participants == set(self.open.participants), "a worker idles while tasks wait"
 
     def carry_out(self, commands: list[Command]) -> None:
         for command in commands:
@@ -228,10 +233,12 @@ class Simulator:
                 case Open():
                     assert not self.closed
                     self.open, self.released, self.arrived = command, [], set()
-                case Give(worker, task, gone, again):
+                case Give(worker, task, dropouts, second):
                     assert self.open is not None
-                    assert again == (task in self.taken_back)
-                    assert gone == bool(task.round and task.client in self.world.turnout(task.round).gone)
+                    assert second == (task in self.taken_back)
+                    assert dropouts == bool(
+                        task.round and task.client in self.world.participation(task.round).dropouts
+                    )
                     assert (task.round, task.exchange) == (self.open.round, self.open.exchange)
                     self.given.append(task)
                     self.held[worker].append(task)
@@ -241,8 +248,12 @@ class Simulator:
                     self.released.append(client)
                 case Close():
                     assert self.open is not None
-                    gone = self.world.turnout(self.open.round).gone if self.open.round else frozenset()
-                    assert tuple(self.released) == tuple(k for k in self.open.participants if k not in gone)
+                    dropouts = (
+                        self.world.participation(self.open.round).dropouts if self.open.round else frozenset()
+                    )
+                    assert tuple(self.released) == tuple(
+                        k for k in self.open.participants if k not in dropouts
+                    )
                     self.closed = True
                 case Commit(0):
                     assert not self.closed, "committed while a fold is under way"
@@ -254,7 +265,7 @@ class Simulator:
                     assert number == self.committed + 1
                     self.committed = number
                     self.open = None
-                case Score(worker, number, chunk):
+                case ScoreChunk(worker, number, chunk):
                     assert number <= self.committed, "scored before its commit"
                     self.scored.append((number, chunk))
                     self.held[worker].append((number, chunk))
@@ -274,7 +285,7 @@ def simulated(
 
 
 def kept(log: list[Command]) -> list[Command]:
-    return [c for c in log if not isinstance(c, Give | Score | Finish)]
+    return [c for c in log if not isinstance(c, Give | ScoreChunk | Finish)]
 
 
 @pytest.mark.parametrize("leave", [0.0, 0.2])
@@ -314,21 +325,32 @@ def test_the_outcome_depends_neither_on_order_nor_on_the_number_of_workers(seed:
 
 
 def one_round(
-    people: tuple[int, ...], lost: tuple[int, ...] = (), exchanges: int = 1, chunks: int = 0
+    participants: tuple[int, ...], lost: tuple[int, ...] = (), exchanges: int = 1, chunks: int = 0
 ) -> World:
-    return World(max(people, default=0) + 1, 1, exchanges, (Turnout(people, frozenset(lost)),), chunks, 1)
+    return World(
+        max(participants, default=0) + 1,
+        1,
+        exchanges,
+        (Participation(participants, frozenset(lost)),),
+        chunks,
+        1,
+    )
 
 
 def test_versions_follow_the_commit_and_lost_clients_keep_theirs() -> None:
-    turnouts = (Turnout((0, 1, 2), frozenset({1})), Turnout((0, 1)), Turnout((1, 2), frozenset({1, 2})))
-    commits = [c for c in simulated(World(3, 3, 1, turnouts, 0, 1), 0).log if isinstance(c, Commit)]
+    participations = (
+        Participation((0, 1, 2), frozenset({1})),
+        Participation((0, 1)),
+        Participation((1, 2), frozenset({1, 2})),
+    )
+    commits = [c for c in simulated(World(3, 3, 1, participations, 0, 1), 0).log if isinstance(c, Commit)]
     assert [c.versions for c in commits] == [(1, 0, 1), (2, 2, 1), (2, 2, 1)]
     assert [c.folded for c in commits] == [(0, 2), (0, 1), ()]
 
 
 def test_the_second_exchange_starts_from_the_draft_of_the_first() -> None:
-    turnouts = (Turnout((0, 1), frozenset({1})), Turnout((0, 1)))
-    end = simulated(World(2, 2, 2, turnouts, 0, 1), 0)
+    participations = (Participation((0, 1), frozenset({1})), Participation((0, 1)))
+    end = simulated(World(2, 2, 2, participations, 0, 1), 0)
     bases = {(t.round, t.exchange, t.client): t.base for t in end.given}
     assert bases == {
         (1, 1, 0): 0,
@@ -357,7 +379,7 @@ def test_a_round_whose_uploads_are_all_lost_folds_nothing_and_commits() -> None:
 
 
 def test_empty_rounds_commit_at_once() -> None:
-    world = World(2, 3, 2, (Turnout(()), Turnout(()), Turnout((1,))), 0, 1)
+    world = World(2, 3, 2, (Participation(()), Participation(()), Participation((1,))), 0, 1)
     assert world.machine().start() == [
         Commit(1, (), (), (0, 0)),
         Commit(2, (), (), (0, 0)),
@@ -367,7 +389,10 @@ def test_empty_rounds_commit_at_once() -> None:
 
 def test_no_rounds_and_nothing_to_evaluate_is_the_end() -> None:
     assert World(2, 0, 1, (), 0, 1).machine().start() == [Finish()]
-    assert World(2, 1, 1, (Turnout(()),), 0, 1).machine().start() == [Commit(1, (), (), (0, 0)), Finish()]
+    assert World(2, 1, 1, (Participation(()),), 0, 1).machine().start() == [
+        Commit(1, (), (), (0, 0)),
+        Finish(),
+    ]
 
 
 def test_the_start_model_is_evaluated_also_without_rounds() -> None:
@@ -398,8 +423,8 @@ def test_the_largest_client_goes_first_and_ties_by_id() -> None:
 
 def test_a_client_returns_to_the_worker_that_holds_its_state() -> None:
     """With as many workers as clients nobody has to move once every worker has one."""
-    people = [(0, 1, 2), (0, 1, 2), (1, 2), (0, 2), (0, 1), (1,), (2,), (0, 1, 2)]
-    world = World(3, len(people), 1, tuple(map(Turnout, people)), 0, 1)
+    participants = [(0, 1, 2), (0, 1, 2), (1, 2), (0, 2), (0, 1), (1,), (2,), (0, 1, 2)]
+    world = World(3, len(participants), 1, tuple(map(Participation, participants)), 0, 1)
     machine, rng = world.machine(), random.Random(3)
     end = Simulator(world, machine, 3, rng)
     end.carry_out(machine.start())
@@ -413,7 +438,7 @@ def test_a_client_returns_to_the_worker_that_holds_its_state() -> None:
 
 def test_evaluation_cannot_fall_behind_for_ever() -> None:
     """A worker that never idles between training tasks still scores rounds that are too old."""
-    world = World(4, 12, 1, (Turnout((0, 1, 2, 3)),) * 12, 1, 1)
+    world = World(4, 12, 1, (Participation((0, 1, 2, 3)),) * 12, 1, 1)
     machine = world.machine()
     end = Simulator(world, machine, 1, random.Random(0))
     end.carry_out(machine.start())
@@ -428,7 +453,7 @@ def test_evaluation_cannot_fall_behind_for_ever() -> None:
 
 
 def test_a_resumed_machine_goes_on_as_the_uninterrupted_one() -> None:
-    world = World(4, 6, 2, tuple(Turnout((0, 1, 3), frozenset({r % 4})) for r in range(6)), 0, 1)
+    world = World(4, 6, 2, tuple(Participation((0, 1, 3), frozenset({r % 4})) for r in range(6)), 0, 1)
     whole = simulated(world, 1)
     at = next(i for i, c in enumerate(whole.log) if isinstance(c, Commit) and c.round == 3)
     commit = whole.log[at]
@@ -444,12 +469,12 @@ def test_a_resumed_machine_goes_on_as_the_uninterrupted_one() -> None:
 
 
 def wrong_events(sim: Simulator) -> list[Event]:
-    stranger = max(sim.held, default=0) + 50
-    events: list[Event] = [*(Joined(w) for w in sim.held), Left(stranger)]
+    unauthenticated_peer = max(sim.held, default=0) + 50
+    events: list[Event] = [*(Joined(w) for w in sim.held), Left(unauthenticated_peer)]
     for worker, pieces in sim.held.items():
         for piece in pieces:
             if isinstance(piece, TaskId):
-                events += [Arrived(w, piece) for w in (*sim.held, stranger) if w != worker]
+                events += [Arrived(w, piece) for w in (*sim.held, unauthenticated_peer) if w != worker]
                 events.append(
                     Arrived(worker, TaskId(piece.round, piece.exchange, piece.client, piece.base + 1))
                 )
@@ -460,7 +485,7 @@ def wrong_events(sim: Simulator) -> list[Event]:
                     Arrived(worker, TaskId(piece.round, piece.exchange + 1, piece.client, piece.base))
                 )
             else:
-                events += [Scored(w, *piece) for w in (*sim.held, stranger) if w != worker]
+                events += [Scored(w, *piece) for w in (*sim.held, unauthenticated_peer) if w != worker]
         events.append(Scored(worker, -1, 0))
         events.append(Scored(worker, 0, 99))
     held = {t for pieces in sim.held.values() for t in pieces}
@@ -492,18 +517,18 @@ def test_wrong_events_raise_and_change_nothing(seed: int) -> None:
 
 
 def set_up(
-    turnouts: tuple[Turnout, ...] = (),
+    participations: tuple[Participation, ...] = (),
     *,
     setup: int = 2,
     clients: int = 3,
     exchanges: int = 1,
     chunks: int = 0,
 ) -> World:
-    return World(clients, len(turnouts), exchanges, turnouts, chunks, 1, setup)
+    return World(clients, len(participations), exchanges, participations, chunks, 1, setup)
 
 
 def test_the_setup_is_round_0_with_everyone_and_round_1_follows_its_commit() -> None:
-    machine = set_up((Turnout((1,)),)).machine()
+    machine = set_up((Participation((1,)),)).machine()
     log = machine.start()
     assert log == [Open(0, 1, (0, 1, 2), True)]
     events: list[Event] = [Joined(0)]
@@ -513,17 +538,17 @@ def test_the_setup_is_round_0_with_everyone_and_round_1_follows_its_commit() -> 
             events.append(Folded())
         elif machine.held_by(0) and not events:
             events.append(Arrived(0, machine.held_by(0)[0]))
-    people = (0, 1, 2)
+    participants = (0, 1, 2)
     folded = [Release(0), Release(1), Release(2), Close()]
     assert kept(log) == [
-        *(Open(0, 1, people, True), *folded),
-        *(Open(0, 2, people, True), *folded, Commit(0, people, people, (2, 2, 2))),
+        *(Open(0, 1, participants, True), *folded),
+        *(Open(0, 2, participants, True), *folded, Commit(0, participants, participants, (2, 2, 2))),
         *(Open(1, 1, (1,), True), Release(1), Close(), Commit(1, (1,), (1,), (2, 3, 2))),
     ]
     given = [c.task for c in log if isinstance(c, Give)]
     assert sorted(given, key=lambda t: (t.round, t.exchange, t.client)) == [
-        *(TaskId(0, 1, k, 0) for k in people),
-        *(TaskId(0, 2, k, 1) for k in people),
+        *(TaskId(0, 1, k, 0) for k in participants),
+        *(TaskId(0, 2, k, 1) for k in participants),
         TaskId(1, 1, 1, 2),
     ]
     assert log[-1] == Finish()
@@ -545,32 +570,32 @@ def test_the_setup_is_round_0_with_everyone_and_round_1_follows_its_commit() -> 
 @pytest.mark.parametrize("setup", [0, 1, 2])
 def test_the_schedule_is_asked_for_every_round_but_the_setup(setup: int) -> None:
     asked: list[int] = []
-    world = set_up((Turnout((0,)), Turnout(())), setup=setup)
+    world = set_up((Participation((0,)), Participation(())), setup=setup)
 
-    def recorded(number: int) -> Turnout:
+    def recorded(number: int) -> Participation:
         asked.append(number)
         assert number > 0
-        return world.turnout(number)
+        return world.participation(number)
 
     machine = world.machine()
     machine.schedule = recorded
     end = Simulator(world, machine, 2, random.Random(0)).run()
     assert asked == [1, 2]
-    people = {c.participants for c in end.log if isinstance(c, Open) and not c.round}
-    assert people == ({(0, 1, 2)} if setup else set())
+    participants = {c.participants for c in end.log if isinstance(c, Open) and not c.round}
+    assert participants == ({(0, 1, 2)} if setup else set())
 
 
 @pytest.mark.parametrize("setup", [0, 1, 2])
 def test_the_start_model_is_evaluated_once_also_beside_a_setup(setup: int) -> None:
-    end = simulated(set_up((Turnout((0, 1)), Turnout((2,))), setup=setup, chunks=3), 4)
+    end = simulated(set_up((Participation((0, 1)), Participation((2,))), setup=setup, chunks=3), 4)
     assert Counter(end.scored) == Counter((r, chunk) for r in range(3) for chunk in range(3))
 
 
 def test_the_start_model_can_be_scored_while_the_setup_is_under_way() -> None:
     """Nothing of round 0 changes it, so nobody has to wait for the commit."""
-    machine = set_up((Turnout((0,)),), clients=1, chunks=1).machine()
+    machine = set_up((Participation((0,)),), clients=1, chunks=1).machine()
     machine.start()
-    assert machine.handle(Joined(0)) == [Give(0, TaskId(0, 1, 0, 0)), Score(0, 0, 0)]
+    assert machine.handle(Joined(0)) == [Give(0, TaskId(0, 1, 0, 0)), ScoreChunk(0, 0, 0)]
 
 
 @pytest.mark.parametrize("setup", [1, 2])
@@ -596,16 +621,16 @@ def test_version_counts_exchanges_from_the_first_of_the_setup() -> None:
 def worlds_with_a_setup(draw: Callable[..., object]) -> World:
     clients, rounds = draw(st.integers(1, 4)), draw(st.integers(0, 4))
     assert isinstance(clients, int) and isinstance(rounds, int)
-    turnouts = []
+    participations = []
     for _ in range(rounds):
-        people = draw(st.sets(st.integers(0, clients - 1)))
-        assert isinstance(people, set)
-        lost = draw(st.sets(st.sampled_from(sorted(people)))) if people else set()
+        participants = draw(st.sets(st.integers(0, clients - 1)))
+        assert isinstance(participants, set)
+        lost = draw(st.sets(st.sampled_from(sorted(participants)))) if participants else set()
         assert isinstance(lost, set)
-        turnouts.append(Turnout(tuple(sorted(people)), frozenset(lost)))
+        participations.append(Participation(tuple(sorted(participants)), frozenset(lost)))
     exchanges, setup, chunks = draw(st.integers(1, 2)), draw(st.integers(0, 2)), draw(st.integers(0, 2))
     assert isinstance(exchanges, int) and isinstance(setup, int) and isinstance(chunks, int)
-    return World(clients, rounds, exchanges, tuple(turnouts), chunks, 1, setup)
+    return World(clients, rounds, exchanges, tuple(participations), chunks, 1, setup)
 
 
 @fixed
@@ -618,16 +643,16 @@ def test_versions_and_bases_with_a_setup_are_what_the_formula_says(world: World,
     everyone = tuple(range(world.clients))
     held, bases, commits = [0] * world.clients, {}, []
     for r in range(0 if S else 1, world.rounds + 1):
-        turnout = world.turnout(r) if r else Turnout(everyone)
-        for k in turnout.participants:
+        participation = world.participation(r) if r else Participation(everyone)
+        for k in participation.participants:
             base = held[k]
             for e in range(1, (E if r else S) + 1):
                 bases[r, e, k] = base
                 base = S + (r - 1) * E + e if r else e
-            if k not in turnout.lost:
+            if k not in participation.lost_uploads:
                 held[k] = base
-        folded = tuple(k for k in turnout.participants if k not in turnout.lost)
-        commits.append(Commit(r, turnout.participants, folded, tuple(held)))
+        folded = tuple(k for k in participation.participants if k not in participation.lost_uploads)
+        commits.append(Commit(r, participation.participants, folded, tuple(held)))
     assert {(t.round, t.exchange, t.client): t.base for t in end.given} == bases
     assert len(end.given) == len(bases)
     assert [c for c in end.log if isinstance(c, Commit)] == commits

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.seeds import Stream, seeded_torch
+from fedsim.seeds import RandomStream, seeded_torch
 
 
 def test_two_keys_as_they_will_always_be() -> None:
     """A change of these changes every number of every run."""
-    assert Stream(0, "participation", 1).key("uniform") == 8_187_249_739_049_470_837
-    assert Stream(7, "task", 3, 2).key() == 3_195_646_315_577_060_309
+    assert RandomStream(0, "participation", 1).key("uniform") == 8_187_249_739_049_470_837
+    assert RandomStream(7, "task", 3, 2).key() == 3_195_646_315_577_060_309
 
 
 def test_two_draws_as_they_will_always_be() -> None:
     """Philox, seeded by its key, is specified bit for bit."""
-    generator = Stream(0, "participation", 1).numpy("uniform")
+    generator = RandomStream(0, "participation", 1).numpy("uniform")
     assert generator.bit_generator.random_raw(2).tolist() == [
         11_382_445_055_562_326_749,
         9_425_719_638_391_067_674,
@@ -31,14 +31,16 @@ def test_the_key_is_blake2b_of_the_name() -> None:
     from hashlib import blake2b
 
     digest = blake2b(b"3|split|4|5|part", digest_size=8).digest()
-    assert Stream(3, "split", 4, 5).key("part") == int.from_bytes(digest, "little") >> 1
+    assert RandomStream(3, "split", 4, 5).key("part") == int.from_bytes(digest, "little") >> 1
 
 
 def test_streams_differ_by_every_part_of_the_name() -> None:
     names = itertools.product(
         (0, 1, -1, 10), ("task", "split", ""), (0, 1, 11, 100), (-1, 0, 1, 11), ("", "a", "batches")
     )
-    keys = [Stream(seed, purpose, round, client).key(part) for seed, purpose, round, client, part in names]
+    keys = [
+        RandomStream(seed, purpose, round, client).key(part) for seed, purpose, round, client, part in names
+    ]
     assert len(set(keys)) == len(keys) == 4 * 3 * 4 * 4 * 3
     assert all(0 <= key < 2**63 for key in keys)
 
@@ -46,21 +48,21 @@ def test_streams_differ_by_every_part_of_the_name() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        Stream(1, "task", 2, 3),
-        Stream(0, "tasks", 2, 3),
-        Stream(0, "task", 3, 3),
-        Stream(0, "task", 2, 4),
-        Stream(0, "task", 2),
-        Stream(0, "task"),
+        RandomStream(1, "task", 2, 3),
+        RandomStream(0, "tasks", 2, 3),
+        RandomStream(0, "task", 3, 3),
+        RandomStream(0, "task", 2, 4),
+        RandomStream(0, "task", 2),
+        RandomStream(0, "task"),
     ],
 )
-def test_draws_differ_with_the_name_and_repeat_with_it(other: Stream) -> None:
-    stream = Stream(0, "task", 2, 3)
+def test_draws_differ_with_the_name_and_repeat_with_it(other: RandomStream) -> None:
+    stream = RandomStream(0, "task", 2, 3)
 
-    def drawn(s: Stream, part: str = "x") -> tuple[list[float], list[float]]:
+    def drawn(s: RandomStream, part: str = "x") -> tuple[list[float], list[float]]:
         return torch.rand(4, generator=s.torch(part)).tolist(), s.numpy(part).random(4).tolist()
 
-    assert drawn(stream) == drawn(Stream(0, "task", 2, 3))
+    assert drawn(stream) == drawn(RandomStream(0, "task", 2, 3))
     for one, another in zip(drawn(stream), drawn(other), strict=True):
         assert not set(one) & set(another)
     assert not set(drawn(stream)[0]) & set(drawn(stream, "y")[0])
@@ -77,7 +79,7 @@ def _global_draws() -> tuple[list[float], list[float], float]:
 
 def test_nothing_touches_the_global_generators() -> None:
     before = _global_draws()
-    stream = Stream(5, "x")
+    stream = RandomStream(5, "x")
     torch.rand(3, generator=stream.torch("a"))
     stream.numpy("a").random(3)
     with seeded_torch(stream.key("init")):

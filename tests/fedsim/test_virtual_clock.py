@@ -28,8 +28,8 @@ def test_seconds_are_those_of_the_formula() -> None:
 def test_noise_is_a_function_of_seed_round_and_client() -> None:
     c = made(compute="1ms,noise=0.5", clients=50)
     times = np.array([[c.seconds(r, k, 1000, 0, 0) for k in range(50)] for r in range(1, 41)])
-    again = made(compute="1ms,noise=0.5", clients=50)
-    assert again.seconds(7, 3, 1000, 9, 9) == times[6, 3]
+    second = made(compute="1ms,noise=0.5", clients=50)
+    assert second.seconds(7, 3, 1000, 9, 9) == times[6, 3]
     assert made(compute="1ms,noise=0.5", clients=50, seed=1).seconds(7, 3, 1000, 0, 0) != times[6, 3]
     assert abs(np.log(times).mean()) < 0.05 and abs(np.log(times).std() - 0.5) < 0.03
 

@@ -19,7 +19,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def expected_remote(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return chaos_remote.undisturbed(tmp_path_factory.mktemp("elsewhere") / "run")
 
 
@@ -33,15 +33,15 @@ def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
 
 @pytest.mark.parametrize("seed", ELSEWHERE)
 def test_so_has_one_with_workers_elsewhere(
-    seed: int, expected_elsewhere: dict[str, Any], tmp_path: Path
+    seed: int, expected_remote: dict[str, Any], tmp_path: Path
 ) -> None:
-    made = chaos_remote.trial(seed, tmp_path / "run", expected_elsewhere)
+    made = chaos_remote.trial(seed, tmp_path / "run", expected_remote)
     assert made.good, str(made)
 
 
-def test_both_are_the_same_run(expected: dict[str, Any], expected_elsewhere: dict[str, Any]) -> None:
+def test_both_are_the_same_run(expected: dict[str, Any], expected_remote: dict[str, Any]) -> None:
     for key in ("model_sha256", "clients_sha256", "took_part", "folded"):
-        assert expected[key] == expected_elsewhere[key]
+        assert expected[key] == expected_remote[key]
 
 
 def test_the_plans_are_varied() -> None:

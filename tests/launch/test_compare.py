@@ -18,7 +18,7 @@ from launch.cli import main
 from launch.results.bands import band
 from launch.results.charts import Line, chart
 from launch.results.columns import Curve
-from launch.results.frontier import Point, climb, levels, pareto, reaching, reigns
+from launch.results.frontier import Point, levels, pareto, reaching, running_maximum, winning_ranges
 from launch.results.groups import gather
 from launch.results.labels import labels
 from launch.runs.reader import Run
@@ -182,18 +182,21 @@ def test_the_frontier_of_a_small_example(make: Make) -> None:
     make("cheap", (0.1, 0.4, 0.3, 0.5), cost=MB, algo="fedavg")
     make("dear", (0.1, 0.2, 0.9), cost=3 * MB, algo="fedlap")
     groups = gather([make("bad", (0.1, 0.1, 0.2), cost=4 * MB, algo="fedprox").parent])
-    climbs = [climb(n, g) for n, g in enumerate(groups)]
+    running_maximum = [running_maximum(n, g) for n, g in enumerate(groups)]
     by = {g.label: n for n, g in enumerate(groups)}
-    assert [(p.round, p.MB, p.accuracy) for p in climbs[by["fedavg"]]] == [(1, 2, 0.4), (3, 6, 0.5)]
-    ahead = pareto([p for points in climbs for p in points])
+    assert [(p.round, p.MB, p.accuracy) for p in running_maximum[by["fedavg"]]] == [(1, 2, 0.4), (3, 6, 0.5)]
+    ahead = pareto([p for points in running_maximum for p in points])
     assert [(p.group, p.MB, p.accuracy) for p in ahead] == [
         (by["fedavg"], 2, 0.4),
         (by["fedavg"], 6, 0.5),
         (by["fedlap"], 12, 0.9),
     ]
-    assert [(r.first.MB, r.last.MB, r.until) for r in reigns(ahead)] == [(2, 6, 12), (12, 12, float("inf"))]
-    assert levels(climbs, 0.1) == [0.2, 0.5, 0.9]
-    assert levels(climbs, 0.95) == []
+    assert [(r.first.MB, r.last.MB, r.until) for r in winning_ranges(ahead)] == [
+        (2, 6, 12),
+        (12, 12, float("inf")),
+    ]
+    assert levels(running_maximum, 0.1) == [0.2, 0.5, 0.9]
+    assert levels(running_maximum, 0.95) == []
 
 
 def test_the_better_of_two_that_cost_the_same_is_ahead() -> None:
@@ -353,13 +356,13 @@ def test_a_real_run_is_compared_with_itself(launched: Callable[..., Path], tmp_p
     ],
 )
 def test_a_mistake_is_one_line(make: Make, tmp_path: Path, arguments: list[str], says: str) -> None:
-    places = {"runs": make("a").parent, "empty": tmp_path / "empty"}
-    places["empty"].mkdir()
+    placements = {"runs": make("a").parent, "empty": tmp_path / "empty"}
+    placements["empty"].mkdir()
     for name, text in (("broken", "{"), ("strange", '{"format": 7}'), ("bare", '{"format": 1}')):
-        places[name] = tmp_path / name
-        places[name].mkdir()
-        (places[name] / "manifest.json").write_text(text)
-    given = [a.format(**places) for a in arguments]
+        placements[name] = tmp_path / name
+        placements[name].mkdir()
+        (placements[name] / "manifest.json").write_text(text)
+    given = [a.format(**placements) for a in arguments]
     if "--out" not in given:
         given += ["--out", str(tmp_path / "p.html")]
     result = invoke(*given)

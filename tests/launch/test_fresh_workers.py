@@ -10,7 +10,7 @@ import pytest
 from fedsim.experiment import Experiment
 from launch.execution import Execution
 from launch.run import launch
-from workers.devices import Placement, place
+from workers.devices import Placement, assign_devices
 
 
 def test_a_fresh_interpreter_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_fresh_interpreter_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch
 
 def test_worker_i_is_on_gpu_i_mod_n(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    assert [p.gpu for p in place("auto", 5, 1)] == ["4", "6", "4", "6", "4"]
-    assert [p.gpu for p in place("cuda:1", 2, 1)] == ["6", "6"]
-    assert [p.gpu for p in place("cpu", 2, 1)] == [None, None]
-    assert all(p.fresh and p.device == "cuda" for p in place("auto", 2, 1))
+    assert [p.gpu for p in assign_devices("auto", 5, 1)] == ["4", "6", "4", "6", "4"]
+    assert [p.gpu for p in assign_devices("cuda:1", 2, 1)] == ["6", "6"]
+    assert [p.gpu for p in assign_devices("cpu", 2, 1)] == [None, None]
+    assert all(p.fresh and p.device == "cuda" for p in assign_devices("auto", 2, 1))

@@ -64,7 +64,7 @@ class Torn:
         self.file.close()
 
 
-def strike(fault: Fault) -> None:
+def inject(fault: Fault) -> None:
     """Put the fault in the way of everything that reaches the disk."""
     for name in ("rename", "write", "fsync", "link"):
         real = getattr(os, name)
@@ -93,7 +93,7 @@ def strike(fault: Fault) -> None:
 
 
 def first_start(folder: str, at: int, dies: bool) -> None:
-    strike(Fault(at, dies))
+    inject(Fault(at, dies))
     try:
         launch(EXPERIMENT, Execution(workers=0, out=folder), quiet=True)
     except DiskError:
@@ -137,6 +137,6 @@ def test_whatever_is_written_may_be_the_last(dies: bool, ended: Callable[..., in
         hits += 1
         assert code == (DIED if dies else FULL), f"call {at}"
         assert ended(second_start, str(folder)) == UNTOUCHED, f"call {at}: it does not go on"
-        again = folder if (folder / "manifest.json").exists() else Path(f"{folder}-again")
-        assert digests(again) == expected, f"call {at}"
+        second = folder if (folder / "manifest.json").exists() else Path(f"{folder}-again")
+        assert digests(second) == expected, f"call {at}"
     assert 25 < hits < MOST - 1

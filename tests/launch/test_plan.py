@@ -25,8 +25,8 @@ MIXED = "coin:0.7+gone:0.3+lost:0.3"
 def planned(problem: Problem) -> Plan:
     e = problem.experiment
     outline = Problem.outline(e, problem.algorithm, None)
-    turnouts = schedule(e.participation, clients=e.clients, seed=e.seed, sizes=problem.sizes)
-    return plan(outline, turnouts, run="run")
+    participations = schedule(e.participation, clients=e.clients, seed=e.seed, sizes=problem.sizes)
+    return plan(outline, participations, run="run")
 
 
 def measured(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fedsim.participation import Turnout
+from fedsim.participation import Participation
 from fedsim.wire.state_file import encode_state
 from launch.cli import main
 from protocols import find
@@ -131,8 +131,10 @@ def test_it_may_be_skipped_instead(how: str, brought: Path, tmp_path: Path) -> N
     assert [line.get("refused") for line in lines] == [None, None, [1], None]
     assert lines[2]["folded"] == [0, 2] and lines[2]["bytes_up"] == lines[1]["bytes_up"]
     everybody = (0, 1, 2)
-    turnouts = listed(Turnout(everybody), Turnout(everybody, frozenset({1})), Turnout(everybody))
-    lost = play(problem_of(find("fedlap_cov"), rounds=3), tmp_path / "lost", turnouts)
+    participations = listed(
+        Participation(everybody), Participation(everybody, frozenset({1})), Participation(everybody)
+    )
+    lost = play(problem_of(find("fedlap_cov"), rounds=3), tmp_path / "lost", participations)
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["model_sha256"], summary["clients_sha256"]) == lost.bits[:2]
 
@@ -147,9 +149,9 @@ def test_it_may_be_computed_once_more(brought: Path) -> None:
     assert once["bytes"]["algorithm"] == sound["bytes"]["algorithm"]
     upload, broadcast = (once["bytes"]["retry"][d]["mean"]["values"] for d in ("up", "down"))
     assert upload == broadcast == 4 * 640
-    again = launch(brought, "again", "mean nan", "--bad-uploads", "retry")
-    assert again.exit_code == 1
-    assert re.search(SAYS["mean nan"], again.stderr), again.stderr
+    second = launch(brought, "again", "mean nan", "--bad-uploads", "retry")
+    assert second.exit_code == 1
+    assert re.search(SAYS["mean nan"], second.stderr), second.stderr
     tried = [r for r in read_journal(brought / "again" / "journal") if r["what"] == "retried"]
     assert [(r["round"], r["client"]) for r in tried] == [(2, 1)]
 

@@ -1,4 +1,4 @@
-"""Workers elsewhere: `fedsim launch --external-workers` and `fedsim worker --join`, as real processes."""
+"""Workers elsewhere: `fedsim launch --remote-workers` and `fedsim worker --join`, as real processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 
 from launch.runs.reader import Run
 from tests.support.relay import Relay
-from workers.transport.join_credentials import Invitation, KeyPair
+from workers.transport.join_credentials import JoinCredentials, KeyPair
 
 DEADLINE = 120.0
 """A loaded machine; on an idle one nothing here takes ten seconds."""
@@ -51,7 +51,7 @@ class Federation:
 
     folder: Path
     host: tuple[str, ...] = ()
-    guest: tuple[str, ...] = ()
+    remote_worker: tuple[str, ...] = ()
     bind: str = "tcp://127.0.0.1:*"
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
@@ -60,19 +60,21 @@ class Federation:
         return self.folder / "run"
 
     @property
-    def invitation(self) -> Path:
+    def join_credentials(self) -> Path:
         return self.run / "join.json"
 
     def launch(self, *options: str, workers: int = 2) -> subprocess.Popen[str]:
         return self.command(
             self.host,
-            *("launch", "--external-workers", str(workers), "--bind", self.bind, "--out", str(self.run)),
+            *("launch", "--remote-workers", str(workers), "--bind", self.bind, "--out", str(self.run)),
             *(options or EXPERIMENT),
         )
 
     def join(self, *options: str, file: Path | None = None, **env: str) -> subprocess.Popen[str]:
-        eventually((file or self.invitation).exists, "join.json")
-        return self.command(self.guest, "worker", "--join", str(file or self.invitation), *options, **env)
+        eventually((file or self.join_credentials).exists, "join.json")
+        return self.command(
+            self.remote_worker, "worker", "--join", str(file or self.join_credentials), *options, **env
+        )
 
     def command(self, before: tuple[str, ...], *arguments: str, **env: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -121,20 +123,20 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
     """The bits of a run in one process; the relay and the kernel count what the ledger says, CURVE included;
     algorithm rows differ in framing only."""
     launched = federation.launch(*EXPERIMENT, "--verify-bytes")
-    eventually(federation.invitation.exists, "join.json")
-    assert stat.S_IMODE(federation.invitation.stat().st_mode) == 0o600
-    invited = Invitation.read(federation.invitation)
-    keys = [key for pair in invited.workers for key in (pair.public, pair.secret)]
-    relay = Relay(int(invited.url.rpartition(":")[2]))
-    guests = [
+    eventually(federation.join_credentials.exists, "join.json")
+    assert stat.S_IMODE(federation.join_credentials.stat().st_mode) == 0o600
+    written_credentials = JoinCredentials.read(federation.join_credentials)
+    keys = [key for pair in written_credentials.workers for key in (pair.public, pair.secret)]
+    relay = Relay(int(written_credentials.url.rpartition(":")[2]))
+    remote_workers = [
         federation.join("--connect", f"tcp://127.0.0.1:{relay.port}", "--worker", str(i)) for i in range(2)
     ]
-    argv = [Path(f"/proc/{p.pid}/cmdline").read_text() for p in (launched, *guests)]
-    said = [ends(launched), *(ends(guest) for guest in guests)]
+    argv = [Path(f"/proc/{p.pid}/cmdline").read_text() for p in (launched, *remote_workers)]
+    said = [ends(launched), *(ends(remote_worker) for remote_worker in remote_workers)]
     assert "residual 0" in said[0]
     assert all("the run is over" in text for text in said[1:])
     relay.close()
-    assert not federation.invitation.exists(), "keys that open nothing any more"
+    assert not federation.join_credentials.exists(), "keys that open nothing any more"
     left = [p.read_bytes().decode(errors="replace") for p in federation.run.rglob("*") if p.is_file()]
     assert not [text for text in (*argv, *said, *left) for key in keys if key in text]
     run, local = Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
@@ -154,7 +156,7 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
     drafts = rows[(rows.message == "draft") & (rows.layer == "values")]
     assert len(drafts) == 5 * 6, "one per client and round"
     hosts = json.loads((federation.run / "processes.json").read_text())
-    assert [p["role"] for p in hosts] == ["coordinator", "external worker", "external worker"]
+    assert [p["role"] for p in hosts] == ["coordinator", "remote worker", "remote worker"]
 
 
 def test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again(federation: Federation) -> None:
@@ -185,16 +187,16 @@ def test_a_connection_that_is_cut_is_made_anew(federation: Federation) -> None:
     """Cut twice in the middle of rounds: the worker joins again, and the bits are the same."""
     slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "6", "--set", "local.epochs=30")
     launched = federation.launch(*slow, workers=1)
-    eventually(federation.invitation.exists, "join.json")
-    port = int(Invitation.read(federation.invitation).url.rpartition(":")[2])
+    eventually(federation.join_credentials.exists, "join.json")
+    port = int(JoinCredentials.read(federation.join_credentials).url.rpartition(":")[2])
     relay = Relay(port)
-    guest = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}")
+    remote_worker = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}")
     said = reader(launched)
     for after in ("round 1/6", "round 3/6"):
         said(after)
         relay.cut()
     ends(launched)
-    assert ends(guest).count("was lost; joining again") == 2
+    assert ends(remote_worker).count("was lost; joining again") == 2
     relay.close()
     run = Run.open(federation.run)
     same_bits(run, here(federation.folder / "local", *slow))
@@ -205,14 +207,14 @@ def test_a_worker_that_was_silent_for_too_long_joins_again(federation: Federatio
     """Stopped for longer than its lease, and then going on: its connection was open all the time."""
     slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "6", "--set", "local.epochs=30")
     launched = federation.launch(*slow, "--lease", "1.5", workers=1)
-    guest = federation.join()
+    remote_worker = federation.join()
     said = reader(launched)
     said("round 1/6")
-    guest.send_signal(signal.SIGSTOP)
+    remote_worker.send_signal(signal.SIGSTOP)
     said("was silent for 1.5 s")
-    guest.send_signal(signal.SIGCONT)
+    remote_worker.send_signal(signal.SIGCONT)
     ends(launched)
-    assert "had given this worker up; joining again" in ends(guest)
+    assert "had given this worker up; joining again" in ends(remote_worker)
     same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
 
 
@@ -221,7 +223,7 @@ def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) ->
     slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "5", "--set", "local.epochs=40")
     launched = federation.launch(*slow)
     stays = federation.join("--worker", "0")
-    good, own = Invitation.read(federation.invitation), federation.folder / "own.json"
+    good, own = JoinCredentials.read(federation.join_credentials), federation.folder / "own.json"
     msgspec.structs.replace(good, workers=good.workers[1:]).write(own)  # what this machine is given
     goes = federation.join(file=own)
     said = reader(launched)
@@ -250,19 +252,20 @@ def test_a_new_start_has_new_keys(federation: Federation) -> None:
     """After kill -9 the old join.json is there, and which of its keys were revoked; neither counts."""
     slow = ("--algo", "fedlap_cov", "--clients", "2", "--rounds", "4", "--set", "local.epochs=40")
     first = federation.launch(*slow, workers=1)
-    guest = federation.join("--patience", "0.5")
+    remote_worker = federation.join("--patience", "0.5")
     reader(first)("round 1/4")
     first.kill()
     first.wait()
-    ends(guest, 1)
-    old = federation.invitation.read_bytes()
+    ends(remote_worker, 1)
+    old = federation.join_credentials.read_bytes()
     (federation.run / "revoked.json").write_text('{"format":1,"workers":[0]}')
-    again = federation.command((), "resume", str(federation.run))
+    second = federation.command((), "resume", str(federation.run))
     eventually(
-        lambda: federation.invitation.exists() and federation.invitation.read_bytes() != old, "new keys"
+        lambda: federation.join_credentials.exists() and federation.join_credentials.read_bytes() != old,
+        "new keys",
     )
     ends(federation.join())
-    ends(again)
+    ends(second)
     assert not (federation.run / "revoked.json").exists()
     same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
 
@@ -303,10 +306,10 @@ def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
         *("--dataset", f"{data}:made", "--partition", "iid"),
         workers=1,
     )
-    eventually(federation.invitation.exists, "join.json")
-    good = Invitation.read(federation.invitation)
+    eventually(federation.join_credentials.exists, "join.json")
+    good = JoinCredentials.read(federation.join_credentials)
     forged = federation.folder / "forged.json"
-    Invitation(good.format, good.run, good.url, good.server_key, good.max_frame, (KeyPair.new(),)).write(
+    JoinCredentials(good.format, good.run, good.url, good.server_key, good.max_frame, (KeyPair.new(),)).write(
         forged
     )
     assert "does not accept this key" in ends(federation.join(file=forged), 4)
@@ -323,11 +326,11 @@ def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
 
 def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code, said = fedsim("launch", "--external-workers", "2")
+    code, said = fedsim("launch", "--remote-workers", "2")
     assert code == 2 and "--bind '' is no tcp://ADDRESS:PORT" in said
-    code, said = fedsim("launch", "--external-workers", "2", "--bind", "tcp://192.0.2.1:1")
+    code, said = fedsim("launch", "--remote-workers", "2", "--bind", "tcp://192.0.2.1:1")
     assert code == 2 and "--bind tcp://192.0.2.1:1" in said
-    code, said = fedsim("launch", "--workers", "1", "--external-workers", "2", "--bind", "tcp://127.0.0.1:*")
+    code, said = fedsim("launch", "--workers", "1", "--remote-workers", "2", "--bind", "tcp://127.0.0.1:*")
     assert code == 2 and "give one" in said
     code, said = fedsim("worker", "--join", "nothing.json")
     assert code == 2 and "nothing.json" in said
@@ -337,7 +340,7 @@ def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     code, said = fedsim("worker", "--join", str(open_file))
     assert code == 2 and "chmod 600" in said
     bind = ("--bind", "tcp://127.0.0.1:*")
-    code, said = fedsim("launch", "--external-workers", "2", *bind, "--join-within", "0.5")
+    code, said = fedsim("launch", "--remote-workers", "2", *bind, "--join-within", "0.5")
     assert code == 1 and "0 of 2 workers were ready after 0.5 s; missing: 0, 1" in said
 
 
@@ -368,8 +371,8 @@ def two_hosts(tmp_path: Path) -> Iterator[Federation]:
 
 def test_two_hosts(two_hosts: Federation) -> None:
     launched = two_hosts.launch(*EXPERIMENT, "--verify-bytes")
-    guests = [two_hosts.join() for _ in range(2)]
+    remote_workers = [two_hosts.join() for _ in range(2)]
     assert "residual 0" in ends(launched)
-    for guest in guests:
-        ends(guest)
+    for remote_worker in remote_workers:
+        ends(remote_worker)
     same_bits(Run.open(two_hosts.run), here(two_hosts.folder / "local", *EXPERIMENT))

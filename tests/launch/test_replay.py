@@ -53,10 +53,10 @@ def test_rounds_that_are_computed_again_keep_the_same_frames(tmp_path: Path) -> 
     flip(newest)
     (run / "summary.json").unlink()  # or else it is complete
     resume(run, {"rounds": 3}, quiet=True)
-    again = files(run)
+    second = files(run)
     for path in (p for p in before if p.parts[-3] == "uploads" and "000003" in p.parts):
-        assert len(before[path]) == len(again[path])
-        assert before[path][-1000:] == again[path][-1000:]
+        assert len(before[path]) == len(second[path])
+        assert before[path][-1000:] == second[path][-1000:]
     assert command("replay", run).code == 0
 
 

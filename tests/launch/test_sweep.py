@@ -188,8 +188,8 @@ def test_a_sweep_runs_once_and_writes_its_page(tmp_path: Path, monkeypatch: pyte
     assert shown("test_accuracy@2", accuracy) in page
 
     pool.clear(trials[0])  # one is missing: only that one runs again
-    again = CliRunner().invoke(main, command)
-    assert again.exit_code == 0 and "1 runs to do" in again.output
+    second = CliRunner().invoke(main, command)
+    assert second.exit_code == 0 and "1 runs to do" in second.output
     for t in trials[1:]:
         assert (pool.folder(t) / "summary.json").stat().st_mtime_ns == stamps[t.id]
     assert (out / "small.csv").read_text() == table  # the same bits

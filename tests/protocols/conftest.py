@@ -19,9 +19,9 @@ from torch import Tensor
 from fedsim.algorithm import Algorithm, Context, Task
 from fedsim.learning.params import Layout
 from fedsim.learning.shards import QuadraticShard
-from fedsim.seeds import Stream
-from fedsim.wire.envelope import VERSION, Header, decode, encode, open_letter, references, seal
-from fedsim.wire.schema import TRIANGLE, check_values, part_of
+from fedsim.seeds import RandomStream
+from fedsim.wire.envelope import VERSION, Header, decode, encode, pack, references, unpack
+from fedsim.wire.schema import TRIANGLE, check_values, optional_group
 
 
 def regressions(
@@ -63,7 +63,7 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 def with_part(message: Any, part: Any) -> Any:
     """A broadcast with its optional part filled in."""
-    slot = part_of(type(message))
+    slot = optional_group(type(message))
     assert slot is not None
     return replace(message, **{slot.name: part})
 
@@ -91,7 +91,7 @@ class Federation:
         self.clients = [self.algorithm.client_init(ctx, k) for k in range(len(self.shards))]
 
     def context(self, exchange: int = 1) -> Context:
-        layout, rng = Layout.vector(len(self.start)), Stream(0, "server", self.round)
+        layout, rng = Layout.vector(len(self.start)), RandomStream(0, "server", self.round)
         return Context(self.start, layout, self.sizes, self.round, exchange, rng)
 
     def set_up(self) -> None:
@@ -105,9 +105,9 @@ class Federation:
         if not self.round:
             self.set_up()
         self.round += 1
-        people = sorted(range(len(self.shards)) if participants is None else participants)
+        participants = sorted(range(len(self.shards)) if participants is None else participants)
         for exchange in range(1, len(self.algorithm.exchanges) + 1):
-            self._exchange(exchange, people, lost)
+            self._exchange(exchange, participants, lost)
 
     def _exchange(self, exchange: int, participants: Collection[int], lost: Collection[int]) -> None:
         ctx = self.context(exchange)
@@ -115,7 +115,7 @@ class Federation:
         down = self.carry(message, "down")
         ups, self.uploads = [], {}
         for k in participants:
-            rng = Stream(0, f"client.{exchange}", self.round, k)
+            rng = RandomStream(0, f"client.{exchange}", self.round, k)
             task = Task(self.start, self.sizes, self.round, exchange, k, rng)
             part = self.algorithm.broadcast_to(self.server, k, ctx)
             got = down if part is None else self.carry(with_part(message, part), "down")
@@ -136,9 +136,9 @@ class Federation:
         chosen, dims = self.codecs[direction], {"P": size, TRIANGLE: size * (size + 1) // 2, "K": clients}
         refs, layout = None if down is None else references(down), Layout.vector(size)
         payload = encode(message, chosen, dims, refs, layout)
-        sent = seal(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
-        letter = open_letter([bytes(f) for f in (sent.head, *sent.frames)], "here")
-        received = decode(type(message), letter, chosen, dims, "here", refs, layout)
+        sent = pack(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
+        envelope = unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
+        received = decode(type(message), envelope, chosen, dims, "here", refs, layout)
         check_values(received, "here")
         return received
 

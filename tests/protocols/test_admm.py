@@ -69,26 +69,26 @@ def rounds(federation: Any, count: int) -> Any:
     return federation
 
 
-def turnouts(seed: int, count: int) -> Iterator[tuple[list[int], list[int]]]:
+def participations(seed: int, count: int) -> Iterator[tuple[list[int], list[int]]]:
     """Random participants, a third of whose uploads are lost."""
     draws = random.Random(seed)
     for _ in range(count):
-        people = [k for k in range(K) if draws.random() < 0.6]
-        yield people, [k for k in people if draws.random() < 1 / 3]
+        participants = [k for k in range(K) if draws.random() < 0.6]
+        yield participants, [k for k in participants if draws.random() < 1 / 3]
 
 
 def sums_agree(federation: Any) -> float:
     """The server's sum against the sum of what clients hold, relative to the sum of their norms."""
-    held = [c.dual.z or c.dual.site for c in federation.clients]
-    scale = max(sum(float(f.shift.norm()) for f in held), 1e-300)
-    return float((federation.server.total.shift - stacked([f.shift for f in held])).norm()) / scale
+    correction = [c.dual.z or c.dual.site for c in federation.clients]
+    scale = max(sum(float(f.shift.norm()) for f in correction), 1e-300)
+    return float((federation.server.total.shift - stacked([f.shift for f in correction])).norm()) / scale
 
 
 def random_rounds(federation: Any, count: int, seed: int) -> tuple[float, float]:
     """The largest error of the sums, and the largest reported dual_mismatch, after any round."""
     worst = reported = 0.0
-    for people, lost in turnouts(seed, count):
-        federation.play(people, lost)
+    for participants, lost in participations(seed, count):
+        federation.play(participants, lost)
         worst = max(worst, sums_agree(federation))
         report = federation.algorithm.report(federation.server, federation.context())
         reported = max(reported, report["dual_mismatch"])
@@ -120,8 +120,8 @@ def test_after_an_exact_step_the_dual_is_minus_the_gradient_at_w_k(
     quadratics: SimpleNamespace, sized: Shards, form: Any
 ) -> None:
     federation = quadratics.Federation(FedADMM(form, DELTA, rho=3.0, local=EXACT), sized)
-    for people, _ in turnouts(4, 12):
-        federation.play(people)
+    for participants, _ in participations(4, 12):
+        federation.play(participants)
         for k, up in federation.uploads.items():
             slope = gradient(sized[k], up.mean) / (sized[k].size if form == "mean" else 1)
             assert quadratics.error(federation.clients[k].dual.site.shift, -slope) < 1e-12  # 1e-14
@@ -148,8 +148,8 @@ def test_the_mean_form_counts_every_client_the_same(quadratics: SimpleNamespace,
     assert quadratics.error(federation.mean, quadratics.minimiser(sized, 0.0)) > 0.3  # 69 %
     for client, shard in zip(federation.clients, sized, strict=True):
         assert quadratics.error(client.dual.site.shift, -gradient(shard, best) / shard.size) < 1e-12
-    held = [c.dual.site.shift for c in federation.clients]
-    assert float(stacked(held).norm()) < 1e-12 * max(float(v.norm()) for v in held)
+    correction = [c.dual.site.shift for c in federation.clients]
+    assert float(stacked(correction).norm()) < 1e-12 * max(float(v.norm()) for v in correction)
 
 
 # ---- FedDyn
@@ -159,9 +159,9 @@ def test_feddyn_without_decay_is_fedadmm_in_its_mean_form(quadratics: SimpleName
     dyn = quadratics.Federation(FedDyn(2.0, "constant", weight_decay=0.0, local=EXACT), sized)
     admm = quadratics.Federation(FedADMM("mean", rho=2.0, local=EXACT), sized)
     other = quadratics.Federation(FedDyn(2.0, "constant", weight_decay=1e-3, local=EXACT), sized)
-    for people, lost in turnouts(3, 60):
+    for participants, lost in participations(3, 60):
         for federation in (dyn, admm, other):
-            federation.play(people, lost)
+            federation.play(participants, lost)
     assert quadratics.error(dyn.mean, admm.mean) < 1e-12  # measured 7e-16
     assert quadratics.error(other.mean, admm.mean) > 1e-5
     for a, b in zip(dyn.clients, admm.clients, strict=True):  # its sites are v_k / alpha
@@ -260,8 +260,8 @@ def test_amas_first_round_with_its_default_is_the_mean_of_the_steps(
 
 def test_amas_silent_clients_count_with_their_duals(quadratics: SimpleNamespace, flat: Shards) -> None:
     federation = quadratics.Federation(AMA(DELTA, local=EXACT), flat)
-    for people, lost in turnouts(5, 1500):
-        federation.play(people, lost)
+    for participants, lost in participations(5, 1500):
+        federation.play(participants, lost)
     assert quadratics.error(federation.mean, quadratics.minimiser(flat, DELTA)) < 1e-12
 
 
@@ -277,9 +277,9 @@ def test_a_preconditioner_of_one_is_fedadmm(
     admm = quadratics.Federation(FedADMM("regularised", DELTA, rho, silent, local=EXACT), shards)
     two = quadratics.Federation(PrecondADMM(DELTA, rho, 2.0, silent, local=EXACT), shards)
     twice = quadratics.Federation(FedADMM("regularised", DELTA, 2 * rho, silent, local=EXACT), shards)
-    for people, lost in turnouts(6, 40):
+    for participants, lost in participations(6, 40):
         for federation in (one, admm, two, twice):
-            federation.play(people, lost)
+            federation.play(participants, lost)
     assert quadratics.error(one.mean, admm.mean) < 1e-13  # measured 0
     assert quadratics.error(two.mean, twice.mean) < 1e-12
     assert quadratics.error(one.mean, two.mean) > 1e-3

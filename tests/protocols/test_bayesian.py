@@ -27,8 +27,8 @@ from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.ivon import IvonTraining
 from fedsim.learning.solvers.von import VonTraining
-from fedsim.seeds import Stream
-from protocols._dual_rule import Consensus, Dual, sketch
+from fedsim.seeds import RandomStream
+from protocols._dual_rule import Consensus, Dual, fingerprint
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
 from protocols.bregman_admm import BregmanADMM
@@ -102,7 +102,7 @@ class Truth:
         total = known[0]
         for factor in known[1:]:
             total = total * factor
-        checks = torch.tensor([sketch(f) for f in known], dtype=torch.float64)
+        checks = torch.tensor([fingerprint(f) for f in known], dtype=torch.float64)
         federation.server = Consensus(self.q, total, checks, started=True)
         federation.clients = [replace(c, dual=d) for c, d in zip(federation.clients, duals, strict=True)]
         return federation
@@ -114,22 +114,22 @@ def rounds(federation: Any, count: int) -> Any:
     return federation
 
 
-def turnouts(seed: int, count: int) -> Iterator[tuple[list[int], list[int]]]:
+def participations(seed: int, count: int) -> Iterator[tuple[list[int], list[int]]]:
     """Random participants, a third of whose uploads are lost."""
     draws = random.Random(seed)
     for _ in range(count):
-        people = [k for k in range(K) if draws.random() < 0.6]
-        yield people, [k for k in people if draws.random() < 1 / 3]
+        participants = [k for k in range(K) if draws.random() < 0.6]
+        yield participants, [k for k in participants if draws.random() < 1 / 3]
 
 
 def sums_agree(federation: Any) -> float:
     """The server's sum of factors against the sum of what clients hold, relative to the sum of norms."""
-    held = [c.dual.z or c.dual.site for c in federation.clients]
+    correction = [c.dual.z or c.dual.site for c in federation.clients]
     total = federation.server.total
     worst = 0.0
     for whole, parts in (
-        (total.shift, [f.shift for f in held]),
-        (total.precision, [f.precision for f in held]),
+        (total.shift, [f.shift for f in correction]),
+        (total.precision, [f.precision for f in correction]),
     ):
         scale = max(sum(float(p.norm()) for p in parts), 1e-300)
         worst = max(worst, float((whole - stacked(parts)).norm()) / scale)
@@ -139,8 +139,8 @@ def sums_agree(federation: Any) -> float:
 def random_rounds(federation: Any, count: int, seed: int) -> tuple[float, float]:
     """The largest error of the sums, and the largest reported dual_mismatch, after any round."""
     worst = reported = 0.0
-    for people, lost in turnouts(seed, count):
-        federation.play(people, lost)
+    for participants, lost in participations(seed, count):
+        federation.play(participants, lost)
         worst = max(worst, sums_agree(federation))
         report = federation.algorithm.report(federation.server, federation.context())
         reported = max(reported, report["dual_mismatch"])
@@ -266,9 +266,9 @@ def test_a_round_at_the_fixed_point_moves_nothing(
     federation.play([0, 3], lost=[3])
     assert max(truth.errors(federation)) < TIGHT  # measured 2e-15
     nearby = replace(truth, q=truth.q**1.01, sites=[t**1.01 for t in truth.sites])
-    elsewhere = nearby.put(quadratics.Federation(algorithm, shards))
-    elsewhere.play()
-    moved = max(nearby.errors(elsewhere))
+    remote = nearby.put(quadratics.Federation(algorithm, shards))
+    remote.play()
+    moved = max(nearby.errors(remote))
     assert moved > 1e-4  # the point is special
 
 
@@ -360,7 +360,7 @@ def test_ivon_admms_client_step_is_the_minimum_of_algorithm_2(
         u = truth.sites[k].precision * (0.6 * torch.rand(D, generator=draws, dtype=torch.float64) - 0.2)
         v = truth.sites[k].shift * torch.randn(D, generator=draws, dtype=torch.float64)
         client = replace(federation.clients[k], dual=Dual(Gaussian(v, u)))
-        task = Task(federation.start, federation.sizes, 1, 1, k, Stream(0, "client.1", 1, k))
+        task = Task(federation.start, federation.sizes, 1, 1, k, RandomStream(0, "client.1", 1, k))
         _, up = algorithm.client_update(client, down, shard, task)
         s_g, m_g = truth.q.precision, truth.q.mean
         matrix = shard.hessian / tau + torch.diag(rho * s_g - u)
@@ -378,9 +378,9 @@ def test_ivon_pvi_is_ivon_admm_without_averaging(quadratics: SimpleNamespace, sh
     pvi = quadratics.Federation(IvonPVI(DELTA, 0.3, 0.1, local=IVON), shards)
     admm = quadratics.Federation(IvonADMM(DELTA, 1.0, 0.3, 0.0, 0.1, local=IVON), shards)
     other = quadratics.Federation(IvonADMM(DELTA, 1.0, 0.3, "rho", 0.1, local=IVON), shards)
-    for people, lost in turnouts(3, 30):
+    for participants, lost in participations(3, 30):
         for federation in (pvi, admm, other):
-            federation.play(people, lost)
+            federation.play(participants, lost)
     for federation, same in ((admm, True), (other, False)):
         assert torch.equal(federation.server.q.shift, pvi.server.q.shift) == same
         assert torch.equal(federation.server.q.precision, pvi.server.q.precision) == same
@@ -494,9 +494,9 @@ def test_committing_on_send_would_be_seen(quadratics: SimpleNamespace, shards: S
     """The mistake of design section 6 breaks the sums, and the report says so."""
     federation = quadratics.Federation(ALL[member], shards, commit_on_send=True)
     sums = reported = 0.0
-    for people, lost in turnouts(1, 20):
+    for participants, lost in participations(1, 20):
         try:
-            federation.play(people, lost)
+            federation.play(participants, lost)
         except TaskError:  # the posterior of wrong duals may be improper
             break
         sums = max(sums, sums_agree(federation))
@@ -600,8 +600,13 @@ def test_the_committee_is_exact_where_the_local_posteriors_are(quadratics: Simpl
     federation.play()
     assert max(errors(federation)) < 1e-13
     gradually = quadratics.Federation(BCM(DELTA, local=SGD), shards)
-    for people, lost, heard in (([0, 1], [], 2), ([1, 2], [2], 2), ([0, 2, 3], [3], 3), ([3, 4], [], 5)):
-        gradually.play(people, lost)
+    for participants, lost, heard in (
+        ([0, 1], [], 2),
+        ([1, 2], [2], 2),
+        ([0, 2, 3], [3], 3),
+        ([3, 4], [], 5),
+    ):
+        gradually.play(participants, lost)
         assert (errors(gradually)[0] > 1e-3) == (heard < 5)
         assert gradually.algorithm.report(gradually.server, gradually.context()) == {"heard": heard}
     assert max(errors(gradually)) < 1e-13

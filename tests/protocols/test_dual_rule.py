@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, diagonal, identity, is_full
-from protocols._dual_rule import Consensus, Dual, Rule, known, proper, residual, sketch
+from protocols._dual_rule import Consensus, Dual, DualRule, fingerprint, known, proper, residual
 
 K, D = 4, 6
 DELTA = 30.0
@@ -60,21 +60,21 @@ def dense(q: Gaussian) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_pull_is_q_to_the_rho_over_the_site(kind: str) -> None:
     q, site = draw(1, kind), draw(2, kind, proper=False)
-    pull = Rule(K, 0.3, 0.2, 0.1).pull(q, site)
+    cavity = DualRule(K, 0.3, 0.2, 0.1).cavity(q, site)
     theta = draw(9, kind).shift
 
     def log(factor: Gaussian) -> float:
         return float(factor.shift @ theta - theta @ dense(factor) @ theta / 2)
 
-    assert log(pull) == pytest.approx(0.3 * log(q) - log(site), rel=1e-12)
+    assert log(cavity) == pytest.approx(0.3 * log(q) - log(site), rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dual_step_is_a_power_of_the_ratio_and_linear_where_the_precision_is_fixed(kind: str) -> None:
     local, q = draw(1, kind), draw(2, kind)
-    step = Rule(K, 0.3, 0.2, 0.1).dual_step(local, q)
+    step = DualRule(K, 0.3, 0.2, 0.1).dual_step(local, q)
     assert apart(step, Gaussian(0.2 * (local.shift - q.shift), 0.2 * (local.precision - q.precision))) < TIGHT
-    linear = Rule(K, 0.3, 0.2, 0.1, fixed=True).dual_step(local, q)
+    linear = DualRule(K, 0.3, 0.2, 0.1, fixed=True).dual_step(local, q)
     assert torch.equal(linear.shift, step.shift)
     assert linear.precision == 0.0
 
@@ -87,7 +87,7 @@ def test_what_is_sent_and_committed_without_a_codec(kind: str, gamma: float) -> 
     q, local = draw(1, kind), draw(2, kind)
     if fixed:
         local = Gaussian(local.shift, q.precision)
-    rule = Rule(K, 0.3, gamma, 0.1, fixed=fixed)
+    rule = DualRule(K, 0.3, gamma, 0.1, fixed=fixed)
     dual = rule.client_init(q)
     assert dual.z is None
     assert float(dual.site.shift.norm()) == 0
@@ -108,7 +108,7 @@ def test_what_is_sent_and_committed_without_a_codec(kind: str, gamma: float) -> 
         expected = before.site * last.dual_step(found, q)
         assert error(start.site.shift, expected.shift) < TIGHT  # measured 3e-16
         assert apart(start.z, found**0.1 * expected) < TIGHT
-        assert torch.equal(torch.as_tensor(known(start)), torch.as_tensor(sketch(start.z)))
+        assert torch.equal(torch.as_tensor(known(start)), torch.as_tensor(fingerprint(start.z)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,7 +117,7 @@ def test_under_a_lossy_codec_site_and_z_still_stand_for_one_q_k(kind: str) -> No
     fixed = kind == "isotropic"
     q, local = draw(1, kind), draw(2, kind)
     local = Gaussian(local.shift, q.precision) if fixed else local
-    rule = Rule(K, 0.3, 0.2, 0.1, silent="last", fixed=fixed)
+    rule = DualRule(K, 0.3, 0.2, 0.1, silent="last", fixed=fixed)
     dual = rule.client_init(q)
     sent = rule.upload(dual, local, q)
     rounded = Gaussian(
@@ -135,7 +135,7 @@ def test_under_a_lossy_codec_site_and_z_still_stand_for_one_q_k(kind: str) -> No
 # ---- the server's part
 
 
-def uploads(rule: Rule, q: Gaussian, kind: str, who: range) -> tuple[list[Dual], list[Gaussian]]:
+def uploads(rule: DualRule, q: Gaussian, kind: str, who: range) -> tuple[list[Dual], list[Gaussian]]:
     """Duals of all K clients before a round and the q_k of `who`."""
     duals = [rule.client_init(q) for _ in range(rule.K)]
     return duals, [Gaussian.at(draw(20 + k, kind).shift, draw(30 + k, kind).precision) for k in who]
@@ -149,12 +149,12 @@ def test_fold_is_the_papers_server_step(kind: str, rho: float, gamma: float, rho
     """S_g = (1-a) mean S_k + a (delta I + sum V_k), S_g m_g = (1-a) mean S_k m_k + a sum v_k."""
     like = torch.zeros(D, dtype=torch.float64)
     prior = Gaussian(like, identity(like, DELTA, full=kind == "full"))
-    rule, q = Rule(K, rho, gamma, rho_server), draw(1, kind)
+    rule, q = DualRule(K, rho, gamma, rho_server), draw(1, kind)
     server, sites = rule.server_init(q), [rule.client_init(q).site] * K
     a = 1 / (1 + rho_server * K)
     for r in range(3):
         found = [draw(40 + 10 * r + k, kind) for k in range(K)]
-        ups = [(k, found[k], sketch(sites[k])) for k in range(K)]
+        ups = [(k, found[k], fingerprint(sites[k])) for k in range(K)]
         before = server.q
         server = rule.fold(server, before, prior, ups, rule.averaged, lambda k, x, y: rule.dual_step(x, y))
         sites = [t * rule.dual_step(x, before) for t, x in zip(sites, found, strict=True)]
@@ -182,7 +182,7 @@ def test_silent_clients_count_as_the_mean_or_as_their_last(kind: str) -> None:
         ("participants", [mean, heard[1], mean, heard[3]]),
         ("last", [q, heard[1], q, heard[3]]),
     ):
-        rule = Rule(K, rho, rho, rho, silent=silent)  # type: ignore[arg-type]
+        rule = DualRule(K, rho, rho, rho, silent=silent)  # type: ignore[arg-type]
         dual = rule.client_init(q)
         ups = [(k, rule.upload(dual, x, q), known(dual)) for k, x in heard.items()]
         server = rule.fold(
@@ -198,7 +198,7 @@ def test_silent_clients_count_as_the_mean_or_as_their_last(kind: str) -> None:
 def test_a_rule_with_precision_one_is_plain_admm() -> None:
     """v_k += rho (w_k - w_g), w_g = (sum v_k + rho sum w_k) / (delta + rho K), on quadratic clients."""
     rho = 2.0
-    rule = Rule(K, rho, rho, rho, fixed=True)
+    rule = DualRule(K, rho, rho, rho, fixed=True)
     parts = [(dense(draw(50 + k, "full")), draw(60 + k, "full").shift) for k in range(K)]
     eye, zero = torch.eye(D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64)
     server = rule.server_init(Gaussian.at(zero, 1.0))
@@ -207,8 +207,8 @@ def test_a_rule_with_precision_one_is_plain_admm() -> None:
     for _ in range(30):
         q, ups = server.q, []
         for k, (A, b) in enumerate(parts):
-            pull = rule.pull(q, duals[k].site)
-            local = Gaussian.at(torch.linalg.solve(A + dense(pull), b + pull.shift), 1.0)
+            cavity = rule.cavity(q, duals[k].site)
+            local = Gaussian.at(torch.linalg.solve(A + dense(cavity), b + cavity.shift), 1.0)
             ups.append((k, rule.upload(duals[k], local, q), known(duals[k])))
             duals[k] = rule.commit(duals[k], ups[-1][1], q, rule.dual_step)
         server = rule.fold(
@@ -227,7 +227,7 @@ def test_a_rule_with_precision_one_is_plain_admm() -> None:
 
 
 def test_fold_does_not_change_its_arguments() -> None:
-    rule, q = Rule(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
+    rule, q = DualRule(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
     server = rule.server_init(q)
     kept = server.checks.clone(), server.total.shift.clone(), q.shift.clone()
     rule.fold(
@@ -239,7 +239,7 @@ def test_fold_does_not_change_its_arguments() -> None:
 
 
 def test_a_dual_that_is_not_what_the_server_summed_is_reported() -> None:
-    rule, q = Rule(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
+    rule, q = DualRule(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
     prior, step = draw(2, "diagonal"), lambda k, x, y: rule.dual_step(x, y)
     first = rule.fold(rule.server_init(q), q, prior, [(0, draw(3, "diagonal"), 0.0)], rule.averaged, step)
     assert first.mismatch == 0
@@ -263,38 +263,38 @@ def generalised(matrix: Tensor, scale: Tensor) -> Tensor:
 def test_capped_pull_holds_the_dual_and_keeps_the_gradient_at_the_mean(kind: str, keep: float) -> None:
     rho, q = 0.4, draw(1, kind)
     site = draw(2, kind, proper=False) ** 3
-    rule = Rule(K, rho, rho, rho)
-    free, held = rule.pull(q, site), rule.capped_pull(q, site, keep)
+    rule = DualRule(K, rho, rho, rho)
+    free, correction = rule.cavity(q, site), rule.clipped_cavity(q, site, keep)
     assert generalised(dense(free), rho * dense(q))[0] < -0.5  # it does have something to hold
-    ratios = generalised(dense(held.factor), rho * dense(q))
+    ratios = generalised(dense(correction.factor), rho * dense(q))
     before = generalised(dense(free), rho * dense(q))
     torch.testing.assert_close(ratios, before.clamp(min=keep), rtol=0, atol=1e-12)
     gradient = dense(free) @ q.mean - free.shift
-    assert error(dense(held.factor) @ q.mean - held.factor.shift, gradient) < TIGHT * 10  # 3e-16
-    assert held.capped == int((before < 0).sum()) > 0
+    assert error(dense(correction.factor) @ q.mean - correction.factor.shift, gradient) < TIGHT * 10  # 3e-16
+    assert correction.capped == int((before < 0).sum()) > 0
     least = torch.linalg.eigvalsh(dense(free))[0]
-    assert held.slack == pytest.approx(float(least), rel=1e-12)
+    assert correction.slack == pytest.approx(float(least), rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
 def test_capped_pull_is_the_pull_where_nothing_needs_holding(kind: str) -> None:
-    q, rule = draw(1, kind), Rule(K, 0.4, 0.4, 0.4)
+    q, rule = draw(1, kind), DualRule(K, 0.4, 0.4, 0.4)
     site = Gaussian(draw(2, kind).shift, 0.39 * torch.as_tensor(q.precision))
-    held = rule.capped_pull(q, site, 0.01)
-    assert apart(held.factor, rule.pull(q, site)) < TIGHT
-    assert held.capped == 0
-    assert held.slack > 0
+    correction = rule.clipped_cavity(q, site, 0.01)
+    assert apart(correction.factor, rule.cavity(q, site)) < TIGHT
+    assert correction.capped == 0
+    assert correction.slack > 0
 
 
 def test_capped_pull_of_a_diagonal_matrix_is_that_of_the_diagonal() -> None:
-    rule, q = Rule(K, 0.4, 0.4, 0.4), draw(1, "diagonal")
+    rule, q = DualRule(K, 0.4, 0.4, 0.4), draw(1, "diagonal")
     site = draw(2, "diagonal", proper=False) ** 3
 
     def as_matrix(x: Gaussian) -> Gaussian:
         return Gaussian(x.shift, dense(x))
 
-    flat = rule.capped_pull(q, site, 0.1)
-    full = rule.capped_pull(as_matrix(q), as_matrix(site), 0.1)
+    flat = rule.clipped_cavity(q, site, 0.1)
+    full = rule.clipped_cavity(as_matrix(q), as_matrix(site), 0.1)
     assert apart(full.factor, as_matrix(flat.factor)) < TIGHT
     assert full.capped == flat.capped
     assert full.slack == pytest.approx(flat.slack, rel=1e-12)
@@ -306,24 +306,26 @@ def test_capped_pull_of_a_diagonal_matrix_is_that_of_the_diagonal() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_sketch_is_linear_and_sees_small_changes(kind: str) -> None:
     a, b = draw(1, kind), draw(2, kind, proper=False)
-    assert sketch(a * b) == pytest.approx(sketch(a) + sketch(b), rel=1e-12)
-    assert sketch(a**-2.5) == pytest.approx(-2.5 * sketch(a), rel=1e-12)
-    assert sketch(a / a) == 0
+    assert fingerprint(a * b) == pytest.approx(fingerprint(a) + fingerprint(b), rel=1e-12)
+    assert fingerprint(a**-2.5) == pytest.approx(-2.5 * fingerprint(a), rel=1e-12)
+    assert fingerprint(a / a) == 0
     for i in range(D):
         changed = a.shift.clone()
         changed[i] += 1e-6
-        assert abs(sketch(Gaussian(changed, a.precision)) - sketch(a)) > 1e-9
+        assert abs(fingerprint(Gaussian(changed, a.precision)) - fingerprint(a)) > 1e-9
         if isinstance(a.precision, Tensor):
             other = a.precision.clone()
             other[i] = other[i] * (1 + 1e-6)
-            assert abs(sketch(Gaussian(a.shift, other)) - sketch(a)) > 1e-9
+            assert abs(fingerprint(Gaussian(a.shift, other)) - fingerprint(a)) > 1e-9
     swapped = a.shift[torch.tensor([1, 0, *range(2, D)])]
-    assert abs(sketch(Gaussian(swapped, a.precision)) - sketch(a)) > 1e-3
+    assert abs(fingerprint(Gaussian(swapped, a.precision)) - fingerprint(a)) > 1e-3
 
 
 def test_a_number_and_a_vector_of_it_have_the_same_sketch() -> None:
     a = draw(1, "isotropic")
-    assert sketch(a) == pytest.approx(sketch(Gaussian(a.shift, diagonal(a.precision, a.shift))), rel=1e-12)
+    assert fingerprint(a) == pytest.approx(
+        fingerprint(Gaussian(a.shift, diagonal(a.precision, a.shift))), rel=1e-12
+    )
 
 
 def test_residual_is_the_distance_of_the_means() -> None:
@@ -381,7 +383,7 @@ def test_a_mean_that_is_not_finite_is_not_called_a_bad_precision(kind: str) -> N
 def test_server_init_knows_every_clients_sketch() -> None:
     q = draw(1, "diagonal")
     for silent in ("participants", "last"):
-        rule = Rule(K, 0.3, 0.2, 0.1, silent=silent)  # type: ignore[arg-type]
+        rule = DualRule(K, 0.3, 0.2, 0.1, silent=silent)  # type: ignore[arg-type]
         server, dual = rule.server_init(q), rule.client_init(q)
         assert isinstance(server, Consensus) and not server.started
         assert server.checks.tolist() == [known(dual)] * K

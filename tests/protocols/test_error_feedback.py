@@ -92,8 +92,8 @@ def test_its_client_state_goes_through_a_file(quadratics: Any) -> None:
     federation = quadratics.Federation(wrapped, quadratics.regressions(clients=2), codecs=KEEPS_A_TENTH)
     federation.play()
     state = federation.clients[0]
-    again = decode_state(wrapped.client_type, encode_state(state), "here")
-    assert encode_state(again) == encode_state(state)
+    second = decode_state(wrapped.client_type, encode_state(state), "here")
+    assert encode_state(second) == encode_state(state)
 
 
 def test_only_algorithms_whose_uploads_are_increments_have_it() -> None:

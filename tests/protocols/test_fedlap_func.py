@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.function_space import FunctionTerm, Memory
 from fedsim.learning.gaussian import Gaussian
-from fedsim.participation import Turnout
+from fedsim.participation import Participation
 from fedsim.problem import Problem
 from protocols.fedlap import FedLap
 from protocols.fedlap_func import Client, Down, FedLapFunc, Held, LabelledDown, Up
@@ -25,12 +25,12 @@ from tests.support.harness import CLIENTS, Run, listed, play, steps
 from workers.numerics import fix_numerics
 
 P, CLASSES, INPUTS = 640, 10, 64
-EVERYONE = Turnout((0, 1, 2))
+EVERYONE = Participation((0, 1, 2))
 ROUGH = (
-    Turnout((0, 1)),
-    Turnout((0, 1, 2), frozenset({1})),
-    Turnout((2,)),
-    Turnout((0, 1, 2), frozenset({0})),
+    Participation((0, 1)),
+    Participation((0, 1, 2), frozenset({1})),
+    Participation((2,)),
+    Participation((0, 1, 2), frozenset({0})),
     EVERYONE,
 )
 """Partial participation and lost uploads."""
@@ -55,8 +55,10 @@ def problem_of(algorithm: type[Any] = FedLapFunc, rounds: int = 2, **settings: A
     return Problem.build(experiment, build_algorithm(algorithm, short), None)
 
 
-def played(folder: Path, *turnouts: Turnout, algorithm: type[Any] = FedLapFunc, **settings: Any) -> Run:
-    return play(problem_of(algorithm, len(turnouts), **settings), folder, listed(*turnouts))
+def played(
+    folder: Path, *participations: Participation, algorithm: type[Any] = FedLapFunc, **settings: Any
+) -> Run:
+    return play(problem_of(algorithm, len(participations), **settings), folder, listed(*participations))
 
 
 def present(problem: Problem, k: int) -> Counter[int]:
@@ -77,12 +79,12 @@ def rows(run: Run, direction: str, field: str) -> dict[tuple[int, int], int]:
 
 
 @pytest.mark.parametrize("without", [{"points_per_class": 0}, {"tau": 0.0}], ids=str)
-@pytest.mark.parametrize("turnouts", [(EVERYONE,) * 3, ROUGH], ids=["full", "rough"])
+@pytest.mark.parametrize("participations", [(EVERYONE,) * 3, ROUGH], ids=["full", "rough"])
 def test_without_points_or_temperature_it_is_fedlap_bit_for_bit(
-    without: dict[str, Any], turnouts: tuple[Turnout, ...], tmp_path: Path
+    without: dict[str, Any], participations: tuple[Participation, ...], tmp_path: Path
 ) -> None:
-    ours = played(tmp_path / "func", *turnouts, **without)
-    theirs = played(tmp_path / "fedlap", *turnouts, algorithm=FedLap)
+    ours = played(tmp_path / "func", *participations, **without)
+    theirs = played(tmp_path / "fedlap", *participations, algorithm=FedLap)
     assert ours.bits[0] == theirs.bits[0]  # the digest of the model
     assert torch.equal(ours.outcome.server.dual, theirs.outcome.server.dual)
     for mine, other in zip(ours.states, theirs.states, strict=True):
@@ -93,7 +95,7 @@ def test_without_points_or_temperature_it_is_fedlap_bit_for_bit(
         assert {m.get("memory_points", 0.0) for m in ours.metrics} == {0.0}
         assert set(rows(ours, "up", "inputs").values()) <= {0}
         assert not rows(ours, "down", "inputs")
-    with_memory = played(tmp_path / "memory", *turnouts)
+    with_memory = played(tmp_path / "memory", *participations)
     assert with_memory.bits[0] != theirs.bits[0]
 
 
@@ -112,7 +114,7 @@ def test_the_first_round_is_fedlaps_and_the_second_is_not() -> None:
 
 def test_a_client_that_comes_late_uses_what_the_server_has_and_not_its_own(tmp_path: Path) -> None:
     """In its first round it has got the others' inputs; the server has not got its own."""
-    run = played(tmp_path / "run", Turnout((0, 1)), Turnout((2,)))
+    run = played(tmp_path / "run", Participation((0, 1)), Participation((2,)))
     late = run.states[2]
     assert late.held.owners.tolist() == [0] * len(present(run.problem, 0)) + [1] * len(
         present(run.problem, 1)
@@ -130,8 +132,8 @@ def test_own_memory_goes_up_once_and_again_only_after_a_loss(tmp_path: Path) -> 
     assert rows(run, "up", "inputs") == {(1, 0): size[0], (1, 1): size[1], (2, 2): size[2]}
     lossy = played(
         tmp_path / "lossy",
-        Turnout((0, 1, 2), frozenset({1})),
-        Turnout((0, 1, 2), frozenset({1, 2})),
+        Participation((0, 1, 2), frozenset({1})),
+        Participation((0, 1, 2), frozenset({1, 2})),
         EVERYONE,
         EVERYONE,
     )
@@ -142,19 +144,34 @@ def test_own_memory_goes_up_once_and_again_only_after_a_loss(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "turnouts",
+    "participations",
     [
         (EVERYONE,) * 4,
-        (Turnout((0,)), Turnout((1,)), Turnout((2,)), EVERYONE, EVERYONE),
-        (Turnout((0, 1)), Turnout((1, 2)), Turnout((0, 2)), Turnout((0, 1)), Turnout((2,)), EVERYONE),
-        (Turnout(()), Turnout((2,)), Turnout((2,)), Turnout((0, 1)), Turnout(()), EVERYONE, EVERYONE),
+        (Participation((0,)), Participation((1,)), Participation((2,)), EVERYONE, EVERYONE),
+        (
+            Participation((0, 1)),
+            Participation((1, 2)),
+            Participation((0, 2)),
+            Participation((0, 1)),
+            Participation((2,)),
+            EVERYONE,
+        ),
+        (
+            Participation(()),
+            Participation((2,)),
+            Participation((2,)),
+            Participation((0, 1)),
+            Participation(()),
+            EVERYONE,
+            EVERYONE,
+        ),
     ],
     ids=["full", "one by one", "pairs", "empty rounds"],
 )
 def test_everybody_gets_everybody_elses_inputs_exactly_once(
-    turnouts: tuple[Turnout, ...], tmp_path: Path
+    participations: tuple[Participation, ...], tmp_path: Path
 ) -> None:
-    run = played(tmp_path / "run", *turnouts)
+    run = played(tmp_path / "run", *participations)
     points = [len(present(run.problem, k)) for k in range(CLIENTS)]
     got: dict[int, int] = defaultdict(int)
     for (_, k), n in rows(run, "down", "inputs").items():
@@ -163,13 +180,13 @@ def test_everybody_gets_everybody_elses_inputs_exactly_once(
     expected: dict[tuple[int, int], int] = {}
     known: dict[int, set[int]] = {k: set() for k in range(CLIENTS)}
     arrived: set[int] = set()
-    for r, turnout in enumerate(turnouts, 1):
-        for k in turnout.participants:
+    for r, participation in enumerate(participations, 1):
+        for k in participation.participants:
             fresh = arrived - known[k] - {k}
             known[k] |= fresh
             if fresh:
                 expected[r, k] = sum(points[j] for j in fresh)
-        arrived |= set(turnout.participants)
+        arrived |= set(participation.participants)
     assert rows(run, "down", "inputs") == {at: INPUTS * n for at, n in expected.items()}
     assert rows(run, "down", "weights") == {at: 4 * n for at, n in expected.items()}
     assert rows(run, "down", "owners") == {at: 8 * n for at, n in expected.items()}
@@ -184,14 +201,14 @@ def test_everybody_gets_everybody_elses_inputs_exactly_once(
 
 
 def test_news_is_sent_again_only_after_a_loss(tmp_path: Path) -> None:
-    turnouts = (
+    participations = (
         EVERYONE,
-        Turnout((0, 1, 2), frozenset({2})),
-        Turnout((0, 1, 2), frozenset({2})),
+        Participation((0, 1, 2), frozenset({2})),
+        Participation((0, 1, 2), frozenset({2})),
         EVERYONE,
         EVERYONE,
     )
-    run = played(tmp_path / "run", *turnouts)
+    run = played(tmp_path / "run", *participations)
     points = [len(present(run.problem, k)) for k in range(CLIENTS)]
     times = {0: [2], 1: [2], 2: [2, 3, 4]}
     assert rows(run, "down", "inputs") == {
@@ -204,23 +221,23 @@ def test_news_is_sent_again_only_after_a_loss(tmp_path: Path) -> None:
 # ---- the global labels
 
 
-@pytest.mark.parametrize("turnouts", [(EVERYONE,) * 3, ROUGH], ids=["full", "rough"])
+@pytest.mark.parametrize("participations", [(EVERYONE,) * 3, ROUGH], ids=["full", "rough"])
 def test_sent_labels_give_the_model_of_computed_ones_for_their_bytes(
-    turnouts: tuple[Turnout, ...], tmp_path: Path
+    participations: tuple[Participation, ...], tmp_path: Path
 ) -> None:
-    computed = played(tmp_path / "computed", *turnouts)
-    sent = played(tmp_path / "sent", *turnouts, send_global_labels=True)
+    computed = played(tmp_path / "computed", *participations)
+    sent = played(tmp_path / "sent", *participations, send_global_labels=True)
     ours, theirs = sent.outcome.model.mean, computed.outcome.model.mean
     # float32 logits of the same rows in another batch; three to five rounds of Adam
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-6
     points = [int(m.get("memory_points", 0)) for m in computed.metrics]
     assert points[-1] == sum(len(present(computed.problem, k)) for k in range(CLIENTS))
     assert rows(sent, "down", "logits") == {
-        (r, k): points[r - 1] * CLASSES * 4 for r, t in enumerate(turnouts, 1) for k in t.participants
+        (r, k): points[r - 1] * CLASSES * 4 for r, t in enumerate(participations, 1) for k in t.participants
     }
     assert not rows(computed, "down", "logits")
 
-    def letter(run: Run, r: int, k: int, layers: set[str]) -> int:
+    def envelope(run: Run, r: int, k: int, layers: set[str]) -> int:
         return sum(
             e.bytes
             for e in run.entries
@@ -228,14 +245,15 @@ def test_sent_labels_give_the_model_of_computed_ones_for_their_bytes(
         )
 
     assert {
-        len({letter(run, 1, k, {"header"}) for k in turnouts[0].participants}) for run in (sent, computed)
+        len({envelope(run, 1, k, {"header"}) for k in participations[0].participants})
+        for run in (sent, computed)
     } == {1}
     costs = set()
-    for r, turnout in enumerate(turnouts, 1):
-        for k in turnout.participants:
-            values = letter(sent, r, k, {"values"}) - letter(computed, r, k, {"values"})
+    for r, participation in enumerate(participations, 1):
+        for k in participation.participants:
+            values = envelope(sent, r, k, {"values"}) - envelope(computed, r, k, {"values"})
             assert values == points[r - 1] * CLASSES * 4
-            costs.add(letter(sent, r, k, {"header"}) - letter(computed, r, k, {"header"}))
+            costs.add(envelope(sent, r, k, {"header"}) - envelope(computed, r, k, {"header"}))
     assert len(costs) == 1 and 0 < costs.pop() < 200  # one more field in the header, always the same
     assert rows(sent, "up", "logits") == rows(computed, "up", "logits")
 
@@ -271,8 +289,8 @@ def test_a_clients_points_stay_the_same(tmp_path: Path) -> None:
         step = made[CLIENTS + k]
         first = made[k].up.own
         assert first is not None
-        again = problem.shard(k).logits(step.up.mean, first.inputs)
-        assert torch.equal(step.up.logits, again)
+        second = problem.shard(k).logits(step.up.mean, first.inputs)
+        assert torch.equal(step.up.logits, second)
         assert torch.equal(servers[2].logits[servers[2].memory.owners == k], step.up.logits)
 
 

@@ -22,7 +22,7 @@ from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.iasg import Chain, Sampling
 from fedsim.learning.solvers.server import ServerOptimiser
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 from protocols.fedopt import FedAvgM
 from protocols.fedpa import FedPA
 
@@ -52,18 +52,18 @@ def solution(*shards: Shard) -> Tensor:
     return torch.linalg.lstsq(x, torch.cat([s.targets for s in shards]).double()).solution[:, 0]
 
 
-def settled(algorithm: Algorithm[Any, Any, Any, Any], shards: list[Shard], seed: int) -> Tensor:
+def checked(algorithm: Algorithm[Any, Any, Any, Any], shards: list[Shard], seed: int) -> Tensor:
     """The model's mean over the last five of ROUNDS rounds, from 0; broadcasts in float32 as on the wire."""
     sizes = tuple(s.size for s in shards)
     start = torch.zeros(shards[0].inputs.shape[1])
-    ctx = Context(start, shards[0].net.layout, sizes, 0, 1, Stream(seed, "server"))
+    ctx = Context(start, shards[0].net.layout, sizes, 0, 1, RandomStream(seed, "server"))
     server, path = algorithm.server_init(ctx), []
     for number in range(1, ROUNDS + 1):
         ctx = replace(ctx, round=number)
         down = replace(algorithm.broadcast(server, ctx), mean=server.mean.float())
         ups = []
         for k, shard in enumerate(shards):
-            task = Task(start, sizes, number, 1, k, Stream(seed, "client.1", number, k))
+            task = Task(start, sizes, number, 1, k, RandomStream(seed, "client.1", number, k))
             ups.append((k, algorithm.client_update(algorithm.client_init(ctx, k), down, shard, task)[1]))
         server = algorithm.server_update(server, down, iter(ups), ctx)
         path.append(server.mean)
@@ -75,7 +75,7 @@ def error(algorithm: Algorithm[Any, Any, Any, Any], dims: int, seed: int) -> flo
     shards = clients(dims, seed)
     pooled = solution(*shards)
     middle = torch.stack([solution(s) for s in shards]).mean(0)
-    return float((settled(algorithm, shards, seed) - pooled).norm() / (middle - pooled).norm())
+    return float((checked(algorithm, shards, seed) - pooled).norm() / (middle - pooled).norm())
 
 
 SEEDS = (0, 1, 2)
@@ -109,7 +109,7 @@ def test_with_exact_samples_fedpa_converges_to_the_pooled_solution(
     shrinkage's, 1 / (1 + 39 rho) = 2.6e-7 of the identity, against variances of about 1e-2."""
     shards = quadratics.regressions(5, 8, seed=seed)
 
-    def exact(shard: QuadraticShard, start: Tensor, *, how: Sampling, rng: Stream) -> Chain:
+    def exact(shard: QuadraticShard, start: Tensor, *, how: Sampling, rng: RandomStream) -> Chain:
         raw = torch.randn(40, 8, generator=rng.torch("exact"), dtype=torch.float64)
         raw = raw - raw.mean(0)
         white = raw @ torch.linalg.inv(torch.linalg.cholesky(raw.T @ raw / 39)).T

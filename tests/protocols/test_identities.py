@@ -24,7 +24,7 @@ from fedsim.algorithm import AnyShard, Task
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.problem import Problem
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 from protocols import fedlap, fedlap_cov
 from protocols.fedavg import FedAvg
 from protocols.fedlap import FedLap
@@ -132,9 +132,9 @@ def random_rounds(federation: Any, rounds: int, seed: int) -> float:
     """Random participants, a third of the uploads lost; the largest error of the sums after any round."""
     draws, worst = random.Random(seed), 0.0
     for _ in range(rounds):
-        people = [k for k in range(K) if draws.random() < 0.6]
-        lost = [k for k in people if draws.random() < 1 / 3]
-        federation.play(people, lost)
+        participants = [k for k in range(K) if draws.random() < 0.6]
+        lost = [k for k in participants if draws.random() < 1 / 3]
+        federation.play(participants, lost)
         worst = max(worst, sums_agree(federation))
     return worst
 
@@ -275,9 +275,9 @@ def test_one_round_of_fedprox_does_not_move_its_fixed_point(quadratics: SimpleNa
     delta, eye = 2.0, torch.eye(D, dtype=torch.float64)
     inverses = [torch.linalg.inv(s.hessian / s.size + delta * eye) for s in shards]
     shares = [n / sum(sizes) for n in sizes]
-    pull = stacked([a * delta * i for a, i in zip(shares, inverses, strict=True)])
+    cavity = stacked([a * delta * i for a, i in zip(shares, inverses, strict=True)])
     rest = stacked([a * i @ s.linear / s.size for a, i, s in zip(shares, inverses, shards, strict=True)])
-    fixed = torch.linalg.solve(eye - pull, rest)
+    fixed = torch.linalg.solve(eye - cavity, rest)
     federation = quadratics.Federation(FedProx(delta, local=EXACT), shards)
     federation.server = replace(federation.server, mean=fixed)
     federation.play()
@@ -329,7 +329,7 @@ def test_fedavg_with_one_client_is_centralised_training_bit_for_bit(launched: Ca
     whole = nn.Parameter(problem.start.clone())
     optimiser = torch.optim.Adam([whole], lr=0.01, fused=True)
     for r in (1, 2, 3):
-        order = Stream(0, "client.1", r, 0).torch("batches")
+        order = RandomStream(0, "client.1", r, 0).torch("batches")
         for _ in range(2):
             for chosen in torch.randperm(len(targets), generator=order).split(64):
                 values = {n: v.requires_grad_() for n, v in layout.unflatten(whole.detach().clone()).items()}

@@ -15,7 +15,7 @@ from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.iasg import Sampling
 from fedsim.learning.solvers.server import ServerOptimiser
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 from fedsim.wire.state_file import encode_state
 from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
@@ -43,9 +43,9 @@ def weighted(values: list[Tensor]) -> Tensor:
 def test_fedavgm_with_step_one_and_no_momentum_is_fedavg(quadratics: SimpleNamespace, shards: Any) -> None:
     one = quadratics.Federation(FedAvg(EXACT), shards)
     two = quadratics.Federation(FedAvgM(PLAIN, EXACT), shards)
-    for people in ([0, 1, 4], [2], range(5)):
-        one.play(people)
-        two.play(people)
+    for participants in ([0, 1, 4], [2], range(5)):
+        one.play(participants)
+        two.play(participants)
         assert quadratics.error(two.mean, one.mean) < 1e-13
 
 
@@ -100,8 +100,8 @@ def test_dropout_draws_from_the_tasks_own_stream(algorithm: Any) -> None:
     net = Net(nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
     shard = Shard(net, torch.randn(9, 5), torch.arange(9) % 3, 1.0)
     start = net.snapshot()
-    task = Task(start, (9,), 1, 1, 0, Stream(0, "client.1", 1, 0))
-    ctx = Context(start, net.layout, (9,), 1, 1, Stream(0, "server", 1))
+    task = Task(start, (9,), 1, 1, 0, RandomStream(0, "client.1", 1, 0))
+    ctx = Context(start, net.layout, (9,), 1, 1, RandomStream(0, "server", 1))
     down = algorithm.broadcast(algorithm.server_init(ctx), ctx)
     found = []
     for seed in (1, 2):

@@ -14,7 +14,7 @@ import torch
 
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 from protocols.precond_admm import PrecondADMM
 from workers.storage.store import ClientStates, read_checkpoint
 
@@ -55,8 +55,8 @@ def states(folder: Path, setup: int) -> list[Any]:
     versions = read_checkpoint(last, PrecondADMM.server_type).versions.tolist()
     assert len(versions) == manifest["experiment"]["clients"]
     assert max(versions) > setup
-    held = ClientStates(folder / "state", PrecondADMM.client_type)
-    return [held.load(k, v) if v else None for k, v in enumerate(versions)]
+    correction = ClientStates(folder / "state", PrecondADMM.client_type)
+    return [correction.load(k, v) if v else None for k, v in enumerate(versions)]
 
 
 @pytest.fixture
@@ -100,24 +100,24 @@ def test_the_lines_add_up_to_the_ledger(found: Path) -> None:
 
 def test_everybody_has_the_same_positive_precision(found: Path) -> None:
     """S = (sum_k H_k + delta I) / K, as it came over the wire."""
-    held = [state.precision for state in states(found, 2)]
-    assert len(held) == CLIENTS
-    for S in held:
+    correction = [state.precision for state in states(found, 2)]
+    assert len(correction) == CLIENTS
+    for S in correction:
         assert S.shape == (P,) and S.dtype == torch.float64
-        assert torch.equal(S, held[0])
+        assert torch.equal(S, correction[0])
         assert float(S.min()) > 0
     checkpoint = sorted((found / "checkpoints").glob("*.checkpoint"))[-1]
     server = read_checkpoint(checkpoint, PrecondADMM.server_type).server
-    assert torch.equal(torch.as_tensor(server.q.precision), held[0])
+    assert torch.equal(torch.as_tensor(server.q.precision), correction[0])
     experiment = Experiment(**COMMON)
     problem = Problem.build(experiment, build_algorithm(PrecondADMM, {}), None)
     curvature = torch.zeros(P, dtype=torch.float64)
     for k in range(CLIENTS):
-        curvature += problem.shard(k).curvature(problem.start, "exact", Stream(0, "any"))
+        curvature += problem.shard(k).curvature(problem.start, "exact", RandomStream(0, "any"))
     expected = (curvature + PrecondADMM().delta) / CLIENTS
     # H_k and S are rounded to float32 on their way
-    assert float(((held[0] - expected) / expected).abs().max()) < 1e-6
-    assert float(held[0].max() / held[0].min()) > 10  # it is no multiple of the identity
+    assert float(((correction[0] - expected) / expected).abs().max()) < 1e-6
+    assert float(correction[0].max() / correction[0].min()) > 10  # it is no multiple of the identity
 
 
 def test_a_given_preconditioner_needs_no_setup(launched: Launched) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from fedsim.problem import Problem
-from fedsim.wire.envelope import Letter, seal
+from fedsim.wire.envelope import Envelope, pack
 from workers.coordinator.response_filter import checksums
 from workers.worker.runtime import WorkerRuntime
 
@@ -23,47 +23,47 @@ class Answers:
     def __init__(self, problem: Problem, folder: Path) -> None:
         self.problem = problem
         self._runtime = WorkerRuntime(problem, folder, "run", 0)
-        self._uploads: dict[Key, tuple[bytes, Letter]] = {}
-        self._models: dict[Key, Letter] = {}
-        self._scores: dict[Key, Letter] = {}
+        self._uploads: dict[Key, tuple[bytes, Envelope]] = {}
+        self._models: dict[Key, Envelope] = {}
+        self._scores: dict[Key, Envelope] = {}
 
-    def upload(self, letter: Letter) -> tuple[bytes, Letter]:
+    def upload(self, envelope: Envelope) -> tuple[bytes, Envelope]:
         """The client's next state as its file has it, and the upload."""
-        h = letter.header
-        key = (h.round, h.exchange, h.client, h.base, *checksums(letter))
+        h = envelope.header
+        key = (h.round, h.exchange, h.client, h.base, *checksums(envelope))
         if key not in self._uploads:
-            reply = self._runtime.handle(letter)
+            reply = self._runtime.handle(envelope)
             assert reply.header.kind == "upload", bytes(reply.frames[0])
             state = self._runtime.states.read(h.client, self.problem.version(h.round, h.exchange))
             self._uploads[key] = state, _kept(reply)
         state, reply = self._uploads[key]
-        return state, _to(letter, reply)
+        return state, _to(envelope, reply)
 
-    def model(self, letter: Letter) -> tuple[int, ...]:
+    def model(self, envelope: Envelope) -> tuple[int, ...]:
         """Which model comes with a letter to evaluate; () if it brings none."""
-        key = checksums(letter)
+        key = checksums(envelope)
         if key:
-            self._models.setdefault(key, _kept(letter))
+            self._models.setdefault(key, _kept(envelope))
         return key
 
-    def score(self, letter: Letter, model: tuple[int, ...]) -> Letter:
-        h = letter.header
+    def score(self, envelope: Envelope, model: tuple[int, ...]) -> Envelope:
+        h = envelope.header
         assert model, "it has no model to score"
         key = (h.round, h.exchange, model)
         if key not in self._scores:
             brought = self._models[model]
             whole = msgspec.structs.replace(h, fields=brought.header.fields)
-            reply = self._runtime.handle(seal(whole, brought.frames))
+            reply = self._runtime.handle(pack(whole, brought.frames))
             assert reply.header.kind == "score", bytes(reply.frames[0])
             self._scores[key] = _kept(reply)
-        return _to(letter, self._scores[key])
+        return _to(envelope, self._scores[key])
 
 
-def _kept(letter: Letter) -> Letter:
+def _kept(envelope: Envelope) -> Envelope:
     """With bytes of its own."""
-    return Letter(letter.header, letter.head, tuple(bytes(frame) for frame in letter.frames))
+    return Envelope(envelope.header, envelope.head, tuple(bytes(frame) for frame in envelope.frames))
 
 
-def _to(asked: Letter, answer: Letter) -> Letter:
+def _to(asked: Envelope, answer: Envelope) -> Envelope:
     """The answer in the start of the run that asks."""
-    return seal(msgspec.structs.replace(answer.header, epoch=asked.header.epoch), answer.frames)
+    return pack(msgspec.structs.replace(answer.header, epoch=asked.header.epoch), answer.frames)

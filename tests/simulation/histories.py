@@ -34,8 +34,8 @@ from tests.simulation.workers import Person
 from tests.simulation.world import Killed, Odds, World
 from tests.support.harness import Recorder, bits_of, play, problem_of
 from workers.coordinator.loop import Coordinator, Outcome
-from workers.coordinator.membership import Terms
-from workers.coordinator.registration import Admission, Belongings
+from workers.coordinator.membership import Timeouts
+from workers.coordinator.registration import Registration, WorkerManifest
 from workers.storage.journal import Journal, read_journal
 from workers.storage.recovery import metrics_lines, recover
 from workers.storage.store import Checkpoints, ClientStates
@@ -78,7 +78,7 @@ class History:
     starts: int = 0
     seconds: float = 0.0
     """Virtual ones."""
-    echoes: int = 0
+    duplicates: int = 0
     given_up: list[str] = field(default_factory=list)
     """What the coordinator said of workers that left."""
     differs: list[str] = field(default_factory=list)
@@ -123,7 +123,7 @@ def history(ground: Ground, seed: int, folder: Path, odds: Odds | None = None) -
             if calm:
                 raise
             made.errors.append(str(e))
-    made.echoes = sum(r["what"] == "echo" for r in read_journal(folder / "journal"))
+    made.duplicates = sum(r["what"] == "echo" for r in read_journal(folder / "journal"))
     bits = _bits(ground.problem, folder, outcome)
     made.differs = [name for name, a, b in zip(BITS, bits, ground.expected, strict=True) if a != b]
     return made
@@ -162,8 +162,10 @@ def _start(ground: Ground, made: History, rng: random.Random, folder: Path, odds
             files,
             journal,
             run="run",
-            admission=Admission({"experiment": asdict(experiment)}, Belongings("", {}), odds.workers),
-            terms=Terms(**TERMS, elsewhere=odds.elsewhere),
+            registration=Registration(
+                {"experiment": asdict(experiment)}, WorkerManifest("", {}), odds.workers
+            ),
+            timeouts=Timeouts(**TERMS, remote=odds.remote),
             started=0.0,
             recovery=recovery,
             clock=world.clock,

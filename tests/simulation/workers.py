@@ -9,10 +9,10 @@ from collections.abc import Callable
 import msgspec
 
 from fedsim.errors import DiskError
-from fedsim.wire.envelope import NONE, VERSION, Header, Letter, blob, seal
+from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, blob, pack
 from tests.simulation.world import Link, World
-from workers.coordinator.registration import Belongings
-from workers.state_transfer import state_letter
+from workers.coordinator.registration import WorkerManifest
+from workers.state_transfer import state_envelope
 from workers.storage.store import write_atomically
 from workers.transport.dealer import Hello
 from workers.worker.heartbeat import SECONDS
@@ -31,8 +31,8 @@ class Person:
         self.link: Link | None = None
         self.dead = False
         self.stopped_until = 0.0
-        self._letters: deque[Letter] = deque()
-        self._at: Letter | None = None
+        self._envelopes: deque[Envelope] = deque()
+        self._at: Envelope | None = None
         self._model: tuple[int, ...] = ()
         """Which model it was sent to score."""
         self._states: dict[tuple[int, int], bytes] = {}
@@ -61,56 +61,56 @@ class Person:
 
     def join(self) -> None:
         self.link, self._at = Link(self.index), None
-        self._letters.clear()
+        self._envelopes.clear()
         hello = msgspec.json.encode(Hello("", self.index, os.getpid()))
         self._say(self.link, "hello", hello)
 
     def told(self, link: Link, what: str) -> None:
         """By its socket, or in few words: its connection was cut, it was refused, it was given up."""
-        again = {"cut": 0.1, "refused": 0.5, "rejoin": 0.1}[what]
+        second = {"cut": 0.1, "refused": 0.5, "rejoin": 0.1}[what]
         if not self.dead and link is self.link:
             self.link = None
             link.open = False
-            self.after(again, Person.join)
+            self.after(second, Person.join)
 
-    def receive(self, link: Link, letter: Letter) -> None:
+    def receive(self, link: Link, envelope: Envelope) -> None:
         if link is self.link:
-            self.after(0.0, lambda _: self._read(link, letter))
+            self.after(0.0, lambda _: self._read(link, envelope))
 
-    def _read(self, link: Link, letter: Letter) -> None:
+    def _read(self, link: Link, envelope: Envelope) -> None:
         if link is not self.link:
             return
-        kind, h = letter.header.kind, letter.header
+        kind, h = envelope.header.kind, envelope.header
         if kind == "welcome":
             self.after(self.world.rng.uniform(0.1, 2.0), lambda _: self._ready(link))
         elif kind == "stop":
             self.dead = True
         elif kind == "state":
-            self._states[h.client, h.base] = bytes(letter.frames[0])
+            self._states[h.client, h.base] = bytes(envelope.frames[0])
         elif kind in ("task", "gone", "evaluate"):
-            self._letters.append(letter)
+            self._envelopes.append(envelope)
             self._work(link)
         else:
             raise AssertionError(f"a worker got a letter of kind {kind!r}")
 
     def _ready(self, link: Link) -> None:
-        self._say(link, "ready", msgspec.json.encode(Belongings("", {})))
-        if self.world.odds.elsewhere:
+        self._say(link, "ready", msgspec.json.encode(WorkerManifest("", {})))
+        if self.world.odds.remote:
             self.after(IDLE_SECONDS, lambda _: self._idle(link))
 
     def _idle(self, link: Link) -> None:
         if link is self.link:
             if self._at is None:
-                self._send(link, seal(Header(VERSION, "alive", "run", 1, NONE, NONE, NONE, NONE)))
+                self._send(link, pack(Header(VERSION, "alive", "run", 1, NONE, NONE, NONE, NONE)))
             self.after(IDLE_SECONDS, lambda _: self._idle(link))
 
     # ---- work
 
     def _work(self, link: Link) -> None:
-        if self._at is not None or not self._letters or link is not self.link:
+        if self._at is not None or not self._envelopes or link is not self.link:
             return
-        world, self._at = self.world, self._letters.popleft()
-        letter, seconds = self._at, world.rng.uniform(0.05, 2.0)
+        world, self._at = self.world, self._envelopes.popleft()
+        envelope, seconds = self._at, world.rng.uniform(0.05, 2.0)
         if world.draw(world.odds.slow, "slow"):
             seconds = SLOW
         if world.draw(world.odds.stop, "stopped"):
@@ -120,26 +120,26 @@ class Person:
             if world.draw(world.odds.die, "died")
             else ""
         )
-        if letter.header.kind != "gone":
-            self.after(SECONDS, lambda _: self._pulse(link, letter))
-        self.after(seconds, lambda _: self._finish(link, letter, moment))
+        if envelope.header.kind != "gone":
+            self.after(SECONDS, lambda _: self._heartbeat(link, envelope))
+        self.after(seconds, lambda _: self._finish(link, envelope, moment))
 
-    def _pulse(self, link: Link, letter: Letter) -> None:
-        h = letter.header
-        if self._at is letter and link is self.link:
+    def _heartbeat(self, link: Link, envelope: Envelope) -> None:
+        h = envelope.header
+        if self._at is envelope and link is self.link:
             self._send(
-                link, seal(Header(VERSION, "alive", "run", h.epoch, h.round, h.exchange, h.client, NONE))
+                link, pack(Header(VERSION, "alive", "run", h.epoch, h.round, h.exchange, h.client, NONE))
             )
-            self.after(SECONDS, lambda _: self._pulse(link, letter))
+            self.after(SECONDS, lambda _: self._heartbeat(link, envelope))
 
-    def _finish(self, link: Link, letter: Letter, dies: str) -> None:
+    def _finish(self, link: Link, envelope: Envelope, dies: str) -> None:
         """dies: at which moment, '' if it does not."""
-        if self._at is not letter:
+        if self._at is not envelope:
             return
         if dies == "before":
             self.die()
             return
-        for reply in self._answer(letter, torn=dies == "torn"):
+        for reply in self._answer(envelope, torn=dies == "torn"):
             if dies not in ("torn", "written"):
                 self._send(link, reply)
         if dies:
@@ -148,24 +148,24 @@ class Person:
         self._at = None
         self._work(link)
 
-    def _answer(self, letter: Letter, torn: bool) -> list[Letter]:
-        h, answers = letter.header, self.world.answers
+    def _answer(self, envelope: Envelope, torn: bool) -> list[Envelope]:
+        h, answers = envelope.header, self.world.answers
         if h.kind == "gone":
-            return [seal(Header(VERSION, "absent", "run", h.epoch, h.round, h.exchange, h.client, h.base))]
+            return [pack(Header(VERSION, "absent", "run", h.epoch, h.round, h.exchange, h.client, h.base))]
         if h.kind == "evaluate":
-            self._model = answers.model(letter) or self._model
-            return [answers.score(letter, self._model)]
+            self._model = answers.model(envelope) or self._model
+            return [answers.score(envelope, self._model)]
         if h.base and not self._has_base(h):
             fields, frames = failure(DiskError(f"the state of client {h.client} is not there"))
-            return [seal(msgspec.structs.replace(h, kind="failed", fields=fields), frames)]
-        state, reply = answers.upload(letter)
+            return [pack(msgspec.structs.replace(h, kind="failed", fields=fields), frames)]
+        state, reply = answers.upload(envelope)
         made = answers.problem.version(h.round, h.exchange)
-        if self.world.odds.elsewhere:
+        if self.world.odds.remote:
             self._states = {
                 key: s for key, s in self._states.items() if key[0] != h.client or key[1] >= h.base
             }
             self._states[h.client, made] = state
-            return [state_letter("draft", "run", h, state), reply]
+            return [state_envelope("draft", "run", h, state), reply]
         path = self.world.states.path(h.client, made)
         path.parent.mkdir(exist_ok=True)
         if torn:
@@ -176,7 +176,7 @@ class Person:
 
     def _has_base(self, h: Header) -> bool:
         """The state that a task starts from; not of one that comes again, long after."""
-        if self.world.odds.elsewhere:
+        if self.world.odds.remote:
             return (h.client, h.base) in self._states
         return self.world.states.path(h.client, h.base).exists()
 
@@ -184,8 +184,8 @@ class Person:
 
     def _say(self, link: Link, kind: str, data: bytes) -> None:
         fields, frames = blob(kind, data)
-        self._send(link, seal(Header(VERSION, kind, "run" if kind == "ready" else "", fields=fields), frames))
+        self._send(link, pack(Header(VERSION, kind, "run" if kind == "ready" else "", fields=fields), frames))
 
-    def _send(self, link: Link, letter: Letter) -> None:
+    def _send(self, link: Link, envelope: Envelope) -> None:
         if link.open:
-            self.world.carry(link, "up", letter)
+            self.world.carry(link, "up", envelope)

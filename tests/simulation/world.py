@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedsim.errors import TaskError
-from fedsim.wire.envelope import Letter
+from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger
 from tests.simulation.answers import Answers
 from workers.coordinator.loop import Coordinator
-from workers.coordinator.worker_pool import Death
+from workers.coordinator.worker_pool import ProcessExit
 from workers.storage.store import ClientStates
 from workers.transport.endpoint import Endpoint, Incoming
 
@@ -46,7 +46,7 @@ class Odds:
     other machines. strike: at the n-th letter of a start its sender dies, or (cuts) its connection ends."""
 
     workers: int = 2
-    elsewhere: bool = False
+    remote: bool = False
     die: float = 0.0
     stop: float = 0.0
     slow: float = 0.0
@@ -56,7 +56,7 @@ class Odds:
     cut: float = 0.0
     mute: float = 0.0
     crash: int = 0
-    strike: int = 0
+    inject: int = 0
     cuts: bool = False
 
     @staticmethod
@@ -64,24 +64,24 @@ class Odds:
         def some(p: float) -> float:
             return rng.choice((0.0, 0.0, p / 3, p))
 
-        elsewhere = rng.random() < 0.5
+        remote = rng.random() < 0.5
         return Odds(
             workers=rng.randint(1, 3),
-            elsewhere=elsewhere,
+            remote=remote,
             die=some(0.15),
             stop=some(0.1),
             slow=some(0.1),
             repeat=some(0.3),
             drop=some(0.03),
             flip=some(0.02),
-            cut=some(0.05) if elsewhere else 0.0,
-            mute=some(0.1) if elsewhere else 0.0,
+            cut=some(0.05) if remote else 0.0,
+            mute=some(0.1) if remote else 0.0,
             crash=rng.choice((0, 0, 1, 2)),
         )
 
     def calm(self) -> Odds:
         """Nothing goes wrong any more."""
-        return Odds(self.workers, self.elsewhere)
+        return Odds(self.workers, self.remote)
 
 
 class Link:
@@ -113,13 +113,13 @@ class World(Endpoint):
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._incoming: list[Incoming] = []
         self._sent = 0
-        self._deaths: list[Death] = []
+        self._exits: list[ProcessExit] = []
         self._fold_is_done = False
         self.bound: dict[int, Link] = {}
         self.happened: list[str] = []
         """Faults as they struck."""
         self._person = person
-        self.people = [person(self, w) for w in range(odds.workers)]
+        self.participants = [person(self, w) for w in range(odds.workers)]
         for _ in range(odds.crash):
             self.at(rng.uniform(0.0, 40.0), self._kill_coordinator)
 
@@ -146,7 +146,7 @@ class World(Endpoint):
         assert 0 <= timeout < math.inf, "a wait without a deadline"
         until = self.now + timeout
         while True:
-            if self._incoming or self._deaths or self._fold_is_done or self.lost or self.unreadable:
+            if self._incoming or self._exits or self._fold_is_done or self.lost or self.unreadable:
                 return self._take(fds)
             if not self._events or self._events[0][0] > until:
                 self.now = until
@@ -157,7 +157,7 @@ class World(Endpoint):
 
     def _take(self, fds: list[int]) -> tuple[list[Incoming], list[int]]:
         incoming, self._incoming = self._incoming, []
-        ready = [DEATHS] if self._deaths else []
+        ready = [DEATHS] if self._exits else []
         if self._fold_is_done:
             self._fold_is_done = False
             assert select.select(fds[:1], [], [], 30.0)[0], "the fold hangs"
@@ -180,33 +180,33 @@ class World(Endpoint):
 
     # ---- the network
 
-    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
-        self._book(letter, worker, "down", again)
+    def send(self, worker: int, envelope: Envelope, second: bool = False) -> None:
+        self._book(envelope, worker, "down", second)
         link = self.bound.get(worker)
         if link is None or not link.open:
             raise TaskError(f"cannot send to worker {worker}: it has no connection")
-        self.carry(link, "down", letter)
+        self.carry(link, "down", envelope)
 
-    def carry(self, link: Link, direction: str, letter: Letter) -> None:
+    def carry(self, link: Link, direction: str, envelope: Envelope) -> None:
         """Put a letter on its way: it arrives, or not, or twice; and its connection may suffer."""
         self._sent += 1
-        if self._sent == self.odds.strike:
-            self._strike(link, direction)
+        if self._sent == self.odds.inject:
+            self._inject(link, direction)
             return
         arrival = max(link.free[direction], self.now + self.rng.expovariate(20.0))
         if self.draw(self.odds.mute, f"muted {direction}"):
             arrival = max(arrival, self.now + self.rng.choice((2.0, 30.0)))
         link.free[direction] = arrival
-        kind = letter.header.kind
+        kind = envelope.header.kind
         if not self.draw(self.odds.drop, f"dropped {kind}"):
-            self.at(arrival - self.now, lambda: self._arrive(link, direction, letter))
+            self.at(arrival - self.now, lambda: self._arrive(link, direction, envelope))
         if self.draw(self.odds.repeat, f"repeated {kind}"):
             later = arrival - self.now + self.rng.expovariate(0.2)
-            self.at(later, lambda: self._arrive(link, direction, letter))
+            self.at(later, lambda: self._arrive(link, direction, envelope))
         if self.draw(self.odds.cut, "cut"):
             self.cut(link, self.rng.choice((0.05, KEEPALIVE)))
 
-    def _strike(self, link: Link, direction: str) -> None:
+    def _inject(self, link: Link, direction: str) -> None:
         if self.odds.cuts:
             self.happened.append(f"cut instead of sending {direction}")
             self.cut(link, 0.05)
@@ -214,48 +214,48 @@ class World(Endpoint):
             self._kill_coordinator()
         else:
             self.happened.append("died instead of sending")
-            self.people[link.worker].die()
+            self.participants[link.worker].die()
 
-    def _arrive(self, link: Link, direction: str, letter: Letter) -> None:
+    def _arrive(self, link: Link, direction: str, envelope: Envelope) -> None:
         if not link.open:
             return
         if self.draw(self.odds.flip, f"flipped {direction}"):
             self._spoil(link, direction)
         elif direction == "down":
-            self.people[link.worker].receive(link, letter)
+            self.participants[link.worker].receive(link, envelope)
         elif self.bound.get(link.worker) is link:
-            if letter.header.kind != "hello":
-                self._come_in(link, letter)
-        elif letter.header.kind == "hello" and not link.dismissed:
-            self._admit(link, letter)
-        elif self.odds.elsewhere:
-            self.people[link.worker].told(link, "rejoin")
+            if envelope.header.kind != "hello":
+                self._come_in(link, envelope)
+        elif envelope.header.kind == "hello" and not link.dismissed:
+            self._register(link, envelope)
+        elif self.odds.remote:
+            self.participants[link.worker].told(link, "rejoin")
 
     def _spoil(self, link: Link, direction: str) -> None:
         """A bit is flipped on the way. CURVE ends the connection; without it the other side finds out."""
-        if self.odds.elsewhere:
+        if self.odds.remote:
             self.cut(link, 0.05)
         elif direction == "down":
-            self.people[link.worker].die()
+            self.participants[link.worker].die()
         elif self.bound.get(link.worker) is link:
             self.unreadable[link.worker] = "the checksum is wrong"
 
-    def _admit(self, link: Link, letter: Letter) -> None:
+    def _register(self, link: Link, envelope: Envelope) -> None:
         if link.worker in self.bound:
-            self.people[link.worker].told(link, "refused")
+            self.participants[link.worker].told(link, "refused")
             return
         self.bound[link.worker] = link
         self.ledger.book_handshake(link.worker)
-        self._come_in(link, letter)
+        self._come_in(link, envelope)
 
-    def _come_in(self, link: Link, letter: Letter) -> None:
-        self._book(letter, link.worker, "up")
-        self._incoming.append(Incoming(link.worker, letter))
+    def _come_in(self, link: Link, envelope: Envelope) -> None:
+        self._book(envelope, link.worker, "up")
+        self._incoming.append(Incoming(link.worker, envelope))
 
     def cut(self, link: Link, noticed: float) -> None:
         """End a connection, with what is on its way; the coordinator learns of it after a while."""
         link.open = False
-        self.people[link.worker].after(self.rng.uniform(0.0, 2.0), lambda p: p.told(link, "cut"))
+        self.participants[link.worker].after(self.rng.uniform(0.0, 2.0), lambda p: p.told(link, "cut"))
         self.at(noticed, lambda: self._note_end(link))
 
     def _note_end(self, link: Link) -> None:
@@ -273,31 +273,31 @@ class World(Endpoint):
     def fds(self) -> list[int]:
         return [DEATHS]
 
-    def check(self, ready: list[int]) -> Death | None:
+    def check(self, ready: list[int]) -> ProcessExit | None:
         if DEATHS not in ready:
             return None
-        death = self._deaths.pop(0)
-        return death if self.people[death.worker].dead else None
+        process_exit = self._exits.pop(0)
+        return process_exit if self.participants[process_exit.worker].dead else None
 
     def died(self, worker: int) -> None:
         """A process has ended. One elsewhere is known by its connection; its people start another."""
-        if not self.odds.elsewhere:
-            self.at(0.001, lambda: self._deaths.append(Death(worker, "died", "")))
+        if not self.odds.remote:
+            self.at(0.001, lambda: self._exits.append(ProcessExit(worker, "died", "")))
             return
-        link = self.people[worker].link
+        link = self.participants[worker].link
         if link is not None and link.open:
             link.open = False
             self.at(0.05, lambda: self._note_end(link))
         self.at(self.rng.uniform(1.0, 10.0), lambda: self._replace(worker))
 
     def replace(self, worker: int, address: str) -> None:
-        assert not self.odds.elsewhere
+        assert not self.odds.remote
         self._replace(worker)
 
     def kill(self, worker: int) -> None:
-        assert not self.odds.elsewhere
-        self.people[worker].die()
+        assert not self.odds.remote
+        self.participants[worker].die()
 
     def _replace(self, worker: int) -> None:
-        assert self.people[worker].dead, "two processes for one worker"
-        self.people[worker] = self._person(self, worker)
+        assert self.participants[worker].dead, "two processes for one worker"
+        self.participants[worker] = self._person(self, worker)

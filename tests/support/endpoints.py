@@ -18,13 +18,13 @@ import msgspec
 
 from fedsim.problem import Problem
 from fedsim.wire import zmtp
-from fedsim.wire.envelope import VERSION, Header, Letter, blob, open_letter, seal
+from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack, unpack
 from fedsim.wire.ledger import Ledger
 from tests.support.harness import CLIENTS
-from workers.coordinator.registration import Belongings
-from workers.coordinator.worker_pool import Death
+from workers.coordinator.registration import WorkerManifest
+from workers.coordinator.worker_pool import ProcessExit
 from workers.transport.endpoint import Endpoint, Incoming, Loopback
-from workers.transport.listeners import Transport, own_door
+from workers.transport.listeners import Transport, local_listener
 from workers.transport.router import ZmqEndpoint
 from workers.worker.runtime import WorkerRuntime
 
@@ -42,17 +42,17 @@ class Shuffled(Endpoint):
     ) -> None:
         super().__init__(ledger)
         self.runtimes, self.choose = runtimes, choose
-        self._queues: dict[int, list[Letter]] = {w: [] for w in range(len(runtimes))}
-        fields, frames = blob("ready", msgspec.json.encode(Belongings("", {})))
+        self._queues: dict[int, list[Envelope]] = {w: [] for w in range(len(runtimes))}
+        fields, frames = blob("ready", msgspec.json.encode(WorkerManifest("", {})))
         header = Header(VERSION, "ready", "run", fields=fields)
-        self._ready = [Incoming(w, seal(header, frames)) for w in self._queues]
+        self._ready = [Incoming(w, pack(header, frames)) for w in self._queues]
         self.order: list[tuple[int, int]] = []
         """(round, client) of uploads as they arrived."""
 
-    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
-        self._book(letter, worker, "down", again)
-        if letter.header.kind != "stop":
-            self._queues[worker].append(open_letter([letter.head, *letter.frames], "here"))
+    def send(self, worker: int, envelope: Envelope, second: bool = False) -> None:
+        self._book(envelope, worker, "down", second)
+        if envelope.header.kind != "stop":
+            self._queues[worker].append(unpack([envelope.head, *envelope.frames], "here"))
 
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
         if self._ready:
@@ -67,7 +67,7 @@ class Shuffled(Endpoint):
         self._book(reply, worker, "up")
         if reply.header.kind == "upload":
             self.order.append((reply.header.round, reply.header.client))
-        return [Incoming(worker, open_letter([reply.head, *reply.frames], "here"))], []
+        return [Incoming(worker, unpack([reply.head, *reply.frames], "here"))], []
 
 
 class LateScores(Shuffled):
@@ -100,20 +100,20 @@ class Counting(Loopback):
         self.frames = {"down": 0, "up": 0}
         self.framing = {"down": 0, "up": 0}
 
-    def count(self, direction: str, letter: Letter) -> None:
-        sizes = [len(letter.head), *(memoryview(f).nbytes for f in letter.frames)]
+    def count(self, direction: str, envelope: Envelope) -> None:
+        sizes = [len(envelope.head), *(memoryview(f).nbytes for f in envelope.frames)]
         self.frames[direction] += sum(sizes)
         self.framing[direction] += zmtp.framing(sizes)
 
-    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
-        self.count("down", letter)
-        super().send(worker, letter, again)
+    def send(self, worker: int, envelope: Envelope, second: bool = False) -> None:
+        self.count("down", envelope)
+        super().send(worker, envelope, second)
 
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
-        letters, ready = super().wait(fds, timeout)
-        for incoming in letters:
-            self.count("up", incoming.letter)
-        return letters, ready
+        envelopes, ready = super().wait(fds, timeout)
+        for incoming in envelopes:
+            self.count("up", incoming.envelope)
+        return envelopes, ready
 
 
 class Pool:
@@ -147,15 +147,15 @@ class Pool:
         through: Callable[[str], str] = lambda address: address,
     ) -> Endpoint:
         """through: from the endpoint's address to the one that workers are told."""
-        door = own_door(transport)
-        endpoint = ZmqEndpoint(ledger, door, MAX_FRAME)
+        listener = local_listener(transport)
+        endpoint = ZmqEndpoint(ledger, listener, MAX_FRAME)
         address = through(endpoint.address)
         cores = sorted(os.sched_getaffinity(0))
         for i in range(2):
             spec = {
                 "index": i,
                 "address": address,
-                "token": door.token,
+                "token": listener.token,
                 "max_frame": MAX_FRAME,
                 "log": str(folder / "logs" / f"worker-{i}.log"),
                 "device": "cpu",
@@ -173,10 +173,10 @@ class Pool:
     def fds(self) -> list[int]:
         return list(self.pidfds)
 
-    def check(self, ready: list[int]) -> Death | None:
+    def check(self, ready: list[int]) -> ProcessExit | None:
         for fd in ready:
             if fd in self.pidfds:
-                return Death(self.pidfds[fd], "ended", "see its log")
+                return ProcessExit(self.pidfds[fd], "ended", "see its log")
         return None
 
     def replace(self, worker: int, address: str) -> None:

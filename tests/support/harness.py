@@ -20,21 +20,21 @@ from torch import Tensor
 from fedsim import plugins
 from fedsim.algorithm import Algorithm
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
-from fedsim.participation import Schedule, Turnout, schedule
+from fedsim.participation import Participation, Schedule, schedule
 from fedsim.problem import Problem
 from fedsim.round_machine import Commit
-from fedsim.wire.envelope import VERSION, Header, Letter, decode, encode, open_letter, references, seal
+from fedsim.wire.envelope import VERSION, Envelope, Header, decode, encode, pack, references, unpack
 from fedsim.wire.ledger import Entry, Ledger
-from fedsim.wire.schema import check_values, part_of
+from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
 from launch.runs.summary import precision_of
 from protocols import REGISTRY, find
 from tests.support.reproducible import without_seconds
 from workers.coordinator.loop import Coordinator, Outcome
-from workers.coordinator.membership import Terms
-from workers.coordinator.registration import Admission, Belongings
+from workers.coordinator.membership import Timeouts
+from workers.coordinator.registration import Registration, WorkerManifest
 from workers.coordinator.task_timeline import Span
-from workers.coordinator.worker_pool import NoCrew
+from workers.coordinator.worker_pool import NoWorkerPool
 from workers.probe import SHORT
 from workers.storage.journal import Journal
 from workers.storage.store import (
@@ -156,36 +156,36 @@ def loopback(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
 def play(
     problem: Problem,
     folder: Path,
-    turnouts: Schedule | None = None,
+    participations: Schedule | None = None,
     connect: Connect = loopback,
     workers: int = 0,
-    crew: Any = None,
+    worker_pool: Any = None,
 ) -> Run:
     """One run through the coordinator and the encoded wire."""
     for name in ("state", "checkpoints", "logs"):
         (folder / name).mkdir(parents=True)
     experiment, kind = problem.experiment, problem.algorithm.client_type
-    turnouts = turnouts or schedule(
+    participations = participations or schedule(
         experiment.participation, clients=experiment.clients, seed=experiment.seed, sizes=problem.sizes
     )
     ledger, recorder = Ledger(), Recorder()
     states = ClientStates(folder / "state", kind)
     checkpoints = Checkpoints(folder / "checkpoints", states)
     endpoint = connect(problem, folder, ledger)
-    orders = {"experiment": asdict(experiment), "data_dir": None, "run_dir": str(folder)}
+    worker_config = {"experiment": asdict(experiment), "data_dir": None, "run_dir": str(folder)}
     journal = Journal(folder / "journal")
     try:
         coordinator = Coordinator(
             problem,
             endpoint,
-            crew or NoCrew(),
+            worker_pool or NoWorkerPool(),
             checkpoints,
-            turnouts,
+            participations,
             recorder,
             journal,
             run="run",
-            admission=Admission(orders, Belongings("", {}), workers),
-            terms=Terms(60.0, 60.0, 60.0),
+            registration=Registration(worker_config, WorkerManifest("", {}), workers),
+            timeouts=Timeouts(60.0, 60.0, 60.0),
             started=0.0,
         )
         outcome = coordinator.run()
@@ -202,8 +202,8 @@ def play(
     return Run(problem, folder, outcome, endpoint, entries, recorder.metrics, held)
 
 
-def listed(*turnouts: Turnout) -> Schedule:
-    return lambda round: turnouts[round - 1]
+def listed(*participations: Participation) -> Schedule:
+    return lambda round: participations[round - 1]
 
 
 # ---- looking into values
@@ -221,23 +221,23 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def letter_of(
+def envelope_of(
     message: object,
     codecs: Mapping[str, str],
     problem: Problem,
     refs: Mapping[str, Tensor] | None = None,
-) -> Letter:
+) -> Envelope:
     """The message as it arrives: encoded, and opened from copies of its bytes."""
     payload = encode(message, codecs, problem.dims, refs, problem.net.layout)
-    sent = seal(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
-    return open_letter([bytes(f) for f in (sent.head, *sent.frames)], "here")
+    sent = pack(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
+    return unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
 
 
 def carried(message: Any, problem: Problem, direction: str, down: Any = None) -> Any:
     """The message as the other side gets it; `down`: the decoded broadcast that an upload answers."""
     codecs, refs = problem.codecs[direction], None if down is None else references(down)
-    letter = letter_of(message, codecs, problem, refs)
-    return decode(type(message), letter, codecs, problem.dims, "here", refs, problem.net.layout)
+    envelope = envelope_of(message, codecs, problem, refs)
+    return decode(type(message), envelope, codecs, problem.dims, "here", refs, problem.net.layout)
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
             messages.append(sent)
             for k in range(CLIENTS):
                 own = algorithm.broadcast_to(server, k, ctx)
-                part = part_of(type(sent))
+                part = optional_group(type(sent))
                 if own is not None:
                     assert part is not None and isinstance(own, part.message)
                     messages.append(replace(sent, **{part.name: own}))

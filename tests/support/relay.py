@@ -116,17 +116,17 @@ class Relay:
                 self.bytes[direction] += len(chunk)
                 if chunk and self._flips[direction]:
                     self._flips[direction] -= 1
-                    chunk = self._spoilt(chunk)
+                    chunk = self._rejected(chunk)
                 now, (seconds, jitter) = time.monotonic(), self._delay
                 free = max(now, free) + (len(chunk) / self._rate if self._rate else 0.0)
                 due = free + seconds + self._random.uniform(0.0, jitter)
             chunks.put((due, chunk))
 
-    def _spoilt(self, chunk: bytes) -> bytes:
+    def _rejected(self, chunk: bytes) -> bytes:
         bit = self._random.randrange(8 * len(chunk))
-        spoilt = bytearray(chunk)
-        spoilt[bit // 8] ^= 1 << bit % 8
-        return bytes(spoilt)
+        rejected = bytearray(chunk)
+        rejected[bit // 8] ^= 1 << bit % 8
+        return bytes(rejected)
 
     def _write(self, sink: socket.socket, chunks: queue.Queue[tuple[float, bytes]], direction: str) -> None:
         """Each chunk when it is due. What cannot be written any more is thrown away, so that who reads can

@@ -53,7 +53,7 @@ def test_relay_and_kernel_count_what_the_ledger_books(
         endpoint = pool.connect(problem, folder, ledger, "tcp", through)
         close = endpoint.close
 
-        def settled() -> None:  # what has been sent must have passed the relay before the streams end
+        def checked() -> None:  # what has been sent must have passed the relay before the streams end
             booked = {d: ledger.booked(d) for d in ("up", "down")}
             until = time.monotonic() + 5.0
             while relays[0].bytes != booked and time.monotonic() < until:
@@ -61,11 +61,11 @@ def test_relay_and_kernel_count_what_the_ledger_books(
             seen.update(relay=dict(relays[0].bytes), ledger=booked)
             close()
 
-        endpoint.close = settled  # type: ignore[method-assign]
+        endpoint.close = checked  # type: ignore[method-assign]
         return endpoint
 
     problem = problem_of(find(name), codecs=codecs, participation="0.7+lost:0.2+gone:0.2", rounds=3)
-    run = play(problem, tmp_path / "run", connect=connect, workers=2, crew=pool)
+    run = play(problem, tmp_path / "run", connect=connect, workers=2, worker_pool=pool)
     pool.finish()
     relays[0].close()
     assert seen["relay"] == seen["ledger"]
@@ -84,7 +84,7 @@ def test_the_kernel_sees_a_byte_that_nobody_booked(pool: Pool, tmp_path: Path) -
 
     kernel_deadline, tcp_counters.residual.__defaults__ = tcp_counters.residual.__defaults__, (0.2,)
     try:
-        run = play(problem_of(find("fedavg")), tmp_path / "run", connect=connect, workers=2, crew=pool)
+        run = play(problem_of(find("fedavg")), tmp_path / "run", connect=connect, workers=2, worker_pool=pool)
     finally:
         tcp_counters.residual.__defaults__ = kernel_deadline
         pool.finish()

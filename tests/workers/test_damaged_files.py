@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsim.errors import DataError, FedsimError, UsageError, WireError
-from fedsim.wire.envelope import VERSION, Header, Letter, blob, seal
+from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack
 from fedsim.wire.state_file import encode_state
-from workers.coordinator.registration import Belongings
+from workers.coordinator.registration import WorkerManifest
 from workers.storage.store import Checkpoint, ClientStates, read_checkpoint, write_atomically
-from workers.transport.join_credentials import FORMAT, Invitation, KeyPair
+from workers.transport.join_credentials import FORMAT, JoinCredentials, KeyPair
 
 fixed = settings(
     deadline=None,
@@ -132,11 +132,11 @@ ODD: tuple[Any, ...] = (
 )
 
 
-def read(path: Path, data: bytes) -> Invitation | None:
+def read(path: Path, data: bytes) -> JoinCredentials | None:
     path.write_bytes(data)
     path.chmod(0o600)
     try:
-        return Invitation.read(path)
+        return JoinCredentials.read(path)
     except (DataError, UsageError) as e:
         assert str(path) in str(e)  # noqa: PT017
         assert SERVER.secret not in str(e)  # noqa: PT017
@@ -179,19 +179,19 @@ def test_a_hostile_join_file_is_refused(data: bytes, tmp_path: Path) -> None:
 
 def test_a_secret_is_in_no_text(tmp_path: Path) -> None:
     path = tmp_path / "join.json"
-    invitation = Invitation(FORMAT, "r", "tcp://127.0.0.1:1", SERVER.public, 1, (SERVER,))
-    invitation.write(path)
+    join_credentials = JoinCredentials(FORMAT, "r", "tcp://127.0.0.1:1", SERVER.public, 1, (SERVER,))
+    join_credentials.write(path)
     assert SERVER.secret in path.read_text()
-    assert SERVER.secret not in repr(invitation) + str(SERVER)
+    assert SERVER.secret not in repr(join_credentials) + str(SERVER)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 # ---- what a newcomer says it has
 
 
-def ready(data: bytes) -> Letter:
+def ready(data: bytes) -> Envelope:
     fields, frames = blob("ready", data)
-    return seal(Header(VERSION, "ready", "run", fields=fields), frames)
+    return pack(Header(VERSION, "ready", "run", fields=fields), frames)
 
 
 @pytest.mark.parametrize(
@@ -214,17 +214,17 @@ def ready(data: bytes) -> Letter:
 )
 def test_an_unreadable_ready_is_a_wire_error(data: bytes) -> None:
     with pytest.raises(WireError, match="an unreadable 'ready'"):
-        Belongings.of(ready(data))
+        WorkerManifest.of(ready(data))
 
 
 @fixed
 @given(st.binary(max_size=80), st.integers(0, 60), st.integers(0, 255))
 def test_any_ready_is_read_or_a_wire_error(rubbish: bytes, at: int, byte: int) -> None:
-    sound = bytearray(msgspec.json.encode(Belongings("d", {"a.py": "0" * 64})))
+    sound = bytearray(msgspec.json.encode(WorkerManifest("d", {"a.py": "0" * 64})))
     sound[at] = byte
     for data in (rubbish, bytes(sound)):
         try:
-            found = Belongings.of(ready(data))
+            found = WorkerManifest.of(ready(data))
         except FedsimError as e:
             assert isinstance(e, WireError)  # noqa: PT017
             continue
@@ -233,4 +233,4 @@ def test_any_ready_is_read_or_a_wire_error(rubbish: bytes, at: int, byte: int) -
 
 def test_a_ready_without_a_frame_is_a_wire_error() -> None:
     with pytest.raises(WireError, match="an unreadable 'ready'"):
-        Belongings.of(seal(Header(VERSION, "ready", "run")))
+        WorkerManifest.of(pack(Header(VERSION, "ready", "run")))

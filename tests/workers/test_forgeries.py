@@ -11,7 +11,7 @@ import pytest
 
 from fedsim.errors import FedsimError, TaskError, WireError
 from fedsim.problem import Problem
-from fedsim.wire.envelope import VERSION, Header, Letter, blob, digest, open_letter, seal
+from fedsim.wire.envelope import VERSION, Envelope, Header, blob, digest, pack, unpack
 from fedsim.wire.ledger import Ledger
 from protocols import find
 from tests.support.harness import Connect, play, problem_of
@@ -28,17 +28,17 @@ class Forging(Loopback):
         self.kind, self.forge, self.done = kind, forge, False
 
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
-        letters, ready = super().wait(fds, timeout)
-        if self.done or not letters or letters[0].letter.header.kind != self.kind:
-            return letters, ready
+        envelopes, ready = super().wait(fds, timeout)
+        if self.done or not envelopes or envelopes[0].envelope.header.kind != self.kind:
+            return envelopes, ready
         self.done = True
-        forged = self.forge(letters[0])
+        forged = self.forge(envelopes[0])
         unbooked = list(forged)
-        if letters[0] in forged:
-            unbooked.remove(letters[0])  # that one has crossed the wire
+        if envelopes[0] in forged:
+            unbooked.remove(envelopes[0])  # that one has crossed the wire
         for more in unbooked:
-            self._book(more.letter, more.worker, "up")
-        return [*forged, *letters[1:]], ready
+            self._book(more.envelope, more.worker, "up")
+        return [*forged, *envelopes[1:]], ready
 
 
 Forgery = Callable[[Incoming], list[Incoming]]
@@ -48,15 +48,15 @@ def about(**changes: object) -> Forgery:
     """The same letter with another header."""
 
     def forge(sound: Incoming) -> list[Incoming]:
-        header = msgspec.structs.replace(sound.letter.header, **changes)
-        letter = seal(header, sound.letter.frames)
-        return [Incoming(sound.worker, open_letter([letter.head, *letter.frames], "here"))]
+        header = msgspec.structs.replace(sound.envelope.header, **changes)
+        envelope = pack(header, sound.envelope.frames)
+        return [Incoming(sound.worker, unpack([envelope.head, *envelope.frames], "here"))]
 
     return forge
 
 
 def by(worker: int) -> Forgery:
-    return lambda sound: [Incoming(worker, sound.letter)]
+    return lambda sound: [Incoming(worker, sound.envelope)]
 
 
 def twice(sound: Incoming) -> list[Incoming]:
@@ -73,14 +73,14 @@ def kind(name: str, data: bytes | None = None) -> Forgery:
 
     def forge(sound: Incoming) -> list[Incoming]:
         fields, frames = blob("x", data) if data is not None else ((), ())
-        h = msgspec.structs.replace(sound.letter.header, kind=name, fields=fields)
-        return [Incoming(sound.worker, seal(h, frames))]
+        h = msgspec.structs.replace(sound.envelope.header, kind=name, fields=fields)
+        return [Incoming(sound.worker, pack(h, frames))]
 
     return forge
 
 
 def bare(sound: Incoming) -> list[Incoming]:
-    return [Incoming(sound.worker, Letter(Header(VERSION, "upload", "run"), b"", ()))]
+    return [Incoming(sound.worker, Envelope(Header(VERSION, "upload", "run"), b"", ()))]
 
 
 FORGERIES: dict[str, tuple[str, Forgery]] = {
@@ -143,21 +143,21 @@ def test_a_forgery_ends_the_run_with_a_reason(name: str, tmp_path: Path) -> None
 def test_an_echo_is_dropped_and_counted(name: str, tmp_path: Path) -> None:
     plain = play(problem_of(find("fedlap_cov")), tmp_path / "plain")
     endpoints, connect = forging(*ECHOES[name])
-    echoed = play(problem_of(find("fedlap_cov")), tmp_path / "echoed", connect=connect)
+    duplicated = play(problem_of(find("fedlap_cov")), tmp_path / "duplicated", connect=connect)
     assert endpoints[0].done
-    assert echoed.bits == plain.bits
-    records = read_journal(echoed.folder / "journal")
+    assert duplicated.bits == plain.bits
+    records = read_journal(duplicated.folder / "journal")
     assert [r["what"] for r in records].count("echo") == 1
 
 
 def test_two_answers_that_differ_are_not_hidden(tmp_path: Path) -> None:
     def another(sound: Incoming) -> list[Incoming]:
-        (first, *others), h = sound.letter.frames, sound.letter.header
+        (first, *others), h = sound.envelope.frames, sound.envelope.header
         changed = bytes(first[:-1]) + bytes([first[-1] ^ 1])
         part = msgspec.structs.replace(h.fields[0].parts[0], digest=digest(changed))
         field = msgspec.structs.replace(h.fields[0], parts=(part, *h.fields[0].parts[1:]))
         header = msgspec.structs.replace(h, fields=(field, *h.fields[1:]))
-        return [sound, Incoming(sound.worker, seal(header, (changed, *others)))]
+        return [sound, Incoming(sound.worker, pack(header, (changed, *others)))]
 
     _, connect = forging("upload", another)
     with pytest.raises(TaskError, match="not deterministic"):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedsim.round_machine import ProtocolError
-from fedsim.wire.envelope import Letter
+from fedsim.wire.envelope import Envelope
 from tests.simulation.histories import EXPERIMENTS, TERMS, Ground, history
 from tests.simulation.workers import SLOW
 from tests.simulation.world import Odds
-from workers.coordinator.response_filter import Fence
+from workers.coordinator.response_filter import ResponseFilter
 
 HISTORIES = 150
 """Of each experiment."""
@@ -30,27 +30,27 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 
 
 def test_any_history_ends_with_the_same_bits(ground: Ground, tmp_path: Path) -> None:
-    starts = echoes = 0
+    starts = duplicates = 0
     for seed in range(HISTORIES):
         made = history(ground, seed, tmp_path / str(seed))
         assert made.identical, made
-        starts, echoes = starts + made.starts, echoes + made.echoes
+        starts, duplicates = starts + made.starts, duplicates + made.duplicates
     assert starts > 1.3 * HISTORIES  # coordinators were killed
-    assert echoes > HISTORIES
+    assert duplicates > HISTORIES
 
 
 @pytest.mark.parametrize("seed", [3, 14])
 def test_a_seed_is_a_history(seed: int, small: Ground, tmp_path: Path) -> None:
     one, other = (history(small, seed, tmp_path / name) for name in ("one", "other"))
     assert one.happened and one.happened == other.happened
-    assert (one.starts, one.seconds, one.echoes) == (other.starts, other.seconds, other.echoes)
+    assert (one.starts, one.seconds, one.duplicates) == (other.starts, other.seconds, other.duplicates)
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_few_histories_need_a_second_start(elsewhere: bool, small: Ground, tmp_path: Path) -> None:
+@pytest.mark.parametrize("remote", [False, True])
+def test_few_histories_need_a_second_start(remote: bool, small: Ground, tmp_path: Path) -> None:
     """Workers that die, hang, and repeat themselves; cut and silent connections: others take over, unless
     nobody is left for as long as one may take to join, or one task has ended three."""
-    odds = Odds(3, elsewhere, die=0.1, stop=0.05, repeat=0.3, cut=0.03 * elsewhere, mute=0.05 * elsewhere)
+    odds = Odds(3, remote, die=0.1, stop=0.05, repeat=0.3, cut=0.03 * remote, mute=0.05 * remote)
     ended = [history(small, seed, tmp_path / str(seed), odds) for seed in range(30)]
     assert all(made.identical for made in ended)
     errors = [error for made in ended for error in made.errors]
@@ -58,10 +58,10 @@ def test_few_histories_need_a_second_start(elsewhere: bool, small: Ground, tmp_p
     assert len(errors) < 8
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_slow_worker_is_never_given_up(elsewhere: bool, small: Ground, tmp_path: Path) -> None:
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_slow_worker_is_never_given_up(remote: bool, small: Ground, tmp_path: Path) -> None:
     assert 3 * TERMS["lease"] < SLOW
-    made = history(small, 0, tmp_path / "run", Odds(2, elsewhere, slow=1.0))
+    made = history(small, 0, tmp_path / "run", Odds(2, remote, slow=1.0))
     assert made.identical and made.starts == 1
     assert made.given_up == []
 
@@ -82,9 +82,9 @@ def test_a_task_that_ends_all_its_workers_stops_the_run(small: Ground, tmp_path:
 def test_any_letter_may_be_the_last(what: str, small: Ground, tmp_path: Path) -> None:
     """At the n-th letter of every start its sender dies, or its connection ends, for every n until none is
     struck."""
-    elsewhere, cuts = what.startswith("elsewhere"), what.endswith("cut")
+    remote, cuts = what.startswith("remote"), what.endswith("cut")
     for n in range(1, 300):
-        made = history(small, 0, tmp_path / str(n), Odds(2, elsewhere, strike=n, cuts=cuts))
+        made = history(small, 0, tmp_path / str(n), Odds(2, remote, inject=n, cuts=cuts))
         assert made.identical, f"letter {n}: {made}"
         if not made.happened:
             break
@@ -96,9 +96,9 @@ def test_without_the_fence_histories_differ(
 ) -> None:
     """That the test above can fail."""
 
-    def everything(self: Fence, worker: int, letter: Letter) -> bool:
+    def everything(self: ResponseFilter, worker: int, envelope: Envelope) -> bool:
         return True
 
-    monkeypatch.setattr(Fence, "admits", everything)
+    monkeypatch.setattr(ResponseFilter, "accepts", everything)
     with pytest.raises((ProtocolError, KeyError)):
         history(small, 2, tmp_path / "run", Odds(2, repeat=0.5))

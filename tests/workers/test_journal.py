@@ -83,16 +83,16 @@ def test_rubbish_between_records_is_skipped(rubbish: bytes, before: int) -> None
     ],
 )
 def test_what_is_no_record_under_a_right_checksum_is_skipped(payload: bytes) -> None:
-    assert [r["round"] for r, _ in _records(record(1) + sealed(payload) + record(2))] == [1, 2]
+    assert [r["round"] for r, _ in _records(record(1) + packed_envelope(payload) + record(2))] == [1, 2]
 
 
 def test_a_file_of_zeros_after_a_power_cut_has_no_record() -> None:
     assert list(_records(record(1) + bytes(1 << 16))) == [({"what": "commit", "round": 1}, len(record(1)))]
 
 
-def sealed(payload: bytes) -> bytes:
+def packed_envelope(payload: bytes) -> bytes:
     return struct.pack(">IQ", len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
 
 
 def record(round: int) -> bytes:
-    return sealed(msgspec.msgpack.encode({"what": "commit", "round": round}))
+    return packed_envelope(msgspec.msgpack.encode({"what": "commit", "round": round}))

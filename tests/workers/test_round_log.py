@@ -10,25 +10,25 @@ import pytest
 
 from fedsim.errors import UsageError
 from fedsim.learning.metrics import EXTRA, MEASURES
-from fedsim.problem import Score
-from workers.coordinator.round_log import RESERVED, RoundRecord, Scoreboard
+from fedsim.problem import ChunkScore
+from workers.coordinator.round_log import RESERVED, RoundLog, RoundRecord
 
 CATEGORICAL = MEASURES["categorical"]
 
 
-def board(chunks: int = 2) -> tuple[Scoreboard, list[Mapping[str, Any]]]:
+def round_log(chunks: int = 2) -> tuple[RoundLog, list[Mapping[str, Any]]]:
     lines: list[Mapping[str, Any]] = []
-    return Scoreboard(chunks, lines.append, CATEGORICAL), lines
+    return RoundLog(chunks, lines.append, CATEGORICAL), lines
 
 
 def score(
     correct: int, nll: float, examples: int = 10, *, ensemble: tuple[int, float] = (0, math.nan)
-) -> Score:
-    return Score((examples, correct, nll), (examples, *ensemble))
+) -> ChunkScore:
+    return ChunkScore((examples, correct, nll), (examples, *ensemble))
 
 
 def test_a_line_waits_for_its_scores_its_commit_and_its_predecessors() -> None:
-    made, lines = board()
+    made, lines = round_log()
     for r in (0, 1):
         made.open(r, (r,))
     made[1].scores |= {0: score(1, 1.0), 1: score(2, 3.0)}
@@ -51,7 +51,7 @@ def test_a_line_waits_for_its_scores_its_commit_and_its_predecessors() -> None:
 
 
 def test_scores_are_means_over_examples_in_the_order_of_chunks() -> None:
-    made, lines = board(3)
+    made, lines = round_log(3)
     record = made.open(0, ())
     parts = {0: score(5, 1e16, 10), 1: score(1, 1.0, 4), 2: score(0, -1e16, 2)}
     for chunk in (2, 0, 1):  # as they arrive
@@ -64,7 +64,7 @@ def test_scores_are_means_over_examples_in_the_order_of_chunks() -> None:
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_an_ensemble_is_told_only_if_there_was_one(sampled: bool) -> None:
-    made, lines = board(2)
+    made, lines = round_log(2)
     record = made.open(3, (0, 2))
     record.committed, record.sampled = True, sampled
     record.scores |= {0: score(4, 5.0, ensemble=(6, 3.0)), 1: score(2, 7.0, ensemble=(8, 2.0))}
@@ -77,7 +77,7 @@ def test_an_ensemble_is_told_only_if_there_was_one(sampled: bool) -> None:
 
 
 def test_a_nan_is_told_as_it_is() -> None:
-    made, lines = board(1)
+    made, lines = round_log(1)
     record = made.open(0, ())
     record.committed, record.sampled = True, True
     record.scores[0] = score(1, math.nan, ensemble=(1, math.nan))
@@ -86,7 +86,7 @@ def test_a_nan_is_told_as_it_is() -> None:
 
 
 def test_opening_twice_is_the_same_record_and_a_dropped_round_is_never_told() -> None:
-    made, lines = board(0)
+    made, lines = round_log(0)
     first = made.open(1, (0, 1))
     assert made.open(1, (5,)) is first
     assert first.participants == (0, 1)
@@ -111,7 +111,7 @@ def test_reserved_names_are_all_that_a_line_has() -> None:
     record = RoundRecord(1, (0, 1), (0,), scores=scores, **often)
     keys = {k for k in record.line(1, CATEGORICAL) if not k.startswith("seconds")}
     assert keys == RESERVED - set(EXTRA)
-    tags = RoundRecord(1, scores={0: Score((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3))})
+    tags = RoundRecord(1, scores={0: ChunkScore((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3))})
     keys = {k for k in tags.line(1, MEASURES["bernoulli"]) if not k.startswith("seconds")}
     now_and_then = {"folded", "late", "refused", "simulated_seconds"}
     assert keys == {k for k in RESERVED - now_and_then if not k.startswith("ensemble")}
@@ -125,6 +125,6 @@ def test_what_is_reported_stands_in_the_line() -> None:
 
 
 def test_regression_has_no_accuracy() -> None:
-    record = RoundRecord(1, scores={0: Score((4.0, 2.0)), 1: Score((4.0, 6.0))})
+    record = RoundRecord(1, scores={0: ChunkScore((4.0, 2.0)), 1: ChunkScore((4.0, 6.0))})
     line = record.line(2, MEASURES["gaussian"])
     assert (line["test_accuracy"], line["test_nll"]) == (None, 1.0)

@@ -201,11 +201,11 @@ def test_three_checkpoints_and_exactly_the_states_that_they_name(
     versions = [0, 0, 0, 0]
     history = []
     for r in range(1, 9):
-        people = [k for k in (0, 1, 2) if k != 2 or r % 2]
-        for k in people:
+        participants = [k for k in (0, 1, 2) if k != 2 or r % 2]
+        for k in participants:
             states.save(k, 2 * r - 1, client(2 * r - 1))
             states.save(k, 2 * r, client(2 * r))
-        folded = tuple(k for k in people if (k, r) != (1, 4))
+        folded = tuple(k for k in participants if (k, r) != (1, 4))
         for k in folded:
             versions[k] = 2 * r
         history.append(tuple(versions))

@@ -18,15 +18,15 @@ import zmq
 
 from fedsim.errors import AccessError, ConnectionLost, DataError, TaskError, UsageError
 from fedsim.problem import Problem
-from fedsim.wire.envelope import NONE, VERSION, Header, blob, seal
+from fedsim.wire.envelope import NONE, VERSION, Header, blob, pack
 from fedsim.wire.ledger import Ledger
 from protocols import find
 from tests.support.harness import play, problem_of
 from workers.transport import ingress_limiter, router, tcp_counters
-from workers.transport.dealer import Connection, Credentials, Hello, KeyRefused
+from workers.transport.dealer import Connection, CurveKeys, Hello, KeyRefused
 from workers.transport.endpoint import Endpoint
 from workers.transport.join_credentials import KeyPair
-from workers.transport.listeners import Door, GuardedPort, LocalPort, PrivateFolder
+from workers.transport.listeners import CurveListener, IpcListener, Listener, LocalTcpListener
 from workers.transport.revocation import Revocations
 from workers.transport.router import ZmqEndpoint
 from workers.worker.main import announce, serve
@@ -36,15 +36,15 @@ DEADLINE = 30.0
 """A loaded machine; handshakes have half a second here."""
 MAX_FRAME = 1 << 20
 SERVER, KNOWN = KeyPair.new(), (KeyPair.new(), KeyPair.new())
-DOORS: dict[str, Callable[[], Door]] = {
-    "folder": PrivateFolder,
-    "port": LocalPort,
+DOORS: dict[str, Callable[[], Listener]] = {
+    "folder": IpcListener,
+    "port": LocalTcpListener,
     "guarded": lambda: guarded("tcp://127.0.0.1:*"),
 }
 
 
-def guarded(bind: str, revoked: Path = Path("nowhere")) -> GuardedPort:
-    return GuardedPort(bind, SERVER, KNOWN, Revocations(revoked))
+def guarded(bind: str, revoked: Path = Path("nowhere")) -> CurveListener:
+    return CurveListener(bind, SERVER, KNOWN, Revocations(revoked))
 
 
 def greeting(mechanism: bytes) -> bytes:
@@ -97,7 +97,7 @@ def raw(endpoint: ZmqEndpoint) -> socket.socket:
     made = socket.socket(socket.AF_UNIX if scheme == "ipc" else socket.AF_INET)
     made.settimeout(DEADLINE)
     try:
-        made.connect(where if scheme == "ipc" else ("127.0.0.1", endpoint.door.port))
+        made.connect(where if scheme == "ipc" else ("127.0.0.1", endpoint.listener.port))
     except OSError:
         made.close()
         raise
@@ -118,8 +118,8 @@ def resident() -> int:
 
 def hello(token: str, index: int) -> list[bytes]:
     fields, frames = blob("hello", msgspec.json.encode(Hello(token, index, 1)))
-    letter = seal(Header(VERSION, "hello", "", fields=fields), frames)
-    return [letter.head, *(bytes(f) for f in letter.frames)]
+    envelope = pack(Header(VERSION, "hello", "", fields=fields), frames)
+    return [envelope.head, *(bytes(f) for f in envelope.frames)]
 
 
 def until(endpoint: ZmqEndpoint, true: Callable[[], bool]) -> list[int]:
@@ -144,7 +144,7 @@ def test_noise_is_refused_by_libzmq_itself(endpoint: ZmqEndpoint, knock: Callabl
     for connection in connections:
         shut_out(connection)
     assert endpoint.wait([], 0.05) == ([], [])
-    assert endpoint.strangers == 0
+    assert endpoint.unauthenticated_peers == 0
 
 
 def test_without_a_zap_domain_the_same_noise_becomes_messages() -> None:
@@ -177,8 +177,8 @@ def test_hundreds_of_silent_connections_hold_nobody_up(
     endpoint: ZmqEndpoint, knock: Callable[[], socket.socket]
 ) -> None:
     silent, before = [knock() for _ in range(300)], resident()
-    assert isinstance(endpoint.door, LocalPort)
-    worker = Connection(endpoint.address, Hello(endpoint.door.token, 0, 1), MAX_FRAME)
+    assert isinstance(endpoint.listener, LocalTcpListener)
+    worker = Connection(endpoint.address, Hello(endpoint.listener.token, 0, 1), MAX_FRAME)
     try:
         assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
     finally:
@@ -198,43 +198,43 @@ LETTERS = {
     "no letter": [b"hello"],
     "empty": [b""],
     "many frames": [b""] * 200,
-    "another kind": [bytes(seal(Header(VERSION, "upload", "run")).head)],
+    "another kind": [bytes(pack(Header(VERSION, "upload", "run")).head)],
     "no json": [*hello("", 0)[:1], b"{"],
 }
 
 
 def test_a_stranger_gets_no_letter_in(endpoint: ZmqEndpoint) -> None:
     """Its letters are dropped, counted and not in the ledger; a worker comes in behind it."""
-    assert isinstance(endpoint.door, LocalPort)
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.connect(endpoint.address)
+    assert isinstance(endpoint.listener, LocalTcpListener)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as unauthenticated_peer:
+        unauthenticated_peer.linger = 0
+        unauthenticated_peer.connect(endpoint.address)
         for frames in LETTERS.values():
-            stranger.send_multipart(frames)
-        assert until(endpoint, lambda: endpoint.strangers == len(LETTERS)) == []
+            unauthenticated_peer.send_multipart(frames)
+        assert until(endpoint, lambda: endpoint.unauthenticated_peers == len(LETTERS)) == []
         assert (endpoint.total_bytes, endpoint._routes) == ({"up": 0, "down": 0}, {})
-        stranger.send_multipart(hello(endpoint.door.token, 1))
+        unauthenticated_peer.send_multipart(hello(endpoint.listener.token, 1))
         assert until(endpoint, lambda: bool(endpoint._routes)) == [1]
 
 
 def test_a_second_worker_of_the_same_index_is_refused_and_the_first_unharmed(endpoint: ZmqEndpoint) -> None:
-    assert isinstance(endpoint.door, LocalPort)
+    assert isinstance(endpoint.listener, LocalTcpListener)
     with ExitStack() as closing:
-        who = Hello(endpoint.door.token, 0, 1)
+        who = Hello(endpoint.listener.token, 0, 1)
         first = Connection(endpoint.address, who, MAX_FRAME)
         closing.callback(first.close)
         assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
         second = Connection(endpoint.address, who, MAX_FRAME)
         closing.callback(second.close)
-        assert until(endpoint, lambda: endpoint.strangers == 1) == []
-        endpoint.send(0, seal(Header(VERSION, "stop", "run")))
+        assert until(endpoint, lambda: endpoint.unauthenticated_peers == 1) == []
+        endpoint.send(0, pack(Header(VERSION, "stop", "run")))
         answer = first.receive(DEADLINE)
         assert answer is not None and answer.header.kind == "stop"
         assert second.receive(0.05) is None
 
 
-def credentials(pair: KeyPair, server: KeyPair = SERVER) -> Credentials:
-    return Credentials(pair.public.encode(), pair.secret.encode(), server.public.encode())
+def curve_keys(pair: KeyPair, server: KeyPair = SERVER) -> CurveKeys:
+    return CurveKeys(pair.public.encode(), pair.secret.encode(), server.public.encode())
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def come(endpoint: ZmqEndpoint) -> Iterator[Callable[[int], Connection]]:
 
         def joined(worker: int) -> Connection:
             who = Hello("", worker, 1)
-            made = Connection(endpoint.address, who, MAX_FRAME, credentials(KNOWN[worker]), DEADLINE)
+            made = Connection(endpoint.address, who, MAX_FRAME, curve_keys(KNOWN[worker]), DEADLINE)
             closing.callback(made.close)
             return made
 
@@ -262,7 +262,7 @@ def test_a_worker_that_was_given_up_is_told_so_and_comes_in_again(
     endpoint.dismiss(1)
     for _ in range(3):
         worker.send(
-            seal(Header(VERSION, "upload", "run", fields=blob("x", bytes(nbytes))[0]), [bytes(nbytes)])
+            pack(Header(VERSION, "upload", "run", fields=blob("x", bytes(nbytes))[0]), [bytes(nbytes)])
         )
     assert until(endpoint, lambda: bool(endpoint._called_back)) == []
     with pytest.raises(ConnectionLost, match="had given this worker up"):
@@ -271,11 +271,11 @@ def test_a_worker_that_was_given_up_is_told_so_and_comes_in_again(
     assert worker.receive(0.05) is None, "a second answer"
     rows = [e for e in endpoint.ledger.close(0) if e.message == "rejoin"]
     assert {(e.kind, e.worker, e.direction) for e in rows} == {("control", 1, "down")}
-    assert len(rows) == 2 and endpoint.strangers == 0
-    again = come(1)
+    assert len(rows) == 2 and endpoint.unauthenticated_peers == 0
+    second = come(1)
     assert until(endpoint, lambda: bool(endpoint._routes)) == [1]
-    endpoint.send(1, seal(Header(VERSION, "stop", "run")))
-    answer = again.receive(DEADLINE)
+    endpoint.send(1, pack(Header(VERSION, "stop", "run")))
+    answer = second.receive(DEADLINE)
     assert answer is not None and answer.header.kind == "stop"
 
 
@@ -284,16 +284,16 @@ def test_a_worker_that_goes_before_its_hello_is_read_leaves_its_place(
     endpoint: ZmqEndpoint, come: Callable[[int], Connection]
 ) -> None:
     """The coordinator reads late: when it answers, nobody is there, and another may come."""
-    Connection(endpoint.address, Hello("", 0, 1), MAX_FRAME, credentials(KNOWN[0]), DEADLINE).close(1.0)
+    Connection(endpoint.address, Hello("", 0, 1), MAX_FRAME, curve_keys(KNOWN[0]), DEADLINE).close(1.0)
     time.sleep(0.2)
     assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
     with pytest.raises(TaskError, match="cannot send to worker 0"):
-        endpoint.send(0, seal(Header(VERSION, "welcome", "run")))
+        endpoint.send(0, pack(Header(VERSION, "welcome", "run")))
     assert endpoint.wait([], DEADLINE) == ([], []) and endpoint.lost == [0]
     endpoint.lost = []
     come(0)
     assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
-    endpoint.send(0, seal(Header(VERSION, "welcome", "run")))
+    endpoint.send(0, pack(Header(VERSION, "welcome", "run")))
 
 
 @pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)
@@ -304,18 +304,18 @@ def test_a_guest_that_has_nothing_to_say_speaks_up(
     runtime = WorkerRuntime(problem_of(find("fedavg")), tmp_path, "run", 0)
     worker, ended = come(0), threading.Event()
 
-    def visit() -> None:
+    def remote_worker() -> None:
         with pytest.raises(ConnectionLost):
-            serve(worker, runtime, lambda letter: [], idle=0.05)
+            serve(worker, runtime, lambda envelope: [], idle=0.05)
         ended.set()
 
-    thread = threading.Thread(target=visit, daemon=True)
+    thread = threading.Thread(target=remote_worker, daemon=True)
     thread.start()
-    letters: list[Header] = []
-    while len(letters) < 4:
-        letters += [i.letter.header for i in endpoint.wait([], DEADLINE)[0]]
-    assert [h.kind for h in letters] == ["hello", "alive", "alive", "alive"]
-    assert {(h.run, h.round, h.client) for h in letters[1:]} == {("run", NONE, NONE)}
+    envelopes: list[Header] = []
+    while len(envelopes) < 4:
+        envelopes += [i.envelope.header for i in endpoint.wait([], DEADLINE)[0]]
+    assert [h.kind for h in envelopes] == ["hello", "alive", "alive", "alive"]
+    assert {(h.run, h.round, h.client) for h in envelopes[1:]} == {("run", NONE, NONE)}
     endpoint.dismiss(0)
     assert until(endpoint, ended.is_set) == []
     thread.join(DEADLINE)
@@ -328,7 +328,7 @@ def test_a_sign_of_life_at_the_end_is_in_the_ledger(
     """Nobody listens any more when the kernel is asked, and it has counted this letter."""
     worker = come(0)
     assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
-    worker.send(seal(Header(VERSION, "alive", "run")))
+    worker.send(pack(Header(VERSION, "alive", "run")))
     assert endpoint.residual() == {"down": 0, "up": 0}
 
 
@@ -336,12 +336,12 @@ def test_a_sign_of_life_at_the_end_is_in_the_ledger(
 def test_a_key_opens_the_guarded_port(endpoint: ZmqEndpoint) -> None:
     who = Hello("", 7, 1)  # who it says it is does not count, but its key
     with pytest.raises(AccessError, match="does not accept this key"):
-        Connection(endpoint.address, who, MAX_FRAME, credentials(KeyPair.new()), DEADLINE)
+        Connection(endpoint.address, who, MAX_FRAME, curve_keys(KeyPair.new()), DEADLINE)
     with pytest.raises(TaskError, match="no coordinator with the key of the join file"):
-        Connection(endpoint.address, who, MAX_FRAME, credentials(KNOWN[0], KeyPair.new()), 0.3)
-    Connection(endpoint.address, who, MAX_FRAME, credentials(KNOWN[1]), DEADLINE).close(1.0)
+        Connection(endpoint.address, who, MAX_FRAME, curve_keys(KNOWN[0], KeyPair.new()), 0.3)
+    Connection(endpoint.address, who, MAX_FRAME, curve_keys(KNOWN[1]), DEADLINE).close(1.0)
     assert until(endpoint, lambda: bool(endpoint.ledger.booked("up"))) == [1]
-    assert endpoint.strangers == 0
+    assert endpoint.unauthenticated_peers == 0
 
 
 @pytest.fixture
@@ -360,7 +360,7 @@ def test_a_key_that_is_revoked_opens_nothing_and_what_it_has_opened_ends(
         closing.callback(endpoint.close)
 
         def come(worker: int) -> Connection:
-            keys = credentials(KNOWN[worker])
+            keys = curve_keys(KNOWN[worker])
             made = Connection(endpoint.address, Hello("", worker, 1), MAX_FRAME, keys, DEADLINE)
             closing.callback(made.close)
             return made
@@ -373,14 +373,14 @@ def test_a_key_that_is_revoked_opens_nothing_and_what_it_has_opened_ends(
         with pytest.raises(ConnectionLost, match="was lost"):
             goes.receive(1.0)
         with pytest.raises(ConnectionLost, match="was lost"):
-            goes.send(seal(Header(VERSION, "upload", "run")))  # as if it had computed meanwhile
+            goes.send(pack(Header(VERSION, "upload", "run")))  # as if it had computed meanwhile
         if not dismissed:
             until(endpoint, lambda: endpoint.lost == [1])
         with pytest.raises(KeyRefused, match="does not accept this key"):
             come(1)
         with pytest.raises(AccessError, match="the key of worker 1 was revoked"):
-            endpoint.door.who(Hello("", 1, 1), KNOWN[1].public)
-        endpoint.send(0, seal(Header(VERSION, "stop", "run")))
+            endpoint.listener.who(Hello("", 1, 1), KNOWN[1].public)
+        endpoint.send(0, pack(Header(VERSION, "stop", "run")))
         answer = stays.receive(DEADLINE)
         assert answer is not None and answer.header.kind == "stop"
 
@@ -401,24 +401,24 @@ def test_revocations_add_up_and_a_damaged_file_takes_none_back(revocations: Revo
 
 def test_a_stranger_is_no_event(endpoint: ZmqEndpoint) -> None:
     """An empty answer before its time would mean to the coordinator that its workers hang."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger = 0
-        stranger.connect(endpoint.address)
-        stranger.send(b"hello")
-        until(endpoint, lambda: endpoint.strangers == 1)
-        threading.Timer(0.05, stranger.send, [b"again"]).start()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as unauthenticated_peer:
+        unauthenticated_peer.linger = 0
+        unauthenticated_peer.connect(endpoint.address)
+        unauthenticated_peer.send(b"hello")
+        until(endpoint, lambda: endpoint.unauthenticated_peers == 1)
+        threading.Timer(0.05, unauthenticated_peer.send, [b"again"]).start()
         began = time.monotonic()
         assert endpoint.wait([], 0.2) == ([], [])
-        assert endpoint.strangers == 2
+        assert endpoint.unauthenticated_peers == 2
         assert time.monotonic() - began >= 0.2
 
 
 def test_a_worker_says_hello_once(endpoint: ZmqEndpoint) -> None:
-    assert isinstance(endpoint.door, LocalPort)
-    worker = Connection(endpoint.address, Hello(endpoint.door.token, 0, 1), MAX_FRAME)
+    assert isinstance(endpoint.listener, LocalTcpListener)
+    worker = Connection(endpoint.address, Hello(endpoint.listener.token, 0, 1), MAX_FRAME)
     try:
         assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
-        worker.send(seal(Header(VERSION, "hello", "")))
+        worker.send(pack(Header(VERSION, "hello", "")))
         until(endpoint, lambda: bool(endpoint.unreadable))
         assert endpoint.unreadable == {0: "a second hello"}
     finally:
@@ -427,16 +427,16 @@ def test_a_worker_says_hello_once(endpoint: ZmqEndpoint) -> None:
 
 def test_a_flipped_bit_is_known_for_whose_it_is(endpoint: ZmqEndpoint) -> None:
     """The letter is nowhere, and the coordinator gives the worker up; others are not concerned."""
-    assert isinstance(endpoint.door, LocalPort)
+    assert isinstance(endpoint.listener, LocalTcpListener)
     with zmq.Context() as context, context.socket(zmq.DEALER) as worker:
         worker.linger = 0
         worker.connect(endpoint.address)
-        fields, frames = blob("hello", msgspec.json.encode(Hello(endpoint.door.token, 1, 1)))
-        hello = seal(Header(VERSION, "hello", "", fields=fields), frames)
+        fields, frames = blob("hello", msgspec.json.encode(Hello(endpoint.listener.token, 1, 1)))
+        hello = pack(Header(VERSION, "hello", "", fields=fields), frames)
         worker.send_multipart([hello.head, *hello.frames])
         assert until(endpoint, lambda: bool(endpoint._routes)) == [1]
         fields, frames = blob("score", bytes(40))
-        score = seal(Header(VERSION, "score", "run", fields=fields), frames)
+        score = pack(Header(VERSION, "score", "run", fields=fields), frames)
         worker.send_multipart([score.head, bytes(39) + b"\x01"])
         assert until(endpoint, lambda: bool(endpoint.unreadable)) == []
         assert "checksum" in endpoint.unreadable[1]
@@ -462,7 +462,7 @@ class Flood:
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 0
             if self._keys is not None:
-                c = credentials(self._keys)
+                c = curve_keys(self._keys)
                 dealer.curve_publickey, dealer.curve_secretkey = c.public, c.secret
                 dealer.curve_serverkey = c.server
             monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -488,9 +488,9 @@ class Flood:
 def test_a_message_without_end_is_cut_off(endpoint: ZmqEndpoint, known: bool) -> None:
     """Also from one of us. libzmq would keep all of it, for no frame of it is too long. (At the guarded port
     even the stranger has a key: without one there is no connection to send it by.)"""
-    door, before, most = endpoint.door, resident(), [0]
-    keys = None if isinstance(door, LocalPort) else KNOWN[0]
-    token = door.token if isinstance(door, LocalPort) else ""
+    listener, before, most = endpoint.listener, resident(), [0]
+    keys = None if isinstance(listener, LocalTcpListener) else KNOWN[0]
+    token = listener.token if isinstance(listener, LocalTcpListener) else ""
     flood = Flood(endpoint, hello(token, 0) if known else [], keys)
 
     def over() -> bool:
@@ -506,16 +506,16 @@ def test_a_message_without_end_is_cut_off(endpoint: ZmqEndpoint, known: bool) ->
 @pytest.mark.parametrize("endpoint", ["port", "guarded"], indirect=True)
 def test_a_worker_may_be_ahead_and_send_much(endpoint: ZmqEndpoint) -> None:
     """What counts is what was not taken yet, not what it has sent in all; and the kernel's proof holds."""
-    door = endpoint.door
-    own = isinstance(door, LocalPort)
-    who = Hello(door.token if isinstance(door, LocalPort) else "", 0, 1)
-    worker = Connection(endpoint.address, who, MAX_FRAME, None if own else credentials(KNOWN[0]), DEADLINE)
+    listener = endpoint.listener
+    own = isinstance(listener, LocalTcpListener)
+    who = Hello(listener.token if isinstance(listener, LocalTcpListener) else "", 0, 1)
+    worker = Connection(endpoint.address, who, MAX_FRAME, None if own else curve_keys(KNOWN[0]), DEADLINE)
     try:
         assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
-        letter = seal(Header(VERSION, "upload", "run", fields=blob("x", PART)[0]), [PART])
+        envelope = pack(Header(VERSION, "upload", "run", fields=blob("x", PART)[0]), [PART])
         for sent in range(8, 8 * 8, 8):
             for _ in range(8):
-                worker.send(letter)
+                worker.send(envelope)
             time.sleep(3 * ingress_limiter.SECONDS)  # the coordinator is busy with something else
             up = endpoint.total_bytes
             assert set(until(endpoint, lambda up=up, sent=sent: up["up"] > sent * len(PART))) == {0}
@@ -529,9 +529,9 @@ def test_a_worker_may_be_ahead_and_send_much(endpoint: ZmqEndpoint) -> None:
 
 def test_an_old_libzmq_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq, "zmq_version_info", lambda: (4, 3, 4))
-    for door in DOORS.values():
+    for listener in DOORS.values():
         with pytest.raises(UsageError, match=r"known security holes; fedsim needs 4\.3\.5"):
-            ZmqEndpoint(Ledger(), door(), MAX_FRAME)
+            ZmqEndpoint(Ledger(), listener(), MAX_FRAME)
 
 
 def test_every_network_is_said_and_not_starred() -> None:
@@ -578,11 +578,11 @@ def work(endpoint: ZmqEndpoint, token: str, problem: Problem, folder: Path, inde
     """A worker in a thread of this process."""
     connection = Connection(endpoint.address, Hello(token, index, 1), MAX_FRAME)
     try:
-        welcome = connection.receive(DEADLINE)
-        assert welcome is not None
-        runtime = WorkerRuntime(problem, folder, welcome.header.run, index)
+        registration_reply = connection.receive(DEADLINE)
+        assert registration_reply is not None
+        runtime = WorkerRuntime(problem, folder, registration_reply.header.run, index)
         announce(connection, runtime)
-        serve(connection, runtime, lambda letter: [runtime.handle(letter)])
+        serve(connection, runtime, lambda envelope: [runtime.handle(envelope)])
     finally:
         connection.close(1.0)
 
@@ -599,13 +599,13 @@ def test_a_run_among_strangers_has_the_bits_of_an_undisturbed_one(
     with ExitStack() as closing:
 
         def connect(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
-            door = LocalPort()
-            endpoint = ZmqEndpoint(ledger, door, MAX_FRAME)
+            listener = LocalTcpListener()
+            endpoint = ZmqEndpoint(ledger, listener, MAX_FRAME)
             mobs.append(Mob(endpoint, silent=100))
             closing.callback(mobs[0].disperse)
-            until(endpoint, lambda: endpoint.strangers > 0)  # they are there first
+            until(endpoint, lambda: endpoint.unauthenticated_peers > 0)  # they are there first
             for i in range(2):
-                about = (endpoint, door.token, made(), folder, i)
+                about = (endpoint, listener.token, made(), folder, i)
                 threading.Thread(target=work, args=about, daemon=True).start()
             return endpoint
 
@@ -615,5 +615,5 @@ def test_a_run_among_strangers_has_the_bits_of_an_undisturbed_one(
         run = play(made(), tmp_path / "run", connect=connect, workers=2)
     assert run.bits == quiet.bits
     assert isinstance(run.endpoint, ZmqEndpoint)
-    assert run.endpoint.strangers >= len(LETTERS) and mobs[0].noises >= len(NOISE)
+    assert run.endpoint.unauthenticated_peers >= len(LETTERS) and mobs[0].noises >= len(NOISE)
     assert resident() - before < 64 * 2**20

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 
 from fedsim.errors import DataError, WireError
-from fedsim.wire.envelope import VERSION, Header, Letter, seal
+from fedsim.wire.envelope import VERSION, Envelope, Header, pack
 from tests.workers.test_upload_spool import frames, upload
 from workers.storage.upload_archive import keep_upload, read_upload, upload_path
 from workers.storage.upload_spool import Spool
 
 
 @pytest.mark.parametrize(
-    "letter", [upload(1), upload(2, 0), seal(Header(VERSION, "upload", "r", 1, 1, 1, 3))]
+    "envelope", [upload(1), upload(2, 0), pack(Header(VERSION, "upload", "r", 1, 1, 1, 3))]
 )
-def test_a_letter_comes_back(letter: Letter, tmp_path: Path) -> None:
-    keep_upload(tmp_path, letter)
-    h = letter.header
+def test_a_letter_comes_back(envelope: Envelope, tmp_path: Path) -> None:
+    keep_upload(tmp_path, envelope)
+    h = envelope.header
     path = upload_path(tmp_path, h.round, h.exchange, h.client)
     assert path.name == f"1-{h.client:06d}.letter" and path.parent.name == "000001"
     back = read_upload(path, "upload")
-    assert frames(back) == frames(letter) and back.header == h
+    assert frames(back) == frames(envelope) and back.header == h
 
 
 def test_every_truncation_and_every_bit_is_noticed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedsim.errors import WireError
-from fedsim.wire.envelope import VERSION, Header, Letter, encode, open_letter, seal
+from fedsim.wire.envelope import VERSION, Envelope, Header, encode, pack, unpack
 from fedsim.wire.schema import Mean, Precision, Scalar
 from workers.storage.upload_spool import Spool
 
@@ -22,15 +22,15 @@ class Up:
     loss: Scalar
 
 
-def upload(client: int, p: int = 50) -> Letter:
+def upload(client: int, p: int = 50) -> Envelope:
     draws = torch.Generator().manual_seed(client)
     up = Up(torch.randn(p, generator=draws), torch.rand(p, generator=draws) + 0.1, float(client))
     payload = encode(up, {"precision": "bf16"}, {"P": p})
-    return seal(Header(VERSION, "upload", "r", 1, 1, 1, client, fields=payload.fields), payload.frames)
+    return pack(Header(VERSION, "upload", "r", 1, 1, 1, client, fields=payload.fields), payload.frames)
 
 
-def frames(letter: Letter) -> list[bytes]:
-    return [letter.head, *(bytes(memoryview(f)) for f in letter.frames)]
+def frames(envelope: Envelope) -> list[bytes]:
+    return [envelope.head, *(bytes(memoryview(f)) for f in envelope.frames)]
 
 
 def on_disk(folder: Path) -> list[str]:
@@ -50,10 +50,10 @@ def test_frames_come_back_identical_whatever_the_bound(tmp_path: Path, room: int
     assert len(on_disk(tmp_path / "spool")) == len(clients) - in_memory
     random.Random(1).shuffle(clients)
     for k in clients:
-        letter = spool.take(k)[0]
-        assert frames(letter) == frames(upload(k))
-        assert letter.sizes == upload(k).sizes
-        open_letter(frames(letter), "spool")
+        envelope = spool.take(k)[0]
+        assert frames(envelope) == frames(upload(k))
+        assert envelope.sizes == upload(k).sizes
+        unpack(frames(envelope), "spool")
     assert on_disk(tmp_path / "spool") == []
     assert spool.room == room
 
@@ -98,7 +98,7 @@ def test_a_client_comes_again_in_the_next_round(tmp_path: Path) -> None:
 
 def test_empty_frames_and_letters_without_fields_survive(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", 0)
-    bare = seal(Header(VERSION, "upload", "r"))
+    bare = pack(Header(VERSION, "upload", "r"))
     spool.put(0, bare)
     spool.put(1, upload(1, 0))
     assert frames(spool.take(0)[0]) == frames(bare)

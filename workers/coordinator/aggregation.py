@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedsim.problem import Problem
-from fedsim.wire.envelope import NONE, Letter, decode, references
+from fedsim.wire.envelope import NONE, Envelope, decode, references
 from fedsim.wire.schema import check_values, schema
 
 
@@ -32,11 +32,11 @@ class Fold:
     scalars: dict[str, float]
 
 
-class Folder:
+class AggregationThread:
     """One fold at a time: start, release ..., close; then `on_done` is signalled and `result` waits."""
 
     def __init__(
-        self, problem: Problem, take: Callable[[int], tuple[Letter, int]], on_done: Callable[[], None]
+        self, problem: Problem, take: Callable[[int], tuple[Envelope, int]], on_done: Callable[[], None]
     ) -> None:
         """take: a client's upload and whom it came from."""
         self.problem, self._take, self._on_done = problem, take, on_done
@@ -92,8 +92,8 @@ class Folder:
         def ups() -> Iterator[tuple[int, Any]]:
             k: int | None = first
             while k is not None:
-                letter, worker = self._take(k)
-                up = read_upload(self.problem, letter, down, worker)
+                envelope, worker = self._take(k)
+                up = read_upload(self.problem, envelope, down, worker)
                 scalars.add(up, self.problem.sizes[k])
                 yield k, up
                 k = self._next()
@@ -113,16 +113,16 @@ class Folder:
         return k
 
 
-def read_upload(problem: Problem, letter: Letter, down: Any, worker: int = NONE) -> Any:
+def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = NONE) -> Any:
     """The message of an upload; down: the decoded broadcast that it answers; worker: who sent it.
 
     Errors: WireError naming client, round, worker and field if it must not be folded.
     """
-    h = letter.header
+    h = envelope.header
     sender = f" from worker {worker}" if worker != NONE else ""
     whose = f"upload of client {h.client} in round {h.round}{sender}"
     kind, layout = problem.exchange(h.round, h.exchange).up, problem.net.layout
-    up: Any = decode(kind, letter, problem.codecs["up"], problem.dims, whose, references(down), layout)
+    up: Any = decode(kind, envelope, problem.codecs["up"], problem.dims, whose, references(down), layout)
     check_values(up, whose, problem.experiment.max_norm or math.inf)
     return up
 

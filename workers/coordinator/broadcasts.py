@@ -10,13 +10,13 @@ import msgspec
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
-from fedsim.round_machine import Give, Open, Score
-from fedsim.wire.envelope import NONE, VERSION, Header, Letter, Payload, decode_own, encode, seal
+from fedsim.round_machine import Give, Open, ScoreChunk
+from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, decode_own, encode, pack
 from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.schema import check_values
-from workers.coordinator.exchange_clock import Simulated
+from workers.coordinator.exchange_clock import ExchangeClock
 from workers.coordinator.task_timeline import Timeline
-from workers.state_transfer import Loans, state_letter
+from workers.state_transfer import ReplicaMap, state_envelope
 from workers.storage.store import ClientStates
 from workers.transport.endpoint import Endpoint
 from workers.worker.runtime import to_evaluate
@@ -33,12 +33,12 @@ class Dispatch:
         problem: Problem,
         endpoint: Endpoint,
         states: ClientStates,
-        simulated: Simulated,
-        loans: Loans | None,
+        exchange_clock: ExchangeClock,
+        replicas: ReplicaMap | None,
     ) -> None:
         self.run, self.epoch, self.problem = run, epoch, problem
         self.endpoint = endpoint
-        self.states, self.simulated, self.loans = states, simulated, loans
+        self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
         self.timeline = Timeline()
         self._payload = Payload((), ())
         self.sent: Any = None
@@ -61,28 +61,28 @@ class Dispatch:
     def give(self, server: Any, give: Give) -> None:
         """The broadcast, and behind it what only this client gets."""
         payload, problem, task = self._payload, self.problem, give.task
-        kind = "gone" if give.gone else "task"
+        kind = "gone" if give.dropout else "task"
         h = Header(VERSION, kind, self.run, self.epoch, task.round, task.exchange, task.client, task.base)
-        if not give.gone:
-            self._lend(give.worker, h)
+        if not give.dropout:
+            self._transfer_state(give.worker, h)
         ctx = problem.context(task.round, task.exchange)
         extra = problem.algorithm.broadcast_to(server, task.client, ctx)
         if extra is not None:
             own = encode(extra, problem.codecs["down"], problem.dims, layout=problem.net.layout)
             payload = Payload(payload.fields + own.fields, payload.frames + own.frames)
-        letter = seal(msgspec.structs.replace(h, fields=payload.fields), payload.frames)
-        self.send(give.worker, letter, give.again)
-        self.simulated.gave(task.client, stream_bytes(letter))
+        envelope = pack(msgspec.structs.replace(h, fields=payload.fields), payload.frames)
+        self.send(give.worker, envelope, give.retry)
+        self.exchange_clock.gave(task.client, stream_bytes(envelope))
         self.timeline.gave(give.worker, task.round, task.exchange, task.client, kind)
 
-    def _lend(self, worker: int, of: Header) -> None:
+    def _transfer_state(self, worker: int, of: Header) -> None:
         """Send a worker elsewhere the state that a task starts from, if it does not have it."""
-        if self.loans is not None and self.loans.lacks(worker, of.client, of.base):
+        if self.replicas is not None and self.replicas.lacks(worker, of.client, of.base):
             data = self.states.read(of.client, of.base)
-            self.send(worker, state_letter("state", self.run, of, data))
-            self.loans.has(worker, of.client, of.base)
+            self.send(worker, state_envelope("state", self.run, of, data))
+            self.replicas.has(worker, of.client, of.base)
 
-    def give_score(self, score: Score, model: Point | Gaussian | None) -> None:
+    def give_score(self, score: ScoreChunk, model: Point | Gaussian | None) -> None:
         """A chunk to score, and before the first of a round its model."""
         payload = Payload((), ())
         if self._models_sent.get(score.worker) != score.round:
@@ -90,18 +90,18 @@ class Dispatch:
             payload = encode(to_evaluate(model, self.problem.eval_samples), {}, self.problem.dims)
             self._models_sent[score.worker] = score.round
         h = Header(VERSION, "evaluate", self.run, self.epoch, score.round, score.chunk, fields=payload.fields)
-        self.send(score.worker, seal(h, payload.frames))
+        self.send(score.worker, pack(h, payload.frames))
         self.timeline.gave(score.worker, score.round, score.chunk, NONE, "evaluate")
 
-    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
+    def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
         """A worker that is gone gets nothing: its end is about to be known, and others take over."""
         with suppress(TaskError):
-            self.endpoint.send(worker, letter, again)
+            self.endpoint.send(worker, envelope, retry)
 
     def left(self, worker: int) -> None:
         """A worker elsewhere is gone, and with it what it had been sent."""
-        if self.loans is not None:
-            self.loans.forget(worker)
+        if self.replicas is not None:
+            self.replicas.forget(worker)
         self._models_sent.pop(worker, None)
         self.timeline.left(worker)
 
@@ -109,4 +109,4 @@ class Dispatch:
         """Tell all workers that there is no more to do."""
         for worker in range(workers):
             with suppress(TaskError):  # a worker that is gone already has no more to do
-                self.endpoint.send(worker, seal(Header(VERSION, "stop", self.run)))
+                self.endpoint.send(worker, pack(Header(VERSION, "stop", self.run)))

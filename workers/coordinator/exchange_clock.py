@@ -8,7 +8,7 @@ from fedsim.round_machine import TaskId
 from fedsim.virtual_clock import Clock
 
 
-class Simulated:
+class ExchangeClock:
     """One exchange at a time. Without a clock nobody is late and nothing lasts."""
 
     def __init__(self, clock: Clock | None, sizes: tuple[int, ...]) -> None:

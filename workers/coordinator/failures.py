@@ -6,8 +6,8 @@ import msgspec
 
 from fedsim.errors import DiskError, FedsimError, TaskError
 from fedsim.round_machine import RoundMachine
-from fedsim.wire.envelope import NONE, Letter
-from workers.coordinator.worker_pool import Death
+from fedsim.wire.envelope import NONE, Envelope
+from workers.coordinator.worker_pool import ProcessExit
 
 
 def silence(machine: RoundMachine, workers: int, patience: float) -> TaskError:
@@ -33,20 +33,20 @@ def doing(machine: RoundMachine, worker: int) -> str:
     return f"in round {held[0].round}, at client {held[0].client}{later}"
 
 
-def strikes(machine: RoundMachine, last: Death, count: int) -> TaskError:
+def task_failures(machine: RoundMachine, last: ProcessExit, count: int) -> TaskError:
     """Workers keep ending at the same thing."""
     at = doing(machine, last.worker)
     return TaskError(
         f"worker {last.worker} {last.how} {at}: {count} workers have ended there, so it is not tried again. "
-        f"All rounds before are kept; fedsim resume goes on.\n{last.last_words}"
+        f"All rounds before are kept; fedsim resume goes on.\n{last.log_tail}"
     )
 
 
-def failure(worker: int, letter: Letter) -> FedsimError:
+def failure(worker: int, envelope: Envelope) -> FedsimError:
     """A worker says that it could not do what it was told."""
-    h = letter.header
+    h = envelope.header
     try:
-        code, what = msgspec.json.decode(letter.frames[0], type=tuple[int, str])
+        code, what = msgspec.json.decode(envelope.frames[0], type=tuple[int, str])
     except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
         code, what = 1, "(it does not say readably what)"
     kind = DiskError if code == DiskError.exit_code else TaskError

@@ -28,21 +28,21 @@ from fedsim.round_machine import (
     Open,
     Release,
     RoundMachine,
-    Score,
+    ScoreChunk,
 )
 from fedsim.wire.ledger import Entry
 from workers.coordinator import failures
-from workers.coordinator.aggregation import Folder
+from workers.coordinator.aggregation import AggregationThread
 from workers.coordinator.broadcasts import Dispatch
-from workers.coordinator.exchange_clock import Simulated
-from workers.coordinator.membership import Membership, Terms, Witness
-from workers.coordinator.registration import Admission
-from workers.coordinator.response_filter import Fence, Misconduct, Piece
-from workers.coordinator.responses import Intake
-from workers.coordinator.round_log import Scoreboard
+from workers.coordinator.exchange_clock import ExchangeClock
+from workers.coordinator.membership import Membership, Timeouts, WorkerCallbacks
+from workers.coordinator.registration import Registration
+from workers.coordinator.response_filter import Piece, ProtocolViolation, ResponseFilter
+from workers.coordinator.responses import UploadHandler
+from workers.coordinator.round_log import RoundLog
 from workers.coordinator.task_timeline import Span, Timeline
-from workers.coordinator.worker_pool import Crew
-from workers.state_transfer import Loans
+from workers.coordinator.worker_pool import WorkerPool
+from workers.state_transfer import ReplicaMap
 from workers.storage.journal import Journal
 from workers.storage.recovery import Recovery
 from workers.storage.store import Checkpoints
@@ -51,7 +51,7 @@ from workers.transport.endpoint import Endpoint, Incoming
 from workers.transport.eventfd import Wakeup
 
 
-class Observer(Witness, Protocol):
+class RunCallbacks(WorkerCallbacks, Protocol):
     """Who writes and shows what happens."""
 
     def committed(self, commit: Commit, entries: list[Entry]) -> int:
@@ -83,15 +83,15 @@ class Coordinator:
         self,
         problem: Problem,
         endpoint: Endpoint,
-        crew: Crew,
+        worker_pool: WorkerPool,
         checkpoints: Checkpoints,
         schedule: Schedule,
-        observer: Observer,
+        callbacks: RunCallbacks,
         journal: Journal,
         *,
         run: str,
-        admission: Admission,
-        terms: Terms,
+        registration: Registration,
+        timeouts: Timeouts,
         started: float,
         recovery: Recovery | None = None,
         keep: Path | None = None,
@@ -99,10 +99,10 @@ class Coordinator:
     ) -> None:
         """recovery: where an earlier start has left off. keep: the folder of the message trace, if any.
         clock: the seconds that leases and deadlines are measured in."""
-        self.problem, self.endpoint, self.crew = problem, endpoint, crew
-        self.checkpoints, self.observer, self.journal = checkpoints, observer, journal
-        self.terms, self.started = terms, started
-        self.loans = Loans() if terms.elsewhere else None
+        self.problem, self.endpoint, self.worker_pool = problem, endpoint, worker_pool
+        self.checkpoints, self.callbacks, self.journal = checkpoints, callbacks, journal
+        self.timeouts, self.started = timeouts, started
+        self.replicas = ReplicaMap() if timeouts.remote else None
         experiment = problem.experiment
         self.machine = RoundMachine(
             rounds=experiment.rounds,
@@ -123,43 +123,43 @@ class Coordinator:
         self._unscored = recovery.unscored if recovery else ()
         self._wakeup = Wakeup()
         self.spool = Spool(checkpoints.folder.parent / "spool", keep=keep)
-        self.folder = Folder(problem, self.spool.take, self._wakeup.set)
-        self.simulated = Simulated(problem.clock, problem.sizes)
+        self.folder = AggregationThread(problem, self.spool.take, self._wakeup.set)
+        self.exchange_clock = ExchangeClock(problem.clock, problem.sizes)
         self.dispatch = Dispatch(
             run,
             recovery.epoch if recovery else 1,
             problem,
             endpoint,
             checkpoints.states,
-            self.simulated,
-            self.loans,
+            self.exchange_clock,
+            self.replicas,
         )
-        self.board = Scoreboard(problem.chunks, observer.evaluated, problem.measure)
+        self.round_log = RoundLog(problem.chunks, callbacks.evaluated, problem.measure)
         for record in self._unscored:
-            self.board.restore(record)
+            self.round_log.restore(record)
         if not self._resumed:
             setup = problem.algorithm.setup
-            start = self.board.open(0, tuple(range(len(problem.clients))) if setup else ())
+            start = self.round_log.open(0, tuple(range(len(problem.clients))) if setup else ())
             start.model, start.committed = self._model(), not setup
         self.members = Membership(
-            admission,
-            terms,
+            registration,
+            timeouts,
             endpoint,
-            crew,
+            worker_pool,
             self.dispatch,
             self.machine,
-            observer,
+            callbacks,
             journal,
             self._handle,
             clock,
         )
-        self.fence = Fence(self.dispatch.epoch, self.machine)
-        self.intake = Intake(
+        self.response_filter = ResponseFilter(self.dispatch.epoch, self.machine)
+        self.upload_handler = UploadHandler(
             problem,
-            self.fence,
+            self.response_filter,
             self.dispatch,
-            self.simulated,
-            self.board,
+            self.exchange_clock,
+            self.round_log,
             self.spool,
             checkpoints.states,
             endpoint.ledger,
@@ -186,8 +186,8 @@ class Coordinator:
                 if self._step(self.members.patience()):
                     self._stirred = self._clock()
                 self.members.end_leases()
-                if self._clock() - self._stirred >= self.terms.patience:
-                    raise failures.silence(self.machine, self.members.size, self.terms.patience)
+                if self._clock() - self._stirred >= self.timeouts.patience:
+                    raise failures.silence(self.machine, self.members.size, self.timeouts.patience)
         finally:
             self.folder.stop()
             self._wakeup.close()
@@ -200,7 +200,7 @@ class Coordinator:
             tuple(self.machine.versions),
             self._first_round,
             tuple(self._commits),
-            self.intake.seconds_clients,
+            self.upload_handler.seconds_clients,
             residual,
         )
 
@@ -213,8 +213,8 @@ class Coordinator:
 
     def _step(self, timeout: float) -> bool:
         """Wait once and handle whatever came; False if nothing did that matters."""
-        incoming, ready = self.endpoint.wait([self._wakeup.fd, *self.crew.fds()], timeout)
-        counting = [self._receive(letter) for letter in incoming]
+        incoming, ready = self.endpoint.wait([self._wakeup.fd, *self.worker_pool.fds()], timeout)
+        counting = [self._receive(envelope) for envelope in incoming]
         unreadable, self.endpoint.unreadable = self.endpoint.unreadable, {}
         for worker, why in unreadable.items():
             self.members.give_up(worker, f"sent what cannot be read ({why})")
@@ -223,9 +223,9 @@ class Coordinator:
             self.members.left(worker, "its connection was lost")
         if self._wakeup.fd in ready and self._wakeup.clear():
             self._take_fold()
-        death = self.crew.check(ready)
-        if death is not None:
-            self.members.died(death)
+        process_exit = self.worker_pool.check(ready)
+        if process_exit is not None:
+            self.members.died(process_exit)
         return any(counting) or bool(ready or lost or unreadable)
 
     def _handle(self, event: Event) -> None:
@@ -235,22 +235,22 @@ class Coordinator:
 
     def _receive(self, incoming: Incoming) -> bool:
         """False: an echo, or a sign of life of nothing that the worker holds."""
-        worker, letter = incoming.worker, incoming.letter
-        h = letter.header
+        worker, envelope = incoming.worker, incoming.envelope
+        h = envelope.header
         try:
             if h.kind == "alive":
-                return self.members.alive(worker, letter)
+                return self.members.alive(worker, envelope)
             if h.kind == "hello":
-                self.members.hello(worker, letter)
+                self.members.hello(worker, envelope)
             elif h.kind == "ready":
-                self.members.ready(worker, letter)
+                self.members.ready(worker, envelope)
             elif h.kind == "failed":
-                self.members.failed(worker, letter)
-            elif not self.intake.take(worker, letter):
+                self.members.failed(worker, envelope)
+            elif not self.upload_handler.take(worker, envelope):
                 return False
             else:
                 self.members.leases.heard(worker)
-        except Misconduct as e:
+        except ProtocolViolation as e:
             self.members.give_up(worker, str(e))
         return True
 
@@ -260,7 +260,7 @@ class Coordinator:
         except FedsimError as e:
             raise TaskError(f"round {self.machine.round} cannot be folded: {e}") from e
         self.server = fold.server
-        self.board[self.machine.round].report(fold.scalars)
+        self.round_log[self.machine.round].report(fold.scalars)
         self._handle(Folded())
 
     # ---- what goes out
@@ -275,9 +275,9 @@ class Coordinator:
                 case Give():
                     self._gives(command.worker, command.task)
                     self.dispatch.give(self.server, command)
-                case Score():
+                case ScoreChunk():
                     self._gives(command.worker, (command.round, command.chunk))
-                    self.dispatch.give_score(command, self.board[command.round].model)
+                    self.dispatch.give_score(command, self.round_log[command.round].model)
                 case Release(client):
                     self.folder.release(client)
                 case Drop(client):
@@ -293,18 +293,18 @@ class Coordinator:
         for commit, server in committed:
             self._record(commit, server)
         if committed:
-            self.board.flush()
+            self.round_log.flush()
 
     def _gives(self, worker: int, piece: Piece) -> None:
         """A lease begins when a worker that was idle gets work."""
-        self.fence.gave(worker, piece)
+        self.response_filter.gave(worker, piece)
         if len(self.machine.held_by(worker)) <= 1:
             self.members.leases.heard(worker)
 
     def _open(self, command: Open) -> None:
         """The fold computes from the decoded broadcast, as clients do."""
         if command.exchange == 1:
-            self.board.open(command.round, command.participants)
+            self.round_log.open(command.round, command.participants)
         else:
             self._close_exchange(command.round)
         self.journal.append(
@@ -316,14 +316,14 @@ class Coordinator:
 
     def _close_exchange(self, round: int) -> None:
         """Add what the exchange took on the virtual clock to its round."""
-        seconds, about = self.simulated.close(), self.board[round]
+        seconds, about = self.exchange_clock.close(), self.round_log[round]
         if seconds is not None:
             about.simulated = (about.simulated or 0.0) + seconds
 
     def _commit(self, command: Commit) -> None:
         """The round is folded: remember the model, take the time."""
         r, now = command.round, self._clock()
-        about = self.board.open(r, command.participants)
+        about = self.round_log.open(r, command.participants)
         about.folded = command.folded
         self._close_exchange(r)
         about.seconds, self._round_began = now - self._round_began, now
@@ -339,15 +339,15 @@ class Coordinator:
         """A committed round's files, in the order that workers.storage.recovery relies on: its ledger rows,
         the journal's record, the checkpoint."""
         r, ledger = commit.round, self.endpoint.ledger
-        about = self.board[r]
+        about = self.round_log[r]
         about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
-        end = self.observer.committed(commit, ledger.close(r))
-        self.observer.spans(self.dispatch.timeline.take())
+        end = self.callbacks.committed(commit, ledger.close(r))
+        self.callbacks.spans(self.dispatch.timeline.take())
         self.journal.append("commit", round=r, about=about.known())
-        self.checkpoints.commit(r, server, commit.versions, commit.folded, self.board.oldest, end)
+        self.checkpoints.commit(r, server, commit.versions, commit.folded, self.round_log.oldest, end)
         about.committed = True
         if not self.machine.evaluates(r):
-            self.board.drop(r)
+            self.round_log.drop(r)
 
     def _model(self) -> Point | Gaussian:
         return self.problem.algorithm.model(self.server, self.problem.context(0, 0))

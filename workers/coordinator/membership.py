@@ -16,23 +16,23 @@ import msgspec
 
 from fedsim.errors import AccessError, TaskError, WireError
 from fedsim.round_machine import Event, Joined, Left, RoundMachine, TaskId
-from fedsim.wire.envelope import NONE, VERSION, Header, Letter, blob, seal
+from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, blob, pack
 from workers.coordinator import failures
 from workers.coordinator.broadcasts import Dispatch
-from workers.coordinator.registration import Admission
-from workers.coordinator.response_filter import Misconduct
-from workers.coordinator.worker_pool import Crew, Death
+from workers.coordinator.registration import Registration
+from workers.coordinator.response_filter import ProtocolViolation
+from workers.coordinator.worker_pool import ProcessExit, WorkerPool
 from workers.storage.journal import Journal
 from workers.transport.dealer import Hello
 from workers.transport.endpoint import Endpoint
 from workers.transport.router import refusal
 from workers.worker.heartbeat import Leases
 
-STRIKES = 3
+MAX_TASK_FAILURES = 3
 """A task at which so many workers have ended is not given again."""
 
 
-class Witness(Protocol):
+class WorkerCallbacks(Protocol):
     """Who writes down who was there."""
 
     def joined(self, worker: int, hello: Hello) -> None: ...
@@ -41,14 +41,14 @@ class Witness(Protocol):
 
 
 @dataclass(frozen=True)
-class Terms:
+class Timeouts:
     """Seconds in which workers must join, after which a silent one is given up, and in which something has
     to happen at all (the longest task, generously). elsewhere: they come from other machines."""
 
     join_within: float
     lease: float
     patience: float
-    elsewhere: bool = False
+    remote: bool = False
 
 
 class Membership:
@@ -57,29 +57,34 @@ class Membership:
 
     def __init__(
         self,
-        admission: Admission,
-        terms: Terms,
+        registration: Registration,
+        timeouts: Timeouts,
         endpoint: Endpoint,
-        crew: Crew,
+        worker_pool: WorkerPool,
         dispatch: Dispatch,
         machine: RoundMachine,
-        witness: Witness,
+        callbacks: WorkerCallbacks,
         journal: Journal,
         handle: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.admission, self.terms, self.endpoint, self.crew = admission, terms, endpoint, crew
-        self.dispatch, self.machine, self.witness, self.journal = dispatch, machine, witness, journal
+        self.registration, self.timeouts, self.endpoint, self.worker_pool = (
+            registration,
+            timeouts,
+            endpoint,
+            worker_pool,
+        )
+        self.dispatch, self.machine, self.callbacks, self.journal = dispatch, machine, callbacks, journal
         self._handle, self._clock = handle, clock
-        self.leases = Leases(terms.lease, clock)
+        self.leases = Leases(timeouts.lease, clock)
         self.begun = False
-        self._strikes: Counter[TaskId | tuple[int, int] | str | None] = Counter()
+        self._task_failures: Counter[TaskId | tuple[int, int] | str | None] = Counter()
         """How many workers have ended at something."""
 
     @property
     def size(self) -> int:
         """How many there should be; 0 in process."""
-        return self.admission.workers
+        return self.registration.workers
 
     # ---- coming
 
@@ -88,91 +93,91 @@ class Membership:
 
         Errors: TaskError if they do not come in time.
         """
-        deadline = self._clock() + self.terms.join_within
-        while self.admission.missing if everybody else self.size and not self.admission.ready:
+        deadline = self._clock() + self.timeouts.join_within
+        while self.registration.missing if everybody else self.size and not self.registration.ready:
             left = deadline - self._clock()
             if left <= 0:
-                missing = ", ".join(map(str, self.admission.missing))
+                missing = ", ".join(map(str, self.registration.missing))
                 raise TaskError(
-                    f"{len(self.admission.ready)} of {self.size} workers were ready after "
-                    f"{self.terms.join_within:g} s; missing: {missing}"
+                    f"{len(self.registration.ready)} of {self.size} workers were ready after "
+                    f"{self.timeouts.join_within:g} s; missing: {missing}"
                 )
             yield left
 
     def begin(self) -> None:
         """The first round is open: all who are there take part."""
         self.begun = True
-        for worker in sorted(self.admission.ready) if self.size else [0]:
+        for worker in sorted(self.registration.ready) if self.size else [0]:
             self._handle(Joined(worker))
-        self._close_door()
+        self._stop_accepting()
 
-    def hello(self, worker: int, letter: Letter) -> None:
+    def hello(self, worker: int, envelope: Envelope) -> None:
         """Tell a newcomer what to do."""
-        fields, frames = blob("welcome", self.admission.welcome(worker))
+        fields, frames = blob("welcome", self.registration.registration_reply(worker))
         run = self.dispatch.run
-        self.dispatch.send(worker, seal(Header(VERSION, "welcome", run, fields=fields), frames))
-        self.witness.joined(worker, msgspec.json.decode(letter.frames[0], type=Hello))
+        self.dispatch.send(worker, pack(Header(VERSION, "welcome", run, fields=fields), frames))
+        self.callbacks.joined(worker, msgspec.json.decode(envelope.frames[0], type=Hello))
 
-    def ready(self, worker: int, letter: Letter) -> None:
+    def ready(self, worker: int, envelope: Envelope) -> None:
         """Errors: AccessError if a worker of this machine does not have what the run needs; Misconduct."""
         if not self.size:
-            raise Misconduct("says that it is ready, and nobody was waited for")
-        if worker in self.admission.ready:
+            raise ProtocolViolation("says that it is ready, and nobody was waited for")
+        if worker in self.registration.ready:
             return
         try:
-            why = self.admission.examine(worker, letter)
+            why = self.registration.check_worker(worker, envelope)
         except WireError as e:
-            raise Misconduct(f"sends {e}") from None
+            raise ProtocolViolation(f"sends {e}") from None
         if not why:
             if self.begun:
                 self._handle(Joined(worker))
-                self._close_door()
+                self._stop_accepting()
             return
-        if not self.terms.elsewhere:
+        if not self.timeouts.remote:
             raise AccessError(f"worker {worker}: {why}")
         self.endpoint.send(worker, refusal(why))
         self.endpoint.dismiss(worker)
-        self.witness.left(worker, f"refused: {why}")
+        self.callbacks.left(worker, f"refused: {why}")
 
-    def _close_door(self) -> None:
-        if not self.admission.missing:
-            self.endpoint.close_door()
+    def _stop_accepting(self) -> None:
+        if not self.registration.missing:
+            self.endpoint.stop_accepting()
 
     # ---- going
 
-    def failed(self, worker: int, letter: Letter) -> None:
+    def failed(self, worker: int, envelope: Envelope) -> None:
         """One elsewhere that cannot set itself up may come again; whatever else fails, fails everywhere. What
         the worker does not hold (any more) may fail.
 
         Errors: TaskError, DiskError.
         """
-        if letter.header.round != NONE and not self._holds(worker, letter):
+        if envelope.header.round != NONE and not self._holds(worker, envelope):
             return
-        error = failures.failure(worker, letter)
-        if not self.terms.elsewhere or letter.header.round != NONE:
+        error = failures.failure(worker, envelope)
+        if not self.timeouts.remote or envelope.header.round != NONE:
             raise error
         self.endpoint.dismiss(worker)
-        self.witness.left(worker, str(error))
+        self.callbacks.left(worker, str(error))
 
-    def died(self, death: Death) -> None:
+    def died(self, process_exit: ProcessExit) -> None:
         """Put another process in its place. Errors: TaskError after STRIKES at the same thing."""
-        worker = death.worker
-        at = self.machine.doing(worker) if worker in self.admission.ready else "start"
-        self._strikes[at] += 1
-        if self._strikes[at] >= STRIKES:
-            raise failures.strikes(self.machine, death, self._strikes[at])
-        self.left(worker, death.how)
-        self.crew.replace(worker, self.endpoint.open_door())
+        worker = process_exit.worker
+        at = self.machine.doing(worker) if worker in self.registration.ready else "start"
+        self._task_failures[at] += 1
+        if self._task_failures[at] >= MAX_TASK_FAILURES:
+            raise failures.task_failures(self.machine, process_exit, self._task_failures[at])
+        self.left(worker, process_exit.how)
+        self.worker_pool.replace(worker, self.endpoint.accept())
 
     def left(self, worker: int, why: str) -> None:
         """A worker is gone: others take over what it held, and another may come in its place."""
-        self.witness.left(worker, f"{why} {failures.doing(self.machine, worker)}")
+        self.callbacks.left(worker, f"{why} {failures.doing(self.machine, worker)}")
         self.journal.append("left", worker=worker, round=self.machine.round)
         self.endpoint.dismiss(worker)
         self.leases.forget(worker)
         self.dispatch.left(worker)
-        if worker in self.admission.ready:
-            self.admission.ready.discard(worker)
+        if worker in self.registration.ready:
+            self.registration.ready.discard(worker)
             if self.begun:
                 self._handle(Left(worker))
 
@@ -184,24 +189,24 @@ class Membership:
         if not self.size:
             raise TaskError(f"worker {worker} {why}")
         self.leases.forget(worker)
-        if self.terms.elsewhere:
+        if self.timeouts.remote:
             self.left(worker, why)
         else:
-            self.witness.left(worker, f"{why} {failures.doing(self.machine, worker)}, and is killed")
-            self.crew.kill(worker)
+            self.callbacks.left(worker, f"{why} {failures.doing(self.machine, worker)}, and is killed")
+            self.worker_pool.kill(worker)
 
     # ---- silence
 
-    def alive(self, worker: int, letter: Letter) -> bool:
+    def alive(self, worker: int, envelope: Envelope) -> bool:
         """A sign of life counts for the task, or chunk, that it names."""
-        counts = self._holds(worker, letter)
+        counts = self._holds(worker, envelope)
         if counts:
             self.leases.heard(worker)
         return counts
 
-    def _holds(self, worker: int, letter: Letter) -> bool:
+    def _holds(self, worker: int, envelope: Envelope) -> bool:
         """Whether a worker holds the task, or chunk, that its letter is about."""
-        h = letter.header
+        h = envelope.header
         if h.client == NONE:
             return self.machine.holds(worker, (h.round, h.exchange))
         tasks = self.machine.held_by(worker)
@@ -210,10 +215,10 @@ class Membership:
     def patience(self) -> float:
         """How long to wait for anything: until the first lease runs out."""
         if not self.size:
-            return self.terms.patience
-        return min(self.terms.patience, self.leases.left(self.machine.working))
+            return self.timeouts.patience
+        return min(self.timeouts.patience, self.leases.left(self.machine.working))
 
     def end_leases(self) -> None:
         """Give up the workers that were silent for too long: they hang or are stopped."""
         for worker in self.leases.over(self.machine.working) if self.size else ():
-            self.give_up(worker, f"was silent for {self.terms.lease:g} s")
+            self.give_up(worker, f"was silent for {self.timeouts.lease:g} s")

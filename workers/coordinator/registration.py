@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from fedsim.errors import WireError
-from fedsim.wire.envelope import Letter
+from fedsim.wire.envelope import Envelope
 
 
-class Belongings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker says when it is ready. data: Problem.data_digest, '' if it was not asked for; sources:
     the user's own files and their sha256."""
 
@@ -19,14 +19,14 @@ class Belongings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: dict[str, str]
 
     @staticmethod
-    def of(letter: Letter) -> Belongings:
+    def of(envelope: Envelope) -> WorkerManifest:
         """Errors: WireError."""
         try:
-            return msgspec.json.decode(letter.frames[0], type=Belongings)
+            return msgspec.json.decode(envelope.frames[0], type=WorkerManifest)
         except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as e:
             raise WireError(f"an unreadable 'ready': {e}") from None
 
-    def differ(self, other: Belongings) -> str:
+    def differ(self, other: WorkerManifest) -> str:
         """In what `other`, the coordinator's, is not the same; '' if it is."""
         if self.data != other.data:
             return f"its partitioned data has the digest {self.data}; this run's has {other.data}"
@@ -37,26 +37,26 @@ class Belongings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
-class Admission:
+class Registration:
     """orders: what every worker is told in its welcome; ours: what it must have, too."""
 
-    def __init__(self, orders: Mapping[str, Any], ours: Belongings, workers: int) -> None:
-        self.orders, self.ours, self.workers = orders, ours, workers
+    def __init__(self, worker_config: Mapping[str, Any], ours: WorkerManifest, workers: int) -> None:
+        self.worker_config, self.ours, self.workers = worker_config, ours, workers
         self.ready: set[int] = set()
 
     @property
     def missing(self) -> list[int]:
         return sorted(set(range(self.workers)) - self.ready)
 
-    def welcome(self, worker: int) -> bytes:
-        return msgspec.json.encode({**self.orders, "index": worker})
+    def registration_reply(self, worker: int) -> bytes:
+        return msgspec.json.encode({**self.worker_config, "index": worker})
 
-    def examine(self, worker: int, letter: Letter) -> str:
+    def check_worker(self, worker: int, envelope: Envelope) -> str:
         """Why a worker that says it is ready must not take part; '' if it may, and it is counted.
 
         Errors: WireError.
         """
-        why = Belongings.of(letter).differ(self.ours)
+        why = WorkerManifest.of(envelope).differ(self.ours)
         if not why:
             self.ready.add(worker)
         return why

@@ -12,7 +12,7 @@ from collections import Counter
 
 from fedsim.errors import TaskError
 from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, RoundMachine, TaskId
-from fedsim.wire.envelope import Letter
+from fedsim.wire.envelope import Envelope
 from workers.worker.runtime import task_of
 
 Piece = TaskId | tuple[int, int]
@@ -21,17 +21,17 @@ REMEMBERED = MAX_EVALUATIONS_BEHIND + 2
 """Rounds of which it is known who was given what, the present one included."""
 
 
-class Misconduct(Exception):
+class ProtocolViolation(Exception):
     """A letter that no worker sends which keeps to the protocol; its text says what is wrong."""
 
 
-def piece_of(letter: Letter) -> Piece:
+def piece_of(envelope: Envelope) -> Piece:
     """What a letter answers."""
-    h = letter.header
-    return (h.round, h.exchange) if h.kind == "score" else task_of(letter)
+    h = envelope.header
+    return (h.round, h.exchange) if h.kind == "score" else task_of(envelope)
 
 
-class Fence:
+class ResponseFilter:
     """epoch: of this start. dropped: letters that were dropped, by kind."""
 
     def __init__(self, epoch: int, machine: RoundMachine) -> None:
@@ -50,24 +50,26 @@ class Fence:
             self._given[round], self._answers[round] = set(), {}
         self._given[round].add((worker, piece))
 
-    def admits(self, worker: int, letter: Letter) -> bool:
+    def accepts(self, worker: int, envelope: Envelope) -> bool:
         """Whether an answer counts; else it is an echo, and dropped.
 
         Errors: Misconduct; TaskError naming client and round if two answers to a task are not the same.
         """
-        h, piece = letter.header, piece_of(letter)
+        h, piece = envelope.header, piece_of(envelope)
         if h.epoch > self.epoch:
-            raise Misconduct(f"answers to start {h.epoch} of this run, which is in start {self.epoch}")
+            raise ProtocolViolation(f"answers to start {h.epoch} of this run, which is in start {self.epoch}")
         if h.epoch == self.epoch:
             if self.machine.holds(worker, piece):
-                gone = isinstance(piece, TaskId) and self.machine.gone(piece)
+                gone = isinstance(piece, TaskId) and self.machine.is_dropout(piece)
                 if (h.kind == "absent") != gone:
-                    raise Misconduct(f"answers {piece} with a letter of kind {h.kind!r}")
+                    raise ProtocolViolation(f"answers {piece} with a letter of kind {h.kind!r}")
                 return True
             if not self._had(worker, piece, h.round):
-                raise Misconduct(f"answers {piece}, which it was not given, with a letter of kind {h.kind!r}")
+                raise ProtocolViolation(
+                    f"answers {piece}, which it was not given, with a letter of kind {h.kind!r}"
+                )
             if h.kind == "upload":
-                self._compare(worker, letter)
+                self._compare(worker, envelope)
         self.dropped[h.kind] += 1
         return False
 
@@ -77,20 +79,20 @@ class Fence:
             return (worker, piece) in self._given[round]
         return 0 <= round <= self.machine.round - REMEMBERED
 
-    def answered(self, letter: Letter) -> None:
+    def answered(self, envelope: Envelope) -> None:
         """Remember an upload that counts."""
-        self._answers[letter.header.round][piece_of(letter)] = checksums(letter)
+        self._answers[envelope.header.round][piece_of(envelope)] = checksums(envelope)
 
-    def _compare(self, worker: int, letter: Letter) -> None:
-        task = piece_of(letter)
-        first = self._answers.get(letter.header.round, {}).get(task)
-        if first is not None and first != checksums(letter):
+    def _compare(self, worker: int, envelope: Envelope) -> None:
+        task = piece_of(envelope)
+        first = self._answers.get(envelope.header.round, {}).get(task)
+        if first is not None and first != checksums(envelope):
             raise TaskError(
                 f"worker {worker} has computed {task} anew, and its upload is not that which was accepted: "
                 "the client's code is not deterministic (fedsim verify finds out where)"
             )
 
 
-def checksums(letter: Letter) -> tuple[int, ...]:
+def checksums(envelope: Envelope) -> tuple[int, ...]:
     """Of every frame behind the header."""
-    return tuple(p.digest for f in letter.header.fields for p in f.parts)
+    return tuple(p.digest for f in envelope.header.fields for p in f.parts)

@@ -10,7 +10,7 @@ from typing import Any
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.metrics import EXTRA, Measure, added
-from fedsim.problem import Score
+from fedsim.problem import ChunkScore
 
 RESERVED = {
     *(
@@ -60,7 +60,7 @@ class RoundRecord:
     model: Point | Gaussian | None = None
     committed: bool = False
     sampled: bool = False
-    scores: dict[int, Score] = field(default_factory=dict)
+    scores: dict[int, ChunkScore] = field(default_factory=dict)
 
     def known(self) -> dict[str, Any]:
         """What the journal keeps of a committed round: all but its model and scores."""
@@ -104,7 +104,7 @@ class RoundRecord:
         }
 
 
-class Scoreboard:
+class RoundLog:
     """Records by round, from its first broadcast until its line is reported."""
 
     def __init__(self, chunks: int, report: Callable[[Mapping[str, Any]], None], measure: Measure) -> None:

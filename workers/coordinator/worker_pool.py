@@ -10,21 +10,21 @@ from workers.transport.eventfd import Wakeup
 
 
 @dataclass(frozen=True)
-class Death:
+class ProcessExit:
     """A worker process has ended."""
 
     worker: int
     how: str
-    last_words: str
+    log_tail: str
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """The worker processes, as the coordinator sees them."""
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when a worker ends or a signal asks to stop."""
 
-    def check(self, ready: list[int]) -> Death | None:
+    def check(self, ready: list[int]) -> ProcessExit | None:
         """What happened, if it was a death. Errors: Interrupted if a signal asked to stop."""
 
     def replace(self, worker: int, address: str) -> None:
@@ -34,7 +34,7 @@ class Crew(Protocol):
         """End a worker's process, -9; its death is known from fds() as any other."""
 
 
-class NoCrew:
+class NoWorkerPool:
     """The crew of `--workers 0`: nobody, but a signal may still ask to stop."""
 
     def __init__(self, interrupted: Wakeup | None = None) -> None:
@@ -43,7 +43,7 @@ class NoCrew:
     def fds(self) -> list[int]:
         return [self._interrupted.fd] if self._interrupted else []
 
-    def check(self, ready: list[int]) -> Death | None:
+    def check(self, ready: list[int]) -> ProcessExit | None:
         if self._interrupted and self._interrupted.fd in ready:
             raise Interrupted("interrupted")
         return None

@@ -29,12 +29,12 @@ from fedsim.round_machine import (
     Release,
     RoundMachine,
 )
-from fedsim.wire.envelope import Letter
+from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger, stream_bytes
 from workers.coordinator import failures
-from workers.coordinator.aggregation import Folder
+from workers.coordinator.aggregation import AggregationThread
 from workers.coordinator.broadcasts import Dispatch
-from workers.coordinator.exchange_clock import Simulated
+from workers.coordinator.exchange_clock import ExchangeClock
 from workers.storage.store import Checkpoint, ClientStates
 from workers.storage.upload_spool import Spool
 from workers.transport.endpoint import Loopback, Worker
@@ -44,16 +44,16 @@ from workers.worker.runtime import task_of
 WAIT = 60.0
 
 
-class Rehearsal:
+class RoundReplayer:
     """worker: who is asked. It answers a task with its upload; with a letter of kind 'absent' if it leaves
     the task out, which is then not folded. scratch: a folder for what memory does not hold."""
 
     def __init__(self, problem: Problem, run: str, worker: Worker, scratch: Path) -> None:
         self.problem, self._scratch = problem, scratch
         self._endpoint = Loopback(Ledger(), worker)
-        self._simulated = Simulated(problem.clock, problem.sizes)
+        self._exchange_clock = ExchangeClock(problem.clock, problem.sizes)
         states = ClientStates(scratch / "state", problem.algorithm.client_type)
-        self._dispatch = Dispatch(run, 1, problem, self._endpoint, states, self._simulated, None)
+        self._dispatch = Dispatch(run, 1, problem, self._endpoint, states, self._exchange_clock, None)
 
     def rounds(self, before: Checkpoint[Any] | None, last: int) -> Iterator[Checkpoint[Any]]:
         """What each round commits, from the one after `before` (None: from the start) up to `last`.
@@ -63,7 +63,7 @@ class Rehearsal:
         problem = self.problem
         machine = self._machine(before, last)
         wakeup, spool = Wakeup(), Spool(self._scratch / "spool")
-        folder = Folder(problem, spool.take, wakeup.set)
+        folder = AggregationThread(problem, spool.take, wakeup.set)
         server: Any = before.server if before else problem.algorithm.server_init(problem.context(0, 0))
         left_out: set[int] = set()
         due = deque(machine.start(resumed=before is not None))
@@ -75,7 +75,7 @@ class Rehearsal:
                         case Open() as opened:
                             left_out.clear()
                             if opened.exchange > 1:
-                                self._simulated.close()
+                                self._exchange_clock.close()
                             sent = self._dispatch.encode_broadcast(server, opened)
                             if opened.folds:
                                 folder.start(server, sent, opened.round, opened.exchange)
@@ -90,14 +90,14 @@ class Rehearsal:
                         case Close():
                             folder.close()
                         case Commit() as commit:
-                            self._simulated.close()
+                            self._exchange_clock.close()
                             self._endpoint.ledger.close(commit.round)
                             yield Checkpoint(commit.round, torch.tensor(commit.versions), server)
                         case Finish():
                             return
                 incoming, ready = self._endpoint.wait([wakeup.fd], WAIT)
-                for letter in (i.letter for i in incoming):
-                    due += machine.handle(self._arrived(letter, spool, left_out))
+                for envelope in (i.envelope for i in incoming):
+                    due += machine.handle(self._arrived(envelope, spool, left_out))
                 if ready and wakeup.clear():
                     server = _folded(folder, machine.round)
                     due += machine.handle(Folded())
@@ -120,19 +120,19 @@ class Rehearsal:
             round=before.round if before else 0,
         )
 
-    def _arrived(self, letter: Letter, spool: Spool, left_out: set[int]) -> Arrived:
-        h = letter.header
-        task = task_of(letter)
+    def _arrived(self, envelope: Envelope, spool: Spool, left_out: set[int]) -> Arrived:
+        h = envelope.header
+        task = task_of(envelope)
         if h.kind == "failed":
-            raise failures.failure(0, letter)
+            raise failures.failure(0, envelope)
         if h.kind == "absent":
             left_out.add(h.client)
             return Arrived(0, task, late=True)
-        spool.put(h.client, letter)
-        return Arrived(0, task, self._simulated.late(task, stream_bytes(letter)))
+        spool.put(h.client, envelope)
+        return Arrived(0, task, self._exchange_clock.late(task, stream_bytes(envelope)))
 
 
-def _folded(folder: Folder, round: int) -> Any:
+def _folded(folder: AggregationThread, round: int) -> Any:
     try:
         return folder.result().server
     except FedsimError as e:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsim.errors import DiskError, WireError
 from fedsim.problem import Problem
-from fedsim.wire.envelope import Header, Letter
+from fedsim.wire.envelope import Envelope, Header
 from fedsim.wire.state_file import decode_state
 from workers.storage.store import ClientStates
 from workers.storage.upload_archive import silent
@@ -47,7 +47,7 @@ class Difference:
 class Result:
     """What a task gave: its upload, and the bytes of the client's next state."""
 
-    upload: Letter
+    upload: Envelope
     state: bytes
 
     @property
@@ -56,7 +56,7 @@ class Result:
         return [(_name(f.name, p.layer), p.digest) for f in self.upload.header.fields for p in f.parts]
 
 
-class Examiner:
+class TaskVerifier:
     """A worker (workers.transport.endpoint) for one round. Nothing is written outside `scratch`.
 
     only: clients of the round's last exchange that are computed again, None for all; of the exchanges before
@@ -81,23 +81,23 @@ class Examiner:
         self._worker = WorkerRuntime(problem, scratch, run, 0)
         self._worker.states = self._states
 
-    def handle(self, letter: Letter) -> Letter:
-        h = letter.header
+    def handle(self, envelope: Envelope) -> Envelope:
+        h = envelope.header
         if h.kind == "gone":
-            return self._worker.handle(letter)
+            return self._worker.handle(envelope)
         if self._is_left_out(h):
             self.left_out += 1
-            return silent(letter)
-        reply = self._worker.handle(letter)
+            return silent(envelope)
+        reply = self._worker.handle(envelope)
         if reply.header.kind != "upload":
             return reply
         result = self._result(reply)
         whats = list(self._whats(h, result))
         if whats or self.twice:
-            again = self._worker.handle(letter)
-            if again.header.kind != "upload":
-                return again
-            second = next(_apart(result, self._result(again)), "")
+            retry = self._worker.handle(envelope)
+            if retry.header.kind != "upload":
+                return retry
+            second = next(_apart(result, self._result(retry)), "")
             if whats or second:
                 what = whats[0] if whats else f"computed twice here, {second} is not the same"
                 self.differences.append(Difference(h.round, h.exchange, h.client, what, not second))
@@ -110,7 +110,7 @@ class Examiner:
         asked = self.only is None or not last or h.client in self.only
         return not asked or any(d.exchange < h.exchange for d in self.differences)
 
-    def _result(self, upload: Letter) -> Result:
+    def _result(self, upload: Envelope) -> Result:
         h = upload.header
         return Result(upload, self._states.read(h.client, self.problem.version(h.round, h.exchange)))
 

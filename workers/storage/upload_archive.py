@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from fedsim.errors import DataError, WireError
-from fedsim.wire.envelope import Header, Letter, open_letter, seal
+from fedsim.wire.envelope import Envelope, Header, pack, unpack
 from workers.storage.store import disk_errors, write_atomically
 
 
@@ -27,18 +27,18 @@ def upload_path(folder: Path, round: int, exchange: int, client: int) -> Path:
     return folder / f"{round:06d}" / f"{exchange}-{client:06d}.letter"
 
 
-def keep_upload(folder: Path, letter: Letter) -> None:
+def keep_upload(folder: Path, envelope: Envelope) -> None:
     """Errors: DiskError."""
-    h = letter.header
+    h = envelope.header
     path = upload_path(folder, h.round, h.exchange, h.client)
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    frames = [letter.head, *letter.frames]
+    frames = [envelope.head, *envelope.frames]
     sizes = [memoryview(frame).nbytes for frame in frames]
     write_atomically(path, [struct.pack(f">I{len(sizes)}Q", len(sizes), *sizes), *frames])
 
 
-def read_upload(path: Path, whose: str) -> Letter:
+def read_upload(path: Path, whose: str) -> Envelope:
     """Errors: DataError if it is not there, WireError if it is damaged; both name the file."""
     about = f"{whose}, {path}"
     try:
@@ -59,20 +59,20 @@ def read_upload(path: Path, whose: str) -> Letter:
     for size in sizes:
         frames.append(data[at : at + size])
         at += size
-    return open_letter(frames, about)
+    return unpack(frames, about)
 
 
-class Recorded:
+class RecordedUploads:
     """A worker without clients: it answers tasks with the uploads that a run has kept."""
 
     def __init__(self, run: Path) -> None:
         self.folder, self.read = uploads_folder(run), 0
 
-    def handle(self, letter: Letter) -> Letter:
+    def handle(self, envelope: Envelope) -> Envelope:
         """Errors: DataError, WireError naming the file."""
-        h = letter.header
+        h = envelope.header
         if h.kind == "gone":
-            return silent(letter)
+            return silent(envelope)
         path = upload_path(self.folder, h.round, h.exchange, h.client)
         found = read_upload(path, f"the upload of client {h.client} in round {h.round}")
         about, due = _about(found.header), _about(h)
@@ -82,9 +82,9 @@ class Recorded:
         return found
 
 
-def silent(letter: Letter) -> Letter:
+def silent(envelope: Envelope) -> Envelope:
     """The answer to a task from which nothing comes."""
-    return seal(msgspec.structs.replace(letter.header, kind="absent", fields=()))
+    return pack(msgspec.structs.replace(envelope.header, kind="absent", fields=()))
 
 
 def _about(h: Header) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from fedsim.wire.envelope import NONE, Buffer, Letter, open_letter
+from fedsim.wire.envelope import NONE, Buffer, Envelope, unpack
 from workers.storage.store import disk_errors, write_atomically
 from workers.storage.upload_archive import keep_upload
 
@@ -20,29 +20,29 @@ class Spool:
         self.folder, self.room, self.keep = folder, memory_bytes, keep
         self._lock = threading.Lock()
         """put in the main thread, take in the fold's"""
-        self._letters: dict[int, tuple[Letter, int]] = {}
+        self._envelopes: dict[int, tuple[Envelope, int]] = {}
         self._spilled: set[int] = set()
 
-    def put(self, client: int, letter: Letter, worker: int = NONE) -> None:
+    def put(self, client: int, envelope: Envelope, worker: int = NONE) -> None:
         """worker: who sent it. Errors: DiskError."""
         if self.keep is not None:
-            keep_upload(self.keep, letter)
+            keep_upload(self.keep, envelope)
         with self._lock:
-            self._put(client, letter, worker)
+            self._put(client, envelope, worker)
 
-    def _put(self, client: int, letter: Letter, worker: int) -> None:
-        size = letter.total_bytes()
+    def _put(self, client: int, envelope: Envelope, worker: int) -> None:
+        size = envelope.total_bytes()
         if size > self.room:
             with disk_errors(self.folder):
                 self.folder.mkdir(exist_ok=True)
-            write_atomically(self._path(client), letter.frames)
+            write_atomically(self._path(client), envelope.frames)
             self._spilled.add(client)
-            letter = Letter(letter.header, letter.head, ())
+            envelope = Envelope(envelope.header, envelope.head, ())
         else:
             self.room -= size
-        self._letters[client] = letter, worker
+        self._envelopes[client] = envelope, worker
 
-    def take(self, client: int) -> tuple[Letter, int]:
+    def take(self, client: int) -> tuple[Envelope, int]:
         """An upload and who sent it.
 
         Errors: WireError if the file was damaged on disk, DiskError if it cannot be read.
@@ -50,11 +50,11 @@ class Spool:
         with self._lock:
             return self._pop(client)
 
-    def _pop(self, client: int) -> tuple[Letter, int]:
-        letter, worker = self._letters.pop(client)
+    def _pop(self, client: int) -> tuple[Envelope, int]:
+        envelope, worker = self._envelopes.pop(client)
         if client not in self._spilled:
-            self.room += letter.total_bytes()
-            return letter, worker
+            self.room += envelope.total_bytes()
+            return envelope, worker
         self._spilled.discard(client)
         path = self._path(client)
         with disk_errors(path):
@@ -62,10 +62,10 @@ class Spool:
             path.unlink()
         frames: list[Buffer] = []
         at = 0
-        for part in (p for f in letter.header.fields for p in f.parts):
+        for part in (p for f in envelope.header.fields for p in f.parts):
             frames.append(data[at : at + part.nbytes])
             at += part.nbytes
-        return open_letter([letter.head, *frames], f"spooled upload of client {client}, {path}"), worker
+        return unpack([envelope.head, *frames], f"spooled upload of client {client}, {path}"), worker
 
     def _path(self, client: int) -> Path:
         return self.folder / f"{client:06d}.upload"

@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from fedsim.errors import AccessError, ConnectionLost, TaskError, WireError
-from fedsim.wire.envelope import VERSION, Header, Letter, blob, open_letter, seal
+from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack, unpack
 
 SEND_QUEUE = 8
 """Letters queued for one worker; it never holds more than two tasks and a few small letters."""
@@ -39,7 +39,7 @@ class Hello(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Credentials:
+class CurveKeys:
     """CURVE keys in Z85: the worker's own pair, and the coordinator's public one."""
 
     public: bytes
@@ -56,7 +56,7 @@ class Connection:
         address: str,
         hello: Hello,
         max_frame: int,
-        credentials: Credentials | None = None,
+        curve_keys: CurveKeys | None = None,
         patience: float = HELLO_DEADLINE,
     ) -> None:
         """Connect and say hello.
@@ -73,13 +73,13 @@ class Connection:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         try:
-            if credentials is not None:
-                self._secure(credentials)
+            if curve_keys is not None:
+                self._secure(curve_keys)
             self._socket.connect(address)
-            if credentials is not None:
+            if curve_keys is not None:
                 self._await_handshake(patience)
             fields, frames = blob("hello", msgspec.json.encode(hello))
-            self.send(seal(Header(VERSION, "hello", "", fields=fields), frames), HELLO_DEADLINE)
+            self.send(pack(Header(VERSION, "hello", "", fields=fields), frames), HELLO_DEADLINE)
         except zmq.ZMQError as e:
             self.close()
             raise TaskError(f"cannot connect to {address}: {e.strerror}") from None
@@ -87,10 +87,10 @@ class Connection:
             self.close()
             raise
 
-    def _secure(self, credentials: Credentials) -> None:
-        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, credentials.public)
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, credentials.secret)
-        self._socket.setsockopt(zmq.CURVE_SERVERKEY, credentials.server)
+    def _secure(self, curve_keys: CurveKeys) -> None:
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve_keys.public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve_keys.secret)
+        self._socket.setsockopt(zmq.CURVE_SERVERKEY, curve_keys.server)
         keep_alive(self._socket)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._poller.register(self._monitor, zmq.POLLIN)
@@ -111,7 +111,7 @@ class Connection:
             "is it running, and is that its address as seen from here (--connect)?"
         )
 
-    def send(self, letter: Letter, deadline: float = 60.0) -> None:
+    def send(self, envelope: Envelope, deadline: float = 60.0) -> None:
         """Errors: ConnectionLost, WireError if it cannot be sent within `deadline` seconds."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLOUT)
@@ -123,19 +123,19 @@ class Connection:
             if self._monitor in ready:  # there may never be another one to send it by
                 raise self._lost()
             with suppress(zmq.Again):
-                self._socket.send_multipart([letter.head, *letter.frames], flags=zmq.NOBLOCK, copy=False)
+                self._socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
                 return
         raise WireError(f"the coordinator took no letter for {deadline:g} s")
 
     def _lost(self) -> ConnectionLost:
         return ConnectionLost(f"the connection to {self.address} was lost")
 
-    def offer(self, letter: Letter) -> None:
+    def offer(self, envelope: Envelope) -> None:
         """Send if it can be sent at once; what is not sent is not missed."""
         with suppress(zmq.Again):
-            self._socket.send_multipart([letter.head, *letter.frames], flags=zmq.NOBLOCK)
+            self._socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK)
 
-    def receive(self, deadline: float) -> Letter | None:
+    def receive(self, deadline: float) -> Envelope | None:
         """The next letter, or None after `deadline` seconds.
 
         Errors: ConnectionLost, also if the other side has forgotten whose connection this is.
@@ -143,9 +143,9 @@ class Connection:
         ready = dict(self._poller.poll(int(deadline * 1000)))
         if self._socket in ready:
             frames = self._socket.recv_multipart(copy=False)
-            letter = open_letter([f.buffer for f in frames], "from the coordinator")
-            if letter.header.kind != "rejoin":
-                return letter
+            envelope = unpack([f.buffer for f in frames], "from the coordinator")
+            if envelope.header.kind != "rejoin":
+                return envelope
             if self._monitor not in ready:  # libzmq has not connected anew beneath us
                 raise ConnectionLost(f"the coordinator at {self.address} had given this worker up")
         if ready:

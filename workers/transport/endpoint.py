@@ -12,7 +12,7 @@ from typing import Protocol
 
 import zmq
 
-from fedsim.wire.envelope import Letter, open_letter
+from fedsim.wire.envelope import Envelope, unpack
 from fedsim.wire.ledger import Ledger
 
 
@@ -21,7 +21,7 @@ class Incoming:
     """A letter from a worker."""
 
     worker: int
-    letter: Letter
+    envelope: Envelope
 
 
 class Endpoint(ABC):
@@ -37,7 +37,7 @@ class Endpoint(ABC):
         """Workers that have sent what cannot be read, and why not, until somebody takes note of it."""
 
     @abstractmethod
-    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
+    def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
         """again: it repeats a letter that a lost worker had; its bytes are of kind retry."""
 
     @abstractmethod
@@ -52,25 +52,25 @@ class Endpoint(ABC):
     def dismiss(self, worker: int) -> None:
         """Forget a worker's connection."""
 
-    def open_door(self) -> str:
+    def accept(self) -> str:
         """Let somebody in again after close_door(); returns the address."""
         return ""
 
-    def close_door(self) -> None:
+    def stop_accepting(self) -> None:
         """Everybody has joined: nothing need be there for others to connect to."""
 
     def close(self) -> None:
         """Release sockets and files; letters that are still on their way may be lost."""
 
-    def _book(self, letter: Letter, worker: int, direction: str, again: bool = False) -> None:
-        self.total_bytes[direction] += len(letter.head) + sum(memoryview(f).nbytes for f in letter.frames)
-        self.ledger.book(letter, worker, direction, again)
+    def _book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
+        self.total_bytes[direction] += len(envelope.head) + sum(memoryview(f).nbytes for f in envelope.frames)
+        self.ledger.book(envelope, worker, direction, retry)
 
 
 class Worker(Protocol):
     """Who answers letters, as workers.worker.runtime.WorkerRuntime does."""
 
-    def handle(self, letter: Letter) -> Letter: ...
+    def handle(self, envelope: Envelope) -> Envelope: ...
 
 
 class Loopback(Endpoint):
@@ -79,11 +79,11 @@ class Loopback(Endpoint):
     def __init__(self, ledger: Ledger, runtime: Worker) -> None:
         super().__init__(ledger)
         self.runtime = runtime
-        self._queue: deque[Letter] = deque()
+        self._queue: deque[Envelope] = deque()
 
-    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
-        self._book(letter, worker, "down", again)
-        self._queue.append(open_letter([letter.head, *letter.frames], "loopback"))
+    def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
+        self._book(envelope, worker, "down", retry)
+        self._queue.append(unpack([envelope.head, *envelope.frames], "loopback"))
 
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
         poller = zmq.Poller()
@@ -93,6 +93,6 @@ class Loopback(Endpoint):
         if ready or not self._queue:
             return [], ready
         reply = self.runtime.handle(self._queue.popleft())
-        letter = open_letter([reply.head, *reply.frames], "loopback")
-        self._book(letter, 0, "up")
-        return [Incoming(0, letter)], []
+        envelope = unpack([reply.head, *reply.frames], "loopback")
+        self._book(envelope, 0, "up")
+        return [Incoming(0, envelope)], []

@@ -35,7 +35,7 @@ class _Account:
     may_send: int
 
 
-class Bailiff:
+class IngressLimiter:
     """Of one port. greeting: bytes that a connection may send before its hello is accepted. ahead: by how
     many a worker may be ahead of the coordinator then. revoked: workers that must not be here at the moment.
     """
@@ -51,7 +51,7 @@ class Bailiff:
         self._thread = threading.Thread(target=self._watch, name="bailiff", daemon=True)
         self._thread.start()
 
-    def admit(self, descriptor: int, worker: int) -> None:
+    def register(self, descriptor: int, worker: int) -> None:
         """Whose connection this is, and will be until it ends, also if the worker is dismissed."""
         account = _Account(worker, self._greeting + self._ahead)
         with suppress(OSError):  # it has ended already

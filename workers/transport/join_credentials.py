@@ -34,7 +34,7 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"KeyPair({self.public!r}, ...)"
 
 
-class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """workers: a key pair per worker, by index. max_frame: the largest frame that anybody sends, bytes."""
 
     format: int
@@ -54,7 +54,7 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise DiskError(f"cannot write {path}: {e.strerror}") from None
 
     @staticmethod
-    def read(path: Path) -> Invitation:
+    def read(path: Path) -> JoinCredentials:
         """Errors: UsageError if it is not there or open to others, DataError if it is damaged."""
         try:
             data, mode = path.read_bytes(), path.stat().st_mode
@@ -63,7 +63,7 @@ class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if mode & 0o077:
             raise UsageError(f"{path}: others can read its keys; chmod 600 {path}")
         try:
-            found = msgspec.json.decode(data, type=Invitation)
+            found = msgspec.json.decode(data, type=JoinCredentials)
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             raise DataError(f"{path} is not a join.json of fedsim: {e}") from None
         if found.format != FORMAT:

@@ -24,7 +24,7 @@ from workers.transport.zap import guard
 Transport = Literal["ipc", "tcp"]
 
 
-class Door(Protocol):
+class Listener(Protocol):
     """mechanism: what its connections add to frames. port: for the kernel's count, 0 if there is none.
     watched: a worker's end is known from its connection, not from a process handle."""
 
@@ -55,7 +55,7 @@ class Door(Protocol):
         """After the socket."""
 
 
-class _Own:
+class _TokenListener:
     """Workers of this run's making show its token: libzmq lets in whoever speaks its protocol, `who` does
     not."""
 
@@ -84,7 +84,7 @@ class _Own:
         self.full()
 
 
-class PrivateFolder(_Own):
+class IpcListener(_TokenListener):
     """ipc in a folder that only this user can enter; removed as soon as everybody is in, so that only a crash
     before that leaves it behind, and that until the next run. Open connections stay."""
 
@@ -108,7 +108,7 @@ class PrivateFolder(_Own):
         self._folder.remove()
 
 
-class LocalPort(_Own):
+class LocalTcpListener(_TokenListener):
     """tcp on 127.0.0.1, so that the kernel and a relay can count."""
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
@@ -120,7 +120,7 @@ class LocalPort(_Own):
         return f"tcp://127.0.0.1:{self.port}"
 
 
-class GuardedPort:
+class CurveListener:
     """tcp for other machines: CURVE with an allow-list. A key is one worker's, until it is revoked."""
 
     mechanism = zmtp.CURVE
@@ -174,5 +174,5 @@ class GuardedPort:
         pass
 
 
-def own_door(transport: Transport) -> PrivateFolder | LocalPort:
-    return PrivateFolder() if transport == "ipc" else LocalPort()
+def local_listener(transport: Transport) -> IpcListener | LocalTcpListener:
+    return IpcListener() if transport == "ipc" else LocalTcpListener()

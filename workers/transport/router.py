@@ -12,13 +12,13 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from fedsim.errors import AccessError, TaskError, WireError
-from fedsim.wire.envelope import VERSION, Header, Letter, blob, open_letter, seal
+from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack, unpack
 from fedsim.wire.ledger import Ledger
 from workers.transport import tcp_counters
 from workers.transport.dealer import Hello, bound
 from workers.transport.endpoint import Endpoint, Incoming
-from workers.transport.ingress_limiter import Bailiff
-from workers.transport.listeners import Door
+from workers.transport.ingress_limiter import IngressLimiter
+from workers.transport.listeners import Listener
 
 SOCKETS = 64
 HANDSHAKE_MS = 5000
@@ -43,31 +43,33 @@ class ZmqEndpoint(Endpoint):
     vanished worker is an error, not lost.
     """
 
-    def __init__(self, ledger: Ledger, door: Door, max_frame: int, ahead: int | None = None) -> None:
+    def __init__(self, ledger: Ledger, listener: Listener, max_frame: int, ahead: int | None = None) -> None:
         """max_frame: the largest frame that anybody may send, bytes. ahead: so many bytes may a worker have
         sent that were not taken from it yet; behind a port, whoever sends more is cut off.
 
         Errors: UsageError if the door cannot be opened.
         """
         super().__init__(ledger)
-        ledger.mechanism = door.mechanism
-        self.door = door
+        ledger.mechanism = listener.mechanism
+        self.listener = listener
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, SOCKETS)
         self._socket = self._context.socket(zmq.ROUTER)
         bound(self._socket, max_frame)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if door.watched else None
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if listener.watched else None
         try:
-            self.address = door.open(self._socket)
+            self.address = listener.open(self._socket)
         except BaseException:
             self._close_socket()
             self._context.term()
             raise
-        greeting = door.mechanism.handshake["up"] + 2 * HELLO_BYTES
+        greeting = listener.mechanism.handshake["up"] + 2 * HELLO_BYTES
         ahead = AHEAD * max_frame if ahead is None else ahead
-        self._bailiff = Bailiff(door.port, greeting, ahead, door.revoked) if door.port else None
+        self._limiter = (
+            IngressLimiter(listener.port, greeting, ahead, listener.revoked) if listener.port else None
+        )
         self._workers: dict[bytes, int] = {}
         self._routes: dict[int, bytes] = {}
         self._descriptors: dict[int, int] = {}
@@ -75,25 +77,25 @@ class ZmqEndpoint(Endpoint):
         self._called_back: dict[int, bytes] = {}
         """Connections that were told to join again, once each: nobody gets more out than he puts in."""
         self._poller, self._polled = zmq.Poller(), [-1]
-        self.strangers = 0
+        self.unauthenticated_peers = 0
         self.complete = True
         """No connection was lost: the kernel still counts all that there were."""
 
-    def send(self, worker: int, letter: Letter, again: bool = False) -> None:
+    def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
         """Errors: TaskError if the worker is gone or does not take its letters."""
         # also what does not go out any more: an algorithm's rows do not depend on who was lost when
-        self._book(letter, worker, "down", again)
+        self._book(envelope, worker, "down", retry)
         if worker not in self._routes:
             raise TaskError(f"cannot send to worker {worker}: it has no connection")
         try:
-            self._send(self._routes[worker], letter)
+            self._send(self._routes[worker], envelope)
         except zmq.ZMQError as e:
             if e.errno == zmq.EHOSTUNREACH and self._monitor is not None:
                 self._ended(worker)  # before its hello was read: the monitor has told us of nobody's end
             raise TaskError(f"cannot send to worker {worker}: {e.strerror}") from None
 
-    def _send(self, route: bytes, letter: Letter) -> None:
-        self._socket.send_multipart([route, letter.head, *letter.frames], flags=zmq.NOBLOCK, copy=False)
+    def _send(self, route: bytes, envelope: Envelope) -> None:
+        self._socket.send_multipart([route, envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
 
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
         if fds != self._polled:
@@ -104,15 +106,15 @@ class ZmqEndpoint(Endpoint):
         while True:  # a stranger is no event: the coordinator takes an empty answer for silence
             left = 0.0 if self.lost else max(0.0, until - time.monotonic())
             ready = [item for item, _ in self._poller.poll(math.ceil(left * 1000))]
-            letters = self._receive_all() if self._socket in ready else []
+            envelopes = self._receive_all() if self._socket in ready else []
             if self._monitor in ready:
                 self._note_ends()
             readable = [item for item in ready if isinstance(item, int)]
-            if letters or readable or self.lost or self.unreadable or not left:
-                return letters, readable
+            if envelopes or readable or self.lost or self.unreadable or not left:
+                return envelopes, readable
 
     def _receive_all(self) -> list[Incoming]:
-        letters = []
+        envelopes = []
         for _ in range(BATCH):
             try:
                 route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -120,24 +122,24 @@ class ZmqEndpoint(Endpoint):
                 break
             incoming = self._accept(bytes(route.buffer), frames)
             if incoming is not None:
-                letters.append(incoming)
-        return letters
+                envelopes.append(incoming)
+        return envelopes
 
     def _accept(self, route: bytes, frames: list[zmq.Frame]) -> Incoming | None:
         buffers = [f.buffer for f in frames]
         worker = self._workers.get(route)
         if worker is not None:
             try:
-                letter = open_letter(buffers, f"from worker {worker}")
-                if letter.header.kind == "hello":
+                envelope = unpack(buffers, f"from worker {worker}")
+                if envelope.header.kind == "hello":
                     raise WireError("a second hello")
             except WireError as e:
                 self.unreadable[worker] = str(e)
                 return None
         else:
             try:
-                letter = first_letter(buffers)
-                worker = self._admit(route, letter, frames[0])
+                envelope = first_envelope(buffers)
+                worker = self._register(route, envelope, frames[0])
             except NoHello:
                 self._call_back(route, frames[0])
                 return None
@@ -146,29 +148,29 @@ class ZmqEndpoint(Endpoint):
                     self._send(route, refusal(str(e)))
                 return None
             except WireError:
-                self.strangers += 1
+                self.unauthenticated_peers += 1
                 return None
             self.ledger.book_handshake(worker)
-        self._book(letter, worker, "up")
-        if self._bailiff is not None:
-            self._bailiff.took(worker, sum(letter.sizes) + self.door.mechanism.framing(letter.sizes))
-        return Incoming(worker, letter)
+        self._book(envelope, worker, "up")
+        if self._limiter is not None:
+            self._limiter.took(worker, sum(envelope.sizes) + self.listener.mechanism.framing(envelope.sizes))
+        return Incoming(worker, envelope)
 
-    def _admit(self, route: bytes, letter: Letter, frame: zmq.Frame) -> int:
+    def _register(self, route: bytes, envelope: Envelope, frame: zmq.Frame) -> int:
         """Bind a connection to a worker index by its hello. Errors: WireError for a stranger; AccessError for
         one with a right key that is told why it must not come in."""
         try:
-            hello = msgspec.json.decode(letter.frames[0], type=Hello)
+            hello = msgspec.json.decode(envelope.frames[0], type=Hello)
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             raise WireError(f"an unreadable hello: {e}") from None
-        worker = self.door.who(hello, self._proved(frame))
+        worker = self.listener.who(hello, self._proved(frame))
         if worker in self._routes:
             if self._monitor is None:
                 raise WireError("not of this run")
             raise AccessError(f"worker {worker} has joined already")
         descriptor = int(frame.get(zmq.SRCFD))
-        if self._bailiff is not None:
-            self._bailiff.admit(descriptor, worker)
+        if self._limiter is not None:
+            self._limiter.register(descriptor, worker)
         if self._monitor is not None:
             self._note_ends()  # first: a descriptor may be that of a connection that has just ended
             self._descriptors[descriptor] = worker
@@ -178,18 +180,18 @@ class ZmqEndpoint(Endpoint):
 
     def _call_back(self, route: bytes, frame: zmq.Frame) -> None:
         """Tell the owner of a key to join again; strangers hear nothing."""
-        worker = self.door.owner(self._proved(frame))
+        worker = self.listener.owner(self._proved(frame))
         if worker is None:
-            self.strangers += 1
+            self.unauthenticated_peers += 1
             return
         descriptor = int(frame.get(zmq.SRCFD))
         if self._called_back.get(descriptor) == route:
             return
-        letter = seal(Header(VERSION, "rejoin", ""))
+        envelope = pack(Header(VERSION, "rejoin", ""))
         with suppress(zmq.ZMQError):  # if its queue is full: with its next letter
-            self._send(route, letter)
+            self._send(route, envelope)
             self._called_back[descriptor] = route
-            self._book(letter, worker, "down")
+            self._book(envelope, worker, "down")
 
     def _proved(self, frame: zmq.Frame) -> str:
         """The public key of the connection that a frame came from; '' without CURVE."""
@@ -214,9 +216,9 @@ class ZmqEndpoint(Endpoint):
         self._descriptors = {fd: w for fd, w in self._descriptors.items() if w != worker}
 
     def residual(self) -> dict[str, int] | None:
-        if not self.door.port or not self.complete:
+        if not self.listener.port or not self.complete:
             return None
-        return tcp_counters.residual(self.door.port, self._booked)
+        return tcp_counters.residual(self.listener.port, self._booked)
 
     def _booked(self) -> tuple[int, int] | None:
         """Of both directions, with what has just come in: a sign of life, to which nobody listens now."""
@@ -225,18 +227,18 @@ class ZmqEndpoint(Endpoint):
             self._note_ends()
         return (self.ledger.booked("down"), self.ledger.booked("up")) if self.complete else None
 
-    def open_door(self) -> str:
-        self.address = self.door.reopen(self._socket)
+    def accept(self) -> str:
+        self.address = self.listener.reopen(self._socket)
         return self.address
 
-    def close_door(self) -> None:
-        self.door.full()
+    def stop_accepting(self) -> None:
+        self.listener.full()
 
     def close(self) -> None:
-        if self._bailiff is not None:
-            self._bailiff.close()
+        if self._limiter is not None:
+            self._limiter.close()
         self._close_socket()
-        self.door.close()
+        self.listener.close()
         self._context.term()
 
     def _close_socket(self) -> None:
@@ -246,20 +248,20 @@ class ZmqEndpoint(Endpoint):
         self._socket.close(0)
 
 
-def first_letter(buffers: Sequence[memoryview]) -> Letter:
+def first_envelope(buffers: Sequence[memoryview]) -> Envelope:
     """A hello. Errors: NoHello if it is anything else."""
     if sum(b.nbytes for b in buffers) > HELLO_BYTES:
         raise NoHello("too long for a hello")
     try:
-        letter = open_letter(buffers, "from a stranger")
+        envelope = unpack(buffers, "from a stranger")
     except WireError as e:
         raise NoHello(str(e)) from None
-    if letter.header.kind != "hello" or len(letter.frames) != 1:
-        raise NoHello(f"a letter of kind {letter.header.kind!r} where a hello is due")
-    return letter
+    if envelope.header.kind != "hello" or len(envelope.frames) != 1:
+        raise NoHello(f"a letter of kind {envelope.header.kind!r} where a hello is due")
+    return envelope
 
 
-def refusal(reason: str) -> Letter:
+def refusal(reason: str) -> Envelope:
     """Tells a worker that it must not come in, and why."""
     fields, frames = blob("reason", reason.encode())
-    return seal(Header(VERSION, "refused", "", fields=fields), frames)
+    return pack(Header(VERSION, "refused", "", fields=fields), frames)

@@ -21,7 +21,7 @@ _ACKED, _RECEIVED = 120, 128
 
 
 @dataclass(frozen=True)
-class Stream:
+class TcpStream:
     """An open connection that a port of this process has accepted, and its stream bytes. inode: which no
     other has, while its descriptor may soon be another's."""
 
@@ -31,7 +31,7 @@ class Stream:
     up: int
 
 
-def streams(port: int) -> list[Stream]:
+def streams(port: int) -> list[TcpStream]:
     """This process's own open connections on a local port, by IPv4; each once, however many descriptors it
     has at the moment."""
     found = {}
@@ -45,7 +45,7 @@ def streams(port: int) -> list[Stream]:
     return list(found.values())
 
 
-def _stream(descriptor: int, port: int) -> Stream | None:
+def _stream(descriptor: int, port: int) -> TcpStream | None:
     """Errors: OSError if it is no connection."""
     with _held(descriptor) as (connection, inode):
         if connection.family != socket.AF_INET or connection.getsockname()[1] != port:
@@ -53,7 +53,7 @@ def _stream(descriptor: int, port: int) -> Stream | None:
         connection.getpeername()  # the listening socket has no peer
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         acked, received = (struct.unpack_from("Q", info, at)[0] for at in (_ACKED, _RECEIVED))
-        return Stream(descriptor, inode, acked, received)
+        return TcpStream(descriptor, inode, acked, received)
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
         yield connection, os.fstat(ours).st_ino
 
 
-def end(stream: Stream) -> None:
+def end(stream: TcpStream) -> None:
     """Shut a connection down, if it is still there: both sides learn of its end, and what is half received is
     thrown away."""
     with suppress(OSError), _held(stream.descriptor) as (connection, inode):

@@ -23,7 +23,7 @@ DOMAIN = b"fedsim"
 _ADDRESS = "inproc://zeromq.zap.01"
 
 
-def guard(socket: zmq.Socket[bytes], admits: Callable[[str], bool]) -> None:
+def guard(socket: zmq.Socket[bytes], accepts: Callable[[str], bool]) -> None:
     """Ask `admits` about every newcomer of `socket`, before it is bound: of a CURVE connection the public key
     that it has proved to own (Z85), else ''. The thread ends with the socket's context.
 
@@ -40,19 +40,19 @@ def guard(socket: zmq.Socket[bytes], admits: Callable[[str], bool]) -> None:
     asked.linger = 0
     asked.bind(_ADDRESS)
     socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-    threading.Thread(target=_answer, args=(asked, admits), name="zap", daemon=True).start()
+    threading.Thread(target=_answer, args=(asked, accepts), name="zap", daemon=True).start()
 
 
-def _answer(asked: zmq.Socket[bytes], admits: Callable[[str], bool]) -> None:
+def _answer(asked: zmq.Socket[bytes], accepts: Callable[[str], bool]) -> None:
     with asked, suppress(zmq.ContextTerminated):
         while True:
-            asked.send_multipart(_verdict(asked.recv_multipart(), admits))
+            asked.send_multipart(_verdict(asked.recv_multipart(), accepts))
 
 
-def _verdict(question: list[bytes], admits: Callable[[str], bool]) -> list[bytes]:
+def _verdict(question: list[bytes], accepts: Callable[[str], bool]) -> list[bytes]:
     """version, request, domain, address, routing id, mechanism, credentials -> version, request, status,
     text, user, metadata."""
-    version, request, domain, _, _, mechanism, *credentials = question
-    key = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" else ""
-    good = (version, domain) == (b"1.0", DOMAIN) and mechanism in (b"NULL", b"CURVE") and admits(key)
+    version, request, domain, _, _, mechanism, *curve_keys = question
+    key = z85.encode(curve_keys[0]).decode() if mechanism == b"CURVE" else ""
+    good = (version, domain) == (b"1.0", DOMAIN) and mechanism in (b"NULL", b"CURVE") and accepts(key)
     return [version, request, *((b"200", b"", key.encode()) if good else (b"400", b"", b"")), b""]

@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from fedsim.wire.envelope import NONE, VERSION, Header, seal
+from fedsim.wire.envelope import NONE, VERSION, Header, pack
 from workers.transport.dealer import Connection
 
 SECONDS = 1.0
 
 
-class Pulse:
+class Heartbeat:
     """A forward hook: call it as often as you like."""
 
     def __init__(self, connection: Connection) -> None:
@@ -37,7 +37,7 @@ class Pulse:
         h = self._about
         self._due = time.monotonic() + SECONDS
         self._connection.offer(
-            seal(Header(VERSION, "alive", h.run, h.epoch, h.round, h.exchange, h.client, NONE))
+            pack(Header(VERSION, "alive", h.run, h.epoch, h.round, h.exchange, h.client, NONE))
         )
 
 

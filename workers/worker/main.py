@@ -20,14 +20,14 @@ from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.problem import Problem
-from fedsim.seeds import Stream
-from fedsim.wire.envelope import VERSION, Header, Letter, blob, seal
+from fedsim.seeds import RandomStream
+from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack
 from protocols import find
-from workers.coordinator.registration import Belongings
-from workers.memory import settle
+from workers.coordinator.registration import WorkerManifest
+from workers.memory import set_malloc_thresholds
 from workers.numerics import fix_numerics
 from workers.transport.dealer import Connection, Hello
-from workers.worker.heartbeat import Pulse
+from workers.worker.heartbeat import Heartbeat
 from workers.worker.runtime import WorkerRuntime, failure
 
 JOIN_DEADLINE = 120.0
@@ -41,38 +41,42 @@ def run(spec: dict[str, Any]) -> int:
     hello = Hello(spec["token"], spec["index"], os.getpid())
     connection = Connection(spec["address"], hello, spec["max_frame"])
     try:
-        welcome = connection.receive(JOIN_DEADLINE)
-        if welcome is None or welcome.header.kind != "welcome":
+        registration_reply = connection.receive(JOIN_DEADLINE)
+        if registration_reply is None or registration_reply.header.kind != "welcome":
             print(f"no welcome from the coordinator within {JOIN_DEADLINE:g} s", file=sys.stderr)
             return 4
-        orders = msgspec.json.decode(bytes(welcome.frames[0]))
+        worker_config = msgspec.json.decode(bytes(registration_reply.frames[0]))
         try:
-            runtime = set_up(connection, welcome, orders, spec["device"])
+            runtime = set_up(connection, registration_reply, worker_config, spec["device"])
         except Exception:
             traceback.print_exc()
             connection.close(linger=5.0)
             return 1
-        settle()
+        set_malloc_thresholds()
         announce(connection, runtime)
-        serve(connection, runtime, lambda letter: [runtime.handle(letter)])
+        serve(connection, runtime, lambda envelope: [runtime.handle(envelope)])
         return 0
     finally:
         connection.close(linger=1.0)
 
 
-def set_up(connection: Connection, welcome: Letter, orders: Mapping[str, Any], device: str) -> WorkerRuntime:
+def set_up(
+    connection: Connection, registration_reply: Envelope, worker_config: Mapping[str, Any], device: str
+) -> WorkerRuntime:
     """What the orders describe. Errors: whatever goes wrong, which the coordinator has been told."""
     try:
-        experiment = convert(Experiment, orders["experiment"], "the coordinator's experiment")
+        experiment = convert(Experiment, worker_config["experiment"], "the coordinator's experiment")
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
         fix_numerics(experiment.threads, device)
-        data_dir = Path(orders["data_dir"]) if orders["data_dir"] else None
+        data_dir = Path(worker_config["data_dir"]) if worker_config["data_dir"] else None
         problem = Problem.build(experiment, algorithm, data_dir, device)
         warm_up(problem)
-        return WorkerRuntime(problem, Path(orders["run_dir"]), welcome.header.run, orders["index"])
+        return WorkerRuntime(
+            problem, Path(worker_config["run_dir"]), registration_reply.header.run, worker_config["index"]
+        )
     except Exception as e:
         fields, frames = failure(e)
-        connection.send(seal(Header(VERSION, "failed", welcome.header.run, fields=fields), frames))
+        connection.send(pack(Header(VERSION, "failed", registration_reply.header.run, fields=fields), frames))
         raise
 
 
@@ -80,9 +84,9 @@ def announce(connection: Connection, runtime: WorkerRuntime, digest: bool = Fals
     """Say that this worker is ready, and by what it has. digest: also of the data."""
     problem, e = runtime.problem, runtime.problem.experiment
     data = problem.data_digest if digest else ""
-    has = Belongings(data, plugins.sources((e.algo, e.model, e.dataset)))
+    has = WorkerManifest(data, plugins.sources((e.algo, e.model, e.dataset)))
     fields, frames = blob("ready", msgspec.json.encode(has))
-    connection.send(seal(Header(VERSION, "ready", runtime.run, fields=fields), frames))
+    connection.send(pack(Header(VERSION, "ready", runtime.run, fields=fields), frames))
 
 
 def warm_up(problem: Problem) -> None:
@@ -91,13 +95,13 @@ def warm_up(problem: Problem) -> None:
     stored = problem.dataset.train_targets
     targets = torch.from_numpy(np.zeros((2, *stored.shape[1:]), stored.dtype)).to(net.device)
     blank = Shard(net, torch.zeros((2, *shape), device=net.device), targets, 1.0)
-    minimise(blank, problem.start, how=LocalTraining(epochs=1), rng=Stream(0, "warm up"))
+    minimise(blank, problem.start, how=LocalTraining(epochs=1), rng=RandomStream(0, "warm up"))
 
 
 def serve(
     connection: Connection,
     runtime: WorkerRuntime,
-    handle: Callable[[Letter], list[Letter]],
+    handle: Callable[[Envelope], list[Envelope]],
     idle: float | None = None,
 ) -> None:
     """Until 'stop'. idle: seconds of silence after which to speak up; None: wait on, as a worker of this
@@ -105,21 +109,21 @@ def serve(
 
     Errors: AccessError if the coordinator refuses, ConnectionLost.
     """
-    pulse = Pulse(connection)
-    runtime.problem.net.module.register_forward_pre_hook(pulse)
+    heartbeat = Heartbeat(connection)
+    runtime.problem.net.module.register_forward_pre_hook(heartbeat)
     while True:
-        letter = connection.receive(idle or 60.0)
-        if letter is None:
+        envelope = connection.receive(idle or 60.0)
+        if envelope is None:
             if idle:  # about no task: it renews no lease, for a task may have been lost on its way
-                connection.offer(seal(Header(VERSION, "alive", runtime.run)))
+                connection.offer(pack(Header(VERSION, "alive", runtime.run)))
             continue
-        if letter.header.kind == "stop":
+        if envelope.header.kind == "stop":
             return
-        if letter.header.kind == "refused":
-            raise AccessError(f"refused: {bytes(letter.frames[0]).decode(errors='replace')}")
-        pulse.begin(letter.header)
-        replies = handle(letter)
-        pulse.end()
+        if envelope.header.kind == "refused":
+            raise AccessError(f"refused: {bytes(envelope.frames[0]).decode(errors='replace')}")
+        heartbeat.begin(envelope.header)
+        replies = handle(envelope)
+        heartbeat.end()
         for reply in replies:
             connection.send(reply)
 

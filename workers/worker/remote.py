@@ -17,28 +17,28 @@ from pathlib import Path
 import msgspec
 
 from fedsim.errors import AccessError, ConnectionLost, TaskError
-from fedsim.wire.envelope import Letter
-from workers.state_transfer import Borrower
+from fedsim.wire.envelope import Envelope
+from workers.state_transfer import RemoteStateCache
 from workers.storage.scratch import Scratch
-from workers.transport.dealer import Connection, Credentials, Hello, KeyRefused
-from workers.transport.join_credentials import Invitation
+from workers.transport.dealer import Connection, CurveKeys, Hello, KeyRefused
+from workers.transport.join_credentials import JoinCredentials
 from workers.worker.main import IDLE, JOIN_DEADLINE, announce, serve, set_up
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Visit:
+class RemoteWorker:
     """url: where the coordinator is, seen from here. worker: as which to come, None: as the first that is
     missing. patience: seconds to wait for it to answer."""
 
-    invitation: Invitation
+    join_credentials: JoinCredentials
     url: str
     data_dir: Path | None
     patience: float
     worker: int | None = None
 
-    def run(self, tell: Tell) -> None:
+    def run(self, notify: Notify) -> None:
         """Join and serve until the run is over; join again if the connection is lost on the way.
 
         Errors: AccessError if the run refuses this worker, TaskError if the coordinator does not answer, and
@@ -48,33 +48,33 @@ class Visit:
         patience = 0.0
         while True:
             try:
-                mine, connection, welcome = self._join(mine, patience)
-                self._serve(connection, welcome, tell)
+                mine, connection, registration_reply = self._join(mine, patience)
+                self._serve(connection, registration_reply, notify)
                 break
             except ConnectionLost as e:
-                tell(f"{e}; joining again")
+                notify(f"{e}; joining again")
                 patience = self.patience
-        tell("the run is over")
+        notify("the run is over")
 
-    def _serve(self, connection: Connection, welcome: Letter, tell: Tell) -> None:
+    def _serve(self, connection: Connection, registration_reply: Envelope, notify: Notify) -> None:
         """Errors: ConnectionLost, besides those of run."""
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
-            if welcome.header.kind == "stop":  # it came as the run ended
+            if registration_reply.header.kind == "stop":  # it came as the run ended
                 return
-            orders = msgspec.json.decode(bytes(welcome.frames[0]))
-            experiment = orders["experiment"]
-            run, index = welcome.header.run, orders["index"]
-            tell(f"worker {index} of run {run}: {experiment['algo']} on {experiment['dataset']}")
+            worker_config = msgspec.json.decode(bytes(registration_reply.frames[0]))
+            experiment = worker_config["experiment"]
+            run, index = registration_reply.header.run, worker_config["index"]
+            notify(f"worker {index} of run {run}: {experiment['algo']} on {experiment['dataset']}")
             states = Scratch("fedsim-worker-")
             closing.callback(states.remove)
             data_dir = str(self.data_dir) if self.data_dir else None
-            orders |= {"run_dir": str(states.path), "data_dir": data_dir}
-            runtime = set_up(connection, welcome, orders, experiment["device"])
+            worker_config |= {"run_dir": str(states.path), "data_dir": data_dir}
+            runtime = set_up(connection, registration_reply, worker_config, experiment["device"])
             announce(connection, runtime, digest=True)
-            serve(connection, runtime, Borrower(runtime).handle, idle=IDLE)
+            serve(connection, runtime, RemoteStateCache(runtime).handle, idle=IDLE)
 
-    def _join(self, mine: int | None, patience: float) -> tuple[int, Connection, Letter]:
+    def _join(self, mine: int | None, patience: float) -> tuple[int, Connection, Envelope]:
         """As which worker, a connection that was let in, and the welcome, or 'stop'.
 
         mine: the worker that this one has been, and will be again if it can. patience: how long to try again
@@ -92,39 +92,41 @@ class Visit:
                     raise
                 time.sleep(0.5)
 
-    def _try_all(self, mine: int | None) -> tuple[int, Connection, Letter]:
+    def _try_all(self, mine: int | None) -> tuple[int, Connection, Envelope]:
         """As itself, else as the first worker that is missing.
 
         Errors: KeyRefused, also if another's key would do but its own does not; AccessError, TaskError,
         ConnectionLost.
         """
-        everybody = range(len(self.invitation.workers))
+        everybody = range(len(self.join_credentials.workers))
         if self.worker is not None and self.worker not in everybody:
             raise AccessError(f"--worker {self.worker}: the run has workers 0 to {len(everybody) - 1}")
         mine = self.worker if mine is None else mine
         seats = sorted(everybody, key=lambda i: i != mine) if self.worker is None else [self.worker]
-        nobodys: list[KeyRefused] = []
+        refused_keys: list[KeyRefused] = []
         for index in seats:
             try:
                 connection = self._connect(index)
             except KeyRefused as e:
                 if index == mine:
                     raise
-                nobodys.append(e)
+                refused_keys.append(e)
                 continue
             answer = self._answer(connection)
             if answer.header.kind != "refused":
                 return index, connection, answer
             connection.close()
             said = bytes(answer.frames[0]).decode(errors="replace")
-        if len(nobodys) == len(seats):
-            raise nobodys[0]
+        if len(refused_keys) == len(seats):
+            raise refused_keys[0]
         if len(seats) == 1:
             raise AccessError(f"refused: {said}")
-        others = f", but for {len(nobodys)} whose key is not accepted (any longer)" if nobodys else ""
+        others = (
+            f", but for {len(refused_keys)} whose key is not accepted (any longer)" if refused_keys else ""
+        )
         raise AccessError(f"refused: all {len(seats)} workers of the run have joined already{others}")
 
-    def _answer(self, connection: Connection) -> Letter:
+    def _answer(self, connection: Connection) -> Envelope:
         """To a hello: 'welcome', 'refused' or 'stop'. Errors: TaskError, ConnectionLost."""
         try:
             answer = connection.receive(JOIN_DEADLINE)
@@ -136,7 +138,9 @@ class Visit:
         return answer
 
     def _connect(self, index: int) -> Connection:
-        keys, invitation = self.invitation.workers[index], self.invitation
-        credentials = Credentials(keys.public.encode(), keys.secret.encode(), invitation.server_key.encode())
+        keys, join_credentials = self.join_credentials.workers[index], self.join_credentials
+        curve_keys = CurveKeys(
+            keys.public.encode(), keys.secret.encode(), join_credentials.server_key.encode()
+        )
         hello = Hello("", index, os.getpid(), platform.node())
-        return Connection(self.url, hello, invitation.max_frame, credentials, self.patience)
+        return Connection(self.url, hello, join_credentials.max_frame, curve_keys, self.patience)

@@ -17,26 +17,26 @@ import torch
 
 from fedsim.errors import FedsimError, Interrupted, WireError
 from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
-from fedsim.problem import Problem, Score
+from fedsim.problem import ChunkScore, Problem
 from fedsim.round_machine import TaskId
-from fedsim.wire.envelope import VERSION, Header, Letter, blob, decode, decode_own, encode, references, seal
+from fedsim.wire.envelope import VERSION, Envelope, Header, blob, decode, decode_own, encode, pack, references
 from fedsim.wire.schema import FullPrecision, Mean, Precision, check_values, map_tensors
 from workers.storage.store import ClientStates
 
 
-def pack_score(score: Score) -> bytes:
+def pack_score(score: ChunkScore) -> bytes:
     """Both tallies as little-endian float64: a NaN must survive, so no JSON."""
     return np.array([*score.tally, *score.ensemble], "<f8").tobytes()
 
 
-def unpack_score(letter: Letter, width: int, sampled: bool) -> Score:
+def unpack_score(envelope: Envelope, width: int, sampled: bool) -> ChunkScore:
     """The score of a reply; `width` (Measure.width) and `sampled` say how long it is. Errors: WireError."""
-    sizes = [memoryview(frame).nbytes for frame in letter.frames]
+    sizes = [memoryview(frame).nbytes for frame in envelope.frames]
     expected = 8 * width * (2 if sampled else 1)
     if sizes != [expected]:
         raise WireError(f"a score of {sizes} bytes where one of {expected} is due")
-    values = tuple(np.frombuffer(letter.frames[0], "<f8").tolist())
-    return Score(values[:width], values[width:])
+    values = tuple(np.frombuffer(envelope.frames[0], "<f8").tolist())
+    return ChunkScore(values[:width], values[width:])
 
 
 @dataclass(frozen=True)
@@ -88,36 +88,38 @@ class WorkerRuntime:
         self.states = ClientStates(run_dir / "state", problem.algorithm.client_type)
         self._to_score: tuple[int, Point | Gaussian] | None = None
 
-    def handle(self, letter: Letter) -> Letter:
+    def handle(self, envelope: Envelope) -> Envelope:
         """The reply: upload, score, or 'failed' with what went wrong and whose task it was."""
-        h = letter.header
+        h = envelope.header
         try:
             if h.run != self.run:
                 raise WireError(f"a letter of run {h.run!r}; worker {self.index} serves {self.run!r}")
             if h.kind == "task":
-                return self._train(letter)
+                return self._train(envelope)
             if h.kind == "gone":
-                return self._reply("absent", letter)
+                return self._reply("absent", envelope)
             if h.kind == "evaluate":
-                return self._score(letter)
+                return self._score(envelope)
             raise WireError(f"worker {self.index} got a letter of kind {h.kind!r}")
         except Interrupted:
             raise
         except Exception as e:
-            return self._reply("failed", letter, *failure(e))
+            return self._reply("failed", envelope, *failure(e))
 
-    def _reply(self, kind: str, to: Letter, fields: Any = (), frames: Any = (), micros: int = 0) -> Letter:
+    def _reply(
+        self, kind: str, to: Envelope, fields: Any = (), frames: Any = (), micros: int = 0
+    ) -> Envelope:
         h = to.header
         head = Header(VERSION, kind, self.run, h.epoch, h.round, h.exchange, h.client, h.base, micros, fields)
-        return seal(head, frames)
+        return pack(head, frames)
 
-    def _train(self, letter: Letter) -> Letter:
+    def _train(self, envelope: Envelope) -> Envelope:
         began = time.monotonic_ns()
-        h, problem, algorithm = letter.header, self.problem, self.problem.algorithm
+        h, problem, algorithm = envelope.header, self.problem, self.problem.algorithm
         whose = f"broadcast of round {h.round} to client {h.client}"
         types = problem.exchange(h.round, h.exchange)
         codecs, dims, layout = problem.codecs, problem.dims, problem.net.layout
-        received: Any = decode(types.down, letter, codecs["down"], dims, whose, layout=layout)
+        received: Any = decode(types.down, envelope, codecs["down"], dims, whose, layout=layout)
         check_values(received, whose)
         device = problem.net.device
         down = map_tensors(received, lambda t: t.to(device))
@@ -138,19 +140,19 @@ class WorkerRuntime:
         self.states.save(h.client, made, committed)
         self.states.forget(h.client, h.base)
         micros = (time.monotonic_ns() - began) // 1000
-        return self._reply("upload", letter, payload.fields, payload.frames, micros)
+        return self._reply("upload", envelope, payload.fields, payload.frames, micros)
 
-    def _score(self, letter: Letter) -> Letter:
-        h = letter.header
-        if letter.frames:
+    def _score(self, envelope: Envelope) -> Envelope:
+        h = envelope.header
+        if envelope.frames:
             whose = f"model of round {h.round} to evaluate"
             full = any(f.name == "triangle" for f in h.fields)
             kind: type[Evaluate | EvaluateFull] = EvaluateFull if full else Evaluate
-            self._to_score = (h.round, to_score(decode(kind, letter, {}, self.problem.dims, whose)))
+            self._to_score = (h.round, to_score(decode(kind, envelope, {}, self.problem.dims, whose)))
         if self._to_score is None or self._to_score[0] != h.round:
             raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
         score = self.problem.score(self._to_score[1], h.exchange, h.round)
-        return self._reply("score", letter, *blob("score", pack_score(score)))
+        return self._reply("score", envelope, *blob("score", pack_score(score)))
 
 
 def failure(error: Exception) -> tuple[Any, Any]:
@@ -162,7 +164,7 @@ def failure(error: Exception) -> tuple[Any, Any]:
     return blob("error", msgspec.json.encode(told))
 
 
-def task_of(letter: Letter) -> TaskId:
+def task_of(envelope: Envelope) -> TaskId:
     """The task that a letter answers."""
-    h = letter.header
+    h = envelope.header
     return TaskId(h.round, h.exchange, h.client, h.base)

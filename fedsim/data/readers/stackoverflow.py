@@ -98,8 +98,8 @@ def bags_of_words(sentences: Array, titles: Array, words: Mapping[bytes, int]) -
     bags = np.zeros((len(sentences), len(words)), np.float32)
     for bag, sentence, title in zip(bags, sentences, titles, strict=True):
         found = [words[word] for word in (*sentence.split(), *title.split()) if word in words]
-        places, counts = np.unique(np.array(found, dtype=np.int64), return_counts=True)
-        bag[places] = counts / max(len(found), 1)
+        placements, counts = np.unique(np.array(found, dtype=np.int64), return_counts=True)
+        bag[placements] = counts / max(len(found), 1)
     return bags
 
 

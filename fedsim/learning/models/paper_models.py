@@ -83,11 +83,14 @@ def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.M
             f"{whose} is a {type(build).__name__}; name a class or function that makes a new torch.nn.Module "
             "from (shape, classes)"
         )
-    with plugins.blame(spec, "--model", f"calling it with shape {shape} and {classes} classes"):
+    with plugins.user_code_errors(spec, "--model", f"calling it with shape {shape} and {classes} classes"):
         module = build(shape, classes)
     if not isinstance(module, nn.Module):
         raise UsageError(f"{whose} must return a torch.nn.Module; it returned a {type(module).__name__}")
-    with plugins.blame(spec, "--model", f"a forward pass of two examples of shape {shape}"), torch.no_grad():
+    with (
+        plugins.user_code_errors(spec, "--model", f"a forward pass of two examples of shape {shape}"),
+        torch.no_grad(),
+    ):
         out = module.eval()(torch.zeros(2, *shape))
     if not isinstance(out, Tensor) or out.shape != expected:
         came = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"

@@ -14,7 +14,7 @@ from fedsim.learning.function_space import FunctionTerm
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 
 def decayed(lr: float, decay: float, round: int) -> float:
@@ -74,7 +74,7 @@ def minimise(
     start: Tensor,
     *,
     how: LocalTraining,
-    rng: Stream,
+    rng: RandomStream,
     weight: float = 1.0,
     penalties: tuple[Penalty, ...] = (),
     moments: Moments | None = None,
@@ -99,7 +99,7 @@ def minimise(
     net, how = shard.net, how.in_round(rng.round)
     net.load(start)
     net.module.train()
-    pulls = tuple(p.to(net.weights) for p in penalties)
+    cavities = tuple(p.to(net.weights) for p in penalties)
     carried = moments if how.carry else None
     step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how)
     order = rng.torch("batches")
@@ -113,8 +113,8 @@ def minimise(
                     net.module.train()
                 if term is not None:
                     term.add_gradient(net)
-                for pull in pulls:
-                    pull.add_gradient(net.weights, net.grads)
+                for cavity in cavities:
+                    cavity.add_gradient(net.weights, net.grads)
                 if how.optimiser == "sgd" and weight != 1.0:
                     net.grads.div_(weight)
                 if how.clip:
@@ -127,17 +127,17 @@ def minimise(
 
 
 def minimise_memory(
-    net: Net, start: Tensor, term: FunctionTerm, pull: Gaussian, *, steps: int, lr: float
+    net: Net, start: Tensor, term: FunctionTerm, cavity: Gaussian, *, steps: int, lr: float
 ) -> Tensor:
     """argmin term - log pull by `steps` full-batch steps of Adam from `start` (P,), in evaluation mode."""
     net.load(start)
     net.module.eval()
-    pull = pull.to(net.weights)
+    cavity = cavity.to(net.weights)
     step = _adam(net.weights, LocalTraining(lr=lr), None)
     for _ in range(steps):
         net.grads.zero_()
         term.add_gradient(net)
-        pull.add_gradient(net.weights, net.grads)
+        cavity.add_gradient(net.weights, net.grads)
         step(net.grads)
     return net.snapshot()
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers.first_order import decayed
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Chain:
     loss: float
 
 
-def iasg(shard: Shard | QuadraticShard, start: Tensor, *, how: Sampling, rng: Stream) -> Chain:
+def iasg(shard: Shard | QuadraticShard, start: Tensor, *, how: Sampling, rng: RandomStream) -> Chain:
     """Algorithm 4: iterate-averaged stochastic-gradient samples of exp(-lbar_k), from `start` (P,).
 
     On a QuadraticShard the gradients are exact: the chain is gradient descent.
@@ -72,7 +72,7 @@ def iasg(shard: Shard | QuadraticShard, start: Tensor, *, how: Sampling, rng: St
 
 
 def _gradients(
-    shard: Shard | QuadraticShard, weights: Tensor, how: Sampling, rng: Stream
+    shard: Shard | QuadraticShard, weights: Tensor, how: Sampling, rng: RandomStream
 ) -> Iterator[tuple[Tensor, float]]:
     """Gradients of the mean loss at `weights`, which the caller changes in place, without end."""
     if isinstance(shard, QuadraticShard):

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, diagonal
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def ivon(
     start: Tensor,
     *,
     how: IvonTraining,
-    rng: Stream,
+    rng: RandomStream,
     round: int,
     prior_mean: Tensor,
     prior_precision: Tensor,
@@ -181,7 +181,7 @@ class _Ivon:
         self.shift = u.to(start, copy=True)
         """Subtracted from the data's curvature: u, or u - d where `stored` is h + d."""
         self.slope = (d - u).to(start)
-        self.pull = (v - u * prior_mean.to(d)).to(start)
+        self.cavity = (v - u * prior_mean.to(d)).to(start)
         """Duals and prior have the gradient slope (m - m_p) + pull = v - u m + d (m - m_p)."""
         self.may_move = bool((u != 0).any() or (d != d[0]).any())
         self.stored = torch.full_like(start, h)
@@ -228,7 +228,7 @@ class _Ivon:
         torch.add(self.stored, self.offset, out=total)
         # line 6
         change = torch.div(self.momentum, 1.0 - self.beta1**self.steps, out=self.gradient)
-        change.add_(torch.sub(self.mean, self.prior_mean, out=scratch).mul_(self.slope)).add_(self.pull)
+        change.add_(torch.sub(self.mean, self.prior_mean, out=scratch).mul_(self.slope)).add_(self.cavity)
         self.mean.sub_(change.div_(total).mul_(self.lr))
 
     def _move(self) -> None:

@@ -31,7 +31,7 @@ from fedsim.errors import TaskError, UsageError
 from fedsim.learning.curvature.diagonal_ggn import best_chunk
 from fedsim.learning.gaussian import Gaussian, is_full, times
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 TOLERANCE = 1e-5
 """Relative residual, of mean and precision, at which VON stops early; float32 gradients give 1e-6."""
@@ -70,8 +70,8 @@ def von(
     start: Tensor,
     *,
     how: VonTraining,
-    rng: Stream,
-    pull: Gaussian,
+    rng: RandomStream,
+    cavity: Gaussian,
     temperature: float,
 ) -> VonFit:
     """The client's q* of the module's docstring; its family is that of pull.precision, (P,) or (P, P).
@@ -83,19 +83,19 @@ def von(
     UsageError for an isotropic pull, an odd number of samples other than 1, and if `how.optimiser`
     does not fit the client's loss.
     """
-    if not isinstance(pull.precision, Tensor) or pull.precision.dim() not in (1, 2):
+    if not isinstance(cavity.precision, Tensor) or cavity.precision.dim() not in (1, 2):
         raise UsageError("von needs a diagonal or a full precision, not an isotropic one")
-    pull = Gaussian(pull.shift.double(), pull.precision.double())
+    cavity = Gaussian(cavity.shift.double(), cavity.precision.double())
     check_optimiser(shard, how.optimiser, "von")
     if isinstance(shard, QuadraticShard):
-        return _exact(shard, pull, temperature)
+        return _exact(shard, cavity, temperature)
     eps = _draws(start, how.samples, rng)
     mean = start.double()
-    precision = _stationary(shard, mean[None], pull, temperature, rng)
+    precision = _stationary(shard, mean[None], cavity, temperature, rng)
     root = _Root.of(precision)
     step, last, residual = how.lr_precision, torch.zeros_like(precision), float("inf")
     for _ in range(how.steps):
-        wanted = _stationary(shard, mean + root.spread(eps), pull, temperature, rng)
+        wanted = _stationary(shard, mean + root.spread(eps), cavity, temperature, rng)
         correction = wanted - precision
         if residual < TOLERANCE and float(correction.norm() / precision.norm()) < TOLERANCE:
             break
@@ -105,21 +105,21 @@ def von(
         last = correction
         precision = precision + step * correction
         root = _Root.of(precision)
-        slope = partial(_slope, shard, around=root.spread(eps), pull=pull)
+        slope = partial(_slope, shard, around=root.spread(eps), cavity=cavity)
         mean, residual = _move(slope, mean, root, how.lr, temperature)
     return VonFit(Gaussian.at(mean, precision), _mean_loss(shard, mean, rng))
 
 
-def _exact(shard: QuadraticShard, pull: Gaussian, temperature: float) -> VonFit:
-    full, hessian = is_full(pull.precision), shard.hessian.double()
-    assert isinstance(pull.precision, Tensor)
-    precision = (pull.precision + (hessian if full else hessian.diagonal())) / temperature
+def _exact(shard: QuadraticShard, cavity: Gaussian, temperature: float) -> VonFit:
+    full, hessian = is_full(cavity.precision), shard.hessian.double()
+    assert isinstance(cavity.precision, Tensor)
+    precision = (cavity.precision + (hessian if full else hessian.diagonal())) / temperature
     _Root.of(precision)  # or TaskError
     # the mean needs the whole Hessian in both families
-    matrix = hessian + (pull.precision if full else torch.diag(pull.precision))
+    matrix = hessian + (cavity.precision if full else torch.diag(cavity.precision))
     if not full:
         _Root.of(matrix)  # a saddle is no solution, whatever the diagonal says
-    mean = _finite(torch.linalg.solve_ex(matrix, pull.shift + shard.linear.double()).result, "mean")
+    mean = _finite(torch.linalg.solve_ex(matrix, cavity.shift + shard.linear.double()).result, "mean")
     return VonFit(Gaussian.at(mean, precision), shard.loss(mean))
 
 
@@ -129,7 +129,7 @@ def check_samples(samples: int) -> None:
         raise UsageError(f"samples={samples}: VON draws pairs; use an even number, or 1 for the mean alone")
 
 
-def _draws(start: Tensor, samples: int, rng: Stream) -> Tensor:
+def _draws(start: Tensor, samples: int, rng: RandomStream) -> Tensor:
     """eps (samples, P) in float64, drawn on the CPU: pairs of opposites, or one zero."""
     if samples == 1:
         return torch.zeros_like(start, dtype=torch.float64)[None]
@@ -138,23 +138,25 @@ def _draws(start: Tensor, samples: int, rng: Stream) -> Tensor:
     return torch.cat([half, -half]).to(start.device)
 
 
-def _stationary(shard: Shard, points: Tensor, pull: Gaussian, temperature: float, rng: Stream) -> Tensor:
+def _stationary(
+    shard: Shard, points: Tensor, cavity: Gaussian, temperature: float, rng: RandomStream
+) -> Tensor:
     """(pull.precision + E[hess l_k]) / temperature with the average over `points` (n, P)."""
-    assert isinstance(pull.precision, Tensor)
-    total = torch.zeros_like(pull.precision)
+    assert isinstance(cavity.precision, Tensor)
+    total = torch.zeros_like(cavity.precision)
     for w in points:
         total += shard.full_curvature(w) if total.dim() == 2 else shard.curvature(w, "exact", rng)
-    return (pull.precision + total / len(points)) / temperature
+    return (cavity.precision + total / len(points)) / temperature
 
 
-def _slope(shard: Shard, mean: Tensor, around: Tensor, pull: Gaussian) -> tuple[Tensor, float]:
+def _slope(shard: Shard, mean: Tensor, around: Tensor, cavity: Gaussian) -> tuple[Tensor, float]:
     """E[grad l_k] + pull.precision m - pull.shift (P,), and its norm relative to its two terms'."""
     gradient = torch.zeros_like(mean)
     for offset in around:
         gradient += shard.gradient(mean + offset)
     gradient /= len(around)
-    slope = _finite(gradient + times(pull.precision, mean) - pull.shift, "gradient")
-    scale = gradient.norm() + pull.shift.norm()
+    slope = _finite(gradient + times(cavity.precision, mean) - cavity.shift, "gradient")
+    scale = gradient.norm() + cavity.shift.norm()
     return slope, float(slope.norm() / scale.clamp(min=1e-300))
 
 
@@ -250,7 +252,7 @@ def _finite(values: Tensor, what: str) -> Tensor:
     return values
 
 
-def _mean_loss(shard: Shard, mean: Tensor, rng: Stream) -> float:
+def _mean_loss(shard: Shard, mean: Tensor, rng: RandomStream) -> float:
     """Mean loss in nats per example."""
     total = 0.0
     for inputs, targets in shard.batches(best_chunk(shard.net.module), rng.torch("loss")):

@@ -34,7 +34,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Family:
+class CodecFamily:
     """A row of the table: one codec, or those that differ in a fraction p."""
 
     name: str
@@ -50,52 +50,54 @@ class Family:
 _KEEPS = "per layer the largest fraction p and the mean of the rest"
 _SIGNS = "precision and curvature only"
 
-CODECS: Mapping[str, Family] = {
+CODECS: Mapping[str, CodecFamily] = {
     f.name: f
     for f in (
-        Family("dense", "every value as it is (float32: 4 bytes each), bit for bit", float_formats.dense),
-        Family(
+        CodecFamily(
+            "dense", "every value as it is (float32: 4 bytes each), bit for bit", float_formats.dense
+        ),
+        CodecFamily(
             "bf16",
             "bfloat16, 2 bytes a value, relative error at most 0.4 %",
             lambda: float_formats.half("bf16", torch.bfloat16),
         ),
-        Family(
+        CodecFamily(
             "f16",
             "IEEE half, 2 bytes a value, overflows above 65504",
             lambda: float_formats.half("f16", torch.float16),
         ),
-        Family(
+        CodecFamily(
             "log8",
             f"one byte a value, 256 logarithmic levels per layer, relative error at most 4.2 %; {_SIGNS}",
             log8.log8,
         ),
-        Family(
+        CodecFamily(
             "csr",
             f"{_KEEPS}, in compressed sparse rows as in the Gaussian-product paper; {_SIGNS}",
             csr.csr,
             fraction=True,
         ),
-        Family(
+        CodecFamily(
             "bitmap",
             f"the numbers of csr, as a bitmap and shuffled float32 under zstd; {_SIGNS}",
             bitmap.bitmap,
             fraction=True,
         ),
-        Family(
+        CodecFamily(
             "best",
             f"the numbers of csr, but bfloat16, as a bitmap and shuffled values under zstd; {_SIGNS}",
             bitmap.best,
             fraction=True,
         ),
-        Family(
+        CodecFamily(
             "topk",
             "per layer the fraction p of largest magnitude, the rest 0, as a bitmap and shuffled float32 "
             "under zstd; delta and gradient only",
             bitmap.topk,
             fraction=True,
         ),
-        Family("zstd", "lossless: byte shuffle and zstd", zstd.zstd),
-        Family(
+        CodecFamily("zstd", "lossless: byte shuffle and zstd", zstd.zstd),
+        CodecFamily(
             "delta+zstd",
             "lossless: distance from the same field of the broadcast, byte shuffle and zstd; "
             "upwards only (up.field)",

@@ -23,13 +23,13 @@ from fedsim.wire.codecs.base import INCREMENTS, ONE_SIGN, Array, Bound, Codec, P
 from fedsim.wire.codecs.csr import (
     WHY,
     all_kept,
+    assign_devices,
     filled,
     finite,
     keeps,
     kept_of,
     largest,
     largest_and_means,
-    place,
 )
 from fedsim.wire.codecs.frames import bound, compressed, expanded, shuffled, unshuffled
 
@@ -139,7 +139,7 @@ def _mask(part: memoryview, spec: Spec, p: float) -> Array:
     if every[spec.count :].any():
         raise WireError("bits set behind the last position")
     for s in spec.layout.slices:
-        found = int(np.count_nonzero(mask[place(s)]))
+        found = int(np.count_nonzero(mask[assign_devices(s)]))
         if found != kept_of(s.size, p):
             raise WireError(f"{found} kept entries in layer {s.name!r}; p says {kept_of(s.size, p)}")
     return mask

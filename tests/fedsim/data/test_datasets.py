@@ -349,8 +349,8 @@ def test_the_second_load_is_mapped_and_follows_the_files(tmp_path: Path) -> None
     assert _mapped(first.train_inputs)
     (folder,) = cache_root().iterdir()
     assert folder.name.startswith("mnist-v")
-    again = load_dataset("mnist", tmp_path)
-    np.testing.assert_array_equal(again.train_inputs, first.train_inputs)
+    second = load_dataset("mnist", tmp_path)
+    np.testing.assert_array_equal(second.train_inputs, first.train_inputs)
     assert list(cache_root().iterdir()) == [folder]
     path = tmp_path / "MNIST/raw/train-labels-idx1-ubyte"
     path.write_bytes(_idx(np.full(12, 7, np.uint8)))

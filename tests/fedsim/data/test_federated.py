@@ -125,8 +125,8 @@ def test_a_damaged_missing_or_foreign_file_is_named(tmp_path: Path) -> None:
     write_emnist(tmp_path)
     path = tmp_path / "fed_emnist/fed_emnist_test.h5"
     whole = path.read_bytes()
-    for spoilt in (whole[: len(whole) // 2], b"", b"not HDF5"):
-        path.write_bytes(spoilt)
+    for rejected in (whole[: len(whole) // 2], b"", b"not HDF5"):
+        path.write_bytes(rejected)
         with pytest.raises(DataError, match=f"{path} cannot be read as HDF5"):
             load_dataset("emnist62", tmp_path)
     with h5py.File(path, "w") as file:
@@ -154,9 +154,9 @@ def test_damaged_bytes_inside_a_file_are_an_error_that_names_the_key(tmp_path: P
         pixels = client["pixels"][()]
         del client["pixels"]
         made = client.create_dataset("pixels", data=pixels, chunks=(20, 28, 28), compression="gzip")
-        place = made.id.get_chunk_info(0).byte_offset
+        assign_devices = made.id.get_chunk_info(0).byte_offset
     content = bytearray(path.read_bytes())
-    content[place : place + 64] = bytes(64)
+    content[assign_devices : assign_devices + 64] = bytes(64)
     path.write_bytes(bytes(content))
     with pytest.raises(DataError, match=f"{path}: examples/f0002_2/pixels cannot be read"):
         load_dataset("emnist62", tmp_path)

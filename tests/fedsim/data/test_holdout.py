@@ -31,10 +31,10 @@ def test_unused_rows_are_no_clients() -> None:
     assert rows is not None
     assert kept is CLIENTS and len(np.unique(rows)) == 15
     assert not np.isin(rows, np.concatenate(CLIENTS)).any()
-    again = hold_out("unused:15", 100, CLIENTS, seed=3)[1]
+    second = hold_out("unused:15", 100, CLIENTS, seed=3)[1]
     other = hold_out("unused:15", 100, CLIENTS, seed=4)[1]
-    assert again is not None and other is not None
-    assert np.array_equal(rows, again) and not np.array_equal(rows, other)
+    assert second is not None and other is not None
+    assert np.array_equal(rows, second) and not np.array_equal(rows, other)
 
 
 @pytest.mark.parametrize(

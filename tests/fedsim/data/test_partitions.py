@@ -242,8 +242,8 @@ def test_pachinko_deals_all_of_cifar100_to_500_clients() -> None:
     split = partition("pachinko", targets=targets, classes=100, clients=500, seed=0)
     assert set(_sizes(split)) == {100}
     assert len(_check(split, 500, 50_000)) == 50_000
-    again = partition("pachinko", targets=targets, classes=100, clients=500, seed=0)
-    assert all((a == b).all() for a, b in zip(split, again, strict=True))
+    second = partition("pachinko", targets=targets, classes=100, clients=500, seed=0)
+    assert all((a == b).all() for a, b in zip(split, second, strict=True))
     other = partition("pachinko", targets=targets, classes=100, clients=500, seed=1)
     assert not all((a == b).all() for a, b in zip(split, other, strict=True))
 

@@ -21,7 +21,7 @@ from fedsim.learning.gaussian import Distance, Gaussian, Penalty
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers.first_order import Fit, LocalTraining, Moments, minimise
-from fedsim.seeds import Stream, seeded_torch
+from fedsim.seeds import RandomStream, seeded_torch
 
 N = 26
 STEPS = LocalTraining(epochs=6, batch_size=6, lr=0.02)
@@ -47,7 +47,7 @@ def flat(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
-def batches(shard: Shard, how: LocalTraining, rng: Stream) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(shard: Shard, how: LocalTraining, rng: RandomStream) -> Iterator[tuple[Tensor, Tensor]]:
     """All batches of a task, written out without the shard's help."""
     order = rng.torch("batches")
     for _ in range(how.epochs):
@@ -80,7 +80,7 @@ def fused_adam(module: nn.Module, how: LocalTraining) -> torch.optim.Optimizer:
 
 
 def test_thirty_adam_steps_are_torchs_bit_for_bit(module: nn.Module, shard: Shard) -> None:
-    rng = Stream(3, "client", 1, 2)
+    rng = RandomStream(3, "client", 1, 2)
     fit = minimise(shard, flat(module), how=STEPS, rng=rng)
     optimiser = fused_adam(module, STEPS)
     assert train(module, optimiser, batches(shard, STEPS, rng)) == 30
@@ -95,7 +95,7 @@ def test_thirty_adam_steps_are_torchs_bit_for_bit(module: nn.Module, shard: Shar
 def test_adam_on_ragged_parameters_is_torchs_on_the_flat_vector(shard: Shard) -> None:
     torch.manual_seed(0)
     net = Net(nn.Sequential(nn.Flatten(), nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 16)))
-    ragged, rng, start = replace(shard, net=net), Stream(3, "client", 1, 2), net.snapshot()
+    ragged, rng, start = replace(shard, net=net), RandomStream(3, "client", 1, 2), net.snapshot()
     fit = minimise(ragged, start, how=STEPS, rng=rng)
     whole = nn.Parameter(start.clone())
     optimiser = torch.optim.Adam([whole], lr=STEPS.lr, fused=True)
@@ -109,7 +109,7 @@ def test_adam_on_ragged_parameters_is_torchs_on_the_flat_vector(shard: Shard) ->
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_thirty_sgd_steps_are_torchs_bit_for_bit(module: nn.Module, shard: Shard, momentum: float) -> None:
-    how, rng = replace(STEPS, optimiser="sgd", momentum=momentum), Stream(3, "client", 1, 2)
+    how, rng = replace(STEPS, optimiser="sgd", momentum=momentum), RandomStream(3, "client", 1, 2)
     fit = minimise(shard, flat(module), how=how, rng=rng)
     train(module, torch.optim.SGD(module.parameters(), how.lr, momentum), batches(shard, how, rng))
     assert torch.equal(fit.weights, flat(module))
@@ -117,7 +117,7 @@ def test_thirty_sgd_steps_are_torchs_bit_for_bit(module: nn.Module, shard: Shard
 
 
 def test_carried_moments_make_two_tasks_one_long_run(module: nn.Module, shard: Shard) -> None:
-    one, two = Stream(3, "client", 1, 2), Stream(3, "client", 2, 2)
+    one, two = RandomStream(3, "client", 1, 2), RandomStream(3, "client", 2, 2)
     first = minimise(shard, flat(module), how=STEPS, rng=one)
     second = minimise(shard, first.weights, how=STEPS, rng=two, moments=first.moments)
     optimiser = fused_adam(module, STEPS)
@@ -129,7 +129,11 @@ def test_carried_moments_make_two_tasks_one_long_run(module: nn.Module, shard: S
 
 
 def test_without_carry_every_task_begins_anew(module: nn.Module, shard: Shard) -> None:
-    how, one, two = replace(STEPS, carry=False), Stream(3, "client", 1, 2), Stream(3, "client", 2, 2)
+    how, one, two = (
+        replace(STEPS, carry=False),
+        RandomStream(3, "client", 1, 2),
+        RandomStream(3, "client", 2, 2),
+    )
     stale = Moments(torch.ones(len(flat(module))), torch.ones(len(flat(module))), 30)
     first = minimise(shard, flat(module), how=how, rng=one)
     second = minimise(shard, first.weights, how=how, rng=two, moments=stale)
@@ -171,11 +175,11 @@ def objective_of(
 
 @pytest.mark.parametrize("weight", [1.0, float(N)])
 def test_adam_sees_the_objective_as_it_is(module: nn.Module, shard: Shard, weight: float) -> None:
-    start, rng = flat(module), Stream(3, "client", 1, 2)
+    start, rng = flat(module), RandomStream(3, "client", 1, 2)
     how = replace(STEPS, epochs=2)
-    pulls = penalties_at(start)
-    fit = minimise(shard, start, how=how, rng=rng, weight=weight, penalties=pulls)
-    train(module, fused_adam(module, how), batches(shard, how, rng), objective_of(module, weight, pulls))
+    cavities = penalties_at(start)
+    fit = minimise(shard, start, how=how, rng=rng, weight=weight, penalties=cavities)
+    train(module, fused_adam(module, how), batches(shard, how, rng), objective_of(module, weight, cavities))
     torch.testing.assert_close(fit.weights, flat(module), rtol=1e-4, atol=1e-5)  # ten steps of rounding
 
 
@@ -183,33 +187,33 @@ def test_adam_sees_the_objective_as_it_is(module: nn.Module, shard: Shard, weigh
 def test_sgd_sees_the_objective_divided_by_its_weight(
     module: nn.Module, shard: Shard, momentum: float
 ) -> None:
-    start, rng = flat(module), Stream(3, "client", 1, 2)
+    start, rng = flat(module), RandomStream(3, "client", 1, 2)
     how = replace(STEPS, epochs=2, optimiser="sgd", momentum=momentum)
-    pulls = penalties_at(start)
-    fit = minimise(shard, start, how=how, rng=rng, weight=N, penalties=pulls)
-    whole = objective_of(module, N, pulls)
+    cavities = penalties_at(start)
+    fit = minimise(shard, start, how=how, rng=rng, weight=N, penalties=cavities)
+    whole = objective_of(module, N, cavities)
     optimiser = torch.optim.SGD(module.parameters(), how.lr, momentum)
     train(module, optimiser, batches(shard, how, rng), lambda loss: whole(loss) / N)
     torch.testing.assert_close(fit.weights, flat(module), **ROUNDING)
 
 
 def test_clip_bounds_the_whole_gradient_with_its_penalties(module: nn.Module, shard: Shard) -> None:
-    start, rng = flat(module), Stream(3, "client", 1, 2)
+    start, rng = flat(module), RandomStream(3, "client", 1, 2)
     one = LocalTraining(epochs=1, batch_size=N, lr=0.5, optimiser="sgd", clip=0.01)
-    pull = Gaussian(torch.full_like(start, 100.0), 0.0)
-    fit = minimise(shard, start, how=one, rng=rng, penalties=(pull,))
+    cavity = Gaussian(torch.full_like(start, 100.0), 0.0)
+    fit = minimise(shard, start, how=one, rng=rng, penalties=(cavity,))
     step = fit.weights - start
     assert float(step.norm()) == pytest.approx(0.5 * 0.01, rel=1e-4)  # lr * clip; float32
     torch.testing.assert_close(
         step / step.norm(), torch.full_like(start, len(start) ** -0.5), rtol=0, atol=1e-3
     )
-    loose = minimise(shard, start, how=replace(one, clip=1e5), rng=rng, penalties=(pull,))
-    free = minimise(shard, start, how=replace(one, clip=0.0), rng=rng, penalties=(pull,))
+    loose = minimise(shard, start, how=replace(one, clip=1e5), rng=rng, penalties=(cavity,))
+    free = minimise(shard, start, how=replace(one, clip=0.0), rng=rng, penalties=(cavity,))
     assert torch.equal(loose.weights, free.weights)
 
 
 def test_clip_is_torchs_over_many_steps(module: nn.Module, shard: Shard) -> None:
-    start, rng = flat(module), Stream(3, "client", 1, 2)
+    start, rng = flat(module), RandomStream(3, "client", 1, 2)
     how = replace(STEPS, optimiser="sgd", lr=0.3, clip=0.75)
     fit = minimise(shard, start, how=how, rng=rng)
     clipped = 0
@@ -231,11 +235,11 @@ def mean_loss(module: nn.Module, shard: Shard) -> float:
 
 
 def test_reported_loss_is_the_mean_over_examples_of_the_last_epoch(module: nn.Module, shard: Shard) -> None:
-    start, rng = flat(module), Stream(3, "client", 1, 2)
+    start, rng = flat(module), RandomStream(3, "client", 1, 2)
     still = LocalTraining(epochs=2, batch_size=6, lr=1e-30, optimiser="sgd")
-    pull = Gaussian.at(start + 1, 5.0)
+    cavity = Gaussian.at(start + 1, 5.0)
     everything = mean_loss(module, shard)
-    fit = minimise(shard, start, how=still, rng=rng, weight=N, penalties=(pull,))
+    fit = minimise(shard, start, how=still, rng=rng, weight=N, penalties=(cavity,))
     assert fit.loss == pytest.approx(everything, rel=1e-6)  # the short batch counts by its size
     how = LocalTraining(epochs=2, batch_size=N, lr=0.5, optimiser="sgd")
     fit = minimise(shard, start, how=how, rng=rng)
@@ -259,7 +263,7 @@ def test_dropout_draws_from_its_stream_alone(noisy: Shard) -> None:
     start, how = noisy.net.snapshot(), replace(STEPS, epochs=2)
 
     def fit(client: int) -> Tensor:
-        return minimise(noisy, start, how=how, rng=Stream(3, "client", 1, client)).weights
+        return minimise(noisy, start, how=how, rng=RandomStream(3, "client", 1, client)).weights
 
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -271,7 +275,7 @@ def test_dropout_draws_from_its_stream_alone(noisy: Shard) -> None:
 
 
 def test_dropout_is_on_while_training_and_differs_from_step_to_step(noisy: Shard) -> None:
-    start, rng = noisy.net.snapshot(), Stream(3, "client", 1, 2)
+    start, rng = noisy.net.snapshot(), RandomStream(3, "client", 1, 2)
     how = LocalTraining(epochs=2, batch_size=N, lr=0.1, optimiser="sgd")
     noisy.net.module.eval()  # as an evaluation leaves it
     fit = minimise(noisy, start, how=how, rng=rng)
@@ -286,12 +290,12 @@ def test_minimise_changes_none_of_its_arguments(module: nn.Module, shard: Shard)
     start = flat(module)
     moments = Moments(torch.full_like(start, 0.1), torch.full_like(start, 0.2), 3)
     narrow = Gaussian(torch.ones_like(start), torch.full_like(start, 2.0))  # float32: no copy is made of it
-    pulls = (*penalties_at(start), narrow, Distance(torch.zeros_like(start), 0.4))
-    kept = copy.deepcopy((start, moments, pulls, shard.inputs, shard.targets))
-    rng = Stream(3, "client", 1, 2)
+    cavities = (*penalties_at(start), narrow, Distance(torch.zeros_like(start), 0.4))
+    kept = copy.deepcopy((start, moments, cavities, shard.inputs, shard.targets))
+    rng = RandomStream(3, "client", 1, 2)
     for how in (replace(STEPS, clip=0.5), replace(STEPS, optimiser="sgd", momentum=0.5)):
-        minimise(shard, start, how=how, rng=rng, weight=N, penalties=pulls, moments=moments)
-    given = (start, moments, pulls, shard.inputs, shard.targets)
+        minimise(shard, start, how=how, rng=rng, weight=N, penalties=cavities, moments=moments)
+    given = (start, moments, cavities, shard.inputs, shard.targets)
     assert all(torch.equal(a, b) for a, b in zip(leaves(given), leaves(kept), strict=True))
     assert moments.steps == 3
 
@@ -305,7 +309,7 @@ def leaves(value: object) -> list[Tensor]:
 
 
 def test_results_are_not_the_scratch_buffers(module: nn.Module, shard: Shard) -> None:
-    rng = Stream(3, "client", 1, 2)
+    rng = RandomStream(3, "client", 1, 2)
     first = minimise(shard, flat(module), how=STEPS, rng=rng)
     kept = copy.deepcopy(first)
     minimise(shard, flat(module) + 1, how=STEPS, rng=rng, moments=first.moments)
@@ -315,14 +319,14 @@ def test_results_are_not_the_scratch_buffers(module: nn.Module, shard: Shard) ->
 
 def test_result_does_not_depend_on_what_the_buffers_held(module: nn.Module, shard: Shard) -> None:
     def fit() -> Fit:
-        return minimise(shard, flat(module), how=STEPS, rng=Stream(3, "client", 1, 2))
+        return minimise(shard, flat(module), how=STEPS, rng=RandomStream(3, "client", 1, 2))
 
     first = fit()
     shard.net.weights.fill_(7.0)
     shard.net.grads.fill_(7.0)
-    again = fit()
-    assert torch.equal(first.weights, again.weights)
-    assert first.loss == again.loss
+    second = fit()
+    assert torch.equal(first.weights, second.weights)
+    assert first.loss == second.loss
 
 
 # ---- closed form
@@ -345,7 +349,13 @@ def test_exact_is_the_dense_solve() -> None:
     start = torch.zeros(D, dtype=torch.float64)
     for weight in (1.0, 40.0):
         fit = minimise(
-            client, start, how=EXACT, rng=Stream(0, "c"), weight=weight, penalties=penalties, moments=None
+            client,
+            start,
+            how=EXACT,
+            rng=RandomStream(0, "c"),
+            weight=weight,
+            penalties=penalties,
+            moments=None,
         )
         diagonal = 0.3 - torch.linspace(0.0, 1.0, D).double()
         matrix = weight / 40 * client.hessian + torch.diag(diagonal)
@@ -359,9 +369,9 @@ def test_exact_is_the_dense_solve() -> None:
 
 def test_exact_and_quadratic_need_each_other(shard: Shard) -> None:
     with pytest.raises(UsageError, match="quadratic"):
-        minimise(shard, shard.net.snapshot(), how=EXACT, rng=Stream(0, "c"))
+        minimise(shard, shard.net.snapshot(), how=EXACT, rng=RandomStream(0, "c"))
     with pytest.raises(UsageError, match="exact"):
-        minimise(quadratic(1), torch.zeros(D), how=LocalTraining(), rng=Stream(0, "c"))
+        minimise(quadratic(1), torch.zeros(D), how=LocalTraining(), rng=RandomStream(0, "c"))
 
 
 def test_sgd_clips_the_same_on_both_scales(shard: Shard) -> None:
@@ -369,7 +379,7 @@ def test_sgd_clips_the_same_on_both_scales(shard: Shard) -> None:
     how = LocalTraining(epochs=1, batch_size=4, lr=0.1, optimiser="sgd", clip=1e-3)
     start = torch.randn(shard.net.layout.size, generator=torch.Generator().manual_seed(3))
     ends = [
-        minimise(shard, start, how=how, rng=Stream(0, "clip"), weight=weight).weights
+        minimise(shard, start, how=how, rng=RandomStream(0, "clip"), weight=weight).weights
         for weight in (1.0, 64.0)
     ]
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-7)

@@ -139,8 +139,8 @@ def test_points_are_drawn_from_the_generator() -> None:
 # ---- the server's problem
 
 
-def objective(net: Net, weights: Tensor, term: FunctionTerm, pull: Gaussian) -> Tensor:
-    log_pull = pull.shift @ weights - 0.5 * (pull.precision * weights * weights).sum()
+def objective(net: Net, weights: Tensor, term: FunctionTerm, cavity: Gaussian) -> Tensor:
+    log_pull = cavity.shift @ weights - 0.5 * (cavity.precision * weights * weights).sum()
     return formula(net, weights, term) - log_pull
 
 

@@ -277,10 +277,10 @@ def test_samples_come_from_the_distribution(kind: str) -> None:
 def test_the_same_generator_draws_the_same_samples(kind: str) -> None:
     q = posterior(kind)
     state = torch.get_rng_state()
-    first, again, other = (
+    first, second, other = (
         torch.stack(list(q.samples(4, torch.Generator().manual_seed(seed)))) for seed in (1, 1, 2)
     )
-    assert torch.equal(first, again)
+    assert torch.equal(first, second)
     assert not torch.equal(first, other)
     assert len(torch.unique(first, dim=0)) == 4
     few = torch.stack(list(q.samples(2, torch.Generator().manual_seed(1))))

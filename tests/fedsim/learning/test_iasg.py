@@ -11,7 +11,7 @@ from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers.iasg import Sampling, iasg, posterior_delta
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 
 def drawn(dims: int, samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ def test_iasg_averages_stretches_of_one_chain() -> None:
     shard = QuadraticShard(a, torch.tensor([1.0, -1.0], dtype=torch.float64), size=2)
     how = Sampling(burn_in=2, steps_per_sample=3, samples=2, lr=0.1, momentum=0.5, decay=0.5)
     start = torch.tensor([2.0, 1.0], dtype=torch.float64)
-    chain = iasg(shard, start, how=how, rng=Stream(0, "t", round=2))
+    chain = iasg(shard, start, how=how, rng=RandomStream(0, "t", round=2))
     w, v, seen = start.clone(), torch.zeros(2, dtype=torch.float64), []
     for _ in range(8):
         v = 0.5 * v + (a @ w - shard.linear) / 2

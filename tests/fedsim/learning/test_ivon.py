@@ -21,13 +21,13 @@ from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers.ivon import IvonFit, IvonMoments, IvonTraining, _Ivon, ivon
-from fedsim.seeds import Stream, seeded_torch
+from fedsim.seeds import RandomStream, seeded_torch
 
 N = 26
 LAMBDA = 40.0
 STEPS = IvonTraining(epochs=12, batch_size=6, lr=0.05, h0=0.05, beta2=0.98)
 """Five batches an epoch, the last of two examples: 60 steps, in which h turns over."""
-RNG = Stream(3, "ivon-test", 1, 0)
+RNG = RandomStream(3, "ivon-test", 1, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +85,7 @@ class Stock:
             rescale_lr=False,
         )
 
-    def train(self, shard: Shard, rng: Stream) -> None:
+    def train(self, shard: Shard, rng: RandomStream) -> None:
         order = rng.torch("batches")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(rng.key("ivon"))
@@ -139,13 +139,13 @@ def test_momentum_and_step_count_carry_over_as_in_one_optimiser_whose_curvature_
     later = replace(RNG, round=2)
     stock.group["hess"].zero_()
     stock.train(shard, later)
-    again = {"start": first.mean, "rng": later, "h0": None}
-    second = solve(shard, moments=first.moments, **again)
+    second = {"start": first.mean, "rng": later, "h0": None}
+    second = solve(shard, moments=first.moments, **second)
     assert stock.same(second)
     assert second.moments is not None and second.moments.steps == 120
 
-    reset = solve(shard, replace(STEPS, carry=False), moments=first.moments, **again)
-    fresh = solve(shard, **again)
+    reset = solve(shard, replace(STEPS, carry=False), moments=first.moments, **second)
+    fresh = solve(shard, **second)
     assert reset.moments is None
     assert torch.equal(reset.mean, fresh.mean) and not torch.equal(reset.mean, second.mean)
 

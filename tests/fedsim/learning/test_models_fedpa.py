@@ -15,7 +15,7 @@ from fedsim.learning.models.paper_models import MODELS, build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 VOCABULARY = 24
 
@@ -101,10 +101,10 @@ def test_the_lstm_gives_logits_at_every_place_from_what_came_before() -> None:
         logits = net.module(inputs)
         changed = inputs.clone()
         changed[:, 3] = 1 + (changed[:, 3] % 5)
-        again = net.module(changed)
+        second = net.module(changed)
     assert logits.shape == (6, 5, VOCABULARY)
-    assert torch.equal(again[:, :3], logits[:, :3])
-    assert not torch.equal(again[:, 3], logits[:, 3])
+    assert torch.equal(second[:, :3], logits[:, :3])
+    assert not torch.equal(second[:, 3], logits[:, 3])
 
 
 def test_the_lstm_is_one_with_a_single_bias() -> None:
@@ -152,7 +152,7 @@ def test_training_changes_every_weight_of_the_lstm_and_load_takes_effect() -> No
             assert (part != 0).float().mean() > 0.9, piece.name
     shard = Shard(net, inputs.int(), targets, 1.0)
     trained = minimise(
-        shard, start, how=LocalTraining(epochs=10, batch_size=3, lr=1e-2), rng=Stream(0, "fit")
+        shard, start, how=LocalTraining(epochs=10, batch_size=3, lr=1e-2), rng=RandomStream(0, "fit")
     )
     for piece in net.layout.slices:
         moved = trained.weights[piece.offset : piece.offset + piece.size]
@@ -162,9 +162,9 @@ def test_training_changes_every_weight_of_the_lstm_and_load_takes_effect() -> No
     assert net.likelihood.loss(after, targets) < 0.8 * net.likelihood.loss(before, targets)
     assert torch.equal(net.logits(start, inputs), before)
     recurrent = next(s for s in net.layout.slices if s.name == "lstm.weight_hh_l0")
-    spoilt = start.clone()
-    spoilt[recurrent.offset : recurrent.offset + recurrent.size] = 0
-    assert not torch.equal(net.logits(spoilt, inputs)[:, 1:], before[:, 1:])
+    rejected = start.clone()
+    rejected[recurrent.offset : recurrent.offset + recurrent.size] = 0
+    assert not torch.equal(net.logits(rejected, inputs)[:, 1:], before[:, 1:])
 
 
 def test_places_without_a_target_have_no_gradient() -> None:

@@ -13,7 +13,7 @@ from fedsim.errors import UsageError
 from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 
 class Nested(nn.Module):
@@ -85,7 +85,7 @@ def test_leaves_and_grads_stay_views_after_training(
 ) -> None:
     assert_views(net)
     how = LocalTraining(epochs=3, batch_size=4, lr=0.05, optimiser=optimiser, momentum=0.5, clip=1.0)
-    fit = minimise(Shard(net, *batch, 1.0), net.snapshot(), how=how, rng=Stream(0, "views"))
+    fit = minimise(Shard(net, *batch, 1.0), net.snapshot(), how=how, rng=RandomStream(0, "views"))
     assert_views(net)
     assert torch.equal(fit.weights, net.weights)
     net.load(torch.arange(44.0))

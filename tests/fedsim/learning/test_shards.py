@@ -11,7 +11,7 @@ from fedsim.learning.curvature.diagonal_ggn import diagonal_ggn
 from fedsim.learning.gaussian import Distance, Gaussian
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
 N = 23
 
@@ -54,8 +54,8 @@ def test_epochs_reshuffle_and_repeat_with_the_generator(shard: Shard) -> None:
     order = draws(2)
     first, second = (rows(list(shard.batches(5, order)), shard.scale) for _ in range(2))
     assert first != second
-    again = draws(2)
-    assert [first, second] == [rows(list(shard.batches(5, again)), shard.scale) for _ in range(2)]
+    second = draws(2)
+    assert [first, second] == [rows(list(shard.batches(5, second)), shard.scale) for _ in range(2)]
 
 
 def test_scaled_and_raw_inputs(shard: Shard) -> None:
@@ -69,7 +69,7 @@ def test_scaled_and_raw_inputs(shard: Shard) -> None:
 
 def test_curvature_is_the_ggn_of_the_summed_loss_on_scaled_inputs(shard: Shard) -> None:
     weights = torch.randn(shard.net.layout.size, generator=draws(3))
-    found = shard.curvature(weights, "exact", Stream(0, "c"))
+    found = shard.curvature(weights, "exact", RandomStream(0, "c"))
     shard.net.load(weights)
     one_by_one = torch.stack(
         [diagonal_ggn(shard.net.module, [shard.inputs[n : n + 1].to(torch.float32) / 16.0]) for n in range(N)]
@@ -83,10 +83,10 @@ def test_curvature_is_the_ggn_of_the_summed_loss_on_scaled_inputs(shard: Shard) 
 def test_sketched_curvature_draws_from_its_stream_alone(shard: Shard) -> None:
     weights = torch.randn(shard.net.layout.size, generator=draws(3))
     torch.manual_seed(1)
-    first = shard.curvature(weights, "sign", Stream(0, "c", 1, 2))
+    first = shard.curvature(weights, "sign", RandomStream(0, "c", 1, 2))
     torch.manual_seed(2)
-    assert torch.equal(first, shard.curvature(weights, "sign", Stream(0, "c", 1, 2)))
-    assert not torch.equal(first, shard.curvature(weights, "sign", Stream(0, "c", 1, 3)))
+    assert torch.equal(first, shard.curvature(weights, "sign", RandomStream(0, "c", 1, 2)))
+    assert not torch.equal(first, shard.curvature(weights, "sign", RandomStream(0, "c", 1, 3)))
 
 
 # ---- quadratic clients
@@ -102,9 +102,9 @@ def quadratic() -> QuadraticShard:
 
 def test_minimiser_is_stationary_on_both_loss_scales(quadratic: QuadraticShard) -> None:
     prior = Gaussian.at(torch.ones(D, dtype=torch.float64), torch.full((D,), 0.3, dtype=torch.float64))
-    pull = Gaussian(torch.arange(D, dtype=torch.float64), 0.0) ** -1
+    cavity = Gaussian(torch.arange(D, dtype=torch.float64), 0.0) ** -1
     for weight in (1.0, 20.0):
-        w = quadratic.minimiser(weight, (prior, pull)).requires_grad_()
+        w = quadratic.minimiser(weight, (prior, cavity)).requires_grad_()
         loss = 0.5 * w @ quadratic.hessian @ w - quadratic.linear @ w
         penalties = 0.15 * ((w - 1) ** 2).sum() + torch.arange(D, dtype=torch.float64) @ w
         (gradient,) = torch.autograd.grad(weight / 20 * loss + penalties, w)
@@ -112,7 +112,7 @@ def test_minimiser_is_stationary_on_both_loss_scales(quadratic: QuadraticShard) 
 
 
 def test_quadratic_curvature_is_the_diagonal(quadratic: QuadraticShard) -> None:
-    found = quadratic.curvature(torch.zeros(D), "exact", Stream(0, "c"))
+    found = quadratic.curvature(torch.zeros(D), "exact", RandomStream(0, "c"))
     assert torch.equal(found, quadratic.hessian.diagonal())
     found.zero_()  # a copy
     assert float(quadratic.hessian.diagonal().min()) > 0

@@ -21,9 +21,9 @@ from fedsim.learning.gaussian import Gaussian, is_full
 from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers.von import VonTraining, von
-from fedsim.seeds import Stream
+from fedsim.seeds import RandomStream
 
-RNG = Stream(0, "von-test", 3, 1)
+RNG = RandomStream(0, "von-test", 3, 1)
 EXACT = 1e-13
 """float64; measured 1e-16 .. 6e-16."""
 ROUNDING = 3e-5
@@ -137,8 +137,8 @@ def test_dropout_is_off() -> None:
     w = torch.ones(8)
     assert torch.equal(shard.gradient(w), shard.gradient(w))
     module.train()
-    again = shard.full_curvature(w)
-    assert torch.equal(again, shard.full_curvature(w))
+    second = shard.full_curvature(w)
+    assert torch.equal(second, shard.full_curvature(w))
 
 
 # ---- closed form
@@ -158,11 +158,11 @@ def random_pull(full: bool, size: int = 6) -> Gaussian:
     return Gaussian(shift, precision if full else precision.diagonal().clone())
 
 
-def objective(shard: QuadraticShard, pull: Gaussian, temperature: float, m: Tensor, s: Tensor) -> float:
+def objective(shard: QuadraticShard, cavity: Gaussian, temperature: float, m: Tensor, s: Tensor) -> float:
     """E_q[l] - E_q[log pull] + temperature * E_q[log q], without constants."""
     covariance = torch.linalg.inv(s if s.dim() == 2 else torch.diag(s))
-    matrix = shard.hessian + (pull.precision if is_full(pull.precision) else torch.diag(pull.precision))
-    linear = shard.linear + pull.shift
+    matrix = shard.hessian + (cavity.precision if is_full(cavity.precision) else torch.diag(cavity.precision))
+    linear = shard.linear + cavity.shift
     expected = (m @ matrix @ m + (matrix * covariance).sum()) / 2 - linear @ m
     return float(expected - temperature * torch.logdet(covariance) / 2)
 
@@ -173,22 +173,22 @@ EXACTLY = VonTraining(optimiser="exact")
 @pytest.mark.parametrize("temperature", [1.0, 0.2])
 @pytest.mark.parametrize("full", [True, False])
 def test_closed_form_is_stationary_and_minimal(full: bool, temperature: float) -> None:
-    shard, pull = quadratic(), random_pull(full)
-    fit = von(shard, torch.zeros(6), how=EXACTLY, rng=RNG, pull=pull, temperature=temperature)
+    shard, cavity = quadratic(), random_pull(full)
+    fit = von(shard, torch.zeros(6), how=EXACTLY, rng=RNG, cavity=cavity, temperature=temperature)
     m, s = fit.local.mean, fit.local.precision
     curvature = shard.full_curvature(m) if full else shard.curvature(m, "exact", RNG)
-    assert error(temperature * s, pull.precision + curvature) < EXACT
-    pulled = pull.precision @ m if full else pull.precision * m
-    assert error(shard.gradient(m) + pulled, pull.shift) < 1e-12  # measured 1e-14: large terms cancel
+    assert error(temperature * s, cavity.precision + curvature) < EXACT
+    pulled = cavity.precision @ m if full else cavity.precision * m
+    assert error(shard.gradient(m) + pulled, cavity.shift) < 1e-12  # measured 1e-14: large terms cancel
     assert fit.loss == pytest.approx(shard.loss(m), rel=1e-12)
-    least = objective(shard, pull, temperature, m, s)
+    least = objective(shard, cavity, temperature, m, s)
     draws = torch.Generator().manual_seed(9)
     for _ in range(50):
         dm = 1e-2 * torch.randn(6, generator=draws, dtype=torch.float64)
         root = 1e-2 * torch.randn(s.shape, generator=draws, dtype=torch.float64)
         ds = s @ root @ s + (s @ root @ s).T if full else s * root
-        assert objective(shard, pull, temperature, m + dm, s) > least
-        assert objective(shard, pull, temperature, m, s + 0.01 * ds) > least
+        assert objective(shard, cavity, temperature, m + dm, s) > least
+        assert objective(shard, cavity, temperature, m, s + 0.01 * ds) > least
 
 
 # ---- the iteration
@@ -199,7 +199,7 @@ def prior(full: bool, scale: float) -> Gaussian:
     return Gaussian(torch.linspace(-1, 1, 650).double(), torch.diag(values) if full else values)
 
 
-def residuals(shard: Shard, local: Gaussian, pull: Gaussian, temperature: float) -> tuple[float, float]:
+def residuals(shard: Shard, local: Gaussian, cavity: Gaussian, temperature: float) -> tuple[float, float]:
     """Of mean and precision, under the samples of RNG's task, written out without von's helpers."""
     m, s = local.mean, local.precision
     assert isinstance(s, Tensor)
@@ -209,10 +209,10 @@ def residuals(shard: Shard, local: Gaussian, pull: Gaussian, temperature: float)
     points = m + (torch.linalg.solve(torch.linalg.cholesky(s).T, eps.T).T if full else eps / s.sqrt())
     gradient = torch.stack([shard.gradient(w).double() for w in points]).mean(0)
     curvature = [shard.full_curvature(w) if full else shard.curvature(w, "exact", RNG) for w in points]
-    pulled = pull.precision @ m if full else pull.precision * m
-    slope = gradient + pulled - pull.shift
-    wanted = (pull.precision + torch.stack(curvature).double().mean(0)) / temperature
-    return float(slope.norm() / (gradient.norm() + pull.shift.norm())), error(s, wanted)
+    pulled = cavity.precision @ m if full else cavity.precision * m
+    slope = gradient + pulled - cavity.shift
+    wanted = (cavity.precision + torch.stack(curvature).double().mean(0)) / temperature
+    return float(slope.norm() / (gradient.norm() + cavity.shift.norm())), error(s, wanted)
 
 
 @pytest.mark.parametrize(
@@ -234,11 +234,11 @@ def test_defaults_reach_stationarity(
     30 steps are enough for all but the full family with a prior as weak as 0.1, which needs about 45 here.
     """
     how = VonTraining(steps=100) if full and scale < 0.2 else VonTraining()
-    shard, pull = digits(classes), prior(full, scale)
+    shard, cavity = digits(classes), prior(full, scale)
     starts = torch.zeros(650), torch.randn(650, generator=torch.Generator().manual_seed(2)) / 3
-    fits = [von(shard, start, how=how, rng=RNG, pull=pull, temperature=temperature) for start in starts]
+    fits = [von(shard, start, how=how, rng=RNG, cavity=cavity, temperature=temperature) for start in starts]
     for fit in fits:
-        mean, precision = residuals(shard, fit.local, pull, temperature)
+        mean, precision = residuals(shard, fit.local, cavity, temperature)
         assert mean < 1.1e-5 and precision < 1.1e-5
     assert error(fits[1].local.mean, fits[0].local.mean) < 1e-4  # measured below 1e-5
     assert error(fits[1].local.precision, fits[0].local.precision) < 1e-4
@@ -248,14 +248,14 @@ def test_defaults_reach_stationarity(
 
 @pytest.mark.parametrize("full", [True, False])
 def test_one_sample_is_the_delta_method(full: bool) -> None:
-    shard, pull = digits(), prior(full, 1.0)
+    shard, cavity = digits(), prior(full, 1.0)
     how = VonTraining(samples=1)
-    local = von(shard, torch.zeros(650), how=how, rng=RNG, pull=pull, temperature=1.0).local
+    local = von(shard, torch.zeros(650), how=how, rng=RNG, cavity=cavity, temperature=1.0).local
     m = local.mean
     curvature = shard.full_curvature(m) if full else shard.curvature(m, "exact", RNG)
     gradient = shard.gradient(m)
-    assert error(local.precision, pull.precision + curvature) < 1.1e-5
-    assert (gradient + m - pull.shift).norm() / (gradient.norm() + pull.shift.norm()) < 1.1e-5
+    assert error(local.precision, cavity.precision + curvature) < 1.1e-5
+    assert (gradient + m - cavity.shift).norm() / (gradient.norm() + cavity.shift.norm()) < 1.1e-5
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -267,29 +267,29 @@ def test_indefinite_pull_with_definite_sum(full: bool) -> None:
     if not full:  # one bias, and slightly: the weights can nearly undo it, at the price of their prior
         dual = torch.zeros(650).double()
         dual[640] = 0.51
-    pull = Gaussian(base.shift, base.precision - dual)
-    assert not pull.is_proper
-    fit = von(shard, torch.zeros(650), how=VonTraining(), rng=RNG, pull=pull, temperature=1.0)
+    cavity = Gaussian(base.shift, base.precision - dual)
+    assert not cavity.is_proper
+    fit = von(shard, torch.zeros(650), how=VonTraining(), rng=RNG, cavity=cavity, temperature=1.0)
     assert fit.local.is_proper
-    assert max(residuals(shard, fit.local, pull, 1.0)) < 1.1e-5
+    assert max(residuals(shard, fit.local, cavity, 1.0)) < 1.1e-5
 
 
 @pytest.mark.parametrize("full", [True, False])
 def test_pure_and_deterministic(full: bool) -> None:
-    shard, pull, start = digits(), prior(full, 1.0), torch.zeros(650)
-    kept = start.clone(), pull.shift.clone(), pull.precision.clone()
+    shard, cavity, start = digits(), prior(full, 1.0), torch.zeros(650)
+    kept = start.clone(), cavity.shift.clone(), cavity.precision.clone()
     state = torch.get_rng_state()
     how = VonTraining(steps=3)
-    first = von(shard, start, how=how, rng=RNG, pull=pull, temperature=1.0)
+    first = von(shard, start, how=how, rng=RNG, cavity=cavity, temperature=1.0)
     shard.net.load(torch.randn(650, generator=torch.Generator().manual_seed(4)))
     shard.net.grads.fill_(9.0)
-    again = von(shard, start, how=how, rng=RNG, pull=pull, temperature=1.0)
-    assert torch.equal(first.local.shift, again.local.shift) and first.loss == again.loss
-    assert torch.equal(first.local.precision, again.local.precision)
+    second = von(shard, start, how=how, rng=RNG, cavity=cavity, temperature=1.0)
+    assert torch.equal(first.local.shift, second.local.shift) and first.loss == second.loss
+    assert torch.equal(first.local.precision, second.local.precision)
     assert first.local.shift.dtype == first.local.precision.dtype == torch.float64
     assert torch.equal(state, torch.get_rng_state())
-    assert all(map(torch.equal, kept, (start, pull.shift, pull.precision)))
-    other = von(shard, start, how=how, rng=replace(RNG, round=4), pull=pull, temperature=1.0)
+    assert all(map(torch.equal, kept, (start, cavity.shift, cavity.precision)))
+    other = von(shard, start, how=how, rng=replace(RNG, round=4), cavity=cavity, temperature=1.0)
     assert not torch.equal(first.local.shift, other.local.shift)
 
 
@@ -299,25 +299,25 @@ def test_pure_and_deterministic(full: bool) -> None:
 @pytest.mark.parametrize("full", [True, False])
 def test_a_precision_that_is_not_positive_is_an_error(full: bool) -> None:
     with pytest.raises(TaskError, match=r"not positive definite: \d+ of 650 .* raise rho"):
-        von(digits(), torch.zeros(650), how=VonTraining(), rng=RNG, pull=prior(full, -9.0), temperature=1.0)
-    pull = random_pull(full) ** -50
+        von(digits(), torch.zeros(650), how=VonTraining(), rng=RNG, cavity=prior(full, -9.0), temperature=1.0)
+    cavity = random_pull(full) ** -50
     with pytest.raises(TaskError, match=r"not positive definite: \d of 6 "):
-        von(quadratic(), torch.zeros(6), how=EXACTLY, rng=RNG, pull=pull, temperature=1.0)
+        von(quadratic(), torch.zeros(6), how=EXACTLY, rng=RNG, cavity=cavity, temperature=1.0)
 
 
 def test_numbers_that_are_not_finite_are_an_error() -> None:
-    pull = prior(False, 1.0)
-    broken = Gaussian(pull.shift * float("nan"), pull.precision)
+    cavity = prior(False, 1.0)
+    broken = Gaussian(cavity.shift * float("nan"), cavity.precision)
     with pytest.raises(TaskError, match="gradient is not finite"):
-        von(digits(), torch.zeros(650), how=VonTraining(), rng=RNG, pull=broken, temperature=1.0)
+        von(digits(), torch.zeros(650), how=VonTraining(), rng=RNG, cavity=broken, temperature=1.0)
     start = torch.full((650,), float("nan"))
     with pytest.raises(TaskError, match="precision is not finite"):
-        von(digits(), start, how=VonTraining(), rng=RNG, pull=pull, temperature=1.0)
+        von(digits(), start, how=VonTraining(), rng=RNG, cavity=cavity, temperature=1.0)
 
 
 def test_settings_that_do_not_fit() -> None:
-    def solve(shard: Shard | QuadraticShard, how: VonTraining, pull: Gaussian) -> None:
-        von(shard, torch.zeros(len(pull.shift)), how=how, rng=RNG, pull=pull, temperature=1.0)
+    def solve(shard: Shard | QuadraticShard, how: VonTraining, cavity: Gaussian) -> None:
+        von(shard, torch.zeros(len(cavity.shift)), how=how, rng=RNG, cavity=cavity, temperature=1.0)
 
     with pytest.raises(UsageError, match="optimiser=exact"):
         solve(quadratic(), VonTraining(), random_pull(True))

@@ -21,14 +21,14 @@ from fedsim.problem import Problem
 from fedsim.wire.codecs import CODECS
 from fedsim.wire.envelope import (
     VERSION,
+    Envelope,
     Header,
-    Letter,
     decode,
     decode_own,
     encode,
-    open_letter,
+    pack,
     references,
-    seal,
+    unpack,
 )
 from fedsim.wire.schema import TRIANGLE, Mean, Precision, Scalar, all_fields, check_values
 from launch.cli import main
@@ -60,10 +60,10 @@ def upload(seed: int = 0) -> Up:
     return Up(torch.randn(P, generator=draws), torch.rand(P, generator=draws) + 0.01, 0.5)
 
 
-def letter_of(message: object, codecs: dict[str, str], **about: Any) -> Letter:
+def envelope_of(message: object, codecs: dict[str, str], **about: Any) -> Envelope:
     payload = encode(message, codecs, DIMS, **about)
-    sent = seal(Header(VERSION, "upload", "run", fields=payload.fields), payload.frames)
-    return open_letter([bytes(f) for f in (sent.head, *sent.frames)], "here")
+    sent = pack(Header(VERSION, "upload", "run", fields=payload.fields), payload.frames)
+    return unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
 
 
 # ---- letters
@@ -77,13 +77,13 @@ def test_a_letter_decodes_to_what_its_sender_decodes() -> None:
     codecs = {"mean": "delta+zstd", "precision": "best:0.1"}
     payload = encode(up, codecs, DIMS, refs, LAYOUT)
     own = decode_own(Up, payload, codecs, DIMS, refs, LAYOUT)
-    letter = letter_of(up, codecs, refs=refs, layout=LAYOUT)
-    there = decode(Up, letter, codecs, DIMS, "here", refs, LAYOUT)
+    envelope = envelope_of(up, codecs, refs=refs, layout=LAYOUT)
+    there = decode(Up, envelope, codecs, DIMS, "here", refs, LAYOUT)
     assert torch.equal(own.mean, up.mean) and torch.equal(there.mean, up.mean)
     assert torch.equal(own.precision, there.precision) and not torch.equal(own.precision, up.precision)
-    layers = {f.name: [p.layer for p in f.parts] for f in letter.header.fields}
+    layers = {f.name: [p.layer for p in f.parts] for f in envelope.header.fields}
     assert layers == {"mean": ["values"], "precision": ["indices", "values"], "train_loss": ["values"]}
-    assert letter.total_bytes() < 0.5 * letter_of(up, {}).total_bytes()
+    assert envelope.total_bytes() < 0.5 * envelope_of(up, {}).total_bytes()
 
 
 def test_a_delta_without_its_reference_is_an_error() -> None:
@@ -93,9 +93,9 @@ def test_a_delta_without_its_reference_is_an_error() -> None:
 
 def test_dense_stands_in_for_what_does_not_shrink_and_the_header_says_so() -> None:
     codecs = {"precision": "csr:0.9", "mean": "zstd"}
-    letter = letter_of(upload(), codecs)
-    assert [f.codec for f in letter.header.fields] == ["zstd", "dense", "dense"]
-    back = decode(Up, letter, codecs, DIMS, "here")
+    envelope = envelope_of(upload(), codecs)
+    assert [f.codec for f in envelope.header.fields] == ["zstd", "dense", "dense"]
+    back = decode(Up, envelope, codecs, DIMS, "here")
     assert torch.equal(back.precision, upload().precision)
 
 
@@ -103,9 +103,9 @@ def test_dense_stands_in_for_what_does_not_shrink_and_the_header_says_so() -> No
     ("sent", "wanted"), [("bf16", "f16"), ("csr:0.1", "csr:0.2"), ("bitmap:0.1", "dense")]
 )
 def test_another_codec_than_the_runs_is_refused(sent: str, wanted: str) -> None:
-    letter = letter_of(upload(), {"precision": sent})
+    envelope = envelope_of(upload(), {"precision": sent})
     with pytest.raises(WireError, match=f"'precision' is encoded as '{sent}'; this run uses '{wanted}'"):
-        decode(Up, letter, {"precision": wanted}, DIMS, "here")
+        decode(Up, envelope, {"precision": wanted}, DIMS, "here")
 
 
 @pytest.mark.parametrize("name", ["csr:0.1", "bitmap:0.1", "best:0.1", "log8"])
@@ -113,7 +113,7 @@ def test_another_codec_than_the_runs_is_refused(sent: str, wanted: str) -> None:
 def test_no_codec_hides_a_precision_that_is_not_one(name: str, bad: float) -> None:
     up = upload()
     up.precision[17] = bad
-    seen = decode(Up, letter_of(up, {"precision": name}), {"precision": name}, DIMS, "here")
+    seen = decode(Up, envelope_of(up, {"precision": name}), {"precision": name}, DIMS, "here")
     with pytest.raises(WireError, match="precision"):
         check_values(seen, "here")
 

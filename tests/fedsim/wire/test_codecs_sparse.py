@@ -220,8 +220,8 @@ def test_topk_follows_its_rule_bit_for_bit(case: tuple[Layout, Tensor, float]) -
     about = spec(layout)
     back = round_trip(f"topk:{p}", x, about)
     assert back.numpy().tobytes() == of_largest_magnitude(x, p, layout).numpy().tobytes()
-    again = round_trip(f"topk:{p}", back, about)
-    assert torch.equal(again, back)
+    second = round_trip(f"topk:{p}", back, about)
+    assert torch.equal(second, back)
 
 
 def test_topk_sends_no_means() -> None:

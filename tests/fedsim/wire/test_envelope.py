@@ -24,24 +24,24 @@ from fedsim.wire.envelope import (
     MAX_HEADER,
     NONE,
     VERSION,
+    Envelope,
     FieldHeader,
     Header,
-    Letter,
     PartHeader,
     blob,
     decode,
     digest,
     encode,
-    open_letter,
-    seal,
+    pack,
+    unpack,
 )
 from fedsim.wire.schema import (
     Curvature,
     Delta,
     Dual,
+    FieldKind,
     Flag,
     Gradient,
-    Kind,
     Mean,
     Precision,
     Scalar,
@@ -86,9 +86,9 @@ class Every:
     gradient: Gradient
     curvature: Curvature
     statistic: Statistic
-    logits: Annotated[Tensor, Kind("logits", ("N", "C"))]
-    inputs: Annotated[Tensor, Kind("inputs", ("N", "C"), dtype="u8")]
-    sums: Annotated[Tensor, Kind("statistic", ("C",), dtype="f64")]
+    logits: Annotated[Tensor, FieldKind("logits", ("N", "C"))]
+    inputs: Annotated[Tensor, FieldKind("inputs", ("N", "C"), dtype="u8")]
+    sums: Annotated[Tensor, FieldKind("statistic", ("C",), dtype="f64")]
     loss: Scalar
     started: Flag
 
@@ -104,7 +104,7 @@ class Up:
 @dataclass(frozen=True)
 class ScalarPrecision:
     mean: Mean
-    precision: Annotated[float, Kind("precision", (), positive=True, dtype="f64")]
+    precision: Annotated[float, FieldKind("precision", (), positive=True, dtype="f64")]
 
 
 def of_bits(draw: Callable[[Any], Any], name: str) -> Any:
@@ -135,33 +135,35 @@ def up(p: int = 5) -> Up:
     return Up(torch.arange(float(p)), torch.arange(float(p)) + 0.5, 1.25, True)
 
 
-def letter_of(message: object, codecs: dict[str, str] | None = None, dims: dict[str, int] = DIMS) -> Letter:
+def envelope_of(
+    message: object, codecs: dict[str, str] | None = None, dims: dict[str, int] = DIMS
+) -> Envelope:
     payload = encode(message, codecs or {}, dims)
-    return seal(Header(VERSION, "upload", "run", 1, 7, 1, 3, 6, 12, payload.fields), payload.frames)
+    return pack(Header(VERSION, "upload", "run", 1, 7, 1, 3, 6, 12, payload.fields), payload.frames)
 
 
-def frames_of(letter: Letter) -> list[bytes]:
-    return [letter.head, *(bytes(memoryview(f)) for f in letter.frames)]
+def frames_of(envelope: Envelope) -> list[bytes]:
+    return [envelope.head, *(bytes(memoryview(f)) for f in envelope.frames)]
 
 
 def received(frames: Sequence[bytes], codecs: dict[str, str] | None = None) -> Up:
     """All that a receiver does, from frames to a message that an algorithm may see."""
-    message = decode(Up, open_letter(frames, "here"), codecs or {}, DIMS, "here")
+    message = decode(Up, unpack(frames, "here"), codecs or {}, DIMS, "here")
     check_values(message, "here")
     return message
 
 
-def resealed(body: bytes) -> bytes:
+def repacked(body: bytes) -> bytes:
     """A header frame with a valid checksum: what a hostile or foreign sender can make."""
     return struct.pack(">Q", xxhash.xxh3_64_intdigest(body)) + body
 
 
-def changed(letter: Letter, index: int, **changes: Any) -> list[bytes]:
+def changed(envelope: Envelope, index: int, **changes: Any) -> list[bytes]:
     """The frames of `letter` with one field's header changed and everything sealed again."""
-    headers = list(letter.header.fields)
+    headers = list(envelope.header.fields)
     headers[index] = msgspec.structs.replace(headers[index], **changes)
-    header = msgspec.structs.replace(letter.header, fields=tuple(headers))
-    return frames_of(seal(header, letter.frames))
+    header = msgspec.structs.replace(envelope.header, fields=tuple(headers))
+    return frames_of(pack(header, envelope.frames))
 
 
 # ---- round trips
@@ -170,8 +172,8 @@ def changed(letter: Letter, index: int, **changes: Any) -> list[bytes]:
 @fixed
 @given(every())
 def test_every_kind_and_dtype_comes_back_bit_for_bit(message: Every) -> None:
-    letter = open_letter(frames_of(letter_of(message)), "here")
-    back = decode(Every, letter, {}, DIMS, "here")
+    envelope = unpack(frames_of(envelope_of(message)), "here")
+    back = decode(Every, envelope, {}, DIMS, "here")
     for f in fields(Every):
         sent, got = getattr(message, f.name), getattr(back, f.name)
         assert type(got) is type(sent)
@@ -187,24 +189,24 @@ def test_lossy_codecs_on_every_float_field_decode_to_the_rounded_value(
     name: str, half: torch.dtype, message: Every
 ) -> None:
     codecs = dict.fromkeys(FLOATS, name)
-    letter = open_letter(frames_of(letter_of(message, codecs)), "here")
-    back = decode(Every, letter, codecs, DIMS, "here")
+    envelope = unpack(frames_of(envelope_of(message, codecs)), "here")
+    back = decode(Every, envelope, codecs, DIMS, "here")
     for field in FLOATS:
         sent, got = torch.as_tensor(getattr(message, field)), torch.as_tensor(getattr(back, field))
         if field == "loss":
             sent, got = sent.double(), got.double()
         assert torch.equal(got, sent.to(half).to(sent.dtype).reshape(got.shape)) or sent.isnan().any()
         assert torch.equal(got.isnan(), sent.isnan())
-    again = decode(Every, letter_of(back, codecs), codecs, DIMS, "here")
+    second = decode(Every, envelope_of(back, codecs), codecs, DIMS, "here")
     finite = [f for f in FLOATS if not torch.as_tensor(getattr(back, f)).isnan().any()]
-    assert [bits(getattr(again, f)) for f in finite] == [bits(getattr(back, f)) for f in finite]
+    assert [bits(getattr(second, f)) for f in finite] == [bits(getattr(back, f)) for f in finite]
 
 
 @pytest.mark.parametrize("value", [-0.0, 5e-45, 1.1754942e-38, -3.4028234e38, float("inf"), float("nan")])
 @pytest.mark.parametrize("codec", ["dense", "bf16", "f16"])
 def test_special_floats_keep_sign_and_class(value: float, codec: str) -> None:
     message = replace(up(), mean=torch.full((5,), value))
-    mean = decode(Up, letter_of(message, {"mean": codec}), {"mean": codec}, DIMS, "here").mean
+    mean = decode(Up, envelope_of(message, {"mean": codec}), {"mean": codec}, DIMS, "here").mean
     if codec == "dense":
         assert bits(mean) == bits(message.mean)
     assert torch.equal(mean.isnan(), message.mean.isnan())
@@ -213,14 +215,14 @@ def test_special_floats_keep_sign_and_class(value: float, codec: str) -> None:
 
 def test_float64_sums_become_float32_on_the_wire() -> None:
     exact = torch.tensor([1 / 3, 1e-50, 1e300, -0.0, 7.0], dtype=torch.float64)
-    mean = decode(Up, letter_of(replace(up(), mean=exact)), {}, DIMS, "here").mean
+    mean = decode(Up, envelope_of(replace(up(), mean=exact)), {}, DIMS, "here").mean
     assert mean.dtype == torch.float32
     assert bits(mean) == bits(exact.float())
 
 
 def test_tensors_that_do_not_lie_in_one_piece_are_sent_in_order() -> None:
     strided = torch.arange(10.0)[::2]
-    assert decode(Up, letter_of(replace(up(), mean=strided)), {}, DIMS, "here").mean.tolist() == [
+    assert decode(Up, envelope_of(replace(up(), mean=strided)), {}, DIMS, "here").mean.tolist() == [
         0,
         2,
         4,
@@ -230,40 +232,38 @@ def test_tensors_that_do_not_lie_in_one_piece_are_sent_in_order() -> None:
 
 
 def test_a_model_without_parameters_has_empty_frames() -> None:
-    letter = open_letter(frames_of(letter_of(up(0), dims={"P": 0})), "here")
-    assert letter.sizes[1:] == [0, 0, 8, 1]
-    assert decode(Up, letter, {}, {"P": 0}, "here").mean.shape == (0,)
+    envelope = unpack(frames_of(envelope_of(up(0), dims={"P": 0})), "here")
+    assert envelope.sizes[1:] == [0, 0, 8, 1]
+    assert decode(Up, envelope, {}, {"P": 0}, "here").mean.shape == (0,)
 
 
 @dataclass(frozen=True)
 class Labelled:
-    mean: Annotated[Tensor, Kind("mean", ("N",))]
-    labels: Annotated[Tensor, Kind("labels", ("M", "M"), dtype="u8")]
+    mean: Annotated[Tensor, FieldKind("mean", ("N",))]
+    labels: Annotated[Tensor, FieldKind("labels", ("M", "M"), dtype="u8")]
 
 
 def test_blobs_and_tensors_of_other_shapes_open() -> None:
     names, data = blob("hello", b"{}")
-    assert open_letter(frames_of(seal(Header(VERSION, "hello", "", fields=names), data)), "x").frames == (
-        b"{}",
-    )
+    assert unpack(frames_of(pack(Header(VERSION, "hello", "", fields=names), data)), "x").frames == (b"{}",)
     payload = encode(Labelled(torch.ones(3), torch.zeros((2, 2), dtype=torch.uint8)), {}, {"N": 3, "M": 2})
     head = Header(VERSION, "evaluate", "", fields=payload.fields)
-    letter = open_letter(frames_of(seal(head, payload.frames)), "x")
-    assert [(f.name, f.dtype, f.shape) for f in letter.header.fields] == [
+    envelope = unpack(frames_of(pack(head, payload.frames)), "x")
+    assert [(f.name, f.dtype, f.shape) for f in envelope.header.fields] == [
         ("mean", "f32", (3,)),
         ("labels", "u8", (2, 2)),
     ]
-    assert letter.sizes[1:] == [12, 4]
+    assert envelope.sizes[1:] == [12, 4]
 
 
 def test_decoded_tensors_share_the_received_buffer() -> None:
-    frames = [bytearray(f) for f in frames_of(letter_of(up()))]
-    message = decode(Up, open_letter([memoryview(f) for f in frames], "here"), {}, DIMS, "here")
+    frames = [bytearray(f) for f in frames_of(envelope_of(up()))]
+    message = decode(Up, unpack([memoryview(f) for f in frames], "here"), {}, DIMS, "here")
     struct.pack_into("<f", frames[1], 8, 99.0)
     assert message.mean.tolist() == [0, 1, 99, 3, 4]
-    sealed = frames_of(letter_of(up()))
-    decode(Up, open_letter(sealed, "here"), {}, DIMS, "here").mean.add_(1)  # a read-only buffer is copied
-    assert decode(Up, open_letter(sealed, "here"), {}, DIMS, "here").mean[0] == 0
+    packed_envelope = frames_of(envelope_of(up()))
+    decode(Up, unpack(packed_envelope, "here"), {}, DIMS, "here").mean.add_(1)  # a read-only buffer is copied
+    assert decode(Up, unpack(packed_envelope, "here"), {}, DIMS, "here").mean[0] == 0
 
 
 def test_encoding_copies_nothing() -> None:
@@ -285,17 +285,17 @@ def test_a_header_has_one_size_whatever_ids_and_values(numbers: list[int], value
     epoch, number, exchange, client, base, _ = numbers
     micros = max(0, numbers[-1])
     header = Header(VERSION, "upload", "run", epoch, number, exchange, client, base, micros, payload.fields)
-    letter = seal(header, payload.frames)
-    assert letter.sizes == letter_of(up()).sizes
-    assert open_letter(frames_of(letter), "here").header == letter.header
+    envelope = pack(header, payload.frames)
+    assert envelope.sizes == envelope_of(up()).sizes
+    assert unpack(frames_of(envelope), "here").header == envelope.header
 
 
 @fixed
 @given(st.integers(0, 2**64 - 1))
 def test_a_digest_of_any_size_has_nine_bytes(value: int) -> None:
     field = FieldHeader("x", "dense", "f32", (1,), (PartHeader("values", 4, value),))
-    assert len(seal(Header(VERSION, "k", "r", fields=(field,))).head) == len(
-        seal(Header(VERSION, "k", "r", fields=(replace_digest(field, 0),))).head
+    assert len(pack(Header(VERSION, "k", "r", fields=(field,))).head) == len(
+        pack(Header(VERSION, "k", "r", fields=(replace_digest(field, 0),))).head
     )
 
 
@@ -304,9 +304,9 @@ def replace_digest(field: FieldHeader, value: int) -> FieldHeader:
 
 
 def test_the_header_is_plain_msgpack() -> None:
-    letter = letter_of(up())
+    envelope = envelope_of(up())
     version, kind, run, epoch, number, exchange, client, base, micros, described = msgpack.unpackb(
-        letter.head[8:]
+        envelope.head[8:]
     )
     assert [version, kind, run, epoch, number, exchange, client, base, micros] == [
         VERSION,
@@ -319,9 +319,9 @@ def test_the_header_is_plain_msgpack() -> None:
         6,
         12,
     ]
-    assert described[0] == ["mean", "dense", "f32", [5], [["values", 20, digest(letter.frames[0])]]]
+    assert described[0] == ["mean", "dense", "f32", [5], [["values", 20, digest(envelope.frames[0])]]]
     assert [f[0] for f in described] == ["mean", "precision", "loss", "started"]
-    assert struct.unpack(">Q", letter.head[:8])[0] == xxhash.xxh3_64_intdigest(letter.head[8:])
+    assert struct.unpack(">Q", envelope.head[:8])[0] == xxhash.xxh3_64_intdigest(envelope.head[8:])
 
 
 def test_a_header_without_a_client_says_so() -> None:
@@ -332,54 +332,54 @@ def test_a_header_without_a_client_says_so() -> None:
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    frames = frames_of(letter_of(up()))
+    frames = frames_of(envelope_of(up()))
     for i, frame in enumerate(frames):
         for bit in range(8 * len(frame)):
             damaged = bytearray(frame)
             damaged[bit // 8] ^= 1 << bit % 8
             with pytest.raises(WireError, match=r"^here: "):
-                open_letter([*frames[:i], bytes(damaged), *frames[i + 1 :]], "here")
+                unpack([*frames[:i], bytes(damaged), *frames[i + 1 :]], "here")
 
 
 @fixed
 @given(st.data())
 def test_truncated_and_extended_frames_are_noticed(data: st.DataObject) -> None:
-    frames = frames_of(letter_of(up()))
+    frames = frames_of(envelope_of(up()))
     i = data.draw(st.integers(0, len(frames) - 1))
     cut = frames[i][: data.draw(st.integers(0, len(frames[i]) - 1))]
     longer = frames[i] + data.draw(st.binary(min_size=1, max_size=9))
     for wrong in (cut, longer):
         with pytest.raises(WireError, match=r"^here: "):
-            open_letter([*frames[:i], wrong, *frames[i + 1 :]], "here")
+            unpack([*frames[:i], wrong, *frames[i + 1 :]], "here")
 
 
 def test_missing_extra_swapped_and_no_frames_are_noticed() -> None:
-    frames = frames_of(letter_of(up()))
+    frames = frames_of(envelope_of(up()))
     head, *rest = frames
     swapped = [head, rest[1], rest[0], *rest[2:]]
     for wrong in ([], [head], frames[:-1], [*frames, b""], [*frames, rest[0]], rest, swapped, frames[::-1]):
         with pytest.raises(WireError, match=r"^here: "):
-            open_letter(wrong, "here")
+            unpack(wrong, "here")
 
 
 @fixed
 @given(st.lists(st.binary(max_size=200), max_size=4))
 def test_random_bytes_are_refused(frames: list[bytes]) -> None:
     with pytest.raises(WireError, match=r"^here: "):
-        open_letter(frames, "here")
+        unpack(frames, "here")
 
 
 @fixed
 @given(st.binary(max_size=300))
 def test_random_bytes_under_a_valid_checksum_are_refused(body: bytes) -> None:
     with pytest.raises(WireError, match=r"^here: "):
-        open_letter([resealed(body)], "here")
+        unpack([repacked(body)], "here")
 
 
 def test_a_changed_header_under_a_valid_checksum_raises_nothing_but_wire_error() -> None:
     """Whoever can make a checksum can make a letter, but no other exception."""
-    letter = letter_of(up())
-    body, rest = letter.head[8:], frames_of(letter)[1:]
+    envelope = envelope_of(up())
+    body, rest = envelope.head[8:], frames_of(envelope)[1:]
     rng = random.Random(0)
     refused = 0
     for at in range(len(body)):
@@ -387,7 +387,7 @@ def test_a_changed_header_under_a_valid_checksum_raises_nothing_but_wire_error()
             forged = bytearray(body)
             forged[at] = value
             try:
-                received([resealed(bytes(forged)), *rest])
+                received([repacked(bytes(forged)), *rest])
             except WireError:
                 refused += 1
     assert refused > len(body)
@@ -396,7 +396,7 @@ def test_a_changed_header_under_a_valid_checksum_raises_nothing_but_wire_error()
 # ---- a letter in order that is not what the schema says
 
 
-LETTER = letter_of(up())
+LETTER = envelope_of(up())
 SOUND = LETTER.header.fields[0]
 
 
@@ -413,7 +413,7 @@ SOUND = LETTER.header.fields[0]
         (changed(LETTER, 0, shape=()), "has shape"),
         (changed(LETTER, 0, shape=(2**62,)), "has shape"),
         (changed(LETTER, 0, parts=(PartHeader("indices", 20, SOUND.parts[0].digest),)), "'indices'"),
-        (changed(letter_of(up(4), dims={"P": 4}), 0), "has shape"),
+        (changed(envelope_of(up(4), dims={"P": 4}), 0), "has shape"),
     ],
 )
 def test_a_field_that_is_not_in_the_schema_is_refused(frames: list[bytes], says: str) -> None:
@@ -426,7 +426,7 @@ def test_order_surplus_and_lack_of_fields_are_refused() -> None:
     for keep in ([1, 0, 2, 3], [0, 1, 2], [0, 1, 2, 3, 3], [], [0, 0, 2, 3]):
         header = msgspec.structs.replace(LETTER.header, fields=tuple(described[i] for i in keep))
         with pytest.raises(WireError, match=r"^here: fields .* where Up has"):
-            received(frames_of(seal(header, [parts[i] for i in keep])))
+            received(frames_of(pack(header, [parts[i] for i in keep])))
 
 
 def test_a_field_in_two_parts_or_none_is_refused() -> None:
@@ -435,7 +435,7 @@ def test_a_field_in_two_parts_or_none_is_refused() -> None:
         described = (msgspec.structs.replace(SOUND, parts=parts), *LETTER.header.fields[1:])
         frames = [LETTER.frames[0]] * (1 + extra) + list(LETTER.frames[1:])
         with pytest.raises(WireError, match="frames where codec 'dense' sends 1"):
-            received(frames_of(seal(msgspec.structs.replace(LETTER.header, fields=described), frames)))
+            received(frames_of(pack(msgspec.structs.replace(LETTER.header, fields=described), frames)))
 
 
 def test_sizes_come_from_the_layout_and_not_from_the_header() -> None:
@@ -443,7 +443,7 @@ def test_sizes_come_from_the_layout_and_not_from_the_header() -> None:
     field = msgspec.structs.replace(SOUND, parts=(PartHeader("values", 16, digest(short)),))
     header = msgspec.structs.replace(LETTER.header, fields=(field, *LETTER.header.fields[1:]))
     with pytest.raises(WireError, match="16 bytes of values where the layout demands 20"):
-        received(frames_of(seal(header, [short, *LETTER.frames[1:]])))
+        received(frames_of(pack(header, [short, *LETTER.frames[1:]])))
 
 
 def test_a_flag_has_two_values() -> None:
@@ -452,14 +452,14 @@ def test_a_flag_has_two_values() -> None:
     described[3] = msgspec.structs.replace(described[3], parts=(PartHeader("values", 1, digest(parts[3])),))
     header = msgspec.structs.replace(LETTER.header, fields=tuple(described))
     with pytest.raises(WireError, match="'started' is a flag and has the value 2"):
-        received(frames_of(seal(header, parts)))
+        received(frames_of(pack(header, parts)))
 
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, -1, 2**63])
 def test_another_version_is_refused_by_number(version: int) -> None:
     header = msgspec.structs.replace(LETTER.header, version=version)
     with pytest.raises(WireError, match=f"wire format {version}; this side speaks {VERSION}"):
-        open_letter(frames_of(seal(header, LETTER.frames)), "here")
+        unpack(frames_of(pack(header, LETTER.frames)), "here")
 
 
 def test_encoding_a_tensor_of_the_wrong_shape_names_class_and_field() -> None:
@@ -520,11 +520,11 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_hostile_header_is_refused_in_little_memory(name: str) -> None:
-    frame = resealed(BOMBS[name])
+    frame = repacked(BOMBS[name])
     tracemalloc.start()
     try:
         with pytest.raises(WireError, match=r"^here: "):
-            open_letter([frame], "here")
+            unpack([frame], "here")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -533,10 +533,10 @@ def test_a_hostile_header_is_refused_in_little_memory(name: str) -> None:
 
 @pytest.mark.parametrize("size", [MAX_HEADER + 1, 2**20])
 def test_an_oversized_header_is_refused_by_its_size(size: int) -> None:
-    frame = resealed(b"\x80" * (size - 8))
+    frame = repacked(b"\x80" * (size - 8))
     assert len(frame) == size
     with pytest.raises(WireError, match=f"a header of {size} bytes; the limit is {MAX_HEADER}"):
-        open_letter([frame], "here")
+        unpack([frame], "here")
 
 
 # ---- values
@@ -548,21 +548,21 @@ def test_values_that_are_not_finite_are_counted_and_named(field: str, bad: float
     values = torch.ones(5)
     values[1] = values[3] = bad
     with pytest.raises(WireError, match=f"^here: field '{field}' has 2 of 5 values NaN or Inf"):
-        received(frames_of(letter_of(replace(up(), **{field: values}))))  # type: ignore[arg-type]
+        received(frames_of(envelope_of(replace(up(), **{field: values}))))  # type: ignore[arg-type]
 
 
 def test_opposite_infinities_do_not_cancel_and_large_finite_sums_pass() -> None:
     mixed = torch.tensor([float("inf"), float("-inf"), 0, 0, 0])
     with pytest.raises(WireError, match="2 of 5"):
-        received(frames_of(letter_of(replace(up(), mean=mixed))))
+        received(frames_of(envelope_of(replace(up(), mean=mixed))))
     large = replace(up(), mean=torch.full((5,), 3e38))  # their float32 sum overflows
-    assert received(frames_of(letter_of(large))).mean[0] > 2.9e38
+    assert received(frames_of(envelope_of(large))).mean[0] > 2.9e38
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_scalar_that_is_not_finite_is_named(bad: float) -> None:
     with pytest.raises(WireError, match=f"^here: field 'loss' is {bad}"):
-        received(frames_of(letter_of(replace(up(), loss=bad))))
+        received(frames_of(envelope_of(replace(up(), loss=bad))))
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.0, -1.5])
@@ -570,7 +570,7 @@ def test_a_precision_that_is_not_positive_is_counted_and_named(bad: float) -> No
     values = torch.ones(5)
     values[2] = bad
     with pytest.raises(WireError, match=r"^here: precision 'precision' is not positive in 1 of 5 entries"):
-        received(frames_of(letter_of(replace(up(), precision=values))))
+        received(frames_of(envelope_of(replace(up(), precision=values))))
     with pytest.raises(WireError, match="precision 'precision' is not positive"):
         check_values(ScalarPrecision(torch.ones(5), bad), "here")
 
@@ -578,7 +578,7 @@ def test_a_precision_that_is_not_positive_is_counted_and_named(bad: float) -> No
 def test_overflow_of_a_lossy_codec_is_noticed_by_the_receiver() -> None:
     message = replace(up(), mean=torch.full((5,), 1e6))
     with pytest.raises(WireError, match="'mean' has 5 of 5 values NaN or Inf"):
-        received(frames_of(letter_of(message, {"mean": "f16"})), {"mean": "f16"})
+        received(frames_of(envelope_of(message, {"mean": "f16"})), {"mean": "f16"})
 
 
 # ---- schemas

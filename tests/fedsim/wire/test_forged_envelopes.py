@@ -25,13 +25,13 @@ from torch import Tensor
 
 from fedsim.errors import WireError
 from fedsim.learning.params import Layout, Slice
-from fedsim.wire.envelope import VERSION, Header, decode, digest, encode, open_letter, seal
+from fedsim.wire.envelope import VERSION, Header, decode, digest, encode, pack, unpack
 from fedsim.wire.schema import (
     DTYPES,
     Delta,
+    FieldKind,
     Flag,
     Inputs,
-    Kind,
     Logits,
     Mean,
     Owners,
@@ -48,7 +48,7 @@ DIMS = {"P": 100, "C": 4, "M": 20, "I": 5}
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnMemory:
     inputs: Inputs
     weights: Weights
     owners: Owners
@@ -59,11 +59,11 @@ class Up:
     mean: Mean
     precision: Precision
     delta: Delta
-    sums: Annotated[Tensor, Kind("statistic", ("C",), dtype="f64")]
+    sums: Annotated[Tensor, FieldKind("statistic", ("C",), dtype="f64")]
     logits: Logits
     loss: Scalar
     started: Flag
-    own: Own | None
+    own: OwnMemory | None
 
 
 CODECS: tuple[dict[str, str], ...] = (
@@ -79,7 +79,7 @@ def draw_up(seed: int) -> Up:
     d = torch.Generator().manual_seed(seed)
     inputs = torch.rand(7, 5, generator=d)
     stored = (255 * inputs).to(torch.uint8) if seed % 2 else inputs
-    own = Own(stored, torch.rand(7, generator=d), torch.arange(7))
+    own = OwnMemory(stored, torch.rand(7, generator=d), torch.arange(7))
     vectors = torch.randn(100, generator=d), torch.rand(100, generator=d) + 0.1, torch.randn(100, generator=d)
     return Up(*vectors, torch.randn(4, generator=d).double(), torch.randn(7, 4, generator=d), 0.5, True, own)
 
@@ -100,9 +100,11 @@ def samples() -> Iterator[Sample]:
     for seed in range(2):
         for codecs in CODECS:
             payload = encode(draw_up(seed), codecs, DIMS, REFS, LAYOUT)
-            letter = seal(Header(VERSION, "upload", "run", 1, 2, 1, 0, 3, 9, payload.fields), payload.frames)
-            frames = tuple(bytes(memoryview(f)) for f in letter.frames)
-            yield Sample(codecs, msgpack.unpackb(letter.head[8:]), frames)
+            envelope = pack(
+                Header(VERSION, "upload", "run", 1, 2, 1, 0, 3, 9, payload.fields), payload.frames
+            )
+            frames = tuple(bytes(memoryview(f)) for f in envelope.frames)
+            yield Sample(codecs, msgpack.unpackb(envelope.head[8:]), frames)
 
 
 SAMPLES = tuple(samples())
@@ -113,8 +115,8 @@ def received(sample: Sample, body: bytes, frames: list[bytes]) -> Up | None:
     """What a receiver makes of it; None if it refuses. Any other error is the test's failure."""
     head = struct.pack(">Q", xxhash.xxh3_64_intdigest(body)) + body
     try:
-        letter = open_letter([head, *frames], "here")
-        up = decode(Up, letter, sample.codecs, DIMS, "here", REFS, LAYOUT)
+        envelope = unpack([head, *frames], "here")
+        up = decode(Up, envelope, sample.codecs, DIMS, "here", REFS, LAYOUT)
         check_values(up, "here")
     except WireError as e:
         if not str(e).startswith("here: "):
@@ -143,13 +145,13 @@ def test_the_samples_are_sound_and_show_every_codec() -> None:
     assert families == {"dense", "bf16", "f16", "log8", "csr", "bitmap", "best", "topk", "zstd", "delta+zstd"}
 
 
-def places(value: Any, at: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+def placements(value: Any, at: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
     """Paths to everything in nested lists."""
     if at:
         yield at
     if isinstance(value, list):
         for i, inner in enumerate(value):
-            yield from places(inner, (*at, i))
+            yield from placements(inner, (*at, i))
 
 
 ODD: tuple[Any, ...] = (0, 1, -1, 7, 2**31, 2**62, 2**63 - 1, -(2**63), 2**64 - 1, 1.5, math.nan, None)
@@ -164,7 +166,7 @@ def test_a_changed_header_field_is_noticed_or_of_no_consequence(sample: Sample, 
     """The values are what they were: nothing in a header changes what its frames mean."""
     header = copy.deepcopy(sample.header)
     for _ in range(data.draw(st.integers(1, 3))):
-        *way, last = data.draw(st.sampled_from(list(places(header))))
+        *way, last = data.draw(st.sampled_from(list(placements(header))))
         inner = header
         for i in way:
             inner = inner[i]
@@ -285,6 +287,6 @@ def test_a_lossy_codec_on_integers_is_refused_by_the_receiver_too() -> None:
     header[9][7][1] = "bf16"
     index = sum(len(f[4]) for f in header[9][:7])
     body, frames = with_frame(Sample(codecs, header, sample.frames), index, bytes(70))
-    letter = open_letter([struct.pack(">Q", xxhash.xxh3_64_intdigest(body)) + body, *frames], "here")
+    envelope = unpack([struct.pack(">Q", xxhash.xxh3_64_intdigest(body)) + body, *frames], "here")
     with pytest.raises(WireError, match=r"here: field 'inputs'.*floating-point fields only"):
-        decode(Up, letter, codecs, DIMS, "here", REFS, LAYOUT)
+        decode(Up, envelope, codecs, DIMS, "here", REFS, LAYOUT)

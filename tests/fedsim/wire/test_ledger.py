@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fedsim.wire import zmtp
 from fedsim.wire.codecs import codec
-from fedsim.wire.envelope import NONE, VERSION, FieldHeader, Header, Letter, PartHeader, blob, digest, seal
+from fedsim.wire.envelope import NONE, VERSION, Envelope, FieldHeader, Header, PartHeader, blob, digest, pack
 from fedsim.wire.ledger import COLUMNS, KINDS, Entry, Ledger, total
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
@@ -33,7 +33,7 @@ def f(n: int) -> int:
     return n + 2 if n <= 255 else n + 9
 
 
-def random_letter(rng: random.Random) -> Letter:
+def random_envelope(rng: random.Random) -> Envelope:
     """A letter of any kind with dense, rounded and two-part fields."""
     kind = rng.choice(["task", "upload", "evaluate", "score", "hello", "welcome", "ready", "failed", "stop"])
     headers, frames = [], []
@@ -49,15 +49,15 @@ def random_letter(rng: random.Random) -> Letter:
         headers.append(FieldHeader(f"field{i}", name, "f32", (count,), tuple(parts)))
     number = NONE if kind in ("hello", "welcome", "ready", "stop") else rng.randrange(4)
     client = rng.randrange(3) if kind in ("task", "upload") else NONE
-    return seal(Header(VERSION, kind, "run", 1, number, 1, client, fields=tuple(headers)), frames)
+    return pack(Header(VERSION, kind, "run", 1, number, 1, client, fields=tuple(headers)), frames)
 
 
-def booked(seed: int, letters: int = 12) -> tuple[Ledger, list[tuple[Letter, int, str]]]:
+def booked(seed: int, envelopes: int = 12) -> tuple[Ledger, list[tuple[Envelope, int, str]]]:
     rng = random.Random(seed)
-    sent = [(random_letter(rng), rng.randrange(3), rng.choice(["up", "down"])) for _ in range(letters)]
+    sent = [(random_envelope(rng), rng.randrange(3), rng.choice(["up", "down"])) for _ in range(envelopes)]
     ledger = Ledger()
-    for letter, worker, direction in sent:
-        ledger.book(letter, worker, direction)
+    for envelope, worker, direction in sent:
+        ledger.book(envelope, worker, direction)
     return ledger, sent
 
 
@@ -99,7 +99,7 @@ def test_the_handshakes_from_their_parts() -> None:
 def test_the_ledgers_sum_is_every_frame_and_its_framing(seed: int) -> None:
     ledger, sent = booked(seed)
     on_stream = {
-        d: sum(sum(map(f, letter.sizes)) for letter, _, way in sent if way == d) for d in ("up", "down")
+        d: sum(sum(map(f, envelope.sizes)) for envelope, _, way in sent if way == d) for d in ("up", "down")
     }
     by_direction = {
         d: sum(n for (_, way, _, _), n in ledger.totals.items() if way == d) for d in ("up", "down")
@@ -130,7 +130,7 @@ def test_summary_totals_and_rows_agree(seed: int) -> None:
     for (number, direction), n in ledger.rounds.items():
         about = ("algorithm", number, direction)
         assert n == total(e for e in rows if (e.kind, e.round, e.direction) == about)
-    assert {e.kind for e in rows} == {KINDS.get(letter.header.kind, "control") for letter, _, _ in sent}
+    assert {e.kind for e in rows} == {KINDS.get(envelope.header.kind, "control") for envelope, _, _ in sent}
 
 
 def test_rows_of_one_letter() -> None:
@@ -142,16 +142,16 @@ def test_rows_of_one_letter() -> None:
         FieldHeader("loss", "dense", "f64", (), (PartHeader("values", 8, 0),)),
     )
     header = Header(VERSION, "upload", "run", 1, 4, 2, 7, 3, 5, fields)
-    letter = seal(header, [bytes(400), bytes(40), bytes(20), bytes(8)])
+    envelope = pack(header, [bytes(400), bytes(40), bytes(20), bytes(8)])
     ledger = Ledger()
-    ledger.book(letter, 1, "up")
+    ledger.book(envelope, 1, "up")
     about = ("algorithm", 4, 2, 7, 1, "up", "upload")
     assert set(ledger.close(4)) == {
         Entry(*about, "mean", "values", "dense", 400, 400),
         Entry(*about, "precision", "values", "pairs", 400, 40),
         Entry(*about, "precision", "indices", "pairs", 0, 20),
         Entry(*about, "loss", "values", "dense", 8, 8),
-        Entry(*about, "", "header", "", 0, len(letter.head)),
+        Entry(*about, "", "header", "", 0, len(envelope.head)),
         Entry(*about, "", "framing", "", 0, 9 + 9 + 2 + 2 + 2),
     }
 
@@ -165,7 +165,7 @@ def test_columns_are_the_contract_of_ledger_csv() -> None:
 def test_blobs_are_booked_as_control() -> None:
     fields, frames = blob("hello", b"x" * 300)
     ledger = Ledger()
-    ledger.book(seal(Header(VERSION, "hello", "", fields=fields), frames), 2, "up")
+    ledger.book(pack(Header(VERSION, "hello", "", fields=fields), frames), 2, "up")
     rows = ledger.close(0)
     assert {(e.kind, e.round, e.exchange, e.client, e.worker) for e in rows} == {
         ("control", NONE, NONE, NONE, 2)
@@ -206,10 +206,10 @@ def test_totals_outlive_close() -> None:
 def test_rows_do_not_depend_on_the_order_of_letters_or_on_the_worker() -> None:
     _, sent = booked(11)
     one, other = Ledger(), Ledger()
-    for letter, _, direction in sent:
-        one.book(letter, 0, direction)
-    for letter, worker, direction in reversed(sent):
-        other.book(letter, worker, direction)
+    for envelope, _, direction in sent:
+        one.book(envelope, 0, direction)
+    for envelope, worker, direction in reversed(sent):
+        other.book(envelope, worker, direction)
     assert one.close(100) == sorted(e._replace(worker=0) for e in other.close(100))
 
 
@@ -301,15 +301,15 @@ def test_the_ledger_is_the_bytes_on_the_stream() -> None:
     described = tuple(PartHeader(layer, data.nbytes, digest(data)) for layer, data in parts)
     field = FieldHeader("mean", "dense", "f32", (250_000,), described)
     rng = random.Random(5)
-    letters = [random_letter(rng) for _ in range(10)]
-    letters.append(seal(Header(VERSION, "upload", "run", 1, 1, 1, 0, fields=(field,)), [parts[0][1]]))
+    envelopes = [random_envelope(rng) for _ in range(10)]
+    envelopes.append(pack(Header(VERSION, "upload", "run", 1, 1, 1, 0, fields=(field,)), [parts[0][1]]))
     ledger = Ledger()
     with connected() as (router, dealer, relay):
         ledger.book_handshake(0)
-        for letter in letters:
+        for envelope in envelopes:
             for direction in ("up", "down"):
-                ledger.book(letter, 0, direction)
-            exchange(router, dealer, [letter.head, *(bytes(memoryview(x)) for x in letter.frames)])
+                ledger.book(envelope, 0, direction)
+            exchange(router, dealer, [envelope.head, *(bytes(memoryview(x)) for x in envelope.frames)])
         booked_bytes = {
             d: sum(n for (_, w, _, _), n in ledger.totals.items() if w == d) for d in ("up", "down")
         }

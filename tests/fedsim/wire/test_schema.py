@@ -21,16 +21,16 @@ from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.envelope import (
     VERSION,
+    Envelope,
     FieldHeader,
     Header,
-    Letter,
     PartHeader,
     decode,
     decode_own,
     digest,
     encode,
-    open_letter,
-    seal,
+    pack,
+    unpack,
 )
 from fedsim.wire.schema import (
     TRIANGLE,
@@ -46,7 +46,7 @@ from fedsim.wire.schema import (
     Weights,
     all_fields,
     check_values,
-    part_of,
+    optional_group,
     schema,
     values_of,
 )
@@ -71,7 +71,7 @@ class Carrier:
 
 
 @dataclass(frozen=True)
-class News:
+class NewMemory:
     inputs: Inputs
     weights: Weights
     owners: Owners
@@ -80,7 +80,7 @@ class News:
 @dataclass(frozen=True)
 class Teller:
     mean: Mean
-    news: News | None = None
+    news: NewMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -88,37 +88,37 @@ class Matrix:
     precision: FullPrecision
 
 
-def frames_of(letter: Letter) -> list[bytes]:
-    return [letter.head, *(bytes(memoryview(f)) for f in letter.frames)]
+def frames_of(envelope: Envelope) -> list[bytes]:
+    return [envelope.head, *(bytes(memoryview(f)) for f in envelope.frames)]
 
 
-def sent(message: object, codecs: Mapping[str, str] | None = None) -> Letter:
+def sent(message: object, codecs: Mapping[str, str] | None = None) -> Envelope:
     payload = encode(message, codecs or {}, DIMS)
-    return seal(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
+    return pack(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
 
 
-def received(kind: type[Any], letter: Letter, codecs: Mapping[str, str] | None = None) -> Any:
-    return decode(kind, open_letter(frames_of(letter), "here"), codecs or {}, DIMS, "here")
+def received(kind: type[Any], envelope: Envelope, codecs: Mapping[str, str] | None = None) -> Any:
+    return decode(kind, unpack(frames_of(envelope), "here"), codecs or {}, DIMS, "here")
 
 
 def extra(rows: int = 2) -> Extra:
     return Extra(torch.arange(4.0), torch.arange(3.0 * rows).reshape(rows, 3), 2.5)
 
 
-def news(rows: int, *, stored: torch.dtype = torch.uint8) -> News:
+def news(rows: int, *, stored: torch.dtype = torch.uint8) -> NewMemory:
     inputs = torch.arange(5 * rows).reshape(rows, 5).to(stored)
-    return News(inputs, torch.arange(float(rows)) + 0.5, torch.arange(rows) * 2**40 + 1)
+    return NewMemory(inputs, torch.arange(float(rows)) + 0.5, torch.arange(rows) * 2**40 + 1)
 
 
 # ---- optional parts
 
 
 def test_a_part_is_behind_the_fields_that_every_letter_carries() -> None:
-    part = part_of(Carrier)
+    part = optional_group(Carrier)
     assert part is not None and (part.name, part.message) == ("extra", Extra)
     assert [f.name for f in schema(Carrier)] == ["mean"]
     assert [f.name for f in all_fields(Carrier)] == ["mean", "shift", "logits", "loss"]
-    assert part_of(Extra) is None
+    assert optional_group(Extra) is None
     assert [f.name for f, _ in values_of(Carrier(torch.ones(4)))] == ["mean"]
     assert [f.name for f, _ in values_of(Carrier(torch.ones(4), extra()))] == [
         "mean",
@@ -129,9 +129,9 @@ def test_a_part_is_behind_the_fields_that_every_letter_carries() -> None:
 
 
 def test_a_message_without_its_part_comes_back_without_it() -> None:
-    letter = sent(Carrier(torch.arange(4.0)))
-    assert [f.name for f in letter.header.fields] == ["mean"]
-    back = received(Carrier, letter)
+    envelope = sent(Carrier(torch.arange(4.0)))
+    assert [f.name for f in envelope.header.fields] == ["mean"]
+    back = received(Carrier, envelope)
     assert back.extra is None
     assert back.mean.tolist() == [0, 1, 2, 3]
 
@@ -164,7 +164,7 @@ def test_a_part_encoded_apart_is_the_same_letter() -> None:
 class Two:
     mean: Mean
     extra: Extra | None = None
-    news: News | None = None
+    news: NewMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Shared:
 @dataclass(frozen=True)
 class Either:
     mean: Mean
-    extra: Extra | News | None = None
+    extra: Extra | NewMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Optional:
 
 
 def test_two_parts_are_refused() -> None:
-    for read in (schema, part_of, all_fields):
+    for read in (schema, optional_group, all_fields):
         with pytest.raises(UsageError, match="Two has 2 optional parts; it may have one"):
             read(Two)
 
@@ -248,7 +248,7 @@ def test_a_part_in_another_order_or_incomplete_is_refused(keep: list[int]) -> No
     described, frames = WHOLE.header.fields, WHOLE.frames
     header = msgspec.structs.replace(WHOLE.header, fields=tuple(described[i] for i in keep))
     with pytest.raises(WireError, match=r"^here: fields .* where Carrier has"):
-        received(Carrier, seal(header, [frames[i] for i in keep]))
+        received(Carrier, pack(header, [frames[i] for i in keep]))
     received(Carrier, WHOLE)
 
 
@@ -262,10 +262,10 @@ def test_a_part_of_another_message_is_refused() -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_check_values_looks_into_the_part(bad: float) -> None:
     check_values(Carrier(torch.ones(4), extra()), "here")
-    spoilt = torch.ones(4)
-    spoilt[2] = bad
+    rejected = torch.ones(4)
+    rejected[2] = bad
     with pytest.raises(WireError, match=r"^here: field 'shift' has 1 of 4 values NaN or Inf"):
-        check_values(Carrier(torch.ones(4), replace(extra(), shift=spoilt)), "here")
+        check_values(Carrier(torch.ones(4), replace(extra(), shift=rejected)), "here")
     with pytest.raises(WireError, match=f"^here: field 'loss' is {bad}"):
         check_values(Carrier(torch.ones(4), replace(extra(), loss=bad)), "here")
 
@@ -313,7 +313,7 @@ def test_another_shape_is_refused_on_both_sides(shape: tuple[int, ...]) -> None:
     frames = [*WHOLE.frames[:2], data, WHOLE.frames[3]]
     header = msgspec.structs.replace(WHOLE.header, fields=tuple(described))
     with pytest.raises(WireError, match=r"^here: field 'logits' has shape .* the model's layout says"):
-        received(Carrier, seal(header, frames))
+        received(Carrier, pack(header, frames))
 
 
 def test_rows_of_one_part_belong_together() -> None:
@@ -332,11 +332,11 @@ def test_a_fixed_field_is_not_elastic() -> None:
 def test_a_huge_announced_shape_is_refused_in_little_memory(shape: tuple[int, ...]) -> None:
     described = list(WHOLE.header.fields)
     described[2] = msgspec.structs.replace(described[2], shape=shape)
-    frames = frames_of(seal(msgspec.structs.replace(WHOLE.header, fields=tuple(described)), WHOLE.frames))
+    frames = frames_of(pack(msgspec.structs.replace(WHOLE.header, fields=tuple(described)), WHOLE.frames))
     tracemalloc.start()
     try:
         with pytest.raises(WireError, match=r"^here: field 'logits' has shape"):
-            decode(Carrier, open_letter(frames, "here"), {}, DIMS, "here")
+            decode(Carrier, unpack(frames, "here"), {}, DIMS, "here")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -349,7 +349,7 @@ def test_an_announced_number_of_rows_that_the_frame_has_not_is_refused(rows: int
     described[2] = msgspec.structs.replace(described[2], shape=(rows, 3))
     header = msgspec.structs.replace(WHOLE.header, fields=tuple(described))
     with pytest.raises(WireError, match=f"24 bytes of values where the layout demands {12 * rows}"):
-        received(Carrier, seal(header, WHOLE.frames))
+        received(Carrier, pack(header, WHOLE.frames))
 
 
 # ---- stored inputs, owners
@@ -357,36 +357,36 @@ def test_an_announced_number_of_rows_that_the_frame_has_not_is_refused(rows: int
 
 @pytest.mark.parametrize("stored", [torch.uint8, torch.float32])
 def test_stored_inputs_keep_their_type_and_owners_are_integers(stored: torch.dtype) -> None:
-    letter = sent(Teller(torch.ones(4), news(3, stored=stored)))
-    back = received(Teller, letter).news
+    envelope = sent(Teller(torch.ones(4), news(3, stored=stored)))
+    back = received(Teller, envelope).news
     assert back.inputs.dtype == stored
     assert torch.equal(back.inputs, news(3, stored=stored).inputs)
     assert back.owners.dtype == torch.int64
     assert back.owners.tolist() == [1, 2**40 + 1, 2**41 + 1]  # float32 could not say this
-    assert {f.name: f.dtype for f in letter.header.fields} == {
+    assert {f.name: f.dtype for f in envelope.header.fields} == {
         "mean": "f32",
         "inputs": "u8" if stored == torch.uint8 else "f32",
         "weights": "f32",
         "owners": "i64",
     }
-    assert memoryview(letter.frames[1]).nbytes == 15 * stored.itemsize
-    assert memoryview(letter.frames[3]).nbytes == 24
+    assert memoryview(envelope.frames[1]).nbytes == 15 * stored.itemsize
+    assert memoryview(envelope.frames[3]).nbytes == 24
 
 
 def test_only_stored_fields_may_be_bytes() -> None:
-    letter = sent(Teller(torch.ones(4), news(3)))
-    described, frames = list(letter.header.fields), list(letter.frames)
+    envelope = sent(Teller(torch.ones(4), news(3)))
+    described, frames = list(envelope.header.fields), list(envelope.frames)
     frames[2] = bytes(3)
     parts = (PartHeader("values", 3, digest(frames[2])),)
     described[2] = FieldHeader("weights", "dense", "u8", (3,), parts)
-    header = msgspec.structs.replace(letter.header, fields=tuple(described))
+    header = msgspec.structs.replace(envelope.header, fields=tuple(described))
     with pytest.raises(WireError, match="'weights' has dtype 'u8'"):
-        received(Teller, seal(header, frames))
-    described[2] = letter.header.fields[2]
-    described[1] = msgspec.structs.replace(letter.header.fields[1], dtype="f64")
-    header = msgspec.structs.replace(letter.header, fields=tuple(described))
+        received(Teller, pack(header, frames))
+    described[2] = envelope.header.fields[2]
+    described[1] = msgspec.structs.replace(envelope.header.fields[1], dtype="f64")
+    header = msgspec.structs.replace(envelope.header, fields=tuple(described))
     with pytest.raises(WireError, match="'inputs' has dtype 'f64'"):
-        received(Teller, seal(header, letter.frames))
+        received(Teller, pack(header, envelope.frames))
 
 
 # ---- full precisions
@@ -421,10 +421,10 @@ def test_a_positive_diagonal_alone_is_not_enough_and_no_negative_entry_is_too_ma
 
 
 def test_a_full_precision_that_is_not_finite_is_counted() -> None:
-    spoilt = packed(matrix(1.0))
-    spoilt[3] = float("nan")
+    rejected = packed(matrix(1.0))
+    rejected[3] = float("nan")
     with pytest.raises(WireError, match="field 'precision' has 1 of 10 values NaN or Inf"):
-        check_values(Matrix(spoilt), "here")
+        check_values(Matrix(rejected), "here")
 
 
 # ---- codecs of a run

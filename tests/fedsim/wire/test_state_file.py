@@ -148,14 +148,14 @@ def copied(value: Any) -> Any:
     return value
 
 
-def sealed(header: bytes, tail: bytes = b"", magic: bytes = MAGIC) -> bytes:
+def packed_envelope(header: bytes, tail: bytes = b"", magic: bytes = MAGIC) -> bytes:
     """A state file with a valid checksum around any header."""
     body = struct.pack(">I", len(header)) + header + tail
     return magic + struct.pack(">Q", xxhash.xxh3_64_intdigest(body)) + body
 
 
 def written(plain: Any, tail: bytes = b"") -> bytes:
-    return sealed(msgspec.msgpack.encode(plain), tail)
+    return packed_envelope(msgspec.msgpack.encode(plain), tail)
 
 
 SMALL = Small(torch.arange(4.0), 0.5)
@@ -236,7 +236,7 @@ def test_another_class_is_refused(kind: type) -> None:
 @fixed
 @given(st.binary(max_size=100))
 def test_random_bytes_are_refused(data: bytes) -> None:
-    for wrong in (data, MAGIC + data, sealed(data), sealed(data, data)):
+    for wrong in (data, MAGIC + data, packed_envelope(data), packed_envelope(data, data)):
         with pytest.raises(WireError, match=r"^here: "):
             decode_state(Small, wrong, "here")
 
@@ -301,7 +301,7 @@ def test_a_tensor_that_is_none_is_refused(tensor: Any) -> None:
 )
 def test_a_hostile_header_is_refused(header: bytes) -> None:
     with pytest.raises(WireError, match=r"^here: "):
-        decode_state(Small, sealed(header), "here")
+        decode_state(Small, packed_envelope(header), "here")
 
 
 def test_a_header_is_bounded_on_both_sides() -> None:
@@ -310,9 +310,9 @@ def test_a_header_is_bounded_on_both_sides() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(WireError, match=r"^here: a header of 10000005 bytes; the limit is 524288"):
-            decode_state(Small, sealed(hostile), "here")
+            decode_state(Small, packed_envelope(hostile), "here")
         with pytest.raises(WireError, match=r"^here: "):
-            decode_state(Small, sealed(b"\x80" * MAX_HEADER), "here")
+            decode_state(Small, packed_envelope(b"\x80" * MAX_HEADER), "here")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -346,13 +346,13 @@ TREE = Tree(
 )
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def placements(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths to everything in nested lists and maps."""
     if at:
         yield at
     keys = range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
     for key in keys:
-        yield from places(value[key], (*at, key))
+        yield from placements(value[key], (*at, key))
 
 
 @settings(fixed, max_examples=600)
@@ -363,7 +363,7 @@ def test_a_forged_state_is_one_of_its_class_or_refused(data: st.DataObject) -> N
     (length,) = struct.unpack(">I", sound[16:20])
     plain, tail = msgspec.msgpack.decode(sound[20 : 20 + length]), sound[20 + length :]
     for _ in range(data.draw(st.integers(1, 3))):
-        ways = list(places(plain))
+        ways = list(placements(plain))
         if not ways:
             break
         *way, last = data.draw(st.sampled_from(ways))
@@ -386,7 +386,7 @@ def test_a_forged_state_is_one_of_its_class_or_refused(data: st.DataObject) -> N
 
 def test_another_magic_is_refused() -> None:
     with pytest.raises(WireError, match="not a fedsim state"):
-        decode_state(Small, sealed(b"\x80", magic=b"SAFETENS"), "here")
+        decode_state(Small, packed_envelope(b"\x80", magic=b"SAFETENS"), "here")
 
 
 @pytest.mark.parametrize(
