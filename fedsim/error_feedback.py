@@ -124,6 +124,6 @@ def error_feedback(algorithm: AnyAlgorithm, lossy: frozenset[str]) -> ErrorFeedb
         if name in lossy and name in {f.name for f in all_fields(exchange.up)}
     )
     if not fields:
-        wanted = " or ".join(f"--codec up.{name}=topk:0.1" for name in algorithm.fed_back)
-        raise UsageError(f"--error-feedback needs a lossy codec to correct, such as {wanted}")
+        target = " or ".join(f"--codec up.{name}=topk:0.1" for name in algorithm.fed_back)
+        raise UsageError(f"--error-feedback needs a lossy codec to correct, such as {target}")
     return ErrorFeedback(algorithm, fields)

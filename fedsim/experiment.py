@@ -76,9 +76,9 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         raise UsageError(f"{where}: {_what_is_wrong(kind, values, str(e))}") from None
 
 
-def _what_is_wrong(kind: type, values: Mapping[str, Any], said: str) -> str:
+def _what_is_wrong(kind: type, values: Mapping[str, Any], output: str) -> str:
     """msgspec's "Reason - at `$.a.b`" as "a.b = <value>: reason", with the names that would have done."""
-    reason, _, path = said.partition(" - at ")
+    reason, _, path = output.partition(" - at ")
     key = path.rpartition("$")[2].strip("`.").removesuffix("[...]")
     reason = reason[:1].lower() + reason[1:]
     if not key:
@@ -113,19 +113,19 @@ def parse_setting(text: str) -> tuple[str, Any]:
     return key, parsed["v"] if isinstance(parsed["v"], bool | int | float | str) else value.strip()
 
 
-def read_toml(path: Path, whose: str = "--config") -> dict[str, Any]:
+def read_toml(path: Path, owner: str = "--config") -> dict[str, Any]:
     """The contents of a configuration file. Errors: UsageError with the path."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise UsageError(f"{whose} {path}: {e.strerror}") from None
+        raise UsageError(f"{owner} {path}: {e.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise UsageError(f"{whose} {path}: {e}") from None
+        raise UsageError(f"{owner} {path}: {e}") from None
 
 
 def hyperparameter_names(algorithm: type) -> dict[str, str]:
     """Dotted names of all hyperparameters, and short names (lr for local.lr) where unambiguous."""
-    found: list[str] = []
+    result: list[str] = []
 
     def walk(kind: Any, prefix: str) -> None:
         for f in fields(kind):
@@ -133,13 +133,13 @@ def hyperparameter_names(algorithm: type) -> dict[str, str]:
             if is_dataclass(value) and not isinstance(value, type):
                 walk(value, f"{prefix}{f.name}.")
             else:
-                found.append(prefix + f.name)
+                result.append(prefix + f.name)
 
     walk(algorithm, "")
-    names = {name: name for name in found}
-    for name in found:
+    names = {name: name for name in result}
+    for name in result:
         short = name.rpartition(".")[2]
-        if sum(other.rpartition(".")[2] == short for other in found) == 1:
+        if sum(other.rpartition(".")[2] == short for other in result) == 1:
             names.setdefault(short, name)
     return names
 

@@ -61,7 +61,7 @@ class Base:
 
     name: str
     usage: str
-    about: str
+    description: str
     make: Callable[[tuple[str, ...], ClientPopulation], Participants]
 
 
@@ -80,13 +80,13 @@ def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ())
     Errors: UsageError if it names none or does not fit the clients, DataError for a bad trace.
     """
     population = ClientPopulation(clients, seed, sizes)
-    chosen = _parse(spec)
-    participants = chosen.base.make(chosen.arguments, population)
+    selection = _parse(spec)
+    participants = selection.base.make(selection.arguments, population)
 
     def participation(round: int) -> Participation:
         selected = tuple(participants(round))
-        dropouts = _struck(selected, chosen.chances.get("gone", 0.0), population, round, "gone")
-        lost_uploads = _struck(selected, chosen.chances.get("lost", 0.0), population, round, "lost")
+        dropouts = _struck(selected, selection.chances.get("gone", 0.0), population, round, "gone")
+        lost_uploads = _struck(selected, selection.chances.get("lost", 0.0), population, round, "lost")
         return Participation(selected, lost_uploads - dropouts, dropouts)
 
     return participation
@@ -221,7 +221,7 @@ BASES: Mapping[str, Base] = MappingProxyType(
 )
 
 SPECS = {
-    **{base.usage: base.about for base in BASES.values()},
+    **{base.usage: base.description for base in BASES.values()},
     "...+gone:P": "behind any of them: with probability P a participant gets the broadcast and sends nothing",
     "...+lost:P": "behind any of them: with probability P an upload arrives and is not folded",
 }
@@ -246,8 +246,8 @@ def _parse(spec: str) -> _Chosen:
         raise unknown("schedule", name, [b.usage for b in BASES.values()])
     base = BASES[name]
     arguments = (rest,) if name == "trace" else tuple(rest.split(",")) if colon else ()
-    wanted = base.usage.count(",") + 1 if ":" in base.usage else 0
-    if len(arguments) != wanted or not all(arguments):
+    target = base.usage.count(",") + 1 if ":" in base.usage else 0
+    if len(arguments) != target or not all(arguments):
         raise UsageError(f"--participation {spec!r}: write {base.usage}")
     return _Chosen(base, arguments, chances)
 

@@ -73,8 +73,8 @@ def load(spec: str, option: str) -> object:
     file = _executed(path, spec, option)
     if not hasattr(file.module, name):
         raise unknown(f"name in {path} ({option}):", name, file.names)
-    found: object = getattr(file.module, name)
-    return found
+    result: object = getattr(file.module, name)
+    return result
 
 
 def sources(choices: Iterable[str]) -> dict[str, str]:
@@ -96,10 +96,10 @@ def user_code_errors(spec: str, option: str, doing: str) -> Iterator[None]:
     except (Exception, SystemExit) as e:
         line = _line(e, _parts(spec)[0])
         where = f" in line {line}" if line else ""
-        said = e.msg if isinstance(e, SyntaxError) else (str(e).splitlines() or [""])[0]
+        output = e.msg if isinstance(e, SyntaxError) else (str(e).splitlines() or [""])[0]
         raise UsageError(
             f"{option} {short(spec)}: {doing} failed{where}: {type(e).__name__}"
-            + (f": {said}" if said else "")
+            + (f": {output}" if output else "")
         ) from e
 
 

@@ -84,7 +84,7 @@ class Problem:
                 raise UsageError(f"{name} = exact needs clients with a quadratic loss; a network has none")
         scale = dataset.scale if experiment.inputs == "scaled" else 1.0
         problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot().cpu(), scale)
-        lossy = frozenset(name for name, chosen in problem.codecs["up"].items() if codec(chosen).lossy)
+        lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
         return problem
@@ -147,8 +147,8 @@ class Problem:
         sides: dict[str, dict[str, str]] = {"down": {}, "up": {}}
         fields = {side: [f for e in self.exchanges for f in all_fields(getattr(e, side))] for side in sides}
         known = {side: {f.name for f in fields[side]} for side in sides}
-        for name, chosen in self.experiment.codecs.items():
-            made = codec(chosen)
+        for name, selected in self.experiment.codecs.items():
+            created = codec(selected)
             direction, _, field = name.rpartition(".")
             if direction not in ("", "down", "up"):
                 raise UsageError(f"--codec {name}: the direction is 'down' or 'up', not {direction!r}")
@@ -157,33 +157,33 @@ class Problem:
                 raise unknown("message field", field, known["down"] | known["up"])
             for side in hit:
                 for kind in dict.fromkeys(f.kind for f in fields[side] if f.name == field):
-                    if why := self.unfit(made, side, field, kind):
-                        raise UsageError(f"--codec {name}={chosen}: {why}")
-                sides[side][field] = made.name
+                    if why := self.unfit(created, side, field, kind):
+                        raise UsageError(f"--codec {name}={selected}: {why}")
+                sides[side][field] = created.name
         return sides
 
-    def unfit(self, made: Codec, side: str, field: str, kind: FieldKind) -> str:
+    def unfit(self, created: Codec, side: str, field: str, kind: FieldKind) -> str:
         """Why a codec cannot encode this field; '' if it can."""
         floats = kind.dtype.startswith("f")
-        if (made.lossy or made.delta) and not floats:
+        if (created.lossy or created.delta) and not floats:
             return f"{field!r} holds no floats"
-        if (made.lossy or made.delta) and kind.stored and self.dataset.train_inputs.dtype == np.uint8:
+        if (created.lossy or created.delta) and kind.stored and self.dataset.train_inputs.dtype == np.uint8:
             return (
                 f"{field!r} is sent as it is stored, in whole numbers of one byte; this codec is for floats"
             )
-        if made.lossy and kind.dims == (TRIANGLE,) and (kind.positive or made.kinds is not None):
+        if created.lossy and kind.dims == (TRIANGLE,) and (kind.positive or created.kinds is not None):
             return (
                 "a full precision whose entries are rounded or left out one by one is in general not "
                 "positive definite any more; send it dense or by a lossless codec"
             )
-        if made.kinds is not None and kind.name not in made.kinds:
-            return f"{made.why}, and {field!r} is a {kind.name}"
-        if made.delta and side == "down":
+        if created.kinds is not None and kind.name not in created.kinds:
+            return f"{created.why}, and {field!r} is a {kind.name}"
+        if created.delta and side == "down":
             return (
                 "a broadcast has nothing to refer to, because a client may have missed the last one; "
                 f"use it upwards (up.{field})"
             )
-        if made.delta and not all(_refers(e, field, kind) for e in self.exchanges):
+        if created.delta and not all(_refers(e, field, kind) for e in self.exchanges):
             return (
                 f"the broadcast has no field {field!r} of the same shape to refer to; use zstd, "
                 "which needs none"

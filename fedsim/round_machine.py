@@ -368,8 +368,8 @@ class RoundMachine:
         return self._commit() + self._next_round()
 
     def _commit(self) -> list[Command]:
-        for k, made in self._drafts.items():
-            self.versions[k] = made
+        for k, created in self._drafts.items():
+            self.versions[k] = created
         if self.round and self.evaluates(self.round):  # the start model is evaluated at the start
             self._evaluate(self.round)
         participants = self._participation.participants

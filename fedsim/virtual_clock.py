@@ -94,27 +94,27 @@ def _links(text: str, clients: int) -> tuple[Link, ...]:
 
 
 def _link(parts: list[str], where: str) -> Link:
-    made = Link()
+    created = Link()
     for part in parts:
         key, _, value = part.partition("=")
         if key in ("up", "down"):
-            made = replace(made, **{key: _rate(value, where)})
+            created = replace(created, **{key: _rate(value, where)})
         elif key == "rtt":
-            made = replace(made, rtt=_time(value, where))
+            created = replace(created, rtt=_time(value, where))
         else:
             raise UsageError(f"{where}: {part!r}; write up=10mbit,down=50mbit,rtt=40ms")
-    return made
+    return created
 
 
 def _rate(text: str, where: str) -> float:
-    if (found := _RATE.fullmatch(text)) and float(found[1]) > 0:
-        return float(found[1]) * _SCALE[found[2]]
+    if (result := _RATE.fullmatch(text)) and float(result[1]) > 0:
+        return float(result[1]) * _SCALE[result[2]]
     raise UsageError(f"{where}: {text!r} is no rate; write 10mbit, 500kbit or 1gbit (per second)")
 
 
 def _time(text: str, where: str) -> float:
-    if found := _TIME.fullmatch(text):
-        return float(found[1]) * _SCALE[found[2]]
+    if result := _TIME.fullmatch(text):
+        return float(result[1]) * _SCALE[result[2]]
     raise UsageError(f"{where}: {text!r} is no time; write 40ms, 2s or 150us")
 
 

@@ -328,7 +328,7 @@ def codecs(run: str | None, data_dir: str | None, fractions: tuple[float, ...], 
     os.environ.update(ENVIRONMENT)  # before torch is imported
     from launch.commands.codecs import codecs as show
 
-    paths = [Path(given) if given else None for given in (run, data_dir, file)]
+    paths = [Path(supplied) if supplied else None for supplied in (run, data_dir, file)]
     show(paths[0], paths[1], fractions, paths[2])
 
 
@@ -465,6 +465,6 @@ def compare_(
 
     from launch.results.compare import compare
 
-    files = [Path(given) if given else None for given in (markdown, csv_)]
+    files = [Path(supplied) if supplied else None for supplied in (markdown, csv_)]
     paths = [Path(run) for run in runs]
     compare(paths, out=Path(out), to=to, where=where, markdown=files[0], csv=files[1])

@@ -106,10 +106,10 @@ class Display:
         )
         accuracy = summary["test_accuracy"]  # there is none of regression
         if accuracy is not None or summary["test_nll"] is not None:
-            told = [f"test accuracy [bold]{accuracy:.4f}[/]"] if accuracy is not None else []
-            told += [f"NLL {_number(summary['test_nll'])}"]
+            message = [f"test accuracy [bold]{accuracy:.4f}[/]"] if accuracy is not None else []
+            message += [f"NLL {_number(summary['test_nll'])}"]
             self.console.print(
-                f"[bold]{summary['status']}[/] after {summary['rounds']} rounds: {', '.join(told)}"
+                f"[bold]{summary['status']}[/] after {summary['rounds']} rounds: {', '.join(message)}"
             )
             if more := [f"{key} {_number(summary[key])}" for key in EXTRA if key in summary]:
                 self.console.print(", ".join(more), soft_wrap=True)

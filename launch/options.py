@@ -30,19 +30,19 @@ class Given:
     @staticmethod
     def of(options: Mapping[str, Any]) -> Given:
         """Errors: UsageError naming the option, key or file that is wrong."""
-        given = {key: value for key, value in options.items() if value is not None}
-        config = given.pop("config", None)
+        supplied = {key: value for key, value in options.items() if value is not None}
+        config = supplied.pop("config", None)
         file = read_toml(Path(config)) if config else {}
         for table in file:
             if table not in TABLES:
                 raise unknown(f"table in {config}:", table, TABLES)
             if not isinstance(file[table], dict):
                 raise UsageError(f"--config {config}: {table} = {file[table]!r} is no table; write [{table}]")
-        settings = dict(parse_setting(text) for text in given.pop("settings", ()))
-        codecs = dict(_pair(text) for text in given.pop("codecs", ()))
-        execution = file.get("execution", {}) | {k: given.pop(k) for k in EXECUTION if k in given}
+        settings = dict(parse_setting(text) for text in supplied.pop("settings", ()))
+        codecs = dict(_pair(text) for text in supplied.pop("codecs", ()))
+        execution = file.get("execution", {}) | {k: supplied.pop(k) for k in EXECUTION if k in supplied}
         return Given(
-            _absolute(file.get("experiment", {}) | given),
+            _absolute(file.get("experiment", {}) | supplied),
             dict(dotted(file.get("hyperparameters", {}))) | settings,
             file.get("codecs", {}) | codecs,
             execution,
@@ -56,18 +56,18 @@ class Given:
 
 def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
     """Errors: UsageError naming the option, key or file that is wrong."""
-    given = Given.of(options)
-    execution = check_execution(given.execution, given)
-    values = {"clients": execution.workers or CLIENTS_IN_PROCESS} | given.experiment
-    values |= {"hyperparameters": given.hyperparameters, "codecs": given.codecs}
-    return convert(Experiment, values, given.where("experiment")), execution
+    supplied = Given.of(options)
+    execution = check_execution(supplied.execution, supplied)
+    values = {"clients": execution.workers or CLIENTS_IN_PROCESS} | supplied.experiment
+    values |= {"hyperparameters": supplied.hyperparameters, "codecs": supplied.codecs}
+    return convert(Experiment, values, supplied.where("experiment")), execution
 
 
-def check_execution(values: Mapping[str, Any], given: Given) -> Execution:
+def check_execution(values: Mapping[str, Any], supplied: Given) -> Execution:
     """How a run is carried out. Errors: UsageError if parts of it do not go together."""
-    execution = convert(Execution, values, given.where("execution"))
+    execution = convert(Execution, values, supplied.where("execution"))
     if execution.remote_workers:
-        execution = _remote(execution, "workers" in given.execution)
+        execution = _remote(execution, "workers" in supplied.execution)
     elif execution.bind:
         raise UsageError("--bind is where --remote-workers K come in; workers of this machine need none")
     if execution.verify_bytes and (execution.transport != "tcp" or not execution.workers):

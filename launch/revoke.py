@@ -27,8 +27,8 @@ def revoke(run: Path, workers: Sequence[int]) -> None:
 
 def _keys(run: Path) -> int:
     """How many workers have one. Errors: UsageError, DataError."""
-    found = manifest.read(run)
-    starts = [found, *found.get("resumes", [])]
+    result = manifest.read(run)
+    starts = [result, *result.get("resumes", [])]
     if not starts[-1]["execution"]["remote_workers"]:
         raise UsageError(f"{run} has no workers elsewhere (--remote-workers): nobody has a key")
     if not _goes_on(run):

@@ -120,8 +120,8 @@ class Session:
         self.recovery = recover(folder, self.problem)
         self.rundir.cut(self.recovery)
         self.ledger.restore(self.rundir.ledger_rows())
-        for about in (record["about"] for record in self.recovery.commits.values()):
-            self._count(about["number"], about["participants"], about["folded"])
+        for label in (record["about"] for record in self.recovery.commits.values()):
+            self._count(label["number"], label["participants"], label["folded"])
         before = dict(stored.manifest)
         resumes = [*before.get("resumes", []), {k: today[k] for k in ("started", "execution", "command")}]
         before["experiment"] = {**before["experiment"], "rounds": experiment.rounds}

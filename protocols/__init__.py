@@ -66,19 +66,19 @@ def find(name: str) -> type[AnyAlgorithm]:
 
 def _users(spec: str) -> type[AnyAlgorithm]:
     """What an import alone does not show is checked here, so that a mistake is found before a run."""
-    found, whose = plugins.load(spec, "--algo"), f"--algo {plugins.short(spec)}"
-    if not inspect.isclass(found) or not issubclass(found, Algorithm):
-        raise UsageError(f"{whose}: this is no subclass of fedsim.algorithm.Algorithm")
-    lacks = sorted(found.__abstractmethods__) or [a for a in NEEDED if not hasattr(found, a)]
+    result, owner = plugins.load(spec, "--algo"), f"--algo {plugins.short(spec)}"
+    if not inspect.isclass(result) or not issubclass(result, Algorithm):
+        raise UsageError(f"{owner}: this is no subclass of fedsim.algorithm.Algorithm")
+    lacks = sorted(result.__abstractmethods__) or [a for a in NEEDED if not hasattr(result, a)]
     if lacks:
-        raise UsageError(f"{whose}: the class lacks {', '.join(lacks)} (see fedsim/algorithm.py)")
-    params = found.__dict__.get("__dataclass_params__")
+        raise UsageError(f"{owner}: the class lacks {', '.join(lacks)} (see fedsim/algorithm.py)")
+    params = result.__dict__.get("__dataclass_params__")
     if params is None or not params.frozen:
-        raise UsageError(f"{whose}: the class must be a frozen dataclass: @dataclass(frozen=True) above it")
+        raise UsageError(f"{owner}: the class must be a frozen dataclass: @dataclass(frozen=True) above it")
     with plugins.user_code_errors(spec, "--algo", "building it with its defaults"):
-        built = found()
+        built = result()
     with plugins.user_code_errors(spec, "--algo", "reading its messages"):
         for exchange in (*built.setup, *built.exchanges):
             for message in (exchange.down, exchange.up):
                 all_fields(message)
-    return found
+    return result

@@ -88,8 +88,8 @@ class Pseudogradient(Algorithm[Server, Client, Down, Up]):
         return Down(server.mean)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        found = self.delta(client, down.mean, shard, task)
-        return Client(found.moments), Up(found.delta, found.loss)
+        result = self.delta(client, down.mean, shard, task)
+        return Client(result.moments), Up(result.delta, result.loss)
 
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context

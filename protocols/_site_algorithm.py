@@ -95,10 +95,10 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
         q = self.family.posterior(down, client.precision)
         start = down.mean if down.started else task.start
-        found = self.solve(client, q, start, down.started, shard, task)
+        result = self.solve(client, q, start, down.started, shard, task)
         rule = self.rule(task.sizes, task.client)
-        up = self.family.upload(rule, client.dual, found.q, q, train_loss=found.loss, **found.scalars)
-        return replace(client, moments=found.moments), up
+        up = self.family.upload(rule, client.dual, result.q, q, train_loss=result.loss, **result.scalars)
+        return replace(client, moments=result.moments), up
 
     def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
         q, sent = self.family.posterior(down, client.precision), self.family.factor(up, client.precision)

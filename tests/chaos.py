@@ -53,23 +53,23 @@ def undisturbed(folder: Path) -> dict[str, Any]:
 def trial(seed: int, folder: Path, expected: dict[str, Any]) -> Trial:
     """One run from its launch to its end, through the plan of `seed`."""
     faults, sizes = plan(seed)
-    made, pending = Trial(seed, faults), list(faults)
+    created, pending = Trial(seed, faults), list(faults)
     for size in sizes:
         workers = ("--workers", str(size), "--lease", "2")
         known = (folder / "manifest.json").exists()
         options = ("resume", str(folder)) if known else ("launch", "--out", str(folder), *EXPERIMENT)
         running = start(*options, *workers)
         while pending and _reached(running, pending[0]):
-            _inject(made, running, folder, pending.pop(0).what)
+            _inject(created, running, folder, pending.pop(0).what)
         if not pending:
             running.wait()
-        _note_orphans(made, folder)
+        _note_orphans(created, folder)
         ended = running.process.wait(DEADLINE)
         running.kill()
         if ended == 0:
             break
-    made.identical = same(folder, expected)
-    return made
+    created.identical = same(folder, expected)
+    return created
 
 
 def _reached(running: Command, fault: Fault) -> bool:
@@ -81,8 +81,8 @@ def _reached(running: Command, fault: Fault) -> bool:
     return running.process.poll() is None
 
 
-def _inject(made: Trial, running: Command, folder: Path, what: str) -> None:
-    made.hit.append(what)
+def _inject(created: Trial, running: Command, folder: Path, what: str) -> None:
+    created.hit.append(what)
     if what == "kill coordinator":
         running.process.kill()
     elif what == "interrupt":
@@ -90,19 +90,19 @@ def _inject(made: Trial, running: Command, folder: Path, what: str) -> None:
     else:
         victims = [p["pid"] for p in _processes(folder) if p["role"] == "worker" and not p["ended"]]
         if not victims:
-            made.hit[-1] += " (none yet)"
+            created.hit[-1] += " (none yet)"
             return
         number = signal.SIGKILL if what == "kill worker" else signal.SIGSTOP
         with suppress(ProcessLookupError):
-            os.kill(random.Random(made.seed + len(made.hit)).choice(victims), number)
+            os.kill(random.Random(created.seed + len(created.hit)).choice(victims), number)
 
 
-def _note_orphans(made: Trial, folder: Path) -> None:
+def _note_orphans(created: Trial, folder: Path) -> None:
     until = time.monotonic() + GONE_WITHIN
     pids = [p["pid"] for p in _processes(folder)]
     while (left := [pid for pid in pids if _exists(pid)]) and time.monotonic() < until:
         time.sleep(0.05)
-    made.left += left
+    created.left += left
 
 
 def _processes(folder: Path) -> list[dict[str, Any]]:
@@ -125,21 +125,21 @@ def main() -> None:
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--local", action="store_true", help="all with workers of this machine")
     one.add_argument("--elsewhere", action="store_true", help="all with workers elsewhere")
-    chosen = parser.parse_args()
+    selected = parser.parse_args()
     good = faults = 0
     with tempfile.TemporaryDirectory() as folder:
         expected: dict[bool, dict[str, Any]] = {}
-        for seed in range(chosen.seed, chosen.seed + chosen.trials):
-            remote = chosen.remote or (seed % 2 == 1 and not chosen.local)
+        for seed in range(selected.seed, selected.seed + selected.trials):
+            remote = selected.remote or (seed % 2 == 1 and not selected.local)
             if remote not in expected:
                 make = chaos_remote.undisturbed if remote else undisturbed
                 expected[remote] = make(Path(folder) / f"undisturbed-{remote}")
             play = chaos_remote.trial if remote else trial
-            made = play(seed, Path(folder) / str(seed), expected[remote])
-            good, faults = good + made.good, faults + len(made.hit)
-            print(made, flush=True)
-    print(f"{good} of {chosen.trials} identical with nothing left over, {faults} faults")
-    raise SystemExit(good < chosen.trials)
+            created = play(seed, Path(folder) / str(seed), expected[remote])
+            good, faults = good + created.good, faults + len(created.hit)
+            print(created, flush=True)
+    print(f"{good} of {selected.trials} identical with nothing left over, {faults} faults")
+    raise SystemExit(good < selected.trials)
 
 
 if __name__ == "__main__":

@@ -85,10 +85,13 @@ class Guest:
     @property
     def trouble(self) -> str:
         """How it has ended, if it should not: it may be refused, find no coordinator, or come too late."""
-        code, said = self.command.process.returncode, self.command.said()
-        late, crashed = "join.json: No such file" in "".join(said), any("Traceback" in line for line in said)
+        code, output = self.command.process.returncode, self.command.output()
+        late, crashed = (
+            "join.json: No such file" in "".join(output),
+            any("Traceback" in line for line in output),
+        )
         well = self.ended_by or (not crashed and (code in (0, 1, 4) or late))
-        return "" if well else f"a guest ended with {code}: {said[-9:]}"
+        return "" if well else f"a guest ended with {code}: {output[-9:]}"
 
 
 class Place:
@@ -136,7 +139,7 @@ class Place:
 class Stage:
     """One start of the coordinator, with its guests."""
 
-    made: Trial
+    created: Trial
     running: Command
     folder: Path
     size: int
@@ -163,7 +166,7 @@ class Stage:
             with suppress(UsageError):  # it has ended meanwhile
                 port = int(JoinCredentials.read(join_credentials).url.rpartition(":")[2])
                 self.placements = [
-                    Place(join_credentials, port, self.made.seed + i) for i in range(self.size)
+                    Place(join_credentials, port, self.created.seed + i) for i in range(self.size)
                 ]
         for assign_devices in self.placements:
             assign_devices.fill()
@@ -175,8 +178,8 @@ class Stage:
 
     def round(self) -> int:
         """The last one that was reported."""
-        found = (re.match(r"round +(\d+)/", line) for line in self.running.lines[:-1])
-        return max((int(match[1]) for match in found if match), default=-1)
+        result = (re.match(r"round +(\d+)/", line) for line in self.running.lines[:-1])
+        return max((int(match[1]) for match in result if match), default=-1)
 
     def inject(self, fault: Fault) -> None:
         what, n = fault.what, fault.amount
@@ -185,7 +188,7 @@ class Stage:
             "coordinator" not in what,
         )
         timed = f" {n:.1f} s" if what.startswith(("delay", "mute", "stop")) else ""
-        self.made.hit.append(what + (f" {number}" if of_remote_workers else "") + timed)
+        self.created.hit.append(what + (f" {number}" if of_remote_workers else "") + timed)
         if not of_remote_workers:
             self._inject_coordinator_fault(what, n)
             return
@@ -230,16 +233,16 @@ class Stage:
         self.running.process.kill()
         for assign_devices in self.placements:
             assign_devices.calm()
-        said, code = self.running.said(), self.running.process.wait(DEADLINE)
+        output, code = self.running.output(), self.running.process.wait(DEADLINE)
         due = {
             "": (0,),
             "kill coordinator": (0, -signal.SIGKILL),
             "interrupt coordinator": (0, 130, -signal.SIGINT),  # before it has begun, or after its end
         }
         if stuck:
-            self.made.trouble.append(f"the run stands still: {said[-9:]}")
+            self.created.trouble.append(f"the run stands still: {output[-9:]}")
         elif code not in due[self.ended_by]:
-            self.made.trouble.append(f"the coordinator ended with {code}: {said[-9:]}")
+            self.created.trouble.append(f"the coordinator ended with {code}: {output[-9:]}")
         return not stuck and code in due[self.ended_by]
 
     def close(self) -> None:
@@ -256,17 +259,17 @@ def trial(seed: int, folder: Path, expected: dict[str, Any]) -> Trial:
 
 def undisturbed(folder: Path) -> dict[str, Any]:
     """Of workers elsewhere, too: their frames are longer."""
-    made = play(Trial(0, []), folder, [2], {})
-    assert not made.trouble and not made.left, str(made)
+    created = play(Trial(0, []), folder, [2], {})
+    assert not created.trouble and not created.left, str(created)
     return facts(folder)
 
 
-def play(made: Trial, folder: Path, sizes: list[int], expected: dict[str, Any]) -> Trial:
-    pending = list(made.faults)
+def play(created: Trial, folder: Path, sizes: list[int], expected: dict[str, Any]) -> Trial:
+    pending = list(created.faults)
     with ExitStack() as closing:
         stages: list[tuple[Stage, float]] = []
         for size in sizes:
-            stage = Stage(made, _start(folder, size), folder, size)
+            stage = Stage(created, _start(folder, size), folder, size)
             closing.callback(stage.close)
             while pending and not stage.ended_by and _reached(stage, pending[0]):
                 stage.inject(pending.pop(0))
@@ -282,11 +285,11 @@ def play(made: Trial, folder: Path, sizes: list[int], expected: dict[str, Any]) 
                 for remote_worker in assign_devices.remote_workers
             ):
                 if not remote_worker.ends(until):
-                    made.left.append(remote_worker.command.process.pid)
+                    created.left.append(remote_worker.command.process.pid)
                 elif remote_worker.trouble:
-                    made.trouble.append(remote_worker.trouble)
-    made.identical = same(folder, expected)
-    return made
+                    created.trouble.append(remote_worker.trouble)
+    created.identical = same(folder, expected)
+    return created
 
 
 def _start(folder: Path, size: int) -> Command:

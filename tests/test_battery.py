@@ -95,8 +95,8 @@ def duals_of(algorithm: Class) -> Mapping[str, str | None]:
 
 @pytest.fixture(params=ALGORITHMS, ids=lambda a: a.name)
 def algorithm(request: pytest.FixtureRequest) -> Class:
-    chosen: Class = request.param
-    return chosen
+    selected: Class = request.param
+    return selected
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -207,9 +207,11 @@ def test_messages_round_trip_through_the_wire_bit_for_bit(algorithm: Class) -> N
 
 
 def test_states_round_trip_through_their_bytes(algorithm: Class) -> None:
-    made, servers, _ = steps(problem_of(algorithm))
+    created, servers, _ = steps(problem_of(algorithm))
     states = [(algorithm.server_type, s) for s in servers]
-    states += [(algorithm.client_type, s) for step in made for s in (step.client, step.draft, step.committed)]
+    states += [
+        (algorithm.client_type, s) for step in created for s in (step.client, step.draft, step.committed)
+    ]
     for kind, state in states:
         assert type(state) is kind
         data = encode_state(state)
@@ -225,8 +227,8 @@ def test_states_round_trip_through_their_bytes(algorithm: Class) -> None:
 
 
 def test_duals_are_declared_and_sums_are_float64(algorithm: Class) -> None:
-    made, servers, _ = steps(problem_of(algorithm))
-    wide = {n for n, v in leaves(made[-1].committed) if isinstance(v, Tensor) and v.dtype == torch.float64}
+    created, servers, _ = steps(problem_of(algorithm))
+    wide = {n for n, v in leaves(created[-1].committed) if isinstance(v, Tensor) and v.dtype == torch.float64}
     assert wide == set(duals_of(algorithm)), "say in DUALS where the server keeps their sums"
     for name, value in leaves(servers[-1]):
         if name in RECEIVED.get(algorithm.name, ()):
@@ -239,13 +241,16 @@ def test_duals_are_declared_and_sums_are_float64(algorithm: Class) -> None:
 
 
 def test_client_update_changes_none_of_its_arguments(algorithm: Class) -> None:
-    made, _, _ = steps(problem_of(algorithm))
-    for step in made:
-        given = (step.client, step.down, step.shard.inputs, step.shard.targets, step.task.start)
-        before, generators = frozen(*given), (torch.get_rng_state(), random.getstate(), np.random.get_state())
+    created, _, _ = steps(problem_of(algorithm))
+    for step in created:
+        supplied = (step.client, step.down, step.shard.inputs, step.shard.targets, step.task.start)
+        before, generators = (
+            frozen(*supplied),
+            (torch.get_rng_state(), random.getstate(), np.random.get_state()),
+        )
         draft, up = step_again(algorithm, step)
         algorithm().client_commit(draft, step.down, up, step.task)
-        assert frozen(*given) == before
+        assert frozen(*supplied) == before
         assert torch.equal(torch.get_rng_state(), generators[0])
         assert random.getstate() == generators[1]
         assert str(np.random.get_state()) == str(generators[2])
@@ -258,8 +263,8 @@ def step_again(algorithm: Class, step: Step) -> tuple[Any, Any]:
 
 
 def test_client_update_is_deterministic_in_its_arguments(algorithm: Class) -> None:
-    made, _, _ = steps(problem_of(algorithm))
-    for i, step in enumerate(made):
+    created, _, _ = steps(problem_of(algorithm))
+    for i, step in enumerate(created):
         torch.manual_seed(i)
         step.shard.net.load(torch.full((P,), float(i)))  # scratch space may hold anything
         step.shard.net.grads.fill_(float(i))
@@ -268,8 +273,8 @@ def test_client_update_is_deterministic_in_its_arguments(algorithm: Class) -> No
 
 
 def test_results_do_not_share_memory_with_the_scratch_buffers(algorithm: Class) -> None:
-    made, _, _ = steps(problem_of(algorithm))
-    step = made[-1]
+    created, _, _ = steps(problem_of(algorithm))
+    step = created[-1]
     draft, up = step_again(algorithm, step)
     before = frozen(draft, up)
     step.shard.net.weights.fill_(7.0)
@@ -279,10 +284,10 @@ def test_results_do_not_share_memory_with_the_scratch_buffers(algorithm: Class) 
 
 def test_server_methods_change_no_state(algorithm: Class) -> None:
     problem = problem_of(algorithm)
-    made, servers, _ = steps(problem)
+    created, servers, _ = steps(problem)
     before = frozen(*servers)
     for i, server in enumerate(servers[:-1]):
-        mine = made[i * CLIENTS : (i + 1) * CLIENTS]
+        mine = created[i * CLIENTS : (i + 1) * CLIENTS]
         ctx = problem.context(mine[0].task.round, mine[0].task.exchange)
         problem.algorithm.broadcast(server, ctx)
         for k in range(CLIENTS if ctx.round else 0):
@@ -299,10 +304,10 @@ def test_server_methods_change_no_state(algorithm: Class) -> None:
 
 def test_the_coordinator_plays_the_box(algorithm: Class, dense: Callable[[Class], Run]) -> None:
     """The whole machinery gives the bits of the methods called by hand, folded in ascending id."""
-    made, servers, _ = steps(problem_of(algorithm))
+    created, servers, _ = steps(problem_of(algorithm))
     run = dense(algorithm)
     assert frozen(run.outcome.server) == frozen(servers[-1])
-    assert frozen(*run.states) == frozen(*(step.committed for step in made[-CLIENTS:]))
+    assert frozen(*run.states) == frozen(*(step.committed for step in created[-CLIENTS:]))
 
 
 # ---- arrival order
@@ -455,7 +460,7 @@ def used(run: Run) -> set[str]:
 def test_lossless_codecs_change_nothing_but_bytes(
     algorithm: Class, dense: Callable[[Class], Run], tmp_path: Path
 ) -> None:
-    problem, wanted = problem_of(algorithm), dense(algorithm)
+    problem, target = problem_of(algorithm), dense(algorithm)
     plain = {f"{side}.{f.name}": "zstd" for side, f in float_fields(algorithm)}
     refers = dict.fromkeys(f"{side}.{f.name}" for side, f in float_fields(algorithm))
     delta = codec("delta+zstd")
@@ -469,10 +474,10 @@ def test_lossless_codecs_change_nothing_but_bytes(
         coded = problem_of(algorithm, codecs=codecs)
         run = play(coded, tmp_path / name)
         assert name in used(run)
-        assert run.bits[:4] == wanted.bits[:4]
-    made, servers, _ = steps(coded)  # by hand, with the last of them
-    assert frozen(servers[-1]) == frozen(wanted.outcome.server)
-    assert frozen(*(step.committed for step in made[-CLIENTS:])) == frozen(*wanted.states)
+        assert run.bits[:4] == target.bits[:4]
+    created, servers, _ = steps(coded)  # by hand, with the last of them
+    assert frozen(servers[-1]) == frozen(target.outcome.server)
+    assert frozen(*(step.committed for step in created[-CLIENTS:])) == frozen(*target.states)
 
 
 MERGING = ("csr:0.4", "best:0.5", "log8", "topk:0.5")

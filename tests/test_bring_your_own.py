@@ -26,10 +26,10 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The guide's files, in a folder away from the repository."""
-    made = tmp_path_factory.mktemp("brought")
+    created = tmp_path_factory.mktemp("brought")
     for name, source in FILES.items():
-        (made / name).write_text(source, encoding="utf-8")
-    return made
+        (created / name).write_text(source, encoding="utf-8")
+    return created
 
 
 def test_the_guide_has_an_algorithm_a_model_and_data() -> None:
@@ -38,8 +38,8 @@ def test_the_guide_has_an_algorithm_a_model_and_data() -> None:
 
 
 def test_a_users_algorithm_model_and_data_run_and_cost_what_they_say(folder: Path) -> None:
-    chosen = "--algo mine.py:Scaffold --model net.py:Net --dataset blobs.py:blobs"
-    job = f"launch --workers 2 --clients 3 --rounds 4 --set lr=0.1 --out run {chosen}"
+    selected = "--algo mine.py:Scaffold --model net.py:Net --dataset blobs.py:blobs"
+    job = f"launch --workers 2 --clients 3 --rounds 4 --set lr=0.1 --out run {selected}"
     done = subprocess.run(
         [sys.executable, "-m", "launch", *job.split()],
         capture_output=True,

@@ -54,27 +54,27 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 def _offences(source: str) -> list[str]:
     tree = ast.parse(source)
-    found = [f"imports {name}" for name in _imported(tree) if PICKLES & set(name.split("."))]
-    found += [f"imports {n}" for n in _imported(tree) if tuple(n.split(".")[-2:]) in PICKLING_CALLS]
+    result = [f"imports {name}" for name in _imported(tree) if PICKLES & set(name.split("."))]
+    result += [f"imports {n}" for n in _imported(tree) if tuple(n.split(".")[-2:]) in PICKLING_CALLS]
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(ast.Name("builtins"), name) if name in CODE:
-                found.append(f"calls {name}")
+                result.append(f"calls {name}")
             case ast.Attribute(value, name) | ast.Call(
                 ast.Name("getattr"), [value, ast.Constant(str(name)), *_]
             ):
                 owner = ast.unparse(value).split(".")[-1]
                 if (owner, name) in PICKLING_CALLS or name.endswith("to_pickle"):
-                    found.append(f"uses {owner}.{name}")
+                    result.append(f"uses {owner}.{name}")
             case ast.keyword("allow_pickle", value) if ast.unparse(value) != "False":
-                found.append("allow_pickle")
+                result.append("allow_pickle")
             case ast.Call(ast.Attribute(ast.Name("np" | "numpy"), "load"), [_, _, _, *_]):
-                found.append("numpy.load with allow_pickle by position")
+                result.append("numpy.load with allow_pickle by position")
             case ast.Call(ast.Name(name), _) if name in CODE:
-                found.append(f"calls {name}")
+                result.append(f"calls {name}")
             case ast.keyword("weights_only", _):
-                found.append("weights_only, which is no boundary (CVE-2025-32434, CVE-2026-24747)")
-    return found
+                result.append("weights_only, which is no boundary (CVE-2025-32434, CVE-2026-24747)")
+    return result
 
 
 @pytest.mark.parametrize(
@@ -149,16 +149,16 @@ def test_no_module_is_called_utils() -> None:
 
 
 def _algorithms_of_files() -> set[type]:
-    found: set[type] = set()
+    result: set[type] = set()
     for file in (ROOT / "protocols").glob("*.py"):
         name = "protocols" if file.stem == "__init__" else f"protocols.{file.stem}"
         module = importlib.import_module(name)
-        found |= {
+        result |= {
             value
             for value in vars(module).values()
             if inspect.isclass(value) and issubclass(value, Algorithm) and value.__module__ == name
         }
-    return {kind for kind in found if not inspect.isabstract(kind)}
+    return {kind for kind in result if not inspect.isabstract(kind)}
 
 
 def test_the_registry_is_complete() -> None:

@@ -36,8 +36,8 @@ def visible_gpus() -> list[str]:
     asked = os.environ.get("CUDA_VISIBLE_DEVICES")
     if asked is not None:
         return [gpu for gpu in asked.split(",") if gpu and gpu != "-1"]
-    found = Path("/dev").glob("nvidia[0-9]*")
-    return sorted((p.name.removeprefix("nvidia") for p in found), key=int)
+    result = Path("/dev").glob("nvidia[0-9]*")
+    return sorted((p.name.removeprefix("nvidia") for p in result), key=int)
 
 
 def gpu_models() -> list[str]:
@@ -54,21 +54,21 @@ def assign_devices(devices: str, workers: int, threads: int) -> tuple[Placement,
     """
     gpus = visible_gpus()
     if devices == "auto":
-        chosen = gpus
+        selected = gpus
     elif devices == "cpu":
-        chosen = []
+        selected = []
     else:
-        chosen = []
+        selected = []
         for name in devices.split(","):
             number = name.strip().removeprefix("cuda:")
             if not name.strip().startswith("cuda:") or not number.isdigit():
                 raise UsageError(f"--devices {devices!r}: give auto, cpu, or a list such as cuda:0,cuda:1")
             if int(number) >= len(gpus):
                 raise UsageError(f"--devices {name.strip()}: this machine shows {len(gpus)} GPU(s)")
-            chosen.append(gpus[int(number)])
+            selected.append(gpus[int(number)])
     cores = sorted(os.sched_getaffinity(0))
     placements = []
     for i in range(workers):
         mine = tuple(sorted({cores[(i * threads + t) % len(cores)] for t in range(threads)}))
-        placements.append(Placement(chosen[i % len(chosen)] if chosen else None, mine))
+        placements.append(Placement(selected[i % len(selected)] if selected else None, mine))
     return tuple(placements)

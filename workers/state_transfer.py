@@ -16,8 +16,8 @@ from workers.worker.runtime import WorkerRuntime
 def state_envelope(kind: str, run: str, of: Header, data: bytes) -> Envelope:
     """kind: state or draft; of: the task's header; data: the state's file."""
     fields, frames = blob("state", data)
-    about = Header(VERSION, kind, run, of.epoch, of.round, of.exchange, of.client, of.base, 0, fields)
-    return pack(about, frames)
+    label = Header(VERSION, kind, run, of.epoch, of.round, of.exchange, of.client, of.base, 0, fields)
+    return pack(label, frames)
 
 
 class ReplicaMap:
@@ -55,7 +55,7 @@ class RemoteStateCache:
         reply = self.runtime.handle(envelope)
         if reply.header.kind != "upload":
             return [reply]
-        made = self.runtime.problem.version(h.round, h.exchange)
-        data = states.read(h.client, made)
+        created = self.runtime.problem.version(h.round, h.exchange)
+        data = states.read(h.client, created)
         states.remove(h.client, below=h.base)
         return [state_envelope("draft", self.runtime.run, h, data), reply]

@@ -77,8 +77,8 @@ class Cost:
 
 def parts(algorithm: AnyAlgorithm, side: str) -> set[str]:
     """Fields that a client gets or sends once."""
-    found = (optional_group(getattr(exchange, side)) for exchange in algorithm.exchanges)
-    return {f.name for part in found if part for f in schema(part.message)}
+    result = (optional_group(getattr(exchange, side)) for exchange in algorithm.exchanges)
+    return {f.name for part in result if part for f in schema(part.message)}
 
 
 def measured(run: Run, algorithm: AnyAlgorithm) -> Cost:
@@ -174,8 +174,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of the two pages")
     parser.add_argument("--quick", action="store_true", help="a few rows of two rounds; shows that it runs")
-    chosen = parser.parse_args(argv)
-    cases, rounds = (QUICK, 2) if chosen.quick else (CASES, ROUNDS)
+    selected = parser.parse_args(argv)
+    cases, rounds = (QUICK, 2) if selected.quick else (CASES, ROUNDS)
     costs, results = [], []
     for case in cases:
         with tempfile.TemporaryDirectory() as folder:
@@ -185,13 +185,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(" | ".join([*costs[-1], *results[-1][1:]]), flush=True)
     _, *versions = circumstances(0).splitlines()
     foot = [f"- {processor()}, load at the end {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", *versions]
-    chosen.out.mkdir(parents=True, exist_ok=True)
+    selected.out.mkdir(parents=True, exist_ok=True)
     for page, name, written in (
         ("communication.md", "costs", left(COST_HEAD, costs, {2, 5, 8, 9, 10})),
         ("algorithms.md", "results", "\n\n".join([left(RESULT_HEAD, results, set()), "\n".join(foot)])),
     ):
         text = (ROOT / "docs" / page).read_text()
-        (chosen.out / page).write_text(between(text, name, written))
+        (selected.out / page).write_text(between(text, name, written))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class Method:
 
 def methods(study: Study) -> list[Method]:
     common = {"covariance": study.covariance, "delta": study.delta, "local": study.local}
-    found = [
+    result = [
         Method("PVI", "undamped", PVI(damping=1.0, **common)),
         Method("PVI, damped", "1/K", PVI(damping="1/K", **common)),
         Method(
@@ -124,9 +124,9 @@ def methods(study: Study) -> list[Method]:
     ]
     if study.covariance == "full":
         literal = BregmanADMM(rho=1.0, damping=0.2, dual="release", cap_dual=False, **common)
-        found.append(Method("BregmanADMM, literal", "ρ = 1, damping 0.2, dual not held", literal))
-        found.append(Method("Bayesian-ADMM, ρ = 1/K", "ρ = 1/K", BayesADMM(rho="1/K", **common)))
-    return found
+        result.append(Method("BregmanADMM, literal", "ρ = 1, damping 0.2, dual not held", literal))
+        result.append(Method("Bayesian-ADMM, ρ = 1/K", "ρ = 1/K", BayesADMM(rho="1/K", **common)))
+    return result
 
 
 @dataclass(frozen=True)
@@ -192,10 +192,10 @@ def draw(axes: Axes, paths: dict[Method, Path], least: float, study: Study) -> N
 
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
-    chosen = options(__doc__.splitlines()[0], argv)
-    page = Page("digit_pairs", "Logistic regression, two digits per client", chosen)
+    selected = options(__doc__.splitlines()[0], argv)
+    page = Page("digit_pairs", "Logistic regression, two digits per client", selected)
     studies = (DIAGONAL, FULL)
-    if chosen.quick:
+    if selected.quick:
         few = VonTraining(steps=3, samples=2)
         studies = (
             Study("diagonal", 100, 4, 3, local=few, joint=few, draws=2),
@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     drawn, panels = figure(10.5, 4.4, 1, 2)
     parts: list[str] = []
     for study, axes in zip(studies, panels, strict=True):
-        data = digits(*first_images(study.images, study.side, chosen))
+        data = digits(*first_images(study.images, study.side, selected))
         least = objective(joint(data, study), data, study)
         paths = {method: play(method, data, study) for method in methods(study)}
         draw(axes, paths, least, study)

@@ -319,10 +319,10 @@ def truth(runs: Mapping[str, Run]) -> str:
     return table(head, [*rows, ["**total**", *(f"**{n:,}**" for n in sums)]])
 
 
-def verdicts(said: Sequence[Said], dense: int, coded: int) -> str:
+def verdicts(output: Sequence[Said], dense: int, coded: int) -> str:
     rows = [
         [f"{e.tool} [{number}]", e.what, s.printed, share(s.nbytes / dense), share(s.nbytes / coded), e.why]
-        for number, (e, s) in enumerate(zip(ESTIMATORS, said, strict=True), 1)
+        for number, (e, s) in enumerate(zip(ESTIMATORS, output, strict=True), 1)
     ]
     head = ["tool", "formula", "says", "of the truth, dense", "of the truth, csr", "because"]
     first, _, *rest = table(head, rows).splitlines()
@@ -364,9 +364,9 @@ def growth() -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
-    chosen = options(__doc__.splitlines()[0], argv)
-    page = Page("estimators", "What other estimators would have said", chosen)
-    how = Settings(rounds=2) if chosen.quick else Settings()
+    selected = options(__doc__.splitlines()[0], argv)
+    page = Page("estimators", "What other estimators would have said", selected)
+    how = Settings(rounds=2) if selected.quick else Settings()
     with tempfile.TemporaryDirectory() as folder:
         runs = {
             "dense": play(how, "", Path(folder) / "dense"),
@@ -378,15 +378,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     page.add("## The ledger")
     page.add(traffic_summary)
     page.add("## The estimators")
-    said, (dense, coded) = [e.formula(facts) for e in ESTIMATORS], totals
-    page.add(verdicts(said, dense, coded))
-    summing = [said[number - 1].nbytes for number in (3, 8, 10)]
+    output, (dense, coded) = [e.formula(facts) for e in ESTIMATORS], totals
+    page.add(verdicts(output, dense, coded))
+    summing = [output[number - 1].nbytes for number in (3, 8, 10)]
     page.add(
         SEEN.format(
             close=100 * max(abs(n / dense - 1) for n in summing),
             missed=max(summing) / coded,
-            objects=dense / said[3].nbytes,
-            container=dense / said[4].nbytes,
+            objects=dense / output[3].nbytes,
+            container=dense / output[4].nbytes,
         )
     )
     page.add("## Sizes of Python objects")

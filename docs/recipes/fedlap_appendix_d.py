@@ -199,7 +199,7 @@ class Decayed:
 
 
 def decayed(how: Settings, *, quick: bool, data_dir: Path | None) -> list[Decayed]:
-    found = []
+    result = []
     for decay in how.decays:
         experiment = Experiment(
             algo="feddyn",
@@ -219,8 +219,8 @@ def decayed(how: Settings, *, quick: bool, data_dir: Path | None) -> list[Decaye
             },
         )
         accuracy, nll = curves(experiment, ("test_accuracy", "test_nll"), data_dir)
-        found.append(Decayed(decay, [100 * a for a in accuracy], nll))
-    return found
+        result.append(Decayed(decay, [100 * a for a in accuracy], nll))
+    return result
 
 
 @dataclass(frozen=True)
@@ -268,18 +268,18 @@ def adam_courses(how: Settings, lap: float, dyn: float, *, quick: bool) -> list[
 
     for_lap = {"delta": how.delta, "rho": "1/K"}
     reset, unsquared = {"carry": False}, {"prox_norm": "unsquared"}
-    found = [
+    result = [
         Course("FedLap", "Adam", run("fedlap", how.lap_rounds, **for_lap), lap),
         Course("FedLap", "Adam, reset every round", run("fedlap", how.lap_rounds, **for_lap, **reset), lap),
         Course("FedLap", "Adam, unsquared", run("fedlap", how.lap_rounds, **for_lap, **unsquared), lap),
     ]
     for alpha in how.alphas:
         losses = run("feddyn", how.dyn_rounds, alpha=alpha, weight_decay=0.0)
-        found.append(Course(f"FedDyn, α = {alpha:g}", "Adam", losses, dyn))
+        result.append(Course(f"FedDyn, α = {alpha:g}", "Adam", losses, dyn))
     for alpha in how.unsquared:
         losses = run("feddyn", how.dyn_rounds, alpha=alpha, weight_decay=0.0, **unsquared)
-        found.append(Course(f"FedDyn, α = {alpha:g}", "Adam, unsquared", losses, dyn))
-    return found
+        result.append(Course(f"FedDyn, α = {alpha:g}", "Adam, unsquared", losses, dyn))
+    return result
 
 
 def exact_courses(how: Settings, data: Dataset, lap: float, dyn: float) -> list[Course]:
@@ -296,21 +296,21 @@ def exact_courses(how: Settings, data: Dataset, lap: float, dyn: float) -> list[
             *(everything.loss(m.mean) for m in models),
         ]
 
-    found = [Course("FedLap", "exact", run(FedLap(delta=how.delta, rho="1/K", local=exact)), lap)]
+    result = [Course("FedLap", "exact", run(FedLap(delta=how.delta, rho="1/K", local=exact)), lap)]
     for alpha in how.exact:
         losses = run(FedDyn(alpha=alpha, weight_decay=0.0, local=exact))
-        found.append(Course(f"FedDyn, α = {alpha:g}", "exact", losses, dyn))
-    return found
+        result.append(Course(f"FedDyn, α = {alpha:g}", "exact", losses, dyn))
+    return result
 
 
 @contextmanager
-def data_folder(chosen: Path | None) -> Iterator[None]:
+def data_folder(selected: Path | None) -> Iterator[None]:
     """FEDSIM_DATA for the data set of this file, which takes no argument."""
     before = os.environ.get("FEDSIM_DATA")
-    if chosen:
-        os.environ["FEDSIM_DATA"] = str(chosen)
+    if selected:
+        os.environ["FEDSIM_DATA"] = str(selected)
     yield
-    if chosen and before is None:
+    if selected and before is None:
         del os.environ["FEDSIM_DATA"]
     elif before is not None:
         os.environ["FEDSIM_DATA"] = before
@@ -344,10 +344,10 @@ def draw_credit(axes: Axes, courses: Sequence[Course], title: str, close: float)
 
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
-    chosen = options(__doc__.splitlines()[0], argv)
-    page = Page("fedlap_appendix_d", "FedLap, Appendix D: FedDyn's weight decay and its ideal", chosen)
+    selected = options(__doc__.splitlines()[0], argv)
+    page = Page("fedlap_appendix_d", "FedLap, Appendix D: FedDyn's weight decay and its ideal", selected)
     how = Settings()
-    if chosen.quick:
+    if selected.quick:
         how = replace(
             how,
             mnist_rounds=2,
@@ -361,12 +361,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             exact_rounds=2,
             credit_epochs=2,
         )
-    runs = decayed(how, quick=chosen.quick, data_dir=chosen.data_dir)
-    with data_folder(chosen.data_dir):
-        scored, data = (made_up(), made_up()) if chosen.quick else (credit(), load_dataset("uci_credit"))
+    runs = decayed(how, quick=selected.quick, data_dir=selected.data_dir)
+    with data_folder(selected.data_dir):
+        scored, data = (made_up(), made_up()) if selected.quick else (credit(), load_dataset("uci_credit"))
         optima = [optimum(scored, data, delta) for delta in (how.delta, 0.01, 1e-4, 1e-6, 1e-8)]
         lap, dyn = optima[0].train, optima[-1].train
-        adam = adam_courses(how, lap, dyn, quick=chosen.quick)
+        adam = adam_courses(how, lap, dyn, quick=selected.quick)
         exact = exact_courses(how, data, lap, dyn)
     drawn, (left, middle, right) = figure(13, 4.2, 1, 3)
     draw_decay(left, runs)

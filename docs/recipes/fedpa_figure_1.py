@@ -54,14 +54,14 @@ class Settings:
 def clients(how: Settings) -> list[LeastSquares]:
     """y = x'w_k + noise with x ~ N(0, R_k diag(curvatures) R_k'): the same problem in every run."""
     draws = torch.Generator().manual_seed(0)
-    made = []
+    created = []
     for degrees, optimum in zip(how.angles, how.optima, strict=True):
         cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
         axes = torch.tensor([[cos, -sin], [sin, cos]])
         x = torch.randn(how.rows, 2, generator=draws) * torch.tensor(how.curvatures).sqrt() @ axes.T
         y = x @ torch.tensor(optimum) + how.noise * torch.randn(how.rows, generator=draws)
-        made.append(client(x, y))
-    return made
+        created.append(client(x, y))
+    return created
 
 
 def algorithms(how: Settings) -> dict[str, Algorithm[Any, Any, Any, Any]]:
@@ -138,9 +138,9 @@ def draw(
 
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
-    chosen = options(__doc__.splitlines()[0], argv)
-    page = Page("fedpa_figure_1", "FedPA, Figure 1: two quadratic clients in the plane", chosen)
-    how = Settings(runs=2, rounds=3, samples=(2, 4)) if chosen.quick else Settings()
+    selected = options(__doc__.splitlines()[0], argv)
+    page = Page("fedpa_figure_1", "FedPA, Figure 1: two quadratic clients in the plane", selected)
+    how = Settings(runs=2, rounds=3, samples=(2, 4)) if selected.quick else Settings()
     shards = clients(how)
     best = pooled(shards)
     angles = 2 * math.pi * torch.rand(how.runs, generator=torch.Generator().manual_seed(1))

@@ -139,8 +139,8 @@ def deltas(study: Study, index: int, scaled: bool) -> Deltas:
     samples: list[Tensor] = []
     fedavg, fedpa, done = {}, {}, 0
 
-    def apart(found: Tensor) -> Tensor:
-        return found.unflatten(0, (study.starts, study.repeats))
+    def apart(result: Tensor) -> Tensor:
+        return result.unflatten(0, (study.starts, study.repeats))
 
     def folded(rho: float) -> Tensor:
         drawn = torch.cat(samples)
@@ -162,7 +162,7 @@ def deltas(study: Study, index: int, scaled: bool) -> Deltas:
     return Deltas(origin.double() @ matrix - linear, fedavg, fedpa, {r: folded(r) for r in SHRINKAGES})
 
 
-def bias_and_spread(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+def bias_and_spread(result: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
     """Root mean squares over problems and starts, as parts of the mean delta's length along the exact one:
     how far the mean delta is off the exact one's line, and how far deltas are from their mean.
 
@@ -170,7 +170,7 @@ def bias_and_spread(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, floa
     variance of its own, which is taken off the squared bias.
     """
     squares, variances = [], []
-    for several, exact in found:
+    for several, exact in result:
         line = exact / exact.norm(dim=-1, keepdim=True)
         mean = several.mean(1)
         along = (mean * line).sum(-1)
@@ -190,24 +190,24 @@ def effective(shard: Chains, samples: Tensor) -> tuple[Tensor, Tensor]:
     matrix, linear = shard.quadratic
     x = samples.double()
     loss = ((x @ matrix) * x).sum(-1) / 2 - x @ linear
-    found = []
+    result = []
     for weight in (shard.size, 1.0):
         log = -weight * loss / NOISE**2
-        found.append((2 * log.logsumexp(0) - (2 * log).logsumexp(0)).exp() / len(samples))
-    return found[0], found[1]
+        result.append((2 * log.logsumexp(0) - (2 * log).logsumexp(0)).exp() / len(samples))
+    return result[0], result[1]
 
 
 def sizes(study: Study, hows: Mapping[float, Sampling]) -> dict[float, tuple[float, float]]:
     """Mean effective sizes over problems and starts, by what is varied."""
-    found: dict[float, list[Tensor]] = {value: [] for value in hows}
+    result: dict[float, list[Tensor]] = {value: [] for value in hows}
     for index in range(study.sized):
         x, y = problem(study.dims, index, True)
         shard = Chains.of(x, y, study.starts)
         origin = starts(y, study.dims, study.starts, index)
         for value, how in hows.items():
             samples, _ = shard.sample(origin, how, RandomStream(index, "size"))
-            found[value].append(torch.stack(effective(shard, samples)))
-    means = {value: torch.cat(parts, 1).mean(1) for value, parts in found.items()}
+            result[value].append(torch.stack(effective(shard, samples)))
+    means = {value: torch.cat(parts, 1).mean(1) for value, parts in result.items()}
     return {value: (float(mean[0]), float(mean[1])) for value, mean in means.items()}
 
 
@@ -221,12 +221,12 @@ def shuffled_and_independent(steps: int, samples: int) -> tuple[float, float]:
     start = torch.linalg.solve(matrix, linear)
     variance = float((x.double() @ start - y.double()).var())
     how = replace(CHAIN, lr=0.1, steps_per_sample=steps, samples=samples, batches="epochs")
-    found = []
+    result = []
     for shard in (epochs, independent):
         drawn = iasg(shard, start.float(), how=how, rng=RandomStream(0, "shuffled")).samples.double()
         ratio = torch.cov(drawn.T) @ matrix * steps * how.batch_size / variance
-        found.append(float(ratio.diagonal().mean()))
-    return found[0], found[1]
+        result.append(float(ratio.diagonal().mean()))
+    return result[0], result[1]
 
 
 def exact_size(dims: int, length: int) -> float:
@@ -249,14 +249,14 @@ class Seen:
 
 
 def look(study: Study) -> Seen:
-    found = [deltas(study, index, True) for index in range(study.scaled)]
+    result = [deltas(study, index, True) for index in range(study.scaled)]
     plain = [deltas(study, index, False) for index in range(study.plain)]
     last = study.steps[-1]
     base = replace(CHAIN, lr=study.lr)
     return Seen(
-        {n: bias_and_spread([(d.fedavg[n], d.exact) for d in found]) for n in found[0].fedavg},
-        {n: bias_and_spread([(d.fedpa[n], d.exact) for d in found]) for n in found[0].fedpa},
-        {r: bias_and_spread([(d.shrunk[r], d.exact) for d in found]) for r in SHRINKAGES},
+        {n: bias_and_spread([(d.fedavg[n], d.exact) for d in result]) for n in result[0].fedavg},
+        {n: bias_and_spread([(d.fedpa[n], d.exact) for d in result]) for n in result[0].fedpa},
+        {r: bias_and_spread([(d.shrunk[r], d.exact) for d in result]) for r in SHRINKAGES},
         (
             bias_and_spread([(d.fedavg[last], d.exact) for d in plain]),
             bias_and_spread([(d.fedpa[last], d.exact) for d in plain]),
@@ -271,10 +271,10 @@ def look(study: Study) -> Seen:
     )
 
 
-def curves(axes: Axes, found: Mapping[float, tuple[float, float]], colour: str, name: str) -> None:
+def curves(axes: Axes, result: Mapping[float, tuple[float, float]], colour: str, name: str) -> None:
     for part, (label, dashes) in enumerate((("bias", "o-"), ("spread", "s--"))):
-        values = [pair[part] for pair in found.values()]
-        axes.plot(list(found), values, dashes, color=colour, label=f"{name}, {label}")
+        values = [pair[part] for pair in result.values()]
+        axes.plot(list(result), values, dashes, color=colour, label=f"{name}, {label}")
 
 
 def draw(studies: Sequence[Study], seen: Sequence[Seen], page: Page) -> None:
@@ -296,9 +296,9 @@ def draw(studies: Sequence[Study], seen: Sequence[Seen], page: Page) -> None:
     for column, varied in enumerate(seen[0].sizes):
         axes = grid[2][column]
         for study, one, colour in zip(studies, seen, (GREEN, ORANGE, PURPLE), strict=False):
-            found = one.sizes[varied]
+            result = one.sizes[varied]
             for part, dashes in enumerate(("o-", "s:")):
-                axes.plot(list(found), [pair[part] for pair in found.values()], dashes, color=colour)
+                axes.plot(list(result), [pair[part] for pair in result.values()], dashes, color=colour)
             if study.dims < ROWS:
                 exact = exact_size(study.dims, CHAIN.samples)
                 axes.axhline(exact, color=colour, linewidth=1, linestyle="--")
@@ -326,11 +326,11 @@ def pair(values: tuple[float, float]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
-    chosen = options(__doc__.splitlines()[0], argv)
+    selected = options(__doc__.splitlines()[0], argv)
     title = "FedPA, Figures 3 and 4: bias and variance of deltas, effective sample size"
-    page = Page("fedpa_figures_3_4", title, chosen)
+    page = Page("fedpa_figures_3_4", title, selected)
     studies = STUDIES
-    if chosen.quick:
+    if selected.quick:
         studies = (Study(10, 0.1, 0.01, (150, 250), (0.1,), 1, 1, 1, 2, 2, (5, 10), (10, 30)),)
     seen = [look(study) for study in studies]
     page.add(TEXT)
@@ -338,8 +338,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     page.add("## Bias / spread of deltas")
     rows = []
     for study, one in zip(studies, seen, strict=True):
-        for name, found in (("FedAvg", one.fedavg), ("FedPA", one.fedpa)):
-            cells = [pair(found[n]) if n in found else "-" for n in (*WALK, *STUDIES[-1].steps)]
+        for name, result in (("FedAvg", one.fedavg), ("FedPA", one.fedpa)):
+            cells = [pair(result[n]) if n in result else "-" for n in (*WALK, *STUDIES[-1].steps)]
             rows.append([f"{study.dims:,}, {name}", *cells])
     page.add(table(["d, steps", *(f"{n:,}" for n in (*WALK, *STUDIES[-1].steps))], rows))
     rows = [
@@ -364,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         page.add(table([f"d, {varied}", *(f"{v:g}" for v in values)], rows))
     page.add(SEEN)
     page.add(SHUFFLED)
-    lengths, samples = ((10,), 5) if chosen.quick else ((10, 25, 50, 100), 200)
+    lengths, samples = ((10,), 5) if selected.quick else ((10, 25, 50, 100), 200)
     rows = []
     for steps in lengths:
         epochs, independent = shuffled_and_independent(steps, samples)

@@ -91,14 +91,14 @@ def clients(shard: Shard, how: Settings) -> dict[str, Callable[[], Tensor]]:
     def sampled(delta: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], Tensor]:
         return lambda: delta(start, iasg(shard, start, how=chain, rng=task.rng).samples)
 
-    found: dict[str, Callable[[], Tensor]] = {
+    result: dict[str, Callable[[], Tensor]] = {
         "FedAvg": lambda: fedavg.client_update(Client(), Down(start), shard, task)[1].delta,
         "one product": lambda: fedpa.client_update(Client(), Down(start), shard, task)[1].delta,
         "recurrence": sampled(by_recurrence),
     }
     if len(start) <= how.dense_most:
-        found["dense solve"] = sampled(by_dense_solve)
-    return found
+        result["dense solve"] = sampled(by_dense_solve)
+    return result
 
 
 def milliseconds(call: Callable[[], Tensor]) -> float:
@@ -142,10 +142,10 @@ def shown(times: Mapping[str, float], name: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
-    chosen = options(__doc__.splitlines()[0], argv)
-    page = Page("fedpa_table_1", "FedPA, Table 1: a client's time with and without the delta", chosen)
+    selected = options(__doc__.splitlines()[0], argv)
+    page = Page("fedpa_table_1", "FedPA, Table 1: a client's time with and without the delta", selected)
     how = Settings()
-    if chosen.quick:
+    if selected.quick:
         how = Settings(dims=(100, 1_000), steps=10, chain_lengths=(5,), repeats={100: 1, 1_000: 1})
     rows, apart = [], 0.0
     for dims in how.dims:

@@ -36,13 +36,13 @@ def options(what: str, argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def first_images(count: int, side: int, chosen: argparse.Namespace) -> tuple[Tensor, Tensor]:
+def first_images(count: int, side: int, selected: argparse.Namespace) -> tuple[Tensor, Tensor]:
     """MNIST's first `count` training images at side x side pixels in [0, 1], (count, 1, side, side) float64,
     and their digits (count,). A quick run has scikit-learn's 8x8 digits instead.
 
     Every (28 / side)-th pixel is taken, which is what the released code does ("nearest").
     """
-    data = load_dataset("digits" if chosen.quick else "mnist", chosen.data_dir)
+    data = load_dataset("digits" if selected.quick else "mnist", selected.data_dir)
     images = torch.from_numpy(np.array(data.train_inputs[:count])).double() / data.scale
     digits = torch.from_numpy(np.array(data.train_targets[:count]))
     return F.interpolate(images, size=side), digits

@@ -220,10 +220,10 @@ def errors(model: Point | Gaussian, everything: Shard, draws: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
-    chosen = options(__doc__.splitlines()[0], argv)
-    page = Page("outlier", "Outliers: ADMM and Bayesian-ADMM in the plane", chosen)
+    selected = options(__doc__.splitlines()[0], argv)
+    page = Page("outlier", "Outliers: ADMM and Bayesian-ADMM in the plane", selected)
     how = Settings()
-    if chosen.quick:
+    if selected.quick:
         few = replace(how.point, epochs=100)
         how = replace(how, rounds=5, gauss=VonTraining(samples=2), point=few, samples=8, draws=20)
     shards, start = clients(), torch.zeros(3)

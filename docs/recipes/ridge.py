@@ -217,10 +217,10 @@ def number(round: int | None, path: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
-    chosen = options(__doc__.splitlines()[0], argv)
-    page = Page("ridge", "Ridge regression: one round of Bayesian-ADMM", chosen)
-    how = Settings(images=100, side=4, rounds=4, most=8) if chosen.quick else Settings()
-    ridge = problem(*first_images(how.images, how.side, chosen), how)
+    selected = options(__doc__.splitlines()[0], argv)
+    page = Page("ridge", "Ridge regression: one round of Bayesian-ADMM", selected)
+    how = Settings(images=100, side=4, rounds=4, most=8) if selected.quick else Settings()
+    ridge = problem(*first_images(how.images, how.side, selected), how)
     paths = {method: play(method, ridge) for method in methods(how)}
     least = ridge.loss(ridge.best)
     page.add(

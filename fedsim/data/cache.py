@@ -57,9 +57,9 @@ def cached(name: str, sources: Sequence[Path], build: Callable[[], Arrays]) -> A
         folder = cache_folder(name, sources)
     except RuntimeError:  # Path.home() of a user without a home
         return build()
-    found = _open(folder)
-    if found is not None:
-        return found
+    result = _open(folder)
+    if result is not None:
+        return result
     arrays = build()
     try:
         _store(folder, arrays)

@@ -26,7 +26,7 @@ class DatasetInfo:
     """
 
     name: str
-    about: str
+    description: str
     shape: tuple[int, ...]
     classes: int
     scale: float
@@ -54,7 +54,7 @@ _CIFAR10_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin
 _ALL = (
     DatasetInfo(
         name="digits",
-        about="8x8 handwritten digits that ship with scikit-learn; 1442 train, 355 test",
+        description="8x8 handwritten digits that ship with scikit-learn; 1442 train, 355 test",
         shape=(1, 8, 8),
         classes=10,
         scale=16.0,
@@ -64,7 +64,7 @@ _ALL = (
     ),
     DatasetInfo(
         name="mnist",
-        about="28x28 handwritten digits; 60000 train, 10000 test",
+        description="28x28 handwritten digits; 60000 train, 10000 test",
         shape=(1, 28, 28),
         classes=10,
         scale=255.0,
@@ -74,7 +74,7 @@ _ALL = (
     ),
     DatasetInfo(
         name="fashion_mnist",
-        about="28x28 articles of clothing; 60000 train, 10000 test",
+        description="28x28 articles of clothing; 60000 train, 10000 test",
         shape=(1, 28, 28),
         classes=10,
         scale=255.0,
@@ -85,7 +85,7 @@ _ALL = (
     ),
     DatasetInfo(
         name="cifar10",
-        about="32x32 colour images, 10 classes; 50000 train, 10000 test",
+        description="32x32 colour images, 10 classes; 50000 train, 10000 test",
         shape=(3, 32, 32),
         classes=10,
         scale=255.0,
@@ -97,7 +97,7 @@ _ALL = (
     ),
     DatasetInfo(
         name="cifar100",
-        about="32x32 colour images, 100 fine classes; 50000 train, 10000 test",
+        description="32x32 colour images, 100 fine classes; 50000 train, 10000 test",
         shape=(3, 32, 32),
         classes=100,
         scale=255.0,
@@ -109,7 +109,7 @@ _ALL = (
     ),
     DatasetInfo(
         name="cifar10_jpeg",
-        about="CIFAR-10 as quality-75 JPEG: LOSSY (RMSE about 8/255); 50000 train, 10000 test",
+        description="CIFAR-10 as quality-75 JPEG: LOSSY (RMSE about 8/255); 50000 train, 10000 test",
         shape=(3, 32, 32),
         classes=10,
         scale=255.0,
@@ -120,7 +120,7 @@ _ALL = (
     ),
     DatasetInfo(
         name="uci_credit",
-        about="credit approval, 42 raw features as in the FedLap release; 521 train, 131 test",
+        description="credit approval, 42 raw features as in the FedLap release; 521 train, 131 test",
         shape=(42,),
         classes=2,
         scale=1.0,
@@ -130,7 +130,7 @@ _ALL = (
     ),
     DatasetInfo(
         name="flamby_heart",
-        about="heart disease at 4 hospitals, 13 raw features by FLamby's rule; 486 train, 254 test",
+        description="heart disease at 4 hospitals, 13 raw features by FLamby's rule; 486 train, 254 test",
         shape=(13,),
         classes=2,
         scale=1.0,
@@ -143,7 +143,7 @@ _ALL = (
     ),
     DatasetInfo(
         name="emnist62",
-        about="28x28 digits and letters by 3400 writers, 1 is background; 671585 train, 77483 test",
+        description="28x28 digits and letters by 3400 writers, 1 is background; 671585 train, 77483 test",
         shape=(1, 28, 28),
         classes=62,
         scale=255.0,
@@ -154,7 +154,7 @@ _ALL = (
     ),
     DatasetInfo(
         name="cifar100_lda",
-        about="CIFAR-100 as divided among 500 clients (two-step LDA) by TFF; 50000 train, 10000 test",
+        description="CIFAR-100 as divided among 500 clients (two-step LDA) by TFF; 50000 train, 10000 test",
         shape=(3, 32, 32),
         classes=100,
         scale=255.0,
@@ -165,7 +165,7 @@ _ALL = (
     ),
     DatasetInfo(
         name="stackoverflow_lr",
-        about="tags of Stack Overflow sentences (500, bag of 10000 words); the first 200 users, "
+        description="tags of Stack Overflow sentences (500, bag of 10000 words); the first 200 users, "
         "or N with stackoverflow_lr:N (5 MB each), at most 10000 test",
         shape=(10_000,),
         classes=500,
@@ -179,7 +179,7 @@ _ALL = (
     ),
     DatasetInfo(
         name="stackoverflow_nwp",
-        about="next word of Stack Overflow sentences (20 places, 10004 ids); the first 500 users, "
+        description="next word of Stack Overflow sentences (20 places, 10004 ids); the first 500 users, "
         "or N with stackoverflow_nwp:N (30 kB each), at most 10000 test",
         shape=(20,),
         classes=10_004,

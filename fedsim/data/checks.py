@@ -44,7 +44,7 @@ KINDS: Mapping[str, ArrayRules] = MappingProxyType(
 
 
 def checked(
-    whose: str, shape: tuple[int, ...], classes: int, arrays: Arrays, hint: str, likelihood: str
+    owner: str, shape: tuple[int, ...], classes: int, arrays: Arrays, hint: str, likelihood: str
 ) -> Arrays:
     """The same arrays, if they fit each other, the shape of one input, the classes and the likelihood.
 
@@ -54,27 +54,27 @@ def checked(
         inputs, targets = arrays[f"{part}_inputs"], arrays[f"{part}_targets"]
         if inputs.shape[1:] != shape:
             raise DataError(
-                f"{whose}: the {part} inputs have shape {inputs.shape[1:]} each, not {shape}; {hint}"
+                f"{owner}: the {part} inputs have shape {inputs.shape[1:]} each, not {shape}; {hint}"
             )
         if len(inputs) != len(targets) or len(targets) == 0:
             raise DataError(
-                f"{whose}: {len(inputs)} {part} inputs but {len(targets)} labels; they do not belong together"
+                f"{owner}: {len(inputs)} {part} inputs but {len(targets)} labels; they do not belong together"
             )
         row = {"categorical": (), "tokens": shape}.get(likelihood, (classes,))
         if targets.shape[1:] != row:
             raise DataError(
-                f"{whose}: the {part} targets have shape {targets.shape[1:]} each; {likelihood} targets of "
+                f"{owner}: the {part} targets have shape {targets.shape[1:]} each; {likelihood} targets of "
                 f"this data set have {row}"
             )
         if likelihood == "gaussian":
             if not np.isfinite(targets).all():
-                raise DataError(f"{whose}: a {part} target is not a finite number")
+                raise DataError(f"{owner}: a {part} target is not a finite number")
         else:
-            _check_labels(f"{whose}: {part} labels", targets, classes, likelihood)
+            _check_labels(f"{owner}: {part} labels", targets, classes, likelihood)
         if likelihood == "tokens" and (inputs.min() < 0 or inputs.max() >= classes):
-            raise DataError(f"{whose}: {part} inputs reach {_reach(inputs)}, not 0 to {classes - 1}")
+            raise DataError(f"{owner}: {part} inputs reach {_reach(inputs)}, not 0 to {classes - 1}")
         if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-            raise DataError(f"{whose}: a {part} input is not a finite number")
+            raise DataError(f"{owner}: a {part} input is not a finite number")
     return arrays
 
 
@@ -89,16 +89,16 @@ def _reach(values: Array) -> str:
     return f"from {values.min()} to {values.max()}"
 
 
-def check_kind(whose: str, name: str, array: object, likelihood: str) -> None:
+def check_kind(owner: str, name: str, array: object, likelihood: str) -> None:
     """Of a user's array, that it is a numpy array of the right dtype and number of dimensions."""
     kind = KINDS[likelihood]
     inputs, centres = name.endswith("inputs"), name == "centres"
     kinds = kind.inputs if inputs else ("int64",) if centres else (kind.targets,)
     if not isinstance(array, np.ndarray):
-        raise DataError(f"{whose}: {name} must be a numpy array, not a {type(array).__name__}")
+        raise DataError(f"{owner}: {name} must be a numpy array, not a {type(array).__name__}")
     if array.dtype.name not in kinds or not array.dtype.isnative:
         raise DataError(
-            f"{whose}: {name} must be {' or '.join(kinds)}, not {array.dtype}; convert it with "
+            f"{owner}: {name} must be {' or '.join(kinds)}, not {array.dtype}; convert it with "
             f".astype(numpy.{kinds[0]})"
         )
     if inputs:
@@ -108,4 +108,4 @@ def check_kind(whose: str, name: str, array: object, likelihood: str) -> None:
     else:
         fits, needed = array.ndim >= 2, "(examples, ...)"
     if not fits:
-        raise DataError(f"{whose}: {name} must have the shape {needed}, not {array.shape}")
+        raise DataError(f"{owner}: {name} must have the shape {needed}, not {array.shape}")

@@ -60,7 +60,7 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     """
     if plugins.is_spec(name):
         return _users(name)
-    info = _chosen(name)
+    info = _selected(name)
     if not info.files:
         arrays = digits.read_digits(digits.digits_file())
     else:
@@ -82,7 +82,7 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     )
 
 
-def _chosen(name: str) -> DatasetInfo:
+def _selected(name: str) -> DatasetInfo:
     """The catalogue's entry of NAME or NAME:CLIENTS, with the number of clients to read."""
     base, colon, number = name.partition(":")
     info = DATASETS.get(base)
@@ -98,13 +98,13 @@ def _chosen(name: str) -> DatasetInfo:
 
 
 def _data_dir(name: str, data_dir: Path | None) -> Path:
-    chosen = data_dir if data_dir is not None else os.environ.get("FEDSIM_DATA") or None
-    if chosen is None:
+    selected = data_dir if data_dir is not None else os.environ.get("FEDSIM_DATA") or None
+    if selected is None:
         raise DataError(
             f"data set {name!r} needs files: say where they are with --data-dir DIR or the "
             "environment variable FEDSIM_DATA (only 'digits' needs none)"
         )
-    path = Path(chosen).expanduser()
+    path = Path(selected).expanduser()
     if not path.is_dir():
         raise DataError(f"the data folder {path} (--data-dir or FEDSIM_DATA) does not exist")
     return path
@@ -146,7 +146,7 @@ def _cifar_source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Call
 
 def _receivers(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = ("",)) -> tuple[Path, ...]:
     """The first existing variant of every file of `info`; DataError names the missing one."""
-    found = []
+    result = []
     for name in info.files:
         variants = [root / (name + suffix) for suffix in suffixes]
         path = next((v for v in variants if v.is_file()), None)
@@ -155,8 +155,8 @@ def _receivers(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = ("",))
             raise DataError(
                 f"data set {info.name!r}: {missing} is missing. To get it: {info.source} (DIR is {root})"
             )
-        found.append(path)
-    return tuple(found)
+        result.append(path)
+    return tuple(result)
 
 
 def _public(info: DatasetInfo, arrays: Arrays) -> Arrays:
@@ -167,40 +167,44 @@ def _public(info: DatasetInfo, arrays: Arrays) -> Arrays:
 
 def _users(spec: str) -> Dataset:
     """The data set of a user's file, with everything checked that an experiment relies on."""
-    made, whose = plugins.load(spec, "--dataset"), f"--dataset {plugins.short(spec)}"
-    if callable(made):
+    created, owner = plugins.load(spec, "--dataset"), f"--dataset {plugins.short(spec)}"
+    if callable(created):
         with plugins.user_code_errors(spec, "--dataset", "calling it"):
-            made = made()
-    if not isinstance(made, Dataset):
+            created = created()
+    if not isinstance(created, Dataset):
         raise UsageError(
-            f"{whose} must be a fedsim.data.Dataset, or a function without arguments that returns one; "
-            f"it gives a {type(made).__name__}"
+            f"{owner} must be a fedsim.data.Dataset, or a function without arguments that returns one; "
+            f"it gives a {type(created).__name__}"
         )
-    if made.likelihood not in KINDS:
-        raise unknown(f"likelihood of {whose}", str(made.likelihood), KINDS)
-    names = REQUIRED if made.centres is None else (*REQUIRED, "centres")
+    if created.likelihood not in KINDS:
+        raise unknown(f"likelihood of {owner}", str(created.likelihood), KINDS)
+    names = REQUIRED if created.centres is None else (*REQUIRED, "centres")
     for name in names:
-        check_kind(whose, name, getattr(made, name), made.likelihood)
-    least = KINDS[made.likelihood].least
-    if type(made.classes) is not int or made.classes < least:
-        raise DataError(f"{whose}: classes must be a whole number of at least {least}, not {made.classes!r}")
-    if not isinstance(made.scale, int | float) or not (math.isfinite(made.scale) and made.scale > 0):
-        raise DataError(f"{whose}: scale must be a positive number, not {made.scale!r}")
-    if made.test_inputs.dtype != made.train_inputs.dtype:
+        check_kind(owner, name, getattr(created, name), created.likelihood)
+    least = KINDS[created.likelihood].least
+    if type(created.classes) is not int or created.classes < least:
         raise DataError(
-            f"{whose}: train_inputs are {made.train_inputs.dtype} but test_inputs {made.test_inputs.dtype}; "
+            f"{owner}: classes must be a whole number of at least {least}, not {created.classes!r}"
+        )
+    if not isinstance(created.scale, int | float) or not (math.isfinite(created.scale) and created.scale > 0):
+        raise DataError(f"{owner}: scale must be a positive number, not {created.scale!r}")
+    if created.test_inputs.dtype != created.train_inputs.dtype:
+        raise DataError(
+            f"{owner}: train_inputs are {created.train_inputs.dtype} but test_inputs {created.test_inputs.dtype}; "
             "they share one scale, so make them alike"
         )
-    if made.likelihood == "tokens" and made.scale != 1:
-        raise DataError(f"{whose}: tokens are ids, so scale must be 1, not {made.scale!r}")
-    if made.centres is not None and len(made.centres) != len(made.train_targets):
-        raise DataError(f"{whose}: {len(made.centres)} centres but {len(made.train_targets)} training rows")
+    if created.likelihood == "tokens" and created.scale != 1:
+        raise DataError(f"{owner}: tokens are ids, so scale must be 1, not {created.scale!r}")
+    if created.centres is not None and len(created.centres) != len(created.train_targets):
+        raise DataError(
+            f"{owner}: {len(created.centres)} centres but {len(created.train_targets)} training rows"
+        )
     # contiguous, and read-only without a change to the user's own arrays
-    arrays: Arrays = {name: np.ascontiguousarray(getattr(made, name)).view() for name in names}
-    shape = made.train_inputs.shape[1:]
+    arrays: Arrays = {name: np.ascontiguousarray(getattr(created, name)).view() for name in names}
+    shape = created.train_inputs.shape[1:]
     hint = "train and test inputs must be alike"
-    checked(whose, shape, made.classes, arrays, hint, made.likelihood)
+    checked(owner, shape, created.classes, arrays, hint, created.likelihood)
     for array in arrays.values():
         array.setflags(write=False)
-    changes: dict[str, Any] = {**arrays, "scale": float(made.scale)}
-    return replace(made, **changes)
+    changes: dict[str, Any] = {**arrays, "scale": float(created.scale)}
+    return replace(created, **changes)

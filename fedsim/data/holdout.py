@@ -32,13 +32,13 @@ def hold_out(
     for rows in clients:
         used[rows] = True
     draws = np.random.Generator(np.random.PCG64([seed, 0x5C0]))
-    if found := re.fullmatch(r"unused:(\d+)", spec):
-        free, count = np.flatnonzero(~used), int(found[1])
+    if result := re.fullmatch(r"unused:(\d+)", spec):
+        free, count = np.flatnonzero(~used), int(result[1])
         if not 0 < count <= len(free):
             raise DataError(f"evaluate_on {spec!r}: the clients leave {len(free)} training rows unused")
         return clients, np.sort(draws.choice(free, count, replace=False))
-    if found := re.fullmatch(r"fold:(\d+)/(\d+)", spec):
-        fold, folds = int(found[1]), int(found[2])
+    if result := re.fullmatch(r"fold:(\d+)/(\d+)", spec):
+        fold, folds = int(result[1]), int(result[2])
         if folds < 2 or not 1 <= fold <= folds:
             raise UsageError(f"evaluate_on {spec!r}: write fold:1/5 to fold:5/5 for five folds")
         taken = np.zeros(examples, dtype=bool)

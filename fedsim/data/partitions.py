@@ -28,7 +28,7 @@ class PartitionInfo:
     """
 
     name: str
-    about: str
+    description: str
     arguments: tuple[str, ...] = ()
     defaults: tuple[float, ...] = ()
 
@@ -135,14 +135,14 @@ def _parse(spec: str) -> tuple[PartitionInfo, tuple[float, ...]]:
     info = PARTITIONS.get(name)
     if info is None:
         raise unknown("partition", name, PARTITIONS)
-    given = rest.split(",") if colon else []
-    if not info.required <= len(given) <= len(info.arguments):
+    supplied = rest.split(",") if colon else []
+    if not info.required <= len(supplied) <= len(info.arguments):
         raise UsageError(
-            f"partition {spec!r} has {len(given)} arguments; write {info.usage}"
+            f"partition {spec!r} has {len(supplied)} arguments; write {info.usage}"
             + (f" or just {info.name}" if info.arguments and not info.required else "")
         )
     values = []
-    for argument, text in zip(info.arguments, given, strict=False):
+    for argument, text in zip(info.arguments, supplied, strict=False):
         try:
             value = float(text)
         except ValueError:

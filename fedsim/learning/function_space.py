@@ -80,8 +80,8 @@ def choose(inputs: Tensor, targets: Tensor, points: int, draws: torch.Generator)
     rows, weights = [], []
     for c in sorted(set(targets.tolist())):
         members = (targets == c).nonzero()[:, 0].cpu()
-        chosen = members[torch.randperm(len(members), generator=draws)[:points]]
-        rows.append(chosen)
-        weights += [len(members) / len(chosen)] * len(chosen) if len(chosen) else []
+        selected = members[torch.randperm(len(members), generator=draws)[:points]]
+        rows.append(selected)
+        weights += [len(members) / len(selected)] * len(selected) if len(selected) else []
     picked = (torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long)).to(inputs.device)
     return Memory(inputs[picked].flatten(1), torch.tensor(weights, device=inputs.device))

@@ -65,8 +65,8 @@ CATEGORICAL = Likelihood("categorical", F.cross_entropy)
 
 LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
     {
-        made.name: made
-        for made in (
+        created.name: created
+        for created in (
             CATEGORICAL,
             Likelihood("bernoulli", _bernoulli),
             Likelihood("tokens", _tokens),

@@ -90,10 +90,10 @@ def _bernoulli(outputs: Tensor, targets: Tensor) -> Tally:
     nll = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="sum")
     # stable, so that equal outputs (a model of zeros) have an order: the lower class first
     order = outputs.sort(dim=1, descending=True, stable=True).indices[:, :TOP]
-    found, tags = applies.gather(1, order).sum(dim=1), applies.sum(dim=1)
+    result, tags = applies.gather(1, order).sum(dim=1), applies.sum(dim=1)
     tagged = tags > 0
-    recall = (found[tagged].double() / tags[tagged]).sum()
-    head = (float(len(targets)), float(nll), float(tagged.sum()), float(recall), float(found.sum()))
+    recall = (result[tagged].double() / tags[tagged]).sum()
+    head = (float(len(targets)), float(nll), float(tagged.sum()), float(recall), float(result.sum()))
     per_class = torch.stack(
         [
             (applies & predicted).sum(dim=0),
@@ -105,7 +105,7 @@ def _bernoulli(outputs: Tensor, targets: Tensor) -> Tally:
 
 
 def _bernoulli_numbers(tally: Tally) -> Numbers:
-    examples, nll, tagged, recall, found = tally[:_HEAD]
+    examples, nll, tagged, recall, result = tally[:_HEAD]
     classes = (len(tally) - _HEAD) // 3
     right, false, missed = (tally[_HEAD + i * classes : _HEAD + (i + 1) * classes] for i in range(3))
     all_right, all_false, all_missed = sum(right), sum(false), sum(missed)
@@ -116,7 +116,7 @@ def _bernoulli_numbers(tally: Tally) -> Numbers:
         "test_accuracy": 1 - (all_false + all_missed) / (examples * classes),
         "test_nll": nll / examples,
         "recall_at_5": recall / tagged if tagged else None,
-        "micro_recall_at_5": found / (all_right + all_missed) if tagged else None,
+        "micro_recall_at_5": result / (all_right + all_missed) if tagged else None,
         "precision": all_right / max(all_right + all_false, 1.0),
         "micro_f1": 2 * all_right / max(2 * all_right + all_false + all_missed, 1.0),
         "macro_f1": sum(each) / classes,
@@ -128,11 +128,11 @@ def _bernoulli_numbers(tally: Tally) -> Numbers:
 
 def _tokens(outputs: Tensor, targets: Tensor) -> Tally:
     there = targets >= 0
-    log_probabilities, wanted = outputs[there].log_softmax(dim=1), targets[there]
-    nll = F.nll_loss(log_probabilities, wanted, reduction="sum")
-    content = (wanted >= 1) & (wanted <= vocabulary.words(outputs.shape[-1]))
-    correct = (log_probabilities.argmax(dim=1) == wanted) & content
-    return float(len(wanted)), float(nll), float(content.sum()), float(correct.sum())
+    log_probabilities, target = outputs[there].log_softmax(dim=1), targets[there]
+    nll = F.nll_loss(log_probabilities, target, reduction="sum")
+    content = (target >= 1) & (target <= vocabulary.words(outputs.shape[-1]))
+    correct = (log_probabilities.argmax(dim=1) == target) & content
+    return float(len(target)), float(nll), float(content.sum()), float(correct.sum())
 
 
 def _tokens_numbers(tally: Tally) -> Numbers:
@@ -157,8 +157,8 @@ def _gaussian_numbers(tally: Tally) -> Numbers:
 
 MEASURES: Mapping[str, Measure] = MappingProxyType(
     {
-        made.name: made
-        for made in (
+        created.name: created
+        for created in (
             Measure("categorical", lambda classes: 3, _categorical, _categorical_numbers, averages=True),
             Measure("bernoulli", lambda classes: _HEAD + 3 * classes, _bernoulli, _bernoulli_numbers),
             # 32 sentences of 20 words over 10,004 ids are 51 MB in float64

@@ -58,8 +58,8 @@ class Shard:
     def batches(self, size: int, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch in random order; the short last batch is kept (as in the released code)."""
         rows = torch.randperm(self.size, generator=order).to(self.targets.device)
-        for chosen in torch.split(rows, size):
-            yield self.floats(self.inputs[chosen]), self.targets[chosen]
+        for selected in torch.split(rows, size):
+            yield self.floats(self.inputs[selected]), self.targets[selected]
 
     def curvature(self, weights: Tensor, estimator: str, rng: RandomStream) -> Tensor:
         """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative."""

@@ -130,42 +130,42 @@ def digest(data: Buffer) -> int:
 
 def pack(header: Header, frames: Sequence[Buffer] = ()) -> Envelope:
     """Turn a header and the frames it describes into a letter."""
-    *about, fields = msgspec.structs.astuple(header)
-    body = bytearray(struct.pack(">BH", 0xDC, len(about) + 1))
-    for value in about:
+    *label, fields = msgspec.structs.astuple(header)
+    body = bytearray(struct.pack(">BH", 0xDC, len(label) + 1))
+    for value in label:
         _fixed_width(value, body)
     body += _encoded_fields(fields)
     return Envelope(header, struct.pack(">Q", digest(memoryview(body))) + body, tuple(frames))
 
 
-def unpack(frames: Sequence[Buffer], whose: str) -> Envelope:
+def unpack(frames: Sequence[Buffer], owner: str) -> Envelope:
     """Parse and check everything that does not need a schema: sizes, version, checksums.
 
     Errors: WireError, beginning with `whose`.
     """
     if not frames:
-        raise WireError(f"{whose}: an empty message")
+        raise WireError(f"{owner}: an empty message")
     size = memoryview(frames[0]).nbytes
     if size > MAX_HEADER:
-        raise WireError(f"{whose}: a header of {size} bytes; the limit is {MAX_HEADER}")
+        raise WireError(f"{owner}: a header of {size} bytes; the limit is {MAX_HEADER}")
     head = bytes(frames[0])
     if size < 9 or struct.unpack(">Q", head[:8])[0] != digest(head[8:]):
-        raise WireError(f"{whose}: the header's checksum does not match; it was damaged on the way")
+        raise WireError(f"{owner}: the header's checksum does not match; it was damaged on the way")
     try:
         header = _decoder.decode(head[8:])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise WireError(f"{whose}: the header is not of this format: {e}") from None
+        raise WireError(f"{owner}: the header is not of this format: {e}") from None
     if header.version != VERSION:
-        raise WireError(f"{whose}: wire format {header.version}; this side speaks {VERSION}")
+        raise WireError(f"{owner}: wire format {header.version}; this side speaks {VERSION}")
     parts = [(f.name, p) for f in header.fields for p in f.parts]
     if len(parts) != len(frames) - 1:
-        raise WireError(f"{whose}: {len(frames) - 1} frames where the header lists {len(parts)}")
+        raise WireError(f"{owner}: {len(frames) - 1} frames where the header lists {len(parts)}")
     for (name, part), frame in zip(parts, frames[1:], strict=True):
         nbytes = memoryview(frame).nbytes
         if nbytes != part.nbytes:
-            raise WireError(f"{whose}: field {name!r} has {nbytes} bytes where the header says {part.nbytes}")
+            raise WireError(f"{owner}: field {name!r} has {nbytes} bytes where the header says {part.nbytes}")
         if digest(frame) != part.digest:
-            raise WireError(f"{whose}: field {name!r} fails its checksum; it was damaged on the way")
+            raise WireError(f"{owner}: field {name!r} fails its checksum; it was damaged on the way")
     return Envelope(header, head, tuple(frames[1:]))
 
 
@@ -210,10 +210,10 @@ def encode(
                 f"{type(message).__qualname__}.{f.name} has shape {shape}; "
                 f"its kind {f.kind.name!r} says {f.shape(dims)}"
             )
-        chosen = codec(codecs.get(f.name, "dense"))
+        selected = codec(codecs.get(f.name, "dense"))
         dtype = "u8" if tensor.dtype == torch.uint8 else f.kind.dtype
         spec = field_spec(f, shape, dtype, layout)
-        name, parts = pack_or_dense(chosen, tensor, spec, (refs or {}).get(f.name))
+        name, parts = pack_or_dense(selected, tensor, spec, (refs or {}).get(f.name))
         frames += [data for _, data in parts]
         described = tuple(PartHeader(layer, data.nbytes, digest(data)) for layer, data in parts)
         headers.append(FieldHeader(f.name, name, dtype, shape, described))
@@ -225,7 +225,7 @@ def decode(
     envelope: Envelope,
     codecs: Mapping[str, str],
     dims: Dims,
-    whose: str,
+    owner: str,
     refs: Mapping[str, Tensor] | None = None,
     layout: Layout | None = None,
 ) -> M:
@@ -241,35 +241,35 @@ def decode(
     has_part = part is not None and names == [f.name for f in whole]
     if not has_part and names != [f.name for f in expected]:
         raise WireError(
-            f"{whose}: fields {names} where {message.__qualname__} has {[f.name for f in expected]}"
+            f"{owner}: fields {names} where {message.__qualname__} has {[f.name for f in expected]}"
         )
     values: dict[str, Any] = {}
     at = 0
     for f, h in zip(whole if has_part else expected, headers, strict=True):
-        about = f"{whose}: field {f.name!r}"
+        label = f"{owner}: field {f.name!r}"
         name = codec(codecs.get(f.name, "dense")).name
         if h.codec not in (name, "dense"):  # dense: what its codec would not have made smaller
-            raise WireError(f"{about} is encoded as {h.codec!r}; this run uses {name!r}")
+            raise WireError(f"{label} is encoded as {h.codec!r}; this run uses {name!r}")
         if h.dtype not in f.dtypes:
-            raise WireError(f"{about} has dtype {h.dtype!r}; its kind {f.kind.name!r} has {f.kind.dtype!r}")
+            raise WireError(f"{label} has dtype {h.dtype!r}; its kind {f.kind.name!r} has {f.kind.dtype!r}")
         if not f.fits(h.shape, dims):
-            raise WireError(f"{about} has shape {h.shape}; the model's layout says {f.shape(dims)}")
+            raise WireError(f"{label} has shape {h.shape}; the model's layout says {f.shape(dims)}")
         frames = envelope.frames[at : at + len(h.parts)]
         at += len(h.parts)
         parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
         spec = field_spec(f, h.shape, h.dtype, layout)
-        tensor = unpack_checked(h.codec, parts, spec, about, (refs or {}).get(f.name))
-        values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, about)
-    _same_rows(expected, values, whose)
+        tensor = unpack_checked(h.codec, parts, spec, label, (refs or {}).get(f.name))
+        values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, label)
+    _same_rows(expected, values, owner)
     if part is not None and has_part:
-        _same_rows(schema(part.message), values, whose)
+        _same_rows(schema(part.message), values, owner)
     if part is not None:
         own = {f.name: values.pop(f.name) for f in schema(part.message)} if has_part else None
         values[part.name] = None if own is None else part.message(**own)
     return message(**values)
 
 
-def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], whose: str) -> None:
+def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], owner: str) -> None:
     """Elastic fields of one message that share the name of their first size have it in common."""
     rows: dict[str, tuple[str, int]] = {}
     for f in fields:
@@ -277,14 +277,14 @@ def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], whose: str)
             count = len(values[f.name])
             first, expected = rows.setdefault(f.kind.dims[0], (f.name, count))
             if count != expected:
-                raise WireError(f"{whose}: {count} rows of {f.name!r} where {first!r} has {expected}")
+                raise WireError(f"{owner}: {count} rows of {f.name!r} where {first!r} has {expected}")
 
 
-def _scalar(tensor: Tensor, field: Field, about: str) -> Any:
+def _scalar(tensor: Tensor, field: Field, label: str) -> Any:
     """A float or bool; a flag is one byte and has only two values, or it would not encode to itself."""
     value = tensor.item()
     if field.python is bool and value not in (0, 1):
-        raise WireError(f"{about} is a flag and has the value {value}")
+        raise WireError(f"{label} is a flag and has the value {value}")
     return field.python(value)
 
 

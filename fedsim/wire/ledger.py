@@ -80,15 +80,15 @@ class Ledger:
     def _entries(self, envelope: Envelope, worker: int, direction: str, retry: bool) -> list[Entry]:
         h = envelope.header
         kind = "retry" if retry else KINDS.get(h.kind, "control")
-        about = (kind, h.round, h.exchange, h.client, worker, direction, h.kind)
+        label = (kind, h.round, h.exchange, h.client, worker, direction, h.kind)
         entries = []
         for field in h.fields:
             dense = math.prod(field.shape) * (DTYPES[field.dtype].itemsize if field.dtype in DTYPES else 1)
             for part in field.parts:
                 size = dense if part.layer == "values" else 0
-                entries.append(Entry(*about, field.name, part.layer, field.codec, size, part.nbytes))
-        entries.append(Entry(*about, "", "header", "", 0, len(envelope.head)))
-        entries.append(Entry(*about, "", "framing", "", 0, self.mechanism.framing(envelope.sizes)))
+                entries.append(Entry(*label, field.name, part.layer, field.codec, size, part.nbytes))
+        entries.append(Entry(*label, "", "header", "", 0, len(envelope.head)))
+        entries.append(Entry(*label, "", "framing", "", 0, self.mechanism.framing(envelope.sizes)))
         return entries
 
     def book_handshake(self, worker: int) -> None:

@@ -191,7 +191,7 @@ def values_of(message: Any) -> list[tuple[Field, Any]]:
     return out + ([(f, getattr(inner, f.name)) for f in schema(type(inner))] if inner is not None else [])
 
 
-def check_values(message: object, whose: str, max_norm: float = math.inf) -> None:
+def check_values(message: object, owner: str, max_norm: float = math.inf) -> None:
     """Raise WireError unless every float of a decoded message is finite, every precision positive and no
     tensor's Euclidean norm above `max_norm`.
 
@@ -199,28 +199,28 @@ def check_values(message: object, whose: str, max_norm: float = math.inf) -> Non
     """
     for f, value in values_of(message):
         if isinstance(value, float) and not math.isfinite(value):
-            raise WireError(f"{whose}: field {f.name!r} is {value}")
+            raise WireError(f"{owner}: field {f.name!r} is {value}")
         if isinstance(value, float) and f.kind.positive and value <= 0:
-            raise WireError(f"{whose}: {f.kind.name} {f.name!r} is not positive: {value:g}")
+            raise WireError(f"{owner}: {f.kind.name} {f.name!r} is not positive: {value:g}")
         if not isinstance(value, Tensor) or not value.is_floating_point():
             continue
         if not math.isfinite(float(value.sum())):
             bad = int((~torch.isfinite(value)).sum())
             if bad:
-                raise WireError(f"{whose}: field {f.name!r} has {bad} of {value.numel()} values NaN or Inf")
+                raise WireError(f"{owner}: field {f.name!r} has {bad} of {value.numel()} values NaN or Inf")
         if max_norm < math.inf:
             norm = float(torch.linalg.vector_norm(value, dtype=torch.float64))
             if norm > max_norm:
-                raise WireError(f"{whose}: field {f.name!r} has the norm {norm:g}; the limit is {max_norm:g}")
+                raise WireError(f"{owner}: field {f.name!r} has the norm {norm:g}; the limit is {max_norm:g}")
         if not f.kind.positive or not value.numel():
             continue
         if f.kind.dims == (TRIANGLE,):
             if not Gaussian(value, unpacked(value.double())).is_proper:
-                raise WireError(f"{whose}: precision {f.name!r} is not positive definite")
+                raise WireError(f"{owner}: precision {f.name!r} is not positive definite")
         elif float(value.min()) <= 0:
             bad = int((value <= 0).sum())
             raise WireError(
-                f"{whose}: precision {f.name!r} is not positive in {bad} of {value.numel()} entries "
+                f"{owner}: precision {f.name!r} is not positive in {bad} of {value.numel()} entries "
                 f"(smallest {float(value.min()):g})"
             )
 

@@ -117,21 +117,21 @@ def encode_state(state: object) -> bytes:
     return b"".join(state_chunks(state))
 
 
-def decode_state(kind: type[S], data: bytes, whose: str) -> S:
+def decode_state(kind: type[S], data: bytes, owner: str) -> S:
     """The state of class `kind`. Errors: WireError, beginning with `whose`."""
     if data[:8] != MAGIC or len(data) < 20:
-        raise WireError(f"{whose}: not a fedsim state")
+        raise WireError(f"{owner}: not a fedsim state")
     body = memoryview(data)[16:]
     if struct.unpack(">Q", data[8:16])[0] != xxhash.xxh3_64_intdigest(body):
-        raise WireError(f"{whose}: the checksum does not match; the state is damaged")
+        raise WireError(f"{owner}: the checksum does not match; the state is damaged")
     (length,) = struct.unpack(">I", body[:4])
     if length > MAX_HEADER:
-        raise WireError(f"{whose}: a header of {length} bytes; the limit is {MAX_HEADER}")
+        raise WireError(f"{owner}: a header of {length} bytes; the limit is {MAX_HEADER}")
     try:
         header = msgspec.msgpack.decode(body[4 : 4 + length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise WireError(f"{whose}: unreadable header: {e}") from None
-    reader = _Reader(body[4 + length :], whose)
+        raise WireError(f"{owner}: unreadable header: {e}") from None
+    reader = _Reader(body[4 + length :], owner)
     state: S = reader.value(kind, header, kind.__qualname__)
     reader.finish()
     return state
@@ -140,15 +140,15 @@ def decode_state(kind: type[S], data: bytes, whose: str) -> S:
 class _Reader:
     """Builds values from a plain header, directed by annotations, taking tensors off one buffer."""
 
-    def __init__(self, data: memoryview, whose: str) -> None:
-        self.data, self.at, self.whose = data, 0, whose
+    def __init__(self, data: memoryview, owner: str) -> None:
+        self.data, self.at, self.owner = data, 0, owner
 
     def finish(self) -> None:
         if self.at != self.data.nbytes:
-            raise WireError(f"{self.whose}: {self.data.nbytes - self.at} bytes too many")
+            raise WireError(f"{self.owner}: {self.data.nbytes - self.at} bytes too many")
 
     def _fail(self, where: str, hint: Any) -> WireError:
-        return WireError(f"{self.whose}: {where} is not a {getattr(hint, '__name__', hint)}")
+        return WireError(f"{self.owner}: {where} is not a {getattr(hint, '__name__', hint)}")
 
     def value(self, hint: Any, plain: Any, where: str) -> Any:
         origin = get_origin(hint)
@@ -195,7 +195,7 @@ class _Reader:
         count = prod(shape)
         end = self.at + count * dtype.itemsize
         if end > self.data.nbytes:
-            raise WireError(f"{self.whose}: {where} is cut off")
+            raise WireError(f"{self.owner}: {where} is cut off")
         part = self.data[self.at : end]
         self.at = end
         if dtype is torch.bool and bytes(part).strip(b"\0\1"):

@@ -47,8 +47,8 @@ def envelope_size(
     headers, exact = [], part is None
     for f in fields:
         dtype = stored if f.kind.stored else f.kind.dtype
-        made, fixed = _field(f, codecs.get(f.name, "dense"), dims, layout, dtype)
-        headers.append(made)
+        created, fixed = _field(f, codecs.get(f.name, "dense"), dims, layout, dtype)
+        headers.append(created)
         exact = exact and fixed and not f.kind.elastic
     header = Header(VERSION, kind, run, fields=tuple(headers))
     envelope = Envelope(header, pack(header).head, ())
@@ -63,11 +63,11 @@ def envelope_size(
 def _field(f: Field, name: str, dims: Dims, layout: Layout, dtype: str) -> tuple[FieldHeader, bool]:
     """The field's header, and whether its sizes are the only possible ones."""
     shape = f.shape(dims)
-    spec, chosen = field_spec(f, shape, dtype, layout), codec(name)
-    bounds = chosen.bounds(spec)
+    spec, selected = field_spec(f, shape, dtype, layout), codec(name)
+    bounds = selected.bounds(spec)
     fixed = all(b.least == b.most for b in bounds)
     if sum(b.most for b in bounds) > spec.dense_bytes:  # the sender would take dense instead
-        chosen = codec("dense")
-        bounds = chosen.bounds(spec)
+        selected = codec("dense")
+        bounds = selected.bounds(spec)
     parts = tuple(PartHeader(b.layer, b.most, 0) for b in bounds)
-    return FieldHeader(f.name, chosen.name, dtype, shape, parts), fixed
+    return FieldHeader(f.name, selected.name, dtype, shape, parts), fixed

@@ -26,13 +26,13 @@ def show(what: str) -> None:
     if what == "algorithms":
         return _show_algorithms()
     if what == "datasets":
-        rows = [(d.name, f"{d.about}{_needs(d.files)}") for d in DATASETS.values()]
+        rows = [(d.name, f"{d.description}{_needs(d.files)}") for d in DATASETS.values()]
     elif what == "models":
-        rows = [(m.name, m.about) for m in MODELS.values()]
+        rows = [(m.name, m.description) for m in MODELS.values()]
     elif what == "partitions":
-        rows = [(p.usage, p.about) for p in PARTITIONS.values()]
+        rows = [(p.usage, p.description) for p in PARTITIONS.values()]
     elif what == "codecs":
-        rows = [(c.usage, c.about) for c in CODECS.values()]
+        rows = [(c.usage, c.description) for c in CODECS.values()]
     else:
         rows = list(SPECS.items())
     _print(rows)
@@ -61,8 +61,8 @@ def _print(rows: list[tuple[str, str]]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name, about in rows:
-        table.add_row(name, about)
+    for name, info in rows:
+        table.add_row(name, info)
     console.print(table)
 
 

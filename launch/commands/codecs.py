@@ -76,15 +76,17 @@ def codecs(folder: Path | None, data_dir: Path | None, fractions: Sequence[float
         raise UsageError(f"--csv {file}: there is no folder {file.parent}")
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="fedsim-codecs-") as temporary:
-            made = Path(temporary) / "run"
-            launch(Experiment(rounds=ROUNDS), Execution(workers=0, devices="cpu", out=str(made)), quiet=True)
-            return _show(StoredRun.open(made), fractions, file)
+            created = Path(temporary) / "run"
+            launch(
+                Experiment(rounds=ROUNDS), Execution(workers=0, devices="cpu", out=str(created)), quiet=True
+            )
+            return _show(StoredRun.open(created), fractions, file)
     _show(StoredRun.open(folder, data_dir), fractions, file)
 
 
 def _show(run: StoredRun, fractions: Sequence[float], file: Path | None) -> None:
     client = run.largest_participant()
-    found = [m for message in run.next_messages(client) for m in measured(message, run.problem, fractions)]
+    result = [m for message in run.next_messages(client) for m in measured(message, run.problem, fractions)]
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDTH
@@ -95,11 +97,11 @@ def _show(run: StoredRun, fractions: Sequence[float], file: Path | None) -> None
         f"{run.round + 1} with client {client} ({p.sizes[client]:,} examples)"
     )
     console.print()
-    console.print(table(found))
+    console.print(table(result))
     for paragraph in FOOTER:
         console.print(paragraph, markup=False)
     if file is not None:
-        write(file, found)
+        write(file, result)
 
 
 # ---- measuring
@@ -138,26 +140,26 @@ def _measure(
     x: Tensor,
     spec: Spec,
     ref: Tensor | None,
-    chosen: Codec,
+    selected: Codec,
     parts: tuple[tuple[str, memoryview], ...],
     of_the_run: bool,
 ) -> Measured:
     sizes, frames = {layer: part.nbytes for layer, part in parts}, tuple(part for _, part in parts)
     total, dense = sum(sizes.values()), spec.dense_bytes
-    found = chosen.unpack(frames, spec, ref)
-    worst, l2 = errors(found, x) if chosen.lossy else (None, None)
+    result = selected.unpack(frames, spec, ref)
+    worst, l2 = errors(result, x) if selected.lossy else (None, None)
     encoding = decoding = None
-    if chosen.name != "dense":
-        encoding = dense / fastest(lambda: chosen.pack(x, spec, ref)) / 1e6
-        decoding = dense / fastest(lambda: chosen.unpack(frames, spec, ref)) / 1e6
+    if selected.name != "dense":
+        encoding = dense / fastest(lambda: selected.pack(x, spec, ref)) / 1e6
+        decoding = dense / fastest(lambda: selected.unpack(frames, spec, ref)) / 1e6
     return Measured(
         direction=message.side,
         exchange=message.exchange,
         field=field.name,
         kind=field.kind.name,
         shape="x".join(str(n) for n in spec.shape),
-        codec=chosen.name,
-        sent=chosen.name if total <= dense else "dense",
+        codec=selected.name,
+        sent=selected.name if total <= dense else "dense",
         of_the_run=of_the_run,
         bytes=total,
         indices_bytes=sizes.get("indices", 0),
@@ -168,14 +170,14 @@ def _measure(
         decode_mb_s=decoding,
         max_relative_error=worst,
         relative_l2_error=l2,
-        indices_floor=indices_floor(chosen, spec) if "indices" in sizes else None,
-        values_floor=values_floor(chosen, spec, dict(parts)["values"]),
+        indices_floor=indices_floor(selected, spec) if "indices" in sizes else None,
+        values_floor=values_floor(selected, spec, dict(parts)["values"]),
     )
 
 
-def errors(found: Tensor, x: Tensor) -> tuple[float, float]:
+def errors(result: Tensor, x: Tensor) -> tuple[float, float]:
     """Largest |found - x| / |x| over the entries that are not 0, and the same of the whole vectors' norms."""
-    distance, size = (found.double() - x.double()).abs(), x.double().abs()
+    distance, size = (result.double() - x.double()).abs(), x.double().abs()
     nonzero = size > 0
     worst = float((distance[nonzero] / size[nonzero]).max()) if bool(nonzero.any()) else 0.0
     norm = float(size.norm())
@@ -202,22 +204,22 @@ def entropy(counts: np.ndarray) -> float:
     return float(-(p * np.log2(p)).sum()) + 0.0
 
 
-def indices_floor(chosen: Codec, spec: Spec) -> float:
+def indices_floor(selected: Codec, spec: Spec) -> float:
     """Bytes; see the module."""
-    assert chosen.kept is not None
+    assert selected.kept is not None
     bits = 0.0
     for s in spec.layout.slices:
         if s.size:
-            kept = chosen.kept(s.size)
+            kept = selected.kept(s.size)
             bits += s.size * entropy(np.array([kept, s.size - kept]))
     return bits / 8
 
 
-def values_floor(chosen: Codec, spec: Spec, part: memoryview) -> float:
+def values_floor(selected: Codec, spec: Spec, part: memoryview) -> float:
     """Bytes; see the module."""
-    side = chosen.side * len(spec.layout.slices)
-    count, width = chosen.numbers(spec), chosen.width or spec.dtype.itemsize
-    bound = next(b for b in chosen.bounds(spec) if b.layer == "values")
+    side = selected.side * len(spec.layout.slices)
+    count, width = selected.numbers(spec), selected.width or spec.dtype.itemsize
+    bound = next(b for b in selected.bounds(spec) if b.layer == "values")
     if bound.least == bound.most:
         planes = np.frombuffer(part[side:], dtype=np.uint8).reshape(count, width).T
     else:
@@ -239,7 +241,7 @@ FOOTER = (
 )
 
 
-def table(found: Sequence[Measured]) -> Table:
+def table(result: Sequence[Measured]) -> Table:
     """Fits 110 columns; the first one tells field, kind and shape of each group, one below the other."""
     out = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     out.add_column("field", no_wrap=True)
@@ -249,15 +251,15 @@ def table(found: Sequence[Measured]) -> Table:
     for name in ("indices\n/ floor", "values\n/ floor"):
         out.add_column(name, justify="right")
     groups: dict[tuple[str, int, str], list[Measured]] = {}
-    for m in found:
+    for m in result:
         groups.setdefault((m.direction, m.exchange, m.field), []).append(m)
     several = any(exchange > 1 for _, exchange, _ in groups)
     for (direction, exchange, name), rows in groups.items():
-        about = [f"[bold]{direction}.{name}[/]", f"[dim]{rows[0].kind} {rows[0].shape}[/]"]
-        about += [f"[dim]exchange {exchange}[/]"] if several else []
+        label = [f"[bold]{direction}.{name}[/]", f"[dim]{rows[0].kind} {rows[0].shape}[/]"]
+        label += [f"[dim]exchange {exchange}[/]"] if several else []
         for i, m in enumerate(rows):
             out.add_row(
-                about[i] if i < len(about) else "",
+                label[i] if i < len(label) else "",
                 f"{'>' if m.of_the_run else ' '} {m.codec}{' *' if m.sent != m.codec else ''}",
                 f"{m.bytes:,}",
                 f"{m.ratio:.2f}" if m.ratio < 100 else f"{m.ratio:.0f}",
@@ -285,12 +287,12 @@ def _over(size: int, floor: float | None) -> str:
     return f"{size / floor:.2f}" if floor else "-"
 
 
-def write(file: Path, found: Sequence[Measured]) -> None:
+def write(file: Path, result: Sequence[Measured]) -> None:
     """One row per codec and field; empty where there is nothing to say. Errors: DiskError."""
     try:
         with file.open("w", newline="", encoding="utf-8") as out:
             rows = csv.DictWriter(out, [f.name for f in fields(Measured)], lineterminator="\n")
             rows.writeheader()
-            rows.writerows(asdict(m) for m in found)
+            rows.writerows(asdict(m) for m in result)
     except OSError as e:
         raise DiskError(f"--csv {file}: {e.strerror}") from None

@@ -59,11 +59,11 @@ class Plan:
 
 def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Plan:
     """The algorithm's traffic of all rounds. run: the run's name, whose length every header has."""
-    made = Plan(problem.net.layout.size, took_part=np.zeros(len(problem.clients), dtype=np.int64))
+    created = Plan(problem.net.layout.size, took_part=np.zeros(len(problem.clients), dtype=np.int64))
     everyone = len(problem.clients)
     for e in range(1, len(problem.algorithm.setup) + 1):
         for direction, size in _sizes(problem, 0, e, run).items():
-            made.add(0, direction, size, everyone)
+            created.add(0, direction, size, everyone)
     exchanges = range(1, len(problem.algorithm.exchanges) + 1)
     sizes = {e: _sizes(problem, 1, e, run) for e in exchanges}
     last: tuple[int, ...] | None = None
@@ -72,13 +72,13 @@ def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Pla
         participation = participations(r)
         if participation.participants is not last:  # a full roster is the same tuple every round
             last, ids = participation.participants, np.array(participation.participants, dtype=np.int64)
-        made.took_part[ids] += 1
-        made.rounds.setdefault(r, {"down": 0, "up": 0})
+        created.took_part[ids] += 1
+        created.rounds.setdefault(r, {"down": 0, "up": 0})
         participants, gone = len(participation.participants), len(participation.dropouts)
         for e in exchanges:
-            made.add(r, "down", sizes[e]["down"], participants if e == 1 else participants - gone)
-            made.add(r, "up", sizes[e]["up"], participants - gone)
-    return made
+            created.add(r, "down", sizes[e]["down"], participants if e == 1 else participants - gone)
+            created.add(r, "up", sizes[e]["up"], participants - gone)
+    return created
 
 
 def _sizes(problem: Problem, round: int, number: int, run: str) -> dict[str, EnvelopeSize]:
@@ -102,53 +102,53 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
     """Errors: as launch."""
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
     problem = Problem.outline(experiment, algorithm, Path(execution.data_dir) if execution.data_dir else None)
-    made, dataset = problem.experiment, problem.dataset
+    created, dataset = problem.experiment, problem.dataset
     sizes: tuple[int, ...] = ()
-    if made.participation.startswith("size:"):
+    if created.participation.startswith("size:"):
         split = partition(
-            made.partition,
+            created.partition,
             targets=dataset.train_targets,
             classes=dataset.classes,
-            clients=made.clients,
-            seed=made.seed,
-            fraction=made.fraction,
+            clients=created.clients,
+            seed=created.seed,
+            fraction=created.fraction,
             centres=dataset.centres,
         )
         sizes = tuple(len(rows) for rows in split)
-    participations = schedule(made.participation, clients=made.clients, seed=made.seed, sizes=sizes)
+    participations = schedule(created.participation, clients=created.clients, seed=created.seed, sizes=sizes)
     return problem, plan(problem, participations)
 
 
 def show(experiment: Experiment, execution: Execution) -> None:
     """Print the bill of a run that is not carried out."""
-    problem, made = planned(experiment, execution)
+    problem, created = planned(experiment, execution)
     e = problem.experiment
     display = Display(e.rounds)
     display.note(
-        f"[bold]{e.algo}[/], {e.model} on {e.dataset}, P = {made.params:,}; {e.clients:,} clients, "
+        f"[bold]{e.algo}[/], {e.model} on {e.dataset}, P = {created.params:,}; {e.clients:,} clients, "
         f"{e.rounds:,} rounds, participation {e.participation}, seed {e.seed}"
     )
-    display.traffic(_as_summary(made))
-    times = made.took_part
+    display.traffic(_as_summary(created))
+    times = created.took_part
     display.note(
         f"a client takes part in {times.min():,} to {times.max():,} rounds, {times.mean():,.1f} on average; "
-        f"a round costs {_range([s['down'] + s['up'] for r, s in made.rounds.items() if r])} bytes"
+        f"a round costs {_range([s['down'] + s['up'] for r, s in created.rounds.items() if r])} bytes"
     )
-    if not made.exact:
+    if not created.exact:
         display.note(
             "at most: a codec's size depends on the values, or a message has parts that may be absent"
         )
 
 
-def _as_summary(made: Plan) -> dict[str, Any]:
-    down, up = made.total("down"), made.total("up")
-    p = 4 * made.params
+def _as_summary(created: Plan) -> dict[str, Any]:
+    down, up = created.total("down"), created.total("up")
+    p = 4 * created.params
     return {
-        "bytes": {"algorithm": made.nested()},
+        "bytes": {"algorithm": created.nested()},
         "bytes_down": down,
         "bytes_up": up,
-        "units_of_p_down": down / (p * made.messages["down"]) if made.messages["down"] else 0.0,
-        "units_of_p_up": up / (p * made.messages["down"]) if made.messages["down"] else 0.0,
+        "units_of_p_down": down / (p * created.messages["down"]) if created.messages["down"] else 0.0,
+        "units_of_p_up": up / (p * created.messages["down"]) if created.messages["down"] else 0.0,
     }
 
 

@@ -28,45 +28,45 @@ def replay(folder: Path, data_dir: Path | None) -> None:
     if not uploads_folder(folder).is_dir():
         raise UsageError(f"{folder} has no uploads to fold again: fedsim launch --keep-uploads keeps them")
     console = Console(highlight=False, emoji=False, markup=False)
-    recorded, faults, made, last = RecordedUploads(folder), [], run.checkpoint, run.last_commit()
+    recorded, faults, created, last = RecordedUploads(folder), [], run.checkpoint, run.last_commit()
     with at_rest(folder), tempfile.TemporaryDirectory(prefix="fedsim-replay-") as scratch:
         before = 0
-        for made in RoundReplayer(run.problem, run.name, recorded, Path(scratch)).rounds(None, last):
-            said, fault = _compared(run, made)
+        for created in RoundReplayer(run.problem, run.name, recorded, Path(scratch)).rounds(None, last):
+            text, fault = _compared(run, created)
             faults += [fault] if fault else []
             uploads, before = recorded.read - before, recorded.read
-            line = f"round {made.round:>{len(str(last))}}  {uploads} uploads folded again{said}"
+            line = f"round {created.round:>{len(str(last))}}  {uploads} uploads folded again{text}"
             console.print(line, soft_wrap=True)
-    for said, fault in _outcome(run, made):
-        console.print(said, soft_wrap=True)
+    for text, fault in _outcome(run, created):
+        console.print(text, soft_wrap=True)
         faults += [fault] if fault else []
     if faults:
         raise FedsimError("\n".join(faults))
 
 
-def _compared(run: StoredRun, made: Checkpoint[Any]) -> tuple[str, str]:
+def _compared(run: StoredRun, created: Checkpoint[Any]) -> tuple[str, str]:
     """With what the round has committed: what to print, and what is wrong."""
     try:
-        what = run.unlike(made)
+        what = run.unlike(created)
     except DataError as e:
         return "; its checkpoint is damaged", str(e)
     if what:
-        return "; its checkpoint is different", f"{run.folder}, round {made.round}: {what}"
+        return "; its checkpoint is different", f"{run.folder}, round {created.round}: {what}"
     return "" if what is None else "; its checkpoint is identical", ""
 
 
-def _outcome(run: StoredRun, made: Checkpoint[Any]) -> Iterator[tuple[str, str]]:
+def _outcome(run: StoredRun, created: Checkpoint[Any]) -> Iterator[tuple[str, str]]:
     summary, problem = run.summary(), run.problem
-    if not summary.get("model_sha256") or summary["rounds"] != made.round:
+    if not summary.get("model_sha256") or summary["rounds"] != created.round:
         yield "summary.json has no model_sha256 of this round to compare with", ""
         return
-    model = problem.algorithm.model(made.server, problem.context(made.round, 0))
-    found = model_digest(model.mean, precision_of(model))
-    if found == summary["model_sha256"]:
+    model = problem.algorithm.model(created.server, problem.context(created.round, 0))
+    result = model_digest(model.mean, precision_of(model))
+    if result == summary["model_sha256"]:
         yield "model_sha256 is identical: these uploads give the run's model", ""
     else:
         yield (
             "model_sha256 is different",
-            f"{run.folder}: model_sha256 of what was folded again is {found}; "
+            f"{run.folder}: model_sha256 of what was folded again is {result}; "
             f"summary.json says {summary['model_sha256']}",
         )

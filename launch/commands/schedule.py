@@ -15,15 +15,15 @@ MOST_LINES = 40
 
 def show(spec: str, *, clients: int, rounds: int, seed: int, sizes: tuple[int, ...]) -> None:
     """Print it. Errors: UsageError or DataError of the schedule."""
-    made = schedule(spec, clients=clients, seed=seed, sizes=sizes)
+    created = schedule(spec, clients=clients, seed=seed, sizes=sizes)
     console = Console(highlight=False, emoji=False)
-    for line in lines(made, clients, rounds, max(20, console.width - 22)):
+    for line in lines(created, clients, rounds, max(20, console.width - 22)):
         console.print(Text(line), soft_wrap=True)
 
 
-def lines(made: Schedule, clients: int, rounds: int, width: int) -> Iterator[str]:
+def lines(created: Schedule, clients: int, rounds: int, width: int) -> Iterator[str]:
     """The grid: a line per client, a column per round, cut to `width` rounds and MOST_LINES clients."""
-    participations = [made(r) for r in range(1, rounds + 1)]
+    participations = [created(r) for r in range(1, rounds + 1)]
     columns, many = participations[:width], min(clients, MOST_LINES)
     label = len(str(max(clients - 1, 0))) + 8
     yield f"{'round':<{label}}{_projection(len(columns))}"

@@ -51,16 +51,16 @@ def verify(
     only = _ids(clients, len(run.problem.clients))
     console = Console(highlight=False, emoji=False, markup=False)
     with at_rest(folder):
-        chosen = computable(run)
-        chosen = chosen[-rounds:] if rounds else chosen
-        recorded = digests([r for r in run.journal() if r.get("round") in chosen])
+        selected = computable(run)
+        selected = selected[-rounds:] if rounds else selected
+        recorded = digests([r for r in run.journal() if r.get("round") in selected])
         verdicts = []
-        for number in chosen:
+        for number in selected:
             verdicts.append(_verified(run, number, recorded, only, twice))
             _print(console, verdicts[-1], len(str(run.round)))
         faults = [fault for v in verdicts for fault in v.faults]
-        for said, fault in _files(run):
-            console.print(said, soft_wrap=True)
+        for output, fault in _files(run):
+            console.print(output, soft_wrap=True)
             faults += [fault] if fault else []
     different = [d for v in verdicts for d in v.differences]
     if different:
@@ -145,19 +145,19 @@ def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
         states = ClientStates(run.folder / "state", run.problem.algorithm.client_type)
         return clients_digest(run.problem, states, tuple(run.checkpoint.versions.tolist()))
 
-    for name, where, made in (
+    for name, where, created in (
         ("model_sha256", "model.safetensors", model),
         ("clients_sha256", "state/", clients),
     ):
         try:
-            found = made()
+            result = created()
         except (DataError, DiskError) as e:
             yield f"{where}: {name} cannot be compared", str(e)
             continue
-        if found == summary[name]:
+        if result == summary[name]:
             yield f"{where}: {name} is identical", ""
         else:
-            fault = f"{run.folder / where}: {name} is {found}; summary.json says {summary[name]}"
+            fault = f"{run.folder / where}: {name} is {result}; summary.json says {summary[name]}"
             yield f"{where}: {name} differs", fault
 
 
@@ -178,11 +178,11 @@ def _named(d: Difference) -> str:
 
 def _print(console: Console, v: Verdict, width: int) -> None:
     different = len(v.differences)
-    said = f"round {v.round:>{width}}  {v.compared} tasks compared, {v.compared - different} identical"
-    said += f", {different} different" if different else ""
-    said += f", {v.left_out} left out" if v.left_out else ""
-    said += "; the server's state is identical" if v.server else ""
-    console.print(said, soft_wrap=True)
+    output = f"round {v.round:>{width}}  {v.compared} tasks compared, {v.compared - different} identical"
+    output += f", {different} different" if different else ""
+    output += f", {v.left_out} left out" if v.left_out else ""
+    output += "; the server's state is identical" if v.server else ""
+    console.print(output, soft_wrap=True)
     for d in v.differences[:SHOWN]:
         console.print(f"    {_named(d)}", soft_wrap=True)
     if different > SHOWN:

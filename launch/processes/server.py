@@ -41,7 +41,7 @@ class ForkServer:
     def __init__(self) -> None:
         """Start it. Call from the main thread: the kernel ends it when that thread ends."""
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
         pristine = "torch" not in sys.modules and "numpy" not in sys.modules
         # Ctrl-C reaches the whole foreground group; the coordinator alone decides what it means
         old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -57,7 +57,7 @@ class ForkServer:
             theirs.close()
         self._pidfd = os.pidfd_open(self.pid)
         self._status: int | None = None
-        self.said = ""
+        self.output = ""
         """What it printed, once it has ended."""
 
     def _fork(self, theirs: socket.socket) -> int:
@@ -70,8 +70,8 @@ class ForkServer:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self.link.close()
-            os.dup2(self._said.fileno(), 1)
-            os.dup2(self._said.fileno(), 2)
+            os.dup2(self._output.fileno(), 1)
+            os.dup2(self._output.fileno(), 2)
             fork_server.main(theirs.detach())
         except BaseException:
             traceback.print_exc()
@@ -87,7 +87,7 @@ class ForkServer:
             pass_fds=[theirs.fileno()],
             preexec_fn=lambda: fork_server.die_with_parent(parent),
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
+            stdout=self._output,
             stderr=subprocess.STDOUT,
             env={**os.environ, **ENVIRONMENT, "PYTHONPATH": paths},
         )
@@ -104,9 +104,9 @@ class ForkServer:
             _, status = os.waitpid(self.pid, 0)
             os.close(self._pidfd)
             self._status = os.waitstatus_to_exitcode(status)
-            self._said.seek(0)
-            self.said = self._said.read().decode(errors="replace")
-            self._said.close()
+            self._output.seek(0)
+            self.output = self._output.read().decode(errors="replace")
+            self._output.close()
         return self._status
 
 

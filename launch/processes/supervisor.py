@@ -126,8 +126,8 @@ class Supervisor:
 
     def _server_lost(self, server: ForkServer) -> TaskError:
         code = server.end(patience=1.0)
-        said = "\n".join(server.said.splitlines()[-LAST_WORDS:])
-        return TaskError(f"the fork server ended (exit code {code}).\n{said}")
+        text = "\n".join(server.output.splitlines()[-LAST_WORDS:])
+        return TaskError(f"the fork server ended (exit code {code}).\n{text}")
 
     # ---- watching (workers.coordinator.worker_pool.Crew)
 

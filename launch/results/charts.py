@@ -53,9 +53,9 @@ def style(slot: int) -> tuple[str, str]:
 
 def wide(values: Sequence[Values]) -> bool:
     """Whether positive values span decades."""
-    found = np.concatenate([*values, np.zeros(0)])
-    found = found[np.isfinite(found) & (found > 0)]
-    return bool(len(found)) and bool(found.max() >= DECADES * found.min())
+    result = np.concatenate([*values, np.zeros(0)])
+    result = result[np.isfinite(result) & (result > 0)]
+    return bool(len(result)) and bool(result.max() >= DECADES * result.min())
 
 
 def chart(
@@ -128,8 +128,8 @@ def _draw(axes: Any, line: Line, slot: int, gid: str, marks: bool) -> None:
 def _inline(svg: str, label: str, lines: Sequence[Line]) -> str:
     """The element alone, its ids its own, its colours variables."""
 
-    def named(found: re.Match[str]) -> str:
-        n = int(found[1])
+    def named(result: re.Match[str]) -> str:
+        n = int(result[1])
         slot = lines[n].slot
         return f'<g class="l{n if slot is None else slot}"><title>{escape(lines[n].name)}</title>'
 

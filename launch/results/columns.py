@@ -74,31 +74,31 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
 
     Errors: UsageError for an expression that is none.
     """
-    if found := _TO.fullmatch(expression):
-        at = reached(curve, float(found[2]))
+    if result := _TO.fullmatch(expression):
+        at = reached(curve, float(result[2]))
         if at is None:
             return math.nan
-        return float(curve.rounds()[at]) if found[1] == "rounds" else curve.metric("MB")[at]
-    if not (found := _AT.fullmatch(expression)):
+        return float(curve.rounds()[at]) if result[1] == "rounds" else curve.metric("MB")[at]
+    if not (result := _AT.fullmatch(expression)):
         raise UsageError(
             f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, rounds to VALUE, MB@end"
         )
-    how, name = found[1], found[2]
-    end = curve.rounds()[-1] if found[3] == "end" else int(found[3])
+    how, name = result[1], result[2]
+    end = curve.rounds()[-1] if result[3] == "end" else int(result[3])
     known = [i for i, round in enumerate(curve.rounds()) if round <= end]
     if not known or curve.rounds()[known[-1]] != end:
         raise UsageError(f"column {expression!r}: round {end} was not evaluated")
     values = curve.metric(name)
     if name in _SUMS:
         return values[known[-1]]
-    chosen = [values[i] for i in (known if how == "best" else known[-window:]) if curve.rounds()[i] > 0]
-    return max(chosen) if how else sum(chosen) / len(chosen)
+    selected = [values[i] for i in (known if how == "best" else known[-window:]) if curve.rounds()[i] > 0]
+    return max(selected) if how else sum(selected) / len(selected)
 
 
 def reached(curve: Curve, accuracy: float) -> int | None:
     """The place of the first evaluated round, after the start, with at least this test_accuracy."""
-    for at, found in enumerate(curve.metric("test_accuracy")):
-        if found >= accuracy and curve.rounds()[at] > 0:
+    for at, result in enumerate(curve.metric("test_accuracy")):
+        if result >= accuracy and curve.rounds()[at] > 0:
             return at
     return None
 

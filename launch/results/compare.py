@@ -36,21 +36,21 @@ def compare(
     asked = sorted({accuracy(text) for text in to})
     groups = gather(paths, where)
     running_maximum = [running_maximum(n, g) for n, g in enumerate(groups)]
-    wanted = asked or levels(running_maximum, _start(groups))
-    html.save(out, render(groups, running_maximum, wanted))
+    target = asked or levels(running_maximum, _start(groups))
+    html.save(out, render(groups, running_maximum, target))
     written = [("page", out)]
     if markdown is not None:
-        grids = (results(groups, comparable(groups)), costs(groups, wanted), fields(groups))
+        grids = (results(groups, comparable(groups)), costs(groups, target), fields(groups))
         html.save(markdown, "\n".join(grid.markdown() for grid in grids if grid.lines))
         written.append(("Markdown", markdown))
     if csv is not None:
-        write_csv(csv, groups, wanted)
+        write_csv(csv, groups, target)
         written.append(("CSV", csv))
     console = Console(highlight=False, emoji=False)
     for note in (*warnings(groups), *remarks(groups)):
         console.print(f"note: {escape(note)}")
     room = len(asked) or max(1, (console.width - 58) // 9)
-    console.print(_table(groups, wanted[-room:]))
+    console.print(_table(groups, target[-room:]))
     _print_frontier(console, groups, running_maximum)
     for what, path in written:
         console.print(f"{what}: {escape(str(path))}", soft_wrap=True)
@@ -73,21 +73,21 @@ def _start(groups: Sequence[Group]) -> float:
     return max((s for s in starts if not math.isnan(s)), default=0.0)
 
 
-def _table(groups: Sequence[Group], wanted: Sequence[float]) -> Table:
+def _table(groups: Sequence[Group], target: Sequence[float]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", overflow="fold")
-    heads = ["seeds", "acc. %", "NLL", "MB", *(f"MB to\n{level:g}" for level in wanted)]
+    heads = ["seeds", "acc. %", "NLL", "MB", *(f"MB to\n{level:g}" for level in target)]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for g in groups:
         ends = (("test_accuracy@end", "test_accuracy"), ("test_nll@end", "test_nll"))
         cells = [shown(c, v) if (v := g.values(c, metric)) else NONE for c, metric in ends]
         cells.append(_megabytes([m.bytes for m in g.members]))
-        for level in wanted:
-            found = reaching(g, level)
-            there = [n for at in found if at is not None for n in at[1:]]
-            partly = f"{len(there)} of {len(found)}" if there else NONE
-            cells.append(_megabytes(there) if there and len(there) == len(found) else partly)
+        for level in target:
+            result = reaching(g, level)
+            there = [n for at in result if at is not None for n in at[1:]]
+            partly = f"{len(there)} of {len(result)}" if there else NONE
+            cells.append(_megabytes(there) if there and len(there) == len(result) else partly)
         table.add_row(escape(name(g)), str(len(g.members)), *cells)
     return table
 
@@ -99,12 +99,12 @@ def _megabytes(counts: Sequence[float]) -> str:
 def _print_frontier(
     console: Console, groups: Sequence[Group], running_maximum: Sequence[Sequence[FrontierPoint]]
 ) -> None:
-    found = winning_ranges(pareto([p for points in running_maximum for p in points]))
-    if len(groups) < 2 or not 0 < len(found) <= MOST_REIGNS:
+    result = winning_ranges(pareto([p for points in running_maximum for p in points]))
+    if len(groups) < 2 or not 0 < len(result) <= MOST_REIGNS:
         return
-    said = [
+    output = [
         f"{escape(name(groups[r.first.group]))} {'from' if math.isinf(r.until) else 'to'} "
         f"{_megabytes([1e6 * (r.first.MB if math.isinf(r.until) else r.until)])} MB"
-        for r in found
+        for r in result
     ]
-    console.print(f"most accurate: {', '.join(said)}")
+    console.print(f"most accurate: {', '.join(output)}")

@@ -53,7 +53,7 @@ def render(
     return html.page(
         title,
         (
-            f'<h1>{escape(title)}</h1><p class="soft">{escape(_about(groups))}</p>',
+            f'<h1>{escape(title)}</h1><p class="soft">{escape(_description(groups))}</p>',
             *(f'<p class="bad">{escape(note)}</p>' for note in warnings(groups)),
             *(f'<p class="soft">{escape(note)}</p>' for note in remarks(groups)),
             html.section("Results", _table(results(groups, comparable(groups))), _SPREAD),
@@ -77,7 +77,7 @@ def render(
 
 def warnings(groups: Sequence[Group]) -> list[str]:
     """What makes numbers of different groups no comparison of algorithms; which groups are unfinished."""
-    found = [
+    result = [
         f"These runs {what} ({', '.join(_values(groups, key))}): accuracies mean nothing across them"
         for key, what in ROWS.items()
         if len(_values(groups, key)) > 1
@@ -86,26 +86,26 @@ def warnings(groups: Sequence[Group]) -> list[str]:
         for member in group.members:
             if not member.done:
                 error = member.run.summary.get("error") if member.run.status == "failed" else ""
-                found.append(
+                result.append(
                     f"{name(group)}, seed {member.seed}: {member.run.status}, evaluated up to round "
                     f"{member.rounds} of {member.run.experiment['rounds']}{f' ({error})' if error else ''}"
                 )
-    return found
+    return result
 
 
 def remarks(groups: Sequence[Group]) -> list[str]:
     """What else a reader should know before the numbers."""
-    found = []
+    result = []
     if other := [f"{key} ({', '.join(v)})" for key in TASK if len(v := _values(groups, key)) > 1]:
-        found.append(f"The runs also differ in {', '.join(other)}")
+        result.append(f"The runs also differ in {', '.join(other)}")
     for group in groups:
         unfinished = [str(m.seed) for m in group.aside if not m.done and m.seed not in group.seeds]
         retry = sorted({m.seed for m in group.aside if m.seed in group.seeds})
         if unfinished:
-            found.append(f"{name(group)}: without seed {', '.join(unfinished)}, not finished")
+            result.append(f"{name(group)}: without seed {', '.join(unfinished)}, not finished")
         if retry:
-            found.append(f"{name(group)}: more than one run with seed {seeds(retry)}, of which one counts")
-    return found
+            result.append(f"{name(group)}: more than one run with seed {seeds(retry)}, of which one counts")
+    return result
 
 
 def comparable(groups: Sequence[Group]) -> bool:
@@ -138,14 +138,14 @@ def _values(groups: Sequence[Group], key: str) -> list[str]:
     return list(dict.fromkeys(plugins.short(str(g.settings.get(key))) for g in groups))
 
 
-def _about(groups: Sequence[Group]) -> str:
+def _description(groups: Sequence[Group]) -> str:
     runs = sum(len(g.members) for g in groups)
     all_seeds = seeds(list({seed for g in groups for seed in g.seeds}))
-    said = [f"{runs} runs of {len(groups)} configurations", f"seeds {all_seeds}"]
+    output = [f"{runs} runs of {len(groups)} configurations", f"seeds {all_seeds}"]
     for key, what in (("params", "P = {}"), ("clients", "{} clients"), ("rounds", "{} rounds")):
         if len(values := _values(groups, key)) == 1:
-            said.append(what.format(f"{int(values[0]):,}"))
-    return ", ".join(said)
+            output.append(what.format(f"{int(values[0]):,}"))
+    return ", ".join(output)
 
 
 def _table(grid: Grid) -> str:
@@ -154,20 +154,20 @@ def _table(grid: Grid) -> str:
 
 def _curves(groups: Sequence[Group]) -> str:
     """One row of charts per axis, one column per measure."""
-    made = []
+    created = []
     for axis, what in AXES.items():
-        for metric, said in MEASURES.items():
+        for metric, output in MEASURES.items():
             having = {slot: g for slot, g in enumerate(groups) if g.has(metric)}
             if axis == "simulated" and not all(g.has(axis) for g in having.values()):
                 continue
-            found = {slot: band(g.curves, axis, metric) for slot, g in having.items()}
-            lines = [Line(name(having[n]), b.x, b.mean, b.low, b.high, n) for n, b in found.items()]
-            logx = axis == "MB" and wide([b.x for b in found.values()])
-            low, high = _ends(list(found.values()))
+            result = {slot: band(g.curves, axis, metric) for slot, g in having.items()}
+            lines = [Line(name(having[n]), b.x, b.mean, b.low, b.high, n) for n, b in result.items()]
+            logx = axis == "MB" and wide([b.x for b in result.values()])
+            low, high = _ends(list(result.values()))
             logy = metric == "test_nll" and high > SPAN * low > 0
             limits = (low if metric == "test_accuracy" else None, high if metric == "test_nll" else None)
-            made.append(chart(lines, what, said, logx=logx, logy=logy, limits=limits))
-    return html.charts(*made, across=2)
+            created.append(chart(lines, what, output, logx=logx, logy=logy, limits=limits))
+    return html.charts(*created, across=2)
 
 
 def _ends(bands: Sequence[Band]) -> tuple[float, float]:

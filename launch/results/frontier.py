@@ -58,23 +58,23 @@ def running_maximum(group: int, runs: Group) -> list[FrontierPoint]:
 
 def pareto(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     """Those that are better than all that cost no more, by bytes."""
-    found: list[FrontierPoint] = []
+    result: list[FrontierPoint] = []
     for point in sorted(points, key=lambda p: (p.MB, -p.accuracy)):
-        if point.accuracy > (found[-1].accuracy + ROUNDING if found else -math.inf):
-            found.append(point)
-    return found
+        if point.accuracy > (result[-1].accuracy + ROUNDING if result else -math.inf):
+            result.append(point)
+    return result
 
 
 def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[Reign]:
     """Neighbouring points of one group as one."""
-    found: list[Reign] = []
+    result: list[Reign] = []
     for n, point in enumerate(frontier):
         until = frontier[n + 1].MB if n + 1 < len(frontier) else math.inf
-        if found and found[-1].first.group == point.group:
-            found[-1] = Reign(found[-1].first, point, until)
+        if result and result[-1].first.group == point.group:
+            result[-1] = Reign(result[-1].first, point, until)
         else:
-            found.append(Reign(point, point, until))
-    return found
+            result.append(Reign(point, point, until))
+    return result
 
 
 def levels(running_maximum: Sequence[Sequence[FrontierPoint]], start: float) -> list[float]:
@@ -83,22 +83,22 @@ def levels(running_maximum: Sequence[Sequence[FrontierPoint]], start: float) -> 
     best = sorted(points[-1].low for points in running_maximum if points and points[-1].low > start)
     if not best:
         return []
-    wanted = (best[len(best) // 4], best[len(best) // 2], best[-1])
-    found: list[float] = []
+    target = (best[len(best) // 4], best[len(best) // 2], best[-1])
+    result: list[float] = []
     for step in STEPS:
-        floors = {round(math.floor(x / step + 1e-9) * step, 3) for x in wanted}
-        found = sorted(level for level in floors if level > start)
-        if len(found) == 3 or (step <= FINE and len(found) == 2):
+        floors = {round(math.floor(x / step + 1e-9) * step, 3) for x in target}
+        result = sorted(level for level in floors if level > start)
+        if len(result) == 3 or (step <= FINE and len(result) == 2):
             break
-    return found
+    return result
 
 
 def reaching(runs: Group, accuracy: float) -> list[tuple[int, int] | None]:
     """Per member, the first round with an accuracy and the bytes spent until then, both directions."""
-    found: list[tuple[int, int] | None] = []
+    result: list[tuple[int, int] | None] = []
     for curve in runs.curves:
         at = reached(curve, accuracy) if curve.has("test_accuracy") else None
         until = curve.lines[: at + 1] if at is not None else ()
         spent = sum(line["bytes_down"] + line["bytes_up"] for line in until)
-        found.append((until[-1]["round"], spent) if until else None)
-    return found
+        result.append((until[-1]["round"], spent) if until else None)
+    return result

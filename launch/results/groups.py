@@ -48,18 +48,18 @@ class ComparedRun:
     @cached_property
     def traffic(self) -> Mapping[str, Mapping[str, int]]:
         """Bytes of the algorithm: {direction: {field, its indices, header or framing: n}}."""
-        found: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
+        result: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
         if self.done:
             for side, named in self.run.summary.get("bytes", {}).get("algorithm", {}).items():
                 for name, layers in named.items():
                     for layer, n in layers.items():
-                        found[side][_part(name, layer)] += n
+                        result[side][_part(name, layer)] += n
         elif (self.run.path / "ledger.csv").is_file():
             rows = self.run.ledger
             for (name, layer), row in sides(rows[rows.kind == "algorithm"], ["field", "layer"]).iterrows():
-                for side in found:
-                    found[side][_part(name, layer)] += int(row[side])
-        return found
+                for side in result:
+                    result[side][_part(name, layer)] += int(row[side])
+        return result
 
     @property
     def bytes(self) -> int:
@@ -124,16 +124,16 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...
     """
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
     runs = [Run.open(folder) for folder in folders]
-    found: dict[str, list[ComparedRun]] = {}
+    result: dict[str, list[ComparedRun]] = {}
     settings: dict[str, dict[str, Any]] = {}
-    for run, described in _chosen([(run, _settings(run)) for run in runs], where):
+    for run, described in _selected([(run, _settings(run)) for run in runs], where):
         key = repr(sorted(described.items()))
         settings.setdefault(key, described)
-        found.setdefault(key, []).append(ComparedRun(run))
+        result.setdefault(key, []).append(ComparedRun(run))
     names = labels(list(settings.values()))
     groups = [
         _group(name, settings[key], members)
-        for name, (key, members) in zip(names, found.items(), strict=True)
+        for name, (key, members) in zip(names, result.items(), strict=True)
     ]
     algorithms = list(dict.fromkeys(g.settings["algo"] for g in groups))
     return tuple(sorted(groups, key=lambda g: (algorithms.index(g.settings["algo"]), natural(g.label))))
@@ -141,10 +141,10 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...
 
 def _group(label: str, settings: Mapping[str, Any], runs: Sequence[ComparedRun]) -> Group:
     ordered = sorted(runs, key=lambda m: (m.seed, -m.rounds))
-    chosen: dict[int, ComparedRun] = {}
+    selected: dict[int, ComparedRun] = {}
     for member in [m for m in ordered if m.done] or ordered:
-        chosen.setdefault(member.seed, member)
-    members = tuple(chosen.values())
+        selected.setdefault(member.seed, member)
+    members = tuple(selected.values())
     return Group(label, settings, members, tuple(m for m in ordered if m not in members))
 
 
@@ -169,34 +169,34 @@ def _expanded(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UsageError(f"there is no run folder {path}")
-    found = sorted(p.parent for p in path.glob("*/manifest.json"))
-    if not found:
+    result = sorted(p.parent for p in path.glob("*/manifest.json"))
+    if not result:
         raise UsageError(f"{path} is no run folder, and there is none in it: no manifest.json")
-    return found
+    return result
 
 
-def _chosen(
+def _selected(
     runs: Sequence[tuple[Run, dict[str, Any]]], where: Sequence[str]
 ) -> Sequence[tuple[Run, dict[str, Any]]]:
     for text in where:
-        name, equals, wanted = text.partition("=")
+        name, equals, target = text.partition("=")
         if not equals:
             raise UsageError(f"--where {text!r}: give key=value, such as --where algo=fedlap")
         known = {key for _, described in runs for key in described} | {"seed"}
         if name not in {short for key in known for short in (key, key.partition(".")[2], _last(key))}:
             raise unknown("key of --where:", name, known)
-        runs = [(run, d) for run, d in runs if wanted in _said(name, d, run)]
+        runs = [(run, d) for run, d in runs if target in _output(name, d, run)]
         if not runs:
             raise UsageError(f"no run has {text}" + (" beside the other --where" if len(where) > 1 else ""))
     return runs
 
 
-def _said(name: str, settings: Mapping[str, Any], run: Run) -> set[str]:
+def _output(name: str, settings: Mapping[str, Any], run: Run) -> set[str]:
     """The texts that a value may be asked for by."""
     if name == "seed":
         return {str(run.experiment["seed"])}
-    found = [v for key, v in settings.items() if name in (key, key.partition(".")[2], _last(key))]
-    return {text for v in found for text in (str(v), str(v).lower())}
+    result = [v for key, v in settings.items() if name in (key, key.partition(".")[2], _last(key))]
+    return {text for v in result for text in (str(v), str(v).lower())}
 
 
 def _last(key: str) -> str:

@@ -79,7 +79,7 @@ def section(title: str, *parts: str) -> str:
 def key(names: Mapping[int, str]) -> str:
     """Which line is whose, by the slots of charts.Line; pointing at a name dims the others' lines."""
     lengths = dict(zip(DASHES, ("", "5 2", "1.5 1.5", "5 1.5 1.5 1.5"), strict=True))
-    made = (
+    created = (
         f'<span class="key k{n}"><svg class="swatch" viewBox="0 0 24 8" aria-hidden="true"><path d="M0 4H24" '
         f'stroke="var(--c{n % len(COLOURS)})" stroke-width="3" '
         f'stroke-dasharray="{lengths[DASHES[n // len(COLOURS) % len(DASHES)]]}"/></svg>{escape(name)}</span>'
@@ -90,13 +90,13 @@ def key(names: Mapping[int, str]) -> str:
         for n in names
         if len(names) > 1
     )
-    return f"<style>{' '.join(dim)}</style><p>{' '.join(made)}</p>" if names else ""
+    return f"<style>{' '.join(dim)}</style><p>{' '.join(created)}</p>" if names else ""
 
 
 def charts(*drawn: str, across: int = 3) -> str:
     """Side by side, at most `across` (2 or 3) where there is room."""
-    found = "".join(f"<figure>{svg}</figure>" for svg in drawn if svg)
-    return f'<div class="charts by{across}">{found}</div>' if found else ""
+    result = "".join(f"<figure>{svg}</figure>" for svg in drawn if svg)
+    return f'<div class="charts by{across}">{result}</div>' if result else ""
 
 
 def tiles(values: Mapping[str, str]) -> str:
@@ -118,11 +118,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int
         return f"<b>{escape(cell[2:-2])}</b>" if bold else escape(cell)
 
     def line(tag: str, cells: Sequence[str]) -> str:
-        made = (
+        created = (
             f'<{tag} class="{"n" if n >= numbers_from else "t"}">{text(c)}</{tag}>'
             for n, c in enumerate(cells)
         )
-        return f"<tr>{''.join(made)}</tr>"
+        return f"<tr>{''.join(created)}</tr>"
 
     body = "".join(line("td", row) for row in rows)
     return f'<div class="wide"><table>{line("th", heads)}{body}</table></div>'
@@ -150,11 +150,11 @@ def bars(rows: Mapping[str, Mapping[str, float]], totals: Mapping[str, str]) -> 
         for name, n in parts.items():
             sizes[name] = sizes.get(name, 0) + n
     names = sorted(sizes, key=lambda name: -sizes[name])
-    made = (
+    created = (
         f"<span>{escape(row)} <span>{escape(totals[row])}</span></span>{_bar(parts, most, names)}"
         for row, parts in rows.items()
     )
-    return f'{_fields({name: name for name in names})}<div class="bars">{"".join(made)}</div>'
+    return f'{_fields({name: name for name in names})}<div class="bars">{"".join(created)}</div>'
 
 
 def _colour(n: int) -> str:
@@ -163,21 +163,21 @@ def _colour(n: int) -> str:
 
 def _bar(parts: Mapping[str, float], whole: float, names: Sequence[str]) -> str:
     """As long as `whole`; the place of a part in `names` is its colour."""
-    made = (
+    created = (
         f'<i style="width: {100 * parts[name] / whole:.3f}%; {_colour(n)}" '
         f'title="{escape(name)} {parts[name]:,.0f} bytes"></i>'
         for n, name in enumerate(names)
         if parts.get(name)
     )
-    return f'<div class="bar">{"".join(made)}</div>'
+    return f'<div class="bar">{"".join(created)}</div>'
 
 
 def _fields(names: Mapping[str, str]) -> str:
-    made = (
-        f'<span class="key"><i style="{_colour(n)}"></i>{escape(said)}</span>'
-        for n, said in enumerate(names.values())
+    created = (
+        f'<span class="key"><i style="{_colour(n)}"></i>{escape(output)}</span>'
+        for n, output in enumerate(names.values())
     )
-    return f"<p>{' '.join(made)}</p>"
+    return f"<p>{' '.join(created)}</p>"
 
 
 def save(path: Path, text: str) -> None:

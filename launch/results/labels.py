@@ -26,9 +26,9 @@ def labels(groups: Sequence[Settings]) -> list[str]:
     out = list(names)
     for name in dict.fromkeys(names):
         alike = [g for g, other in zip(groups, names, strict=True) if other == name]
-        told = _telling(alike)
+        message = _telling(alike)
         for n in (n for n, other in enumerate(names) if other == name):
-            if parts := _parts(_needed(groups[n], alike, told), groups[n]):
+            if parts := _parts(_needed(groups[n], alike, message), groups[n]):
                 out[n] = f"{name} ({', '.join(parts)})"
     return out
 
@@ -54,8 +54,8 @@ def shared(groups: Sequence[Settings]) -> dict[str, str]:
 def _differing(groups: Sequence[Settings]) -> list[str]:
     """Keys that not all groups have with one value, in the order of FIRST."""
     keys = dict.fromkeys(key for g in groups for key in g)
-    found = [key for key in keys if len({repr(g.get(key, ABSENT)) for g in groups}) > 1]
-    return sorted(found, key=_rank)
+    result = [key for key in keys if len({repr(g.get(key, ABSENT)) for g in groups}) > 1]
+    return sorted(result, key=_rank)
 
 
 def _telling(groups: Sequence[Settings]) -> list[str]:
@@ -64,21 +64,21 @@ def _telling(groups: Sequence[Settings]) -> list[str]:
     choices: dict[str, list[str]] = {}
     for key in differing:
         choices.setdefault(_choice(key), []).append(key)
-    told: list[str] = []
+    message: list[str] = []
 
     def apart(keys: Sequence[str]) -> int:
         return len({repr([g.get(key, ABSENT) for key in keys]) for g in groups})
 
-    while apart(told) < len(groups) and choices:
-        best = max(choices, key=lambda choice: apart([*told, *choices[choice]]))  # the first of equals
-        told += choices.pop(best)
-    return sorted(told, key=_rank)
+    while apart(message) < len(groups) and choices:
+        best = max(choices, key=lambda choice: apart([*message, *choices[choice]]))  # the first of equals
+        message += choices.pop(best)
+    return sorted(message, key=_rank)
 
 
-def _needed(group: Settings, alike: Sequence[Settings], told: Sequence[str]) -> list[str]:
+def _needed(group: Settings, alike: Sequence[Settings], message: Sequence[str]) -> list[str]:
     """Without the choices, last first, that the others do without to exclude the other groups."""
-    keys = list(told)
-    for choice in dict.fromkeys(_choice(key) for key in reversed(told)):
+    keys = list(message)
+    for choice in dict.fromkeys(_choice(key) for key in reversed(message)):
         fewer = [key for key in keys if _choice(key) != choice]
         same = [g for g in alike if all(g.get(k, ABSENT) == group.get(k, ABSENT) for k in fewer)]
         keys = fewer if len(same) == 1 and fewer else keys

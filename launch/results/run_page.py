@@ -34,11 +34,11 @@ def render(run: Run) -> str:
     summary = run.summary if (run.path / "summary.json").is_file() else {}
     experiment = run.experiment
     title = f"{run.label} on {experiment['dataset']}"
-    about = f"P = {run.params:,}, {experiment['clients']} clients, seed {experiment['seed']}"
+    info = f"P = {run.params:,}, {experiment['clients']} clients, seed {experiment['seed']}"
     return html.page(
         title,
         (
-            f'<h1>{escape(title)}</h1><p class="soft">{escape(about)} · {escape(str(run.path))}</p>',
+            f'<h1>{escape(title)}</h1><p class="soft">{escape(info)} · {escape(str(run.path))}</p>',
             _state(summary),
             html.tiles(_figures(summary)),
             html.section("Learning", _curves(run)),

@@ -77,13 +77,13 @@ def costs(groups: Sequence[Group], levels: Sequence[float]) -> Grid:
     return Grid("Bytes to an accuracy", tuple(heads), tuple(lines) if levels else ())
 
 
-def reached_text(found: Sequence[tuple[int, int] | None]) -> tuple[str, str]:
+def reached_text(result: Sequence[tuple[int, int] | None]) -> tuple[str, str]:
     """Megabytes and rounds; if not all members get there, how many do."""
-    there = [at for at in found if at is not None]
+    there = [at for at in result if at is not None]
     if not there:
         return NONE, NONE
-    if len(there) < len(found):
-        return f"{len(there)} of {len(found)} seeds", NONE
+    if len(there) < len(result):
+        return f"{len(there)} of {len(result)} seeds", NONE
     return megabytes([n for _, n in there]), shown("rounds to 1.0", [r for r, _ in there])
 
 
@@ -112,11 +112,11 @@ def parts(groups: Sequence[Group]) -> list[dict[str, float]]:
     shares = [{n: x / sum(row.values()) for n, x in row.items()} for row in rows]
     small = {n for row in rows for n in row if all(share.get(n, 0) < SMALL for share in shares)}
     small -= ALWAYS
-    found = []
+    result = []
     for row in rows:
         other = sum(x for n, x in row.items() if n in small)
-        found.append({n: x for n, x in row.items() if n not in small} | ({"other": other} if other else {}))
-    return found
+        result.append({n: x for n, x in row.items() if n not in small} | ({"other": other} if other else {}))
+    return result
 
 
 def write_csv(path: Path, groups: Sequence[Group], levels: Sequence[float]) -> None:
@@ -147,10 +147,10 @@ def _record(group: Group, levels: Sequence[float], names: Sequence[str]) -> dict
     for side in ("down", "up"):
         row[f"units_of_p_{side}"] = _mean([m.units(side) for m in group.members])
     for level in levels:
-        found = reaching(group, level)
-        there = [at for at in found if at is not None]
+        result = reaching(group, level)
+        there = [at for at in result if at is not None]
         row[f"reached_{level:g}"] = len(there)
-        whole = there if len(there) == len(found) else []
+        whole = there if len(there) == len(result) else []
         row |= _spread(f"bytes_to_{level:g}", [n for _, n in whole])
         row |= _spread(f"rounds_to_{level:g}", [r for r, _ in whole])
     spent = group.bytes_by_field()

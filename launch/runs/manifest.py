@@ -70,29 +70,29 @@ def read(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     if not path.exists():
         raise UsageError(f"{folder} is no run folder: there is no {path}")
-    found = json_of(path)
-    if found.get("format") != FORMAT or not isinstance(found.get("experiment"), dict):
-        given = found.get("format")
-        raise UsageError(f"{path} has format {given!r}; this version of fedsim reads format {FORMAT}")
-    return found
+    result = json_of(path)
+    if result.get("format") != FORMAT or not isinstance(result.get("experiment"), dict):
+        options = result.get("format")
+        raise UsageError(f"{path} has format {options!r}; this version of fedsim reads format {FORMAT}")
+    return result
 
 
-def experiment(folder: Path, found: Mapping[str, Any]) -> Experiment:
+def experiment(folder: Path, result: Mapping[str, Any]) -> Experiment:
     """Of a manifest, without what was added to it from data and algorithm. Errors: UsageError."""
     known = {f.name for f in fields(Experiment)}
-    described = {k: v for k, v in found["experiment"].items() if k in known}
+    described = {k: v for k, v in result["experiment"].items() if k in known}
     return convert(Experiment, described, f"the experiment of {folder / 'manifest.json'}")
 
 
 def json_of(path: Path) -> dict[str, Any]:
     """Of one of a run's files; {} if it holds something else. Errors: UsageError, DataError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}") from None
     except ValueError as e:
         raise DataError(f"{path} is damaged: {e}") from None
-    return dict(found) if isinstance(found, dict) else {}
+    return dict(result) if isinstance(result, dict) else {}
 
 
 def now() -> str:

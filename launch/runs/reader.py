@@ -58,8 +58,8 @@ class Run:
 
     @property
     def experiment(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.manifest["experiment"]
-        return found
+        result: Mapping[str, Any] = self.manifest["experiment"]
+        return result
 
     @property
     def params(self) -> int:
@@ -70,8 +70,8 @@ class Run:
     def label(self) -> str:
         """The algorithm, with its codecs if it has any."""
         codecs = self.experiment.get("codecs") or {}
-        chosen = ", ".join(f"{field} {codec}" for field, codec in codecs.items())
-        return str(self.experiment["algo"]) + (f" ({chosen})" if chosen else "")
+        selected = ", ".join(f"{field} {codec}" for field, codec in codecs.items())
+        return str(self.experiment["algo"]) + (f" ({selected})" if selected else "")
 
     @property
     def status(self) -> str:
@@ -160,12 +160,12 @@ class Run:
     def _json(self, name: str) -> Mapping[str, Any]:
         path = self._file(name)
         try:
-            found = json.loads(path.read_text())
+            result = json.loads(path.read_text())
         except ValueError as e:
             raise DataError(f"{path} is damaged: {e}") from None
-        if not isinstance(found, dict):
+        if not isinstance(result, dict):
             raise DataError(f"{path} is damaged: it holds no object")
-        return found
+        return result
 
 
 def every_round(rounds: Sequence[int]) -> bool:
@@ -185,14 +185,14 @@ def run_experiment(
 
     hyperparameters = experiment.pop("hyperparameters", {})
     codecs = experiment.pop("codecs", {})
-    given: dict[str, Any] = {**experiment, "workers": workers}
+    supplied: dict[str, Any] = {**experiment, "workers": workers}
     for key, value in (("out", out), ("data_dir", data_dir)):
         if value is not None:
-            given[key] = str(value)
-    given["settings"] = tuple(f"{key}={_toml(value)}" for key, value in dotted(hyperparameters))
-    given["codecs"] = tuple(f"{field}={codec}" for field, codec in codecs.items())
-    made, execution = resolve(given)
-    return Run.open(launch(made, execution, quiet=True))
+            supplied[key] = str(value)
+    supplied["settings"] = tuple(f"{key}={_toml(value)}" for key, value in dotted(hyperparameters))
+    supplied["codecs"] = tuple(f"{field}={codec}" for field, codec in codecs.items())
+    created, execution = resolve(supplied)
+    return Run.open(launch(created, execution, quiet=True))
 
 
 def _toml(value: Any) -> str:

@@ -52,19 +52,19 @@ class StoredRun:
     def open(folder: Path, data_dir: Path | None = None) -> StoredRun:
         """data_dir overrides the manifest's. Errors: UsageError if this is no run, DataError if its data or
         its files are not what they were."""
-        found = manifest.read(folder)
-        described: Mapping[str, Any] = found["experiment"]
-        experiment = manifest.experiment(folder, found)
+        result = manifest.read(folder)
+        described: Mapping[str, Any] = result["experiment"]
+        experiment = manifest.experiment(folder, result)
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)  # see Session.prepare
         device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
         fix_numerics(experiment.threads, device)
-        kept = found.get("execution", {}).get("data_dir")
+        kept = result.get("execution", {}).get("data_dir")
         problem = Problem.build(experiment, algorithm, data_dir or (Path(kept) if kept else None), device)
         for name, now in (("params", problem.net.layout.size), ("client_sizes", list(problem.sizes))):
             if name in described and described[name] != now:
                 raise DataError(f"{folder}: its {name} was {described[name]}; with this data it is {now}")
         checkpoint = _newest(folder, problem.algorithm.server_type, len(problem.clients))
-        return StoredRun(folder, found, problem, checkpoint)
+        return StoredRun(folder, result, problem, checkpoint)
 
     @property
     def round(self) -> int:
@@ -92,16 +92,16 @@ class StoredRun:
             raise DataError(str(e)) from None
         return read
 
-    def unlike(self, made: Checkpoint[Any]) -> str | None:
+    def unlike(self, created: Checkpoint[Any]) -> str | None:
         """What a round that was carried out again has committed else than the run: '' for nothing, None if
         its checkpoint was cleared away. Errors: DataError if that is damaged."""
-        kept = self.committed(made.round)
+        kept = self.committed(created.round)
         if kept is None:
             return None
-        if kept.versions.tolist() != made.versions.tolist():
+        if kept.versions.tolist() != created.versions.tolist():
             return "the versions of the clients' states differ"
         for f in fields(kept.server):
-            if encode_state(getattr(kept.server, f.name)) != encode_state(getattr(made.server, f.name)):
+            if encode_state(getattr(kept.server, f.name)) != encode_state(getattr(created.server, f.name)):
                 return f"field {f.name!r} of the server's state differs"
         return ""
 
@@ -120,10 +120,10 @@ class StoredRun:
         """Empty if there is none: the run was killed. Errors: DataError."""
         path = self.folder / "summary.json"
         try:
-            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+            result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         except (OSError, ValueError) as e:
             raise DataError(f"{path} is damaged: {e}") from None
-        return dict(found) if isinstance(found, dict) else {}
+        return dict(result) if isinstance(result, dict) else {}
 
     def drift(self) -> list[str]:
         """What computes here in another way than when the run was begun: each as `torch was 2.6, here it is

@@ -37,19 +37,21 @@ class Stored:
 
         Errors: UsageError; MismatchError naming what must not change. check() compares hyperparameters.
         """
-        given, before = Given.of(options), self.experiment
+        supplied, before = Given.of(options), self.experiment
         merged = {
-            "hyperparameters": {**before.hyperparameters, **given.hyperparameters},
-            "codecs": {**before.codecs, **given.codecs},
+            "hyperparameters": {**before.hyperparameters, **supplied.hyperparameters},
+            "codecs": {**before.codecs, **supplied.codecs},
         }
-        wanted = convert(Experiment, asdict(before) | given.experiment | merged, given.where("experiment"))
+        target = convert(
+            Experiment, asdict(before) | supplied.experiment | merged, supplied.where("experiment")
+        )
         for f in fields(Experiment):
-            was, says = getattr(before, f.name), getattr(wanted, f.name)
+            was, says = getattr(before, f.name), getattr(target, f.name)
             if f.name not in ("rounds", "hyperparameters") and was != says:
                 raise self._mismatch(f.name, was, says)
-        if wanted.rounds < before.rounds:
-            raise self._mismatch("rounds", before.rounds, wanted.rounds)
-        return wanted, self._execution(given)
+        if target.rounds < before.rounds:
+            raise self._mismatch("rounds", before.rounds, target.rounds)
+        return target, self._execution(supplied)
 
     def _mismatch(self, what: str, was: object, says: object) -> MismatchError:
         return MismatchError(
@@ -67,14 +69,14 @@ class Stored:
     def experiment(self) -> Experiment:
         return manifest.experiment(self.folder, self.manifest)
 
-    def _execution(self, given: Given) -> Execution:
+    def _execution(self, supplied: Given) -> Execution:
         known = {f.name for f in fields(Execution)}
         values = {k: v for k, v in self.manifest.get("execution", {}).items() if k in known}
-        if "workers" in given.execution or not values.get("remote_workers"):
+        if "workers" in supplied.execution or not values.get("remote_workers"):
             values |= {"remote_workers": 0, "bind": ""}
-        if given.execution.get("remote_workers"):
+        if supplied.execution.get("remote_workers"):
             values.pop("workers", None)
-        return check_execution(values | given.execution | {"out": str(self.folder)}, given)
+        return check_execution(values | supplied.execution | {"out": str(self.folder)}, supplied)
 
     def check(self, now: Mapping[str, Any]) -> None:
         """Compare what computes, and what is computed with, with what it was; now: the manifest of today.

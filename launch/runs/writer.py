@@ -35,11 +35,11 @@ class RunDir:
         if path.exists() and any(path.iterdir()) and not resumed:
             raise UsageError(f"--out {path}: the folder is not empty; choose another or remove it")
         mode: Literal["a", "w"] = "a" if resumed else "w"
-        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        created = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             for name in ("checkpoints", "state", "logs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
-            for folder in made:
+            for folder in created:
                 fsync(folder.parent)
             self.lock = RunLock(path)
             self._metrics: TextIO = (path / "metrics.jsonl").open(mode)

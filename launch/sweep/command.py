@@ -107,7 +107,7 @@ class _Watch:
 
     def __init__(self, console: Console) -> None:
         self._console, self._live = console, Live(console=console, auto_refresh=False, transient=True)
-        self._said = -1
+        self._output = -1
 
     def __enter__(self) -> _Watch:
         if self._console.is_terminal:
@@ -125,8 +125,8 @@ class _Watch:
         if self._console.is_terminal:
             inner = "".join(f"\n  {share:4.0%}  {escape(name)}" for name, share in p.running)
             self._live.update(line + inner, refresh=True)
-        elif over != self._said:
-            self._said = over
+        elif over != self._output:
+            self._output = over
             print(line, flush=True)
 
 

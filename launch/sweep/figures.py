@@ -32,15 +32,15 @@ def draw(plot: Plot, results: Results, folder: Path) -> Path:
     for row in rows:
         lines.setdefault(_name(row, {plot.x, *plot.at}), []).append(row)
     for n, (name, members) in enumerate(lines.items()):
-        found = _over_grid(plot, results, members) if over_grid else _curves(plot, results, members)
-        if not len(found.x):
+        result = _over_grid(plot, results, members) if over_grid else _curves(plot, results, members)
+        if not len(result.x):
             continue
         colour, dash = COLOURS[n % len(COLOURS)], DASHES[n // len(COLOURS) % len(DASHES)]
         mark = "o" if over_grid else ""
-        y = scale * found.mean
-        axes.plot(found.x, y, label=name, linewidth=1.6, marker=mark, color=colour, linestyle=dash)
-        low, high = scale * found.low, scale * found.high
-        axes.fill_between(found.x, low, high, color=colour, alpha=0.12, linewidth=0)
+        y = scale * result.mean
+        axes.plot(result.x, y, label=name, linewidth=1.6, marker=mark, color=colour, linestyle=dash)
+        low, high = scale * result.low, scale * result.high
+        axes.fill_between(result.x, low, high, color=colour, alpha=0.12, linewidth=0)
     if plot.logx:
         axes.set_xscale("log")
     axes.set_ylim(plot.low, plot.high)
@@ -67,14 +67,14 @@ def _name(row: Row, without: Collection[str]) -> str:
 def _curves(plot: Plot, results: Results, rows: list[Row]) -> Band:
     """Over rounds or megabytes; what all seeds have."""
     (row,) = rows
-    found = band([results.pool.curve(t) for t in results.of(row)], plot.x, plot.y, plot.window)
+    result = band([results.pool.curve(t) for t in results.of(row)], plot.x, plot.y, plot.window)
     first = 1 if plot.logx else 0
-    return Band(found.x[first:], found.low[first:], found.mean[first:], found.high[first:])
+    return Band(result.x[first:], result.low[first:], result.mean[first:], result.high[first:])
 
 
 def _over_grid(plot: Plot, results: Results, rows: list[Row]) -> Band:
-    found = [(row.point[plot.x], results.values(row, plot.y, plot.window)) for row in rows]
-    found = [(x, v) for x, v in found if v]
-    xs = np.array([x for x, _ in found], dtype=object if found and isinstance(found[0][0], str) else float)
-    low, mean, high = (np.array([f(v) for _, v in found]) for f in (min, np.mean, max))
+    result = [(row.point[plot.x], results.values(row, plot.y, plot.window)) for row in rows]
+    result = [(x, v) for x, v in result if v]
+    xs = np.array([x for x, _ in result], dtype=object if result and isinstance(result[0][0], str) else float)
+    low, mean, high = (np.array([f(v) for _, v in result]) for f in (min, np.mean, max))
     return Band(xs, low, mean, high)

@@ -53,8 +53,8 @@ class Pool:
 
     def sign(self, trial: Trial, seconds: float) -> None:
         """Record when and from what a finished run came."""
-        about = {"seconds": round(seconds, 1), "commit": commit()}
-        (self.folder(trial) / "sweep.json").write_text(json.dumps(about) + "\n")
+        label = {"seconds": round(seconds, 1), "commit": commit()}
+        (self.folder(trial) / "sweep.json").write_text(json.dumps(label) + "\n")
 
     def signed(self, trial: Trial) -> dict[str, Any]:
         return _json(self.folder(trial) / "sweep.json")
@@ -72,10 +72,10 @@ class Pool:
 def _json(path: Path) -> dict[str, Any]:
     """{} where there is none."""
     try:
-        found = json.loads(path.read_text())
+        result = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return result if isinstance(result, dict) else {}
 
 
 @cache
@@ -83,7 +83,7 @@ def commit() -> str:
     """The commit of the source, '+' if it was changed since; 'unknown' outside a repository."""
     here = Path(__file__).parent
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             ["git", "describe", "--always", "--dirty=+", "--abbrev=9", "--exclude=*"],
             cwd=here,
             capture_output=True,
@@ -92,4 +92,4 @@ def commit() -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    return said.stdout.strip() or "unknown"
+    return output.stdout.strip() or "unknown"

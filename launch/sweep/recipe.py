@@ -107,7 +107,7 @@ class Recipe:
     title: str
     variant: tuple[Variant, ...]
     seeds: Annotated[tuple[int, ...], Meta(min_length=1)] = (0,)
-    about: str = ""
+    description: str = ""
     notes: str = ""
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
@@ -166,16 +166,16 @@ class Recipe:
             if isinstance(values.get(name), str) and plugins.is_spec(values[name]):
                 values[name] = plugins.absolute(values[name])
         where = f"the experiment of {row.name}"
-        made = convert(Experiment, {**values, **{k: parts[k] for k in TABLES[1:]}}, where)
-        algorithm = build_algorithm(find(made.algo), made.hyperparameters)
-        return resolved(replace(made, hyperparameters=resolved_hyperparameters(algorithm)), algorithm)
+        created = convert(Experiment, {**values, **{k: parts[k] for k in TABLES[1:]}}, where)
+        algorithm = build_algorithm(find(created.algo), created.hyperparameters)
+        return resolved(replace(created, hyperparameters=resolved_hyperparameters(algorithm)), algorithm)
 
     def how(self, data_dir: str | None) -> Execution:
         """In process: runs are side by side, so a run needs no workers."""
-        given = {"workers": 0, "devices": "cpu", **self.execution}
+        options = {"workers": 0, "devices": "cpu", **self.execution}
         if data_dir is not None:
-            given["data_dir"] = data_dir
-        return convert(Execution, given, "[execution] of the recipe")
+            options["data_dir"] = data_dir
+        return convert(Execution, options, "[execution] of the recipe")
 
 
 def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:

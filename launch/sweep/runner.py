@@ -148,9 +148,9 @@ def _one(worker_config: str) -> None:
     threading.Thread(target=_end_with, args=(sweep,), daemon=True).start()
     experiment = convert(Experiment, described, "a sweep's experiment")
     execution = convert(Execution, how, "a sweep's execution")
-    said = io.StringIO()
+    text = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said):
+        with contextlib.redirect_stdout(text):
             launch(experiment, execution, quiet=True)
     except FedsimError as e:
         _leave(Path(str(execution.out)), str(e))

@@ -66,9 +66,9 @@ def _plain(results: Results, table: Table) -> Grid:
         if table.best:
             texts = [f"**{t}**" if at == w else t for t, w in zip(texts, winners, strict=True)]
         lines.append((row.variant.label, *(_setting(row.point.get(a, "")) for a in axes), *texts))
-        said = [row.variant.published.get(column, "") for column in table.columns]
-        if any(said):
-            lines.append(("published", *("" for _ in axes), *said))
+        text = [row.variant.published.get(column, "") for column in table.columns]
+        if any(text):
+            lines.append(("published", *("" for _ in axes), *text))
     heads = [f"{heading(c)}{' %' if percent(c) else ''}" for c in table.columns]
     return Grid(table.title, ("", *(a.partition(".")[2] for a in axes), *heads), tuple(lines))
 
@@ -142,6 +142,6 @@ def write_tables(path: Path, results: Results) -> None:
                         values = [scale * v for v in values]
                         mean = sum(values) / len(values)
                         sd = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
-                        said = row.variant.published.get(column, "")
-                        cell = [f"{mean:.6g}", f"{sd:.3g}", len(values), said]
+                        text = row.variant.published.get(column, "")
+                        cell = [f"{mean:.6g}", f"{sd:.3g}", len(values), text]
                         out.writerow([table.title, row.variant.label, settings, column, *cell])

@@ -95,8 +95,8 @@ def by_fraction(title: str, x: Tensor, spec: Spec) -> None:
         floor = indices_floor(bitmap, spec)
         cells = []
         for name in KEEPING:
-            chosen, total = codec(f"{name}:{p}"), size(f"{name}:{p}", x, spec)
-            bound = floor + (chosen.width or 4) * chosen.numbers(spec)
+            selected, total = codec(f"{name}:{p}"), size(f"{name}:{p}", x, spec)
+            bound = floor + (selected.width or 4) * selected.numbers(spec)
             cells.append(f"{total:,} ({spec.dense_bytes / total:.3g}; {total / bound:.2f})")
         parts = dict(bitmap.pack(x, spec) or ())
         lost = errors(bitmap.unpack((parts["indices"], parts["values"]), spec), x)[1]
@@ -106,12 +106,12 @@ def by_fraction(title: str, x: Tensor, spec: Spec) -> None:
 
 
 def line(label: str, name: str, x: Tensor, layout: Layout, ref: Tensor | None = None) -> str:
-    chosen, spec = codec(name), Spec.of(tuple(x.shape), x.dtype, layout)
-    sent, parts = pack_or_dense(chosen, x, spec, ref)
+    selected, spec = codec(name), Spec.of(tuple(x.shape), x.dtype, layout)
+    sent, parts = pack_or_dense(selected, x, spec, ref)
     frames, total = tuple(part for _, part in parts), sum(part.nbytes for _, part in parts)
-    assert sent == chosen.name
-    packing = fastest(lambda: chosen.pack(x, spec, ref), 0.3)
-    unpacking = fastest(lambda: chosen.unpack(frames, spec, ref), 0.3)
+    assert sent == selected.name
+    packing = fastest(lambda: selected.pack(x, spec, ref), 0.3)
+    unpacking = fastest(lambda: selected.unpack(frames, spec, ref), 0.3)
     rates = " / ".join(f"{spec.dense_bytes / s / 1e6:,.0f}" for s in (packing, unpacking))
     return f"| {label} | {name} | {total:,} | {spec.dense_bytes / total:.2f} | {rates} |"
 
@@ -163,24 +163,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--plot", type=Path, metavar="FILE.png")
-    chosen = parser.parse_args()
-    made = trained(chosen.data_dir)
-    layout, spec = made.layout, Spec.of((made.layout.size,), torch.float32, made.layout)
-    still = float((made.mean == made.broadcast).double().mean())
+    selected = parser.parse_args()
+    created = trained(selected.data_dir)
+    layout, spec = created.layout, Spec.of((created.layout.size,), torch.float32, created.layout)
+    still = float((created.mean == created.broadcast).double().mean())
     print(
-        f"P = {layout.size:,}; one client with {made.examples:,} examples; {still:.1%} of the weights still"
+        f"P = {layout.size:,}; one client with {created.examples:,} examples; {still:.1%} of the weights still"
     )
-    by_fraction("empirical Fisher", made.fisher, spec)
-    by_fraction("diagonal GGN", made.ggn, spec)
+    by_fraction("empirical Fisher", created.fisher, spec)
+    by_fraction("diagonal GGN", created.ggn, spec)
     print("\n| tensor | codec | bytes | ratio | encode / decode MB/s |")
     print("|---|---|---|---|---|")
     for name in ("csr:0.1", "bitmap:0.1", "best:0.1", "log8", "zstd", "bf16"):
-        print(line("diagonal GGN", name, made.ggn, layout), flush=True)
+        print(line("diagonal GGN", name, created.ggn, layout), flush=True)
     for name in ("zstd", "delta+zstd"):
-        print(line("client mean", name, made.mean, layout, made.broadcast), flush=True)
-    print(line("client's change", "topk:0.1", made.mean - made.broadcast, layout), flush=True)
-    if chosen.plot:
-        draw(chosen.plot, {"empirical Fisher": made.fisher, "diagonal GGN": made.ggn}, spec)
+        print(line("client mean", name, created.mean, layout, created.broadcast), flush=True)
+    print(line("client's change", "topk:0.1", created.mean - created.broadcast, layout), flush=True)
+    if selected.plot:
+        draw(selected.plot, {"empirical Fisher": created.fisher, "diagonal GGN": created.ggn}, spec)
 
 
 if __name__ == "__main__":

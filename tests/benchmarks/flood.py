@@ -58,9 +58,9 @@ def attack(address: str, hello: list[bytes], keys: CurveKeys | None, senders: in
 
 def memory(what: str) -> float:
     """MiB of this process: VmRSS or VmHWM, its peak."""
-    found = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) / 1024
+    result = re.search(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert result is not None
+    return int(result[1]) / 1024
 
 
 def growth(port: str, known: bool, senders: int) -> float:
@@ -76,8 +76,8 @@ def growth(port: str, known: bool, senders: int) -> float:
     hello = [envelope.head, *map(bytes, envelope.frames)] if known else []
     pair = KEYS[0]
     keys = CurveKeys(pair.public.encode(), pair.secret.encode(), SERVER.public.encode())
-    about = (endpoint.address, hello, None if own else keys, senders)
-    attacker = multiprocessing.get_context("spawn").Process(target=attack, args=about)
+    label = (endpoint.address, hello, None if own else keys, senders)
+    attacker = multiprocessing.get_context("spawn").Process(target=attack, args=label)
     try:
         endpoint.wait([], 0.1)
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here

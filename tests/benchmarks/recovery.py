@@ -94,16 +94,16 @@ def killed(folder: Path, kills: bool) -> float:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as made:
-        data = fashion_shaped(Path(made))
+    with tempfile.TemporaryDirectory() as created:
+        data = fashion_shaped(Path(created))
         jobs = [("main job", MAIN, None)] + [
             (f"steady state, {algo}", steady.experiment(algo, 12), data) for algo in ("fedavg", "fedlap_cov")
         ]
         for name, experiment, files in jobs:
             ratio, with_it, without = cost(experiment, files)
             print(f"{name}, in process: {with_it:.1f} ms a round, {without:.1f} without; ratio {ratio:.3f}")
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as created:
+        folder = Path(created)
         times = [resumed(folder / f"r{n}") for n in range(5)]
         span = f"{min(times):.2f}-{max(times):.2f}"
         print(f"resume to the first commit: {statistics.median(times):.2f} s ({span})")

@@ -55,8 +55,8 @@ def main() -> None:
                 if (folder / "processes.json").exists() and rounds_done(folder) > (
                     seen[-1][0] if seen else 0
                 ):
-                    about = json.loads((folder / "processes.json").read_text())
-                    pids = [p["pid"] for p in about if p["role"] in ("coordinator", "worker")]
+                    label = json.loads((folder / "processes.json").read_text())
+                    pids = [p["pid"] for p in label if p["role"] in ("coordinator", "worker")]
                     with suppress(FileNotFoundError):  # the run has just ended
                         seen.append((rounds_done(folder), [resident(pid) for pid in pids]))
         finally:

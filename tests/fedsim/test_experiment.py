@@ -88,9 +88,9 @@ def as_toml(values: Mapping[str, Any]) -> str:
     ],
 )
 def test_a_wrong_key_or_value_is_named(values: dict[str, Any], says: str) -> None:
-    said = complaint(Experiment, values)
-    assert says in said
-    assert "[experiment] of f.toml" in said
+    output = complaint(Experiment, values)
+    assert says in output
+    assert "[experiment] of f.toml" in output
 
 
 def test_missing_keys_and_objections_of_the_class_are_reported() -> None:

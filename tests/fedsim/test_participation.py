@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import settings, supplied
 from hypothesis import strategies as st
 
 from fedsim.errors import DataError, UsageError
@@ -21,7 +21,7 @@ fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80
 
 
 @fixed
-@given(st.integers(1, 30), st.data())
+@supplied(st.integers(1, 30), st.data())
 def test_a_count_draws_that_many_clients_of_the_roster(clients: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, clients))
     participation = schedule(str(count), clients=clients, seed=data.draw(st.integers(0, 99)))
@@ -89,9 +89,9 @@ def test_every_client_is_as_likely_as_any_other() -> None:
 def test_what_is_no_schedule_is_refused_with_what_would_be(spec: str) -> None:
     with pytest.raises(UsageError) as caught:
         schedule(spec, clients=10, seed=0)
-    said = str(caught.value)
-    assert repr(spec) in said
-    assert "'full', a share such as 0.3, a number of clients from 1 to 10, or one of" in said
+    output = str(caught.value)
+    assert repr(spec) in output
+    assert "'full', a share such as 0.3, a number of clients from 1 to 10, or one of" in output
     assert caught.value.exit_code == 2
 
 
@@ -115,11 +115,11 @@ EVERY = (
 
 
 @fixed
-@given(st.sampled_from(EVERY), st.integers(3, 40), st.integers(0, 99))
+@supplied(st.sampled_from(EVERY), st.integers(3, 40), st.integers(0, 99))
 def test_every_schedule_is_pure_and_of_its_roster(spec: str, clients: int, seed: int) -> None:
     sizes = tuple(1 + k % 7 for k in range(clients))
-    made = schedule(spec, clients=clients, seed=seed, sizes=sizes)
-    forwards = [made(r) for r in range(1, 8)]
+    created = schedule(spec, clients=clients, seed=seed, sizes=sizes)
+    forwards = [created(r) for r in range(1, 8)]
     fresh = schedule(spec, clients=clients, seed=seed, sizes=sizes)
     assert [fresh(r) for r in range(7, 0, -1)] == forwards[::-1]  # in any order
     for t in forwards:
@@ -138,29 +138,29 @@ def test_modifiers_leave_the_people_as_they_are() -> None:
 
 
 def test_a_coin_may_leave_a_round_empty() -> None:
-    made = schedule("coin:0.1", clients=3, seed=0)
-    sizes = [len(made(r).participants) for r in range(1, 400)]
+    created = schedule("coin:0.1", clients=3, seed=0)
+    sizes = [len(created(r).participants) for r in range(1, 400)]
     assert 0 in sizes and abs(sum(sizes) / len(sizes) - 0.3) < 0.1
 
 
 def test_robin_takes_turns() -> None:
-    made = schedule("robin:3", clients=7, seed=0)
-    assert [made(r).participants for r in (1, 2, 3)] == [(0, 1, 2), (3, 4, 5), (0, 1, 6)]
-    times = Counter(k for r in range(1, 8) for k in made(r).participants)
+    created = schedule("robin:3", clients=7, seed=0)
+    assert [created(r).participants for r in (1, 2, 3)] == [(0, 1, 2), (3, 4, 5), (0, 1, 6)]
+    times = Counter(k for r in range(1, 8) for k in created(r).participants)
     assert set(times.values()) == {3}
 
 
 def test_by_size_prefers_those_with_data() -> None:
-    made = schedule("size:1", clients=3, seed=0, sizes=(1, 1, 8))
-    times = Counter(k for r in range(1, 2001) for k in made(r).participants)
+    created = schedule("size:1", clients=3, seed=0, sizes=(1, 1, 8))
+    times = Counter(k for r in range(1, 2001) for k in created(r).participants)
     assert abs(times[2] / 2000 - 0.8) < 0.04
     with pytest.raises(UsageError, match="how much data"):
         schedule("size:1", clients=3, seed=0)
 
 
 def test_markov_has_its_long_run_and_its_memory() -> None:
-    made = schedule("markov:0.1,0.3", clients=200, seed=2)
-    there = [set(made(r).participants) for r in range(1, 200)]
+    created = schedule("markov:0.1,0.3", clients=200, seed=2)
+    there = [set(created(r).participants) for r in range(1, 200)]
     assert abs(sum(map(len, there)) / (200 * len(there)) - 0.75) < 0.03
     stay = sum(len(a & b) for a, b in pairwise(there)) / sum(len(a) for a in there[:-1])
     assert abs(stay - 0.9) < 0.02
@@ -169,9 +169,9 @@ def test_markov_has_its_long_run_and_its_memory() -> None:
 def test_a_trace_is_read_with_its_mistakes_named(tmp_path: Path) -> None:
     path = tmp_path / "a+b.csv"  # a + in a path is no modifier
     path.write_text("client,round\n2,1\n0,1\n2,3\n2,3\n")
-    made = schedule(f"trace:{path}+lost:1", clients=3, seed=0)
-    assert [made(r).participants for r in (1, 2, 3, 4)] == [(0, 2), (), (2,), ()]
-    assert made(1).lost == {0, 2}
+    created = schedule(f"trace:{path}+lost:1", clients=3, seed=0)
+    assert [created(r).participants for r in (1, 2, 3, 4)] == [(0, 2), (), (2,), ()]
+    assert created(1).lost == {0, 2}
     for text, says in (
         ("round,client\n1,3\n", "line 2"),
         ("1,2\n", "first line"),

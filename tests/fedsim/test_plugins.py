@@ -30,21 +30,21 @@ Write = Callable[[str], str]
 def write(tmp_path: Path) -> Write:
     """Writes a file mine.py; returns its path."""
 
-    def made(source: str) -> str:
+    def created(source: str) -> str:
         (tmp_path / "mine.py").write_text(source)
         return str(tmp_path / "mine.py")
 
-    return made
+    return created
 
 
 def complaint(call: Callable[[], Any]) -> str:
     """What a call says is wrong: always one line."""
     with pytest.raises(FedsimError) as caught:
         call()
-    said = str(caught.value)
+    output = str(caught.value)
     assert caught.value.exit_code == 2
-    assert "\n" not in said
-    return said
+    assert "\n" not in output
+    return output
 
 
 # ---- loading
@@ -116,17 +116,17 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(
     source: str, name: str, words: str, write: Write
 ) -> None:
     path = write(source)
-    said = complaint(lambda: plugins.load(f"{path}:{name}" if name else path, "--algo"))
-    assert words in said
-    assert "--algo" in said
+    output = complaint(lambda: plugins.load(f"{path}:{name}" if name else path, "--algo"))
+    assert words in output
+    assert "--algo" in output
     assert not [
-        m for m in sys.modules.values() if getattr(m, "__file__", None) == path and "Mien" not in said
+        m for m in sys.modules.values() if getattr(m, "__file__", None) == path and "Mien" not in output
     ]
 
 
 def test_a_missing_or_unreadable_file_is_named(tmp_path: Path) -> None:
-    said = complaint(lambda: plugins.load(f"{tmp_path}/mine.py:Mine", "--model"))
-    assert f"--model mine:Mine: there is no file {tmp_path}/mine.py" in said
+    output = complaint(lambda: plugins.load(f"{tmp_path}/mine.py:Mine", "--model"))
+    assert f"--model mine:Mine: there is no file {tmp_path}/mine.py" in output
     (tmp_path / "mine.py").write_text("")
     (tmp_path / "mine.py").chmod(0)
     if os.geteuid():  # root reads everything
@@ -167,9 +167,9 @@ class Other(Mine):
 
 def test_a_users_algorithm_is_found(write: Write) -> None:
     path = write(ALGORITHM)
-    found = protocols.find(f"{path}:Mine")
-    assert issubclass(found, Algorithm)
-    assert found is protocols.find(f"{path}:Mine")
+    result = protocols.find(f"{path}:Mine")
+    assert issubclass(result, Algorithm)
+    assert result is protocols.find(f"{path}:Mine")
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,8 @@ def test_a_class_that_is_no_algorithm_is_refused(source: str, name: str, words: 
 def test_missing_class_attributes_are_named(write: Write) -> None:
     stubs = [f"    def {m}(self, *a): ..." for m in sorted(Algorithm.__abstractmethods__)]
     path = write("\n".join([*ALGORITHM.splitlines(), "class Bare(Algorithm):", "    name = 'x'", *stubs]))
-    said = complaint(lambda: protocols.find(f"{path}:Bare"))
-    assert "lacks default_model, server_type, client_type" in said
+    output = complaint(lambda: protocols.find(f"{path}:Bare"))
+    assert "lacks default_model, server_type, client_type" in output
 
 
 # ---- models
@@ -273,9 +273,9 @@ def test_a_users_model_is_built_with_the_seed(write: Write) -> None:
 )
 def test_a_model_that_does_not_fit_is_refused(name: str, words: str, write: Write) -> None:
     path = write(NET)
-    said = complaint(lambda: build_model(f"{path}:{name}", (1, 8, 8), 10))
-    assert words in said
-    assert "--model" in said
+    output = complaint(lambda: build_model(f"{path}:{name}", (1, 8, 8), 10))
+    assert words in output
+    assert "--model" in output
 
 
 # ---- data sets
@@ -336,9 +336,9 @@ def test_a_users_data_set_is_a_function_or_an_object(write: Write) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_arrays_that_do_not_fit_are_refused(change: str, words: str, write: Write) -> None:
     path = write(f"{DATA}\ndef wrong(): return made({change})\n")
-    said = complaint(lambda: load_dataset(f"{path}:wrong"))
-    assert words in said
-    assert said.startswith("--dataset mine:wrong")
+    output = complaint(lambda: load_dataset(f"{path}:wrong"))
+    assert words in output
+    assert output.startswith("--dataset mine:wrong")
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ NLL = 2
 """Its place in a tally: examples, correct, nll."""
 
 
-def assert_same(found: ChunkScore, expected: ChunkScore, tolerance: float = EQUAL) -> None:
-    for one, other in ((found.tally, expected.tally), (found.ensemble, expected.ensemble)):
+def assert_same(result: ChunkScore, expected: ChunkScore, tolerance: float = EQUAL) -> None:
+    for one, other in ((result.tally, expected.tally), (result.ensemble, expected.ensemble)):
         assert one[:NLL] == other[:NLL]
         assert one[NLL] == pytest.approx(other[NLL], rel=tolerance)
 
@@ -132,13 +132,13 @@ def test_an_ensemble_is_the_softmax_averaged_over_the_streams_samples(
     kind: str, problem: Problem, mean: Tensor
 ) -> None:
     q = posterior(mean, kind)
-    found = problem.score(q, 0, ROUND)
-    assert_same(found, by_hand(problem, q))
-    assert abs(found.ensemble[NLL] / found.tally[NLL] - 1) > 0.01  # it is another number than the mean's
-    assert problem.score(q, 0, ROUND) == found
+    result = problem.score(q, 0, ROUND)
+    assert_same(result, by_hand(problem, q))
+    assert abs(result.ensemble[NLL] / result.tally[NLL] - 1) > 0.01  # it is another number than the mean's
+    assert problem.score(q, 0, ROUND) == result
     other = problem.score(q, 0, ROUND + 1)
-    assert other.tally == found.tally
-    assert other.ensemble[NLL] != found.ensemble[NLL]
+    assert other.tally == result.tally
+    assert other.ensemble[NLL] != result.ensemble[NLL]
 
 
 def test_the_number_of_samples_is_the_experiments(mean: Tensor) -> None:
@@ -167,9 +167,9 @@ def test_an_ensemble_does_not_depend_on_the_chunks(
 def test_the_ensemble_has_the_precision_of_the_posterior(
     scale: float, problem: Problem, mean: Tensor
 ) -> None:
-    found = problem.score(Gaussian.at(mean, scale), 0, ROUND)
-    assert found.tally == problem.score(Point(mean), 0, ROUND).tally
-    (_, correct, nll), (_, ensemble_correct, ensemble_nll) = found
+    result = problem.score(Gaussian.at(mean, scale), 0, ROUND)
+    assert result.tally == problem.score(Point(mean), 0, ROUND).tally
+    (_, correct, nll), (_, ensemble_correct, ensemble_nll) = result
     if scale > 1:
         assert ensemble_correct == correct
         assert ensemble_nll == pytest.approx(nll, rel=1e-6)
@@ -197,13 +197,13 @@ def test_a_mean_that_is_not_a_number_has_a_score_that_is_none(
 ) -> None:
     rejected = mean.clone()
     rejected[::64] = math.nan  # one weight of every class
-    found = problem.score(posterior(rejected, kind), 0, ROUND)
-    assert math.isnan(found.tally[NLL]) and math.isnan(found.ensemble[NLL])
-    assert found.tally[0] == len(problem.dataset.test_targets)
+    result = problem.score(posterior(rejected, kind), 0, ROUND)
+    assert math.isnan(result.tally[NLL]) and math.isnan(result.ensemble[NLL])
+    assert result.tally[0] == len(problem.dataset.test_targets)
     assert math.isnan(problem.score(Point(rejected), 0, ROUND).tally[NLL])
-    carried = unpack_score(reply(pack_score(found)), 3, sampled=True)
+    carried = unpack_score(reply(pack_score(result)), 3, sampled=True)
     assert math.isnan(carried.tally[NLL]) and math.isnan(carried.ensemble[NLL])
-    assert carried.tally[:NLL] == found.tally[:NLL]
+    assert carried.tally[:NLL] == result.tally[:NLL]
 
 
 # ---- over the wire
@@ -304,8 +304,8 @@ def test_a_line_has_an_ensemble_where_the_model_is_a_distribution(tmp_path: Path
     everyone = listed(Participation((0, 1)), Participation((0, 1)))
 
     def lines(algorithm: type[Any], samples: int, name: str) -> list[dict[str, Any]]:
-        chosen = problem_of(algorithm, samples, clients=2, hyperparameters=settings)
-        return play(chosen, tmp_path / name, everyone).metrics
+        selected = problem_of(algorithm, samples, clients=2, hyperparameters=settings)
+        return play(selected, tmp_path / name, everyone).metrics
 
     sampled = lines(IvonADMM, 3, "sampled")
     assert [ENSEMBLE & set(line) for line in sampled] == [set(), ENSEMBLE, ENSEMBLE]

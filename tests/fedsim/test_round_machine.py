@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings, supplied
 from hypothesis import strategies as st
 
 from fedsim.participation import Participation
@@ -145,7 +145,7 @@ class Simulator:
     taken_back: set[TaskId] = field(default_factory=set)
     log: list[Command] = field(default_factory=list)
     held: dict[int, list[TaskId | tuple[int, int]]] = field(default_factory=dict)
-    given: list[TaskId] = field(default_factory=list)
+    supplied: list[TaskId] = field(default_factory=list)
     scored: list[tuple[int, int]] = field(default_factory=list)
     committed: int = 0
     open: Open | None = None
@@ -189,7 +189,7 @@ class Simulator:
     def lose(self, worker: int) -> int:
         for piece in self.held.pop(worker):
             if isinstance(piece, TaskId):
-                self.given.remove(piece)
+                self.supplied.remove(piece)
                 self.taken_back.add(piece)
             else:
                 self.scored.remove(piece)
@@ -203,7 +203,7 @@ class Simulator:
                 self.arrived.add(task.client)
             case Rejected(worker, task):
                 self.held[worker].remove(task)
-                self.given.remove(task)
+                self.supplied.remove(task)
                 self.taken_back.add(task)
             case Scored(worker, number, chunk):
                 self.held[worker].remove((number, chunk))
@@ -221,7 +221,9 @@ class Simulator:
             assert all(self.machine.holds(worker, t) for t in tasks)
         if any(not pieces for pieces in self.held.values()) and self.open is not None:
             participants = {
-                t.client for t in self.given if (t.round, t.exchange) == (self.open.round, self.open.exchange)
+                t.client
+                for t in self.supplied
+                if (t.round, t.exchange) == (self.open.round, self.open.exchange)
             }
             assert participants == set(self.open.participants), "a worker idles while tasks wait"
 
@@ -240,7 +242,7 @@ class Simulator:
                         task.round and task.client in self.world.participation(task.round).dropouts
                     )
                     assert (task.round, task.exchange) == (self.open.round, self.open.exchange)
-                    self.given.append(task)
+                    self.supplied.append(task)
                     self.held[worker].append(task)
                 case Release(client) | Drop(client):
                     assert client in self.arrived, "released before it arrived"
@@ -294,7 +296,7 @@ def test_any_world_in_any_order(seed: int, leave: float) -> None:
     """Also if workers are lost with all that they hold, and come again."""
     world = World.drawn(random.Random(seed))
     end = simulated(world, seed + 1000, leave=leave, spoil=leave)
-    assert Counter(end.given) == Counter(world.tasks()), "every task exactly once, from the right version"
+    assert Counter(end.supplied) == Counter(world.tasks()), "every task exactly once, from the right version"
     assert kept(end.log) == world.expected()
     pieces = Counter((r, chunk) for r in world.evaluated() for chunk in range(world.chunks))
     assert Counter(end.scored) == pieces, "every chunk of every evaluated round exactly once"
@@ -310,7 +312,7 @@ def test_two_thousand_histories() -> None:
         leave, spoil = (0.0, 0.05, 0.2, 0.4)[seed % 4], (0.0, 0.2)[seed % 2]
         end = simulated(world, seed, leave=leave, spoil=spoil)
         assert kept(end.log) == world.expected(), seed
-        assert Counter(end.given) == Counter(world.tasks()), seed
+        assert Counter(end.supplied) == Counter(world.tasks()), seed
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -318,7 +320,7 @@ def test_the_outcome_depends_neither_on_order_nor_on_the_number_of_workers(seed:
     world = World.drawn(random.Random(seed))
     ends = [simulated(world, 50 * seed + i, workers) for i, workers in enumerate((1, 2, 3, 10))]
     assert len({tuple(kept(end.log)) for end in ends}) == 1
-    assert len({frozenset(end.given) for end in ends}) == 1
+    assert len({frozenset(end.supplied) for end in ends}) == 1
 
 
 # ---- particular properties
@@ -351,7 +353,7 @@ def test_versions_follow_the_commit_and_lost_clients_keep_theirs() -> None:
 def test_the_second_exchange_starts_from_the_draft_of_the_first() -> None:
     participations = (Participation((0, 1), frozenset({1})), Participation((0, 1)))
     end = simulated(World(2, 2, 2, participations, 0, 1), 0)
-    bases = {(t.round, t.exchange, t.client): t.base for t in end.given}
+    bases = {(t.round, t.exchange, t.client): t.base for t in end.supplied}
     assert bases == {
         (1, 1, 0): 0,
         (1, 2, 0): 1,
@@ -462,7 +464,7 @@ def test_a_resumed_machine_goes_on_as_the_uninterrupted_one() -> None:
     machine.round, machine.versions = 3, list(commit.versions)
     rest = Simulator(world, machine, 2, random.Random(9), committed=3).run()
     assert kept(rest.log) == kept(whole.log[at + 1 :])
-    assert set(rest.given) == {t for t in whole.given if t.round > 3}
+    assert set(rest.supplied) == {t for t in whole.supplied if t.round > 3}
 
 
 # ---- events that cannot happen
@@ -489,7 +491,7 @@ def wrong_events(sim: Simulator) -> list[Event]:
         events.append(Scored(worker, -1, 0))
         events.append(Scored(worker, 0, 99))
     held = {t for pieces in sim.held.values() for t in pieces}
-    events += [Arrived(w, t) for t in sim.given[-3:] if t not in held for w in sim.held]  # a second time
+    events += [Arrived(w, t) for t in sim.supplied[-3:] if t not in held for w in sim.held]  # a second time
     return events + ([] if sim.closed else [Folded()])
 
 
@@ -545,8 +547,8 @@ def test_the_setup_is_round_0_with_everyone_and_round_1_follows_its_commit() -> 
         *(Open(0, 2, participants, True), *folded, Commit(0, participants, participants, (2, 2, 2))),
         *(Open(1, 1, (1,), True), Release(1), Close(), Commit(1, (1,), (1,), (2, 3, 2))),
     ]
-    given = [c.task for c in log if isinstance(c, Give)]
-    assert sorted(given, key=lambda t: (t.round, t.exchange, t.client)) == [
+    supplied = [c.task for c in log if isinstance(c, Give)]
+    assert sorted(supplied, key=lambda t: (t.round, t.exchange, t.client)) == [
         *(TaskId(0, 1, k, 0) for k in participants),
         *(TaskId(0, 2, k, 1) for k in participants),
         TaskId(1, 1, 1, 2),
@@ -634,7 +636,7 @@ def worlds_with_a_setup(draw: Callable[..., object]) -> World:
 
 
 @fixed
-@given(worlds_with_a_setup(), st.integers(0, 10_000))
+@supplied(worlds_with_a_setup(), st.integers(0, 10_000))
 def test_versions_and_bases_with_a_setup_are_what_the_formula_says(world: World, seed: int) -> None:
     """S + (r-1)*E + e, written out; every base is the last committed version, or within a round the draft
     of the exchange before, folded or not; nobody is lost in the set-up."""
@@ -653,8 +655,8 @@ def test_versions_and_bases_with_a_setup_are_what_the_formula_says(world: World,
                 held[k] = base
         folded = tuple(k for k in participation.participants if k not in participation.lost_uploads)
         commits.append(Commit(r, participation.participants, folded, tuple(held)))
-    assert {(t.round, t.exchange, t.client): t.base for t in end.given} == bases
-    assert len(end.given) == len(bases)
+    assert {(t.round, t.exchange, t.client): t.base for t in end.supplied} == bases
+    assert len(end.supplied) == len(bases)
     assert [c for c in end.log if isinstance(c, Commit)] == commits
     assert end.machine.versions == held
     pieces = Counter((r, chunk) for r in range(world.rounds + 1) for chunk in range(world.chunks))

@@ -12,25 +12,25 @@ from fedsim.errors import DataError, UsageError
 from fedsim.virtual_clock import Clock, Link, clock
 
 
-def made(link: str = "", compute: str = "", deadline: str = "", clients: int = 3, seed: int = 0) -> Clock:
-    found = clock(link, compute, deadline, clients=clients, seed=seed)
-    assert found is not None
-    return found
+def created(link: str = "", compute: str = "", deadline: str = "", clients: int = 3, seed: int = 0) -> Clock:
+    result = clock(link, compute, deadline, clients=clients, seed=seed)
+    assert result is not None
+    return result
 
 
 def test_seconds_are_those_of_the_formula() -> None:
-    c = made("up=10mbit,down=50mbit,rtt=40ms", "5ms")
+    c = created("up=10mbit,down=50mbit,rtt=40ms", "5ms")
     assert c.seconds(1, 0, 200, 5_000_000, 1_000_000) == pytest.approx(0.04 + 0.8 + 1.0 + 0.8, rel=1e-12)
-    assert made("rtt=2s").seconds(1, 0, 200, 10**9, 10**9) == 2.0
-    assert made(compute="150us").seconds(4, 2, 1000, 1, 1) == pytest.approx(0.15)
+    assert created("rtt=2s").seconds(1, 0, 200, 10**9, 10**9) == 2.0
+    assert created(compute="150us").seconds(4, 2, 1000, 1, 1) == pytest.approx(0.15)
 
 
 def test_noise_is_a_function_of_seed_round_and_client() -> None:
-    c = made(compute="1ms,noise=0.5", clients=50)
+    c = created(compute="1ms,noise=0.5", clients=50)
     times = np.array([[c.seconds(r, k, 1000, 0, 0) for k in range(50)] for r in range(1, 41)])
-    second = made(compute="1ms,noise=0.5", clients=50)
+    second = created(compute="1ms,noise=0.5", clients=50)
     assert second.seconds(7, 3, 1000, 9, 9) == times[6, 3]
-    assert made(compute="1ms,noise=0.5", clients=50, seed=1).seconds(7, 3, 1000, 0, 0) != times[6, 3]
+    assert created(compute="1ms,noise=0.5", clients=50, seed=1).seconds(7, 3, 1000, 0, 0) != times[6, 3]
     assert abs(np.log(times).mean()) < 0.05 and abs(np.log(times).std() - 0.5) < 0.03
 
 
@@ -41,7 +41,7 @@ def test_there_is_none_unless_asked_for() -> None:
 def test_links_by_client(tmp_path: Path) -> None:
     path = tmp_path / "links.csv"
     path.write_text("client,up,down,rtt\n1,1mbit,,\n0,10mbit,50mbit,10ms\n")
-    c = made(str(path), clients=2)
+    c = created(str(path), clients=2)
     assert c.links == (Link(1e7, 5e7, 0.01), Link(1e6, math.inf, 0.0))
     for text, says in (
         ("client,up\n0,1mbit\n", "no line for client 1"),
@@ -51,7 +51,7 @@ def test_links_by_client(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises((DataError, UsageError), match=says):
-            made(str(path), clients=2)
+            created(str(path), clients=2)
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_links_by_client(tmp_path: Path) -> None:
 )
 def test_mistakes_are_named(link: str, compute: str, deadline: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        made(link, compute, deadline)
+        created(link, compute, deadline)

@@ -26,24 +26,24 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="names that contain this")
-    chosen = parser.parse_args()
+    selected = parser.parse_args()
     began = time.monotonic()
-    work = [w for w in runs.everything(chosen.quick) if chosen.only in w[1]]
-    with ThreadPoolExecutor(chosen.jobs) as pool:
-        made = list(pool.map(lambda w: w[2][0](*w[2][1:]), work))
-    golden = {} if chosen.write else json.loads(GOLDEN.read_text())
+    work = [w for w in runs.everything(selected.quick) if selected.only in w[1]]
+    with ThreadPoolExecutor(selected.jobs) as pool:
+        created = list(pool.map(lambda w: w[2][0](*w[2][1:]), work))
+    golden = {} if selected.write else json.loads(GOLDEN.read_text())
     records: dict[str, runs.Record] = {}
     differences = []
-    for (key, how, _), record in zip(work, made, strict=True):
-        expected = records.setdefault(key, record) if chosen.write else golden["runs"].get(key, {})
+    for (key, how, _), record in zip(work, created, strict=True):
+        expected = records.setdefault(key, record) if selected.write else golden["runs"].get(key, {})
         differences += [f"{how}: {k}" for k, v in record.items() if expected.get(k) != v]
     probe, plan = runs.probe(), runs.plan_numbers()
-    if not chosen.write and golden["plan"] != plan:
+    if not selected.write and golden["plan"] != plan:
         differences.append("fedsim plan: its numbers")
     for line in differences:
         print("differs:", line)
     note = f"{len(work)} runs in {time.monotonic() - began:.0f} s"
-    if chosen.write and not differences:
+    if selected.write and not differences:
         GOLDEN.write_text(json.dumps({"probe": probe, "plan": plan, "runs": records}, indent=1) + "\n")
     elif differences and golden and golden["probe"] != probe:
         print(f"this machine computes other bits than the one that made {GOLDEN.name}: its probe is {probe},")

@@ -52,13 +52,13 @@ def rows_digest(ledger: Path) -> str:
 def options(name: str, rounds: int = ROUNDS) -> list[str]:
     """The command line of a recorded run, without its folder and its workers."""
     algo, codec = name.split()
-    given = ["--algo", algo, "--clients", "4", "--rounds", str(rounds), "--participation", "full+lost:0.2"]
+    supplied = ["--algo", algo, "--clients", "4", "--rounds", str(rounds), "--participation", "full+lost:0.2"]
     for setting, value in (("server_steps", 20), ("epochs", 2), ("samples", 4)):
         if has_setting(find(algo), setting):
-            given += ["--set", f"{setting}={value}"]
+            supplied += ["--set", f"{setting}={value}"]
     if codec != "dense":
-        given += [word for field in _float_fields(algo) for word in ("--codec", f"{field}={codec}")]
-    return given
+        supplied += [word for field in _float_fields(algo) for word in ("--codec", f"{field}={codec}")]
+    return supplied
 
 
 def _float_fields(algo: str) -> list[str]:
@@ -81,7 +81,7 @@ def _float_fields(algo: str) -> list[str]:
     )
 
 
-def made(name: str, workers: int) -> Record:
+def created(name: str, workers: int) -> Record:
     """Launch a recorded run as a user does."""
     with tempfile.TemporaryDirectory(prefix="fedsim-golden-") as folder:
         run = Path(folder) / "run"
@@ -139,10 +139,10 @@ SPECIAL = tuple(
 
 def plan_numbers() -> str:
     """All numbers that fedsim plan prints for one experiment: its words may change, its numbers not."""
-    said = fedsim(
+    output = fedsim(
         "plan", "--algo", "fedlap_cov", "--rounds", "7", "--participation", "0.3", "--codec", "mean=bf16"
     )
-    return " ".join(re.findall(r"[0-9][0-9,.]*", said))
+    return " ".join(re.findall(r"[0-9][0-9,.]*", output))
 
 
 def probe() -> str:
@@ -162,7 +162,7 @@ def everything(quick: bool) -> Iterator[tuple[str, str, Any]]:
     """(key of the record, how it is made, function of no arguments)."""
     for name in names():
         for workers in (0,) if quick else (0, 2):
-            yield name, f"{name}, {workers} workers", (made, name, workers)
+            yield name, f"{name}, {workers} workers", (created, name, workers)
     if not quick:
         for name in SPECIAL:
             yield name.partition(": ")[2], name, (special, name)

@@ -27,16 +27,16 @@ def expected_remote(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
     seed: int, expected: dict[str, Any], tmp_path: Path
 ) -> None:
-    made = chaos.trial(seed, tmp_path / "run", expected)
-    assert made.good, str(made)
+    created = chaos.trial(seed, tmp_path / "run", expected)
+    assert created.good, str(created)
 
 
 @pytest.mark.parametrize("seed", ELSEWHERE)
 def test_so_has_one_with_workers_elsewhere(
     seed: int, expected_remote: dict[str, Any], tmp_path: Path
 ) -> None:
-    made = chaos_remote.trial(seed, tmp_path / "run", expected_remote)
-    assert made.good, str(made)
+    created = chaos_remote.trial(seed, tmp_path / "run", expected_remote)
+    assert created.good, str(created)
 
 
 def test_both_are_the_same_run(expected: dict[str, Any], expected_remote: dict[str, Any]) -> None:

@@ -56,16 +56,16 @@ def test_positions_are_counted_per_layer() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_codec_says_what_its_values_are(name: str) -> None:
     """Before compression: `side` bytes per layer, then `width` bytes of each value."""
-    spec, chosen = Spec.of((810,), torch.float32, LAYERS), codec(name)
+    spec, selected = Spec.of((810,), torch.float32, LAYERS), codec(name)
     x = torch.rand(810, generator=torch.Generator().manual_seed(1)) + 0.1
-    parts = dict(chosen.pack(x, spec, torch.zeros(810)) or ())
-    (bound,) = (b for b in chosen.bounds(spec) if b.layer == "values")
-    side, size = 3 * chosen.side, chosen.numbers(spec) * (chosen.width or 4)
+    parts = dict(selected.pack(x, spec, torch.zeros(810)) or ())
+    (bound,) = (b for b in selected.bounds(spec) if b.layer == "values")
+    side, size = 3 * selected.side, selected.numbers(spec) * (selected.width or 4)
     if bound.least == bound.most:
         assert parts["values"].nbytes == side + size
     else:
         assert bound.least == side
-    assert side < values_floor(chosen, spec, parts["values"]) <= side + size
+    assert side < values_floor(selected, spec, parts["values"]) <= side + size
 
 
 def test_the_floor_of_values_is_the_entropy_of_their_byte_planes() -> None:
@@ -206,7 +206,7 @@ def manifest(run: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def said(*arguments: object) -> str:
+def output(*arguments: object) -> str:
     done = invoke(*arguments)
     assert done.exit_code == 2 and not done.stdout and done.stderr.startswith("fedsim: ")
     assert len(done.stderr.splitlines()) == 1
@@ -214,29 +214,29 @@ def said(*arguments: object) -> str:
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    assert f"{tmp_path} is no run folder" in said(tmp_path)
-    assert "is no run folder" in said(tmp_path / "nowhere")
+    assert f"{tmp_path} is no run folder" in output(tmp_path)
+    assert "is no run folder" in output(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
-    assert "is no run folder" in said(tmp_path / "file")
+    assert "is no run folder" in output(tmp_path / "file")
 
 
 def test_a_manifest_of_another_format_or_damaged(run: Path) -> None:
     manifest(run, format=2)
-    assert "has format 2; this version of fedsim reads format 1" in said(run)
+    assert "has format 2; this version of fedsim reads format 1" in output(run)
     (run / "manifest.json").write_text("{")
-    assert "manifest.json is damaged" in said(run)
+    assert "manifest.json is damaged" in output(run)
     (run / "manifest.json").write_text("[1]")
-    assert "has format None" in said(run)
+    assert "has format None" in output(run)
 
 
 def test_an_experiment_that_this_version_cannot_carry_out(run: Path) -> None:
     described = json.loads((run / "manifest.json").read_text())["experiment"]
     manifest(run, experiment=described | {"algo": "fedlap_cow"})
-    assert "did you mean 'fedlap_cov'" in said(run)
+    assert "did you mean 'fedlap_cov'" in output(run)
     manifest(run, experiment=described | {"clients": 0})
-    assert "clients = 0" in said(run)
+    assert "clients = 0" in output(run)
     manifest(run, experiment=described | {"params": 1})
-    assert "its params was 1; with this data it is 7510" in said(run)
+    assert "its params was 1; with this data it is 7510" in output(run)
 
 
 def test_no_checkpoint_and_damaged_ones(run: Path) -> None:
@@ -246,26 +246,26 @@ def test_no_checkpoint_and_damaged_ones(run: Path) -> None:
     assert StoredRun.open(run).round == 1
     for path in names:
         path.write_bytes(b"nonsense")
-    assert "has no checkpoint that can be read" in said(run)
+    assert "has no checkpoint that can be read" in output(run)
     for path in names:
         path.unlink()
-    assert "has no checkpoint; no round of it was committed" in said(run)
+    assert "has no checkpoint; no round of it was committed" in output(run)
 
 
 def test_a_state_that_is_gone(run: Path) -> None:
     shutil.rmtree(run / "state")
-    assert "the state of client" in said(run)
+    assert "the state of client" in output(run)
     with pytest.raises(DataError):
         StoredRun.open(run).state(0)
 
 
 def test_options(run: Path, tmp_path: Path) -> None:
-    assert "give the fraction to keep" in said(run, "--keep", "1.5")
-    assert "there is no folder" in said(run, "--csv", tmp_path / "nowhere" / "file.csv")
+    assert "give the fraction to keep" in output(run, "--keep", "1.5")
+    assert "there is no folder" in output(run, "--csv", tmp_path / "nowhere" / "file.csv")
 
 
 def test_the_data_folder_of_a_run_may_be_elsewhere(run: Path) -> None:
     described = json.loads((run / "manifest.json").read_text())["experiment"]
     manifest(run, experiment=described | {"dataset": "mnist"}, execution={"data_dir": "/nowhere"})
-    assert "/nowhere" in said(run)
-    assert "/elsewhere" in said(run, "--data-dir", "/elsewhere")
+    assert "/nowhere" in output(run)
+    assert "/elsewhere" in output(run, "--data-dir", "/elsewhere")

@@ -135,26 +135,26 @@ def test_a_seed_counts_once_and_finished_runs_stand_for_a_group(make: Make) -> N
 
 
 def test_labels_are_the_fewest_settings_that_tell_groups_apart() -> None:
-    def made(algo: str, **settings: Any) -> dict[str, Any]:
+    def created(algo: str, **settings: Any) -> dict[str, Any]:
         return {"algo": algo, "rounds": 5, **settings}
 
     h, codec = "hyperparameters.local.", "codecs."
-    assert labels([made("fedavg", **{h + "lr": 0.1}), made("fedlap", **{h + "lr": 0.2})]) == [
+    assert labels([created("fedavg", **{h + "lr": 0.1}), created("fedlap", **{h + "lr": 0.2})]) == [
         "fedavg",
         "fedlap",
     ]
-    grid = [made("fedavg", **{h + "lr": lr, h + "epochs": e}) for lr in (0.1, 1.0) for e in (1, 2)]
+    grid = [created("fedavg", **{h + "lr": lr, h + "epochs": e}) for lr in (0.1, 1.0) for e in (1, 2)]
     assert labels(grid)[1] == "fedavg (lr 0.1, epochs 2)" and len(set(labels(grid))) == 4
     # both differ everywhere, one is enough
-    both = [made("fedavg", **{h + "lr": n, h + "epochs": n}) for n in (1, 2, 3)]
+    both = [created("fedavg", **{h + "lr": n, h + "epochs": n}) for n in (1, 2, 3)]
     assert labels(both) == ["fedavg (lr 1)", "fedavg (lr 2)", "fedavg (lr 3)"]
     codecs = [
-        made("fola"),
-        made("fola", **{codec + "mean": "bf16"}),
-        made("fola", **{codec + "mean": "bf16", codec + "curvature": "log8"}),
+        created("fola"),
+        created("fola", **{codec + "mean": "bf16"}),
+        created("fola", **{codec + "mean": "bf16", codec + "curvature": "log8"}),
     ]
     assert labels(codecs) == ["fola (dense)", "fola (mean bf16)", "fola (mean bf16, curvature log8)"]
-    user = [made("/home/me/mine.py:Mine", participation=p) for p in ("full", "0.3")]
+    user = [created("/home/me/mine.py:Mine", participation=p) for p in ("full", "0.3")]
     assert labels(user) == ["mine:Mine (participation full)", "mine:Mine (participation 0.3)"]
 
 
@@ -172,10 +172,10 @@ def test_where_takes_some_runs(make: Make) -> None:
 def test_means_and_bands_are_over_the_seeds(make: Make) -> None:
     make("a0", (0.1, 0.5, 0.6), seed=0)
     (group,) = gather([make("a1", (0.2, 0.7, 0.7), seed=1).parent])
-    found = band(group.curves, "MB", "test_accuracy")
-    assert found.x == pytest.approx([0, 2, 4])
-    assert found.low == pytest.approx([0.1, 0.5, 0.6]) and found.high == pytest.approx([0.2, 0.7, 0.7])
-    assert found.mean == pytest.approx([0.15, 0.6, 0.65])
+    hits = band(group.curves, "MB", "test_accuracy")
+    assert hits.x == pytest.approx([0, 2, 4])
+    assert hits.low == pytest.approx([0.1, 0.5, 0.6]) and hits.high == pytest.approx([0.2, 0.7, 0.7])
+    assert hits.mean == pytest.approx([0.15, 0.6, 0.65])
 
 
 def test_the_frontier_of_a_small_example(make: Make) -> None:
@@ -258,8 +258,8 @@ def test_the_page_stands_by_itself(make: Make, tmp_path: Path) -> None:
     assert text.count('role="img"') == 7  # accuracy and NLL over rounds, MB, seconds; the frontier
     assert "seconds, simulated" in text and "prefers-color-scheme: dark" in text
     # fedavg reaches 0.6 after 4 MB, fedlap after 18 MB, and is ahead from 36 MB on
-    for said in ("MB to 0.6", "rounds to 0.9", "2.00 to 36.0", "36.0 and more", "36,000,000"):
-        assert said in text
+    for printed in ("MB to 0.6", "rounds to 0.9", "2.00 to 36.0", "36.0 and more", "36,000,000"):
+        assert printed in text
 
 
 def test_tables_are_written_as_markdown_and_csv(make: Make, tmp_path: Path) -> None:
@@ -279,8 +279,8 @@ def test_tables_are_written_as_markdown_and_csv(make: Make, tmp_path: Path) -> N
 
 def test_the_terminal_fits_80_columns_and_says_where_the_files_are(make: Make, tmp_path: Path) -> None:
     for n, codec in enumerate(("bf16", "best:0.1", "delta+zstd")):
-        chosen = {"down.mean": "bf16", "up.mean": codec, "up.precision": codec}
-        runs = make(f"a{n}", algo="fedlap_cov", codecs=chosen, cost=10 ** (3 * n + 3)).parent
+        selected = {"down.mean": "bf16", "up.mean": codec, "up.precision": codec}
+        runs = make(f"a{n}", algo="fedlap_cov", codecs=selected, cost=10 ** (3 * n + 3)).parent
     result = invoke(runs, "--out", tmp_path / "p.html")
     lines = result.output.splitlines()
     assert result.exit_code == 0 and max(map(len, lines[:-1])) <= 80
@@ -293,11 +293,11 @@ def test_what_cannot_be_compared_is_said_at_the_top(make: Make, tmp_path: Path) 
     runs = make("c", (0.1, 0.3), dataset="mnist", algo="fedlap", rounds=(0, 9), status="failed").parent
     result = invoke(runs, "--out", tmp_path / "p.html")
     assert result.exit_code == 0, result.output
-    said = " ".join(result.output.split())
-    assert "of different data sets (digits, mnist)" in said
-    assert "evaluated on different rows (test, unused:10)" in said
-    assert "also differ in clients (4, 7)" in said
-    assert "fedlap *, seed 0: failed, evaluated up to round 9 of 9" in said
+    printed = " ".join(result.output.split())
+    assert "of different data sets (digits, mnist)" in printed
+    assert "evaluated on different rows (test, unused:10)" in printed
+    assert "also differ in clients (4, 7)" in printed
+    assert "fedlap *, seed 0: failed, evaluated up to round 9 of 9" in printed
     text = (tmp_path / "p.html").read_text()
     assert text.index("different data sets") < text.index("<h2>") and "fedlap *" in text
 
@@ -362,10 +362,10 @@ def test_a_mistake_is_one_line(make: Make, tmp_path: Path, arguments: list[str],
         placements[name] = tmp_path / name
         placements[name].mkdir()
         (placements[name] / "manifest.json").write_text(text)
-    given = [a.format(**placements) for a in arguments]
-    if "--out" not in given:
-        given += ["--out", str(tmp_path / "p.html")]
-    result = invoke(*given)
+    supplied = [a.format(**placements) for a in arguments]
+    if "--out" not in supplied:
+        supplied += ["--out", str(tmp_path / "p.html")]
+    result = invoke(*supplied)
     assert result.exit_code in (2, 5) and "Traceback" not in result.output
     assert result.output.startswith("fedsim: ") and says in result.output
     assert len(result.output.strip().splitlines()) == 1

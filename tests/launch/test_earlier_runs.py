@@ -29,9 +29,9 @@ def run_name(archive: Path) -> str:
     return archive.name.removesuffix(".tar.gz")
 
 
-@pytest.mark.parametrize("made", EARLIER, ids=run_name)
-def test_a_run_of_an_earlier_version_goes_on(made: Path, tmp_path: Path) -> None:
-    with tarfile.open(made) as packed:
+@pytest.mark.parametrize("created", EARLIER, ids=run_name)
+def test_a_run_of_an_earlier_version_goes_on(created: Path, tmp_path: Path) -> None:
+    with tarfile.open(created) as packed:
         packed.extractall(tmp_path, filter="data")
     run, expected = tmp_path / "run", json.loads((tmp_path / "expected.json").read_text())
     before = (run / "metrics.jsonl").read_bytes()
@@ -46,7 +46,7 @@ def test_a_run_of_an_earlier_version_goes_on(made: Path, tmp_path: Path) -> None
         if not key.endswith("sha256"):
             assert summary[key] == pytest.approx(value, rel=0.02), key
     stored = StoredRun.open(run)
-    here, recorded = probe_digest(stored.problem), json.loads(PROBES.read_text())[run_name(made)]
+    here, recorded = probe_digest(stored.problem), json.loads(PROBES.read_text())[run_name(created)]
     if stored.drift() or here != recorded:
         pytest.skip(
             f"digests were compared to a tolerance only: {stored.drift()}, probe {here}, recorded {recorded}"

@@ -69,9 +69,9 @@ def inject(fault: Fault) -> None:
     for name in ("rename", "write", "fsync", "link"):
         real = getattr(os, name)
 
-        def shim(*given: Any, real: Callable[..., Any] = real) -> Any:
+        def shim(*supplied: Any, real: Callable[..., Any] = real) -> Any:
             fault()
-            return real(*given)
+            return real(*supplied)
 
         setattr(os, name, shim)
 

@@ -44,14 +44,14 @@ def measured(
 @pytest.mark.parametrize("algorithm", REGISTRY, ids=lambda a: a.name)
 def test_it_is_the_ledger_to_the_byte(algorithm: Class, tmp_path: Path) -> None:
     problem = problem_of(algorithm, participation=MIXED, seed=5, rounds=4)
-    made = planned(problem)
+    created = planned(problem)
     by_field, by_round = measured(problem, tmp_path / "run")
-    if not made.exact:  # parts that are sent once, bounds on what a client may have
+    if not created.exact:  # parts that are sent once, bounds on what a client may have
         assert algorithm.name == "fedlap_func"
-        assert all(made.bytes[key] >= n for key, n in by_field.items())
+        assert all(created.bytes[key] >= n for key, n in by_field.items())
         return
-    assert made.bytes == by_field
-    rounds = {(r, side): n for r, sides in made.rounds.items() for side, n in sides.items() if n}
+    assert created.bytes == by_field
+    rounds = {(r, side): n for r, sides in created.rounds.items() for side, n in sides.items() if n}
     assert rounds == {key: n for key, n in by_round.items() if n}
 
 
@@ -69,13 +69,13 @@ def test_codecs_of_one_size_to_the_byte_others_at_most(
 ) -> None:
     algorithm = next(a for a in REGISTRY if a.name == "fedlap_cov")
     problem = problem_of(algorithm, codecs=codecs, rounds=2)
-    made = planned(problem)
+    created = planned(problem)
     by_field, _ = measured(problem, tmp_path / "run")
-    assert made.exact is exact
+    assert created.exact is exact
     if exact:
-        assert made.bytes == by_field
+        assert created.bytes == by_field
     else:
-        assert all(made.bytes[key] >= n for key, n in by_field.items() if key[2] in ("values", "indices"))
+        assert all(created.bytes[key] >= n for key, n in by_field.items() if key[2] in ("values", "indices"))
 
 
 def test_a_million_clients_take_seconds() -> None:

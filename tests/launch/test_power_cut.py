@@ -85,7 +85,7 @@ class Recorder:
     names: dict[int, dict[str, int]] = field(default_factory=dict)
     held: dict[int, bytes] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
-    given: int = ROOT
+    supplied: int = ROOT
 
     def look(self) -> None:
         live: set[int] = set()
@@ -99,7 +99,7 @@ class Recorder:
     def _number(self, inode: int, live: set[int]) -> int:
         live.add(inode)
         if inode not in self.numbers:
-            self.numbers[inode], self.given = self.given, self.given + 1
+            self.numbers[inode], self.supplied = self.supplied, self.supplied + 1
         return self.numbers[inode]
 
     def _folder(self, path: Path, me: int, live: set[int]) -> None:
@@ -130,10 +130,10 @@ class Recorder:
         lock = threading.RLock()
 
         def watched(real: Callable[..., Any]) -> Callable[..., Any]:
-            def shim(*given: Any, **more: Any) -> Any:
+            def shim(*supplied: Any, **more: Any) -> Any:
                 with lock:
                     self.look()
-                    done = real(*given, **more)
+                    done = real(*supplied, **more)
                     self.look()
                     until(self)
                     return done
@@ -193,18 +193,18 @@ class Disk:
 
     def tree(self, names: Callable[..., int | None], held: Callable[..., bytes]) -> Tree:
         """names and held choose one of the values."""
-        found: Tree = {}
-        chosen = {file: held(values) for file, values in self.held.items()}
+        result: Tree = {}
+        selected = {file: held(values) for file, values in self.held.items()}
 
         def enter(folder: int, path: str) -> None:
             for name, values in self.names.get(folder, {}).items():
                 what = names(values)
                 if what is not None:
-                    found[path + name] = None if what in self.names else chosen.get(what, b"")
+                    result[path + name] = None if what in self.names else selected.get(what, b"")
                     enter(what, path + name + "/")
 
         enter(ROOT, "")
-        return found
+        return result
 
 
 RULES: dict[str, Callable[[Disk, Random], Tree]] = {
@@ -264,8 +264,8 @@ def cuts(log: list[Operation], start: int, whole: dict[str, bytes]) -> Iterator[
 
 def round_of(path: str) -> int:
     """Of a checkpoint's path; of any other NOTHING."""
-    found = re.fullmatch(r"run/checkpoints/(\d+)\.checkpoint", path)
-    return int(found[1]) if found else NOTHING
+    result = re.fullmatch(r"run/checkpoints/(\d+)\.checkpoint", path)
+    return int(result[1]) if result else NOTHING
 
 
 @dataclass
@@ -350,19 +350,19 @@ def check(path: str, start: int, experiment: Experiment) -> None:
     launch(experiment, Execution(workers=0, out=str(home / "undisturbed")), quiet=True)
     expected, whole = digests(home / "undisturbed"), contents(log)
     assert digests(home / "disk" / "run") == expected
-    made = list(cuts(log, start, whole))
+    created = list(cuts(log, start, whole))
     wrong: list[str] = []
-    found: list[int] = []
+    result: list[int] = []
     folder = Folder(home)
-    for cut in made:
+    for cut in created:
         run = folder.hold(cut.tree)
         try:
-            found.append(recovered(run, cut, problem, whole))
+            result.append(recovered(run, cut, problem, whole))
             if complete(run):
                 compare(run, problem, expected)
         except Exception as e:  # of whatever kind: the next state is of interest, too
             wrong.append(f"{cut.where}: {e!r}")
-    sample = Random(0).sample(made, min(RESUMED, len(made)))
+    sample = Random(0).sample(created, min(RESUMED, len(created)))
     for n, cut in enumerate(sample):
         folder.hold(cut.tree)
         run = shutil.copytree(folder.root, home / f"after-{n}") / "run"
@@ -378,10 +378,10 @@ def check(path: str, start: int, experiment: Experiment) -> None:
         shutil.rmtree(run.parent)
     report = {
         "prefixes": len(log) - start,
-        "states": len(made),
+        "states": len(created),
         "resumed": len(sample),
-        "durable": sorted({cut.floor for cut in made}),
-        "found": sorted(set(found)),
+        "durable": sorted({cut.floor for cut in created}),
+        "found": sorted(set(result)),
         "wrong": wrong,
     }
     (home / "report").write_text(json.dumps(report))
@@ -389,12 +389,12 @@ def check(path: str, start: int, experiment: Experiment) -> None:
 
 def contents(log: list[Operation]) -> dict[str, bytes]:
     """Checkpoints and states by path, as they were when they were whole."""
-    disk, found = Disk(), {}
+    disk, result = Disk(), {}
     for operation in log:
         disk.apply(operation)
         if isinstance(operation, Names):
-            found |= disk.tree(lambda v: v[-1], lambda v: v[-1])
-    return {path: data for path, data in found.items() if data and path.endswith(("checkpoint", ".state"))}
+            result |= disk.tree(lambda v: v[-1], lambda v: v[-1])
+    return {path: data for path, data in result.items() if data and path.endswith(("checkpoint", ".state"))}
 
 
 def recovered(run: Path, cut: Cut, problem: Problem, whole: dict[str, bytes]) -> int:

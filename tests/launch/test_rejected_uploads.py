@@ -88,10 +88,10 @@ def brought(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def launch(folder: Path, name: str, how: str, *more: str) -> Any:
-    chosen = ("--algo", f"{folder}/spoilt.py:Spoilt", "--set", f"how={how}", "--out", str(folder / name))
+    selected = ("--algo", f"{folder}/spoilt.py:Spoilt", "--set", f"how={how}", "--out", str(folder / name))
     limit = ("--config", str(folder / "limit.toml"))
     return CliRunner(catch_exceptions=False).invoke(
-        main, ["launch", "--workers", "0", *JOB, *chosen, *limit, *more]
+        main, ["launch", "--workers", "0", *JOB, *selected, *limit, *more]
     )
 
 
@@ -168,9 +168,9 @@ def test_a_limit_that_is_kept_changes_no_bit(brought: Path) -> None:
 
 
 def test_workers_and_all(brought: Path) -> None:
-    chosen = ("--algo", "spoilt.py:Spoilt", "--set", "how=mean nan", "--out", "real")
+    selected = ("--algo", "spoilt.py:Spoilt", "--set", "how=mean nan", "--out", "real")
     done = subprocess.run(
-        [sys.executable, "-m", "launch", "launch", "--workers", "2", *JOB, *chosen],
+        [sys.executable, "-m", "launch", "launch", "--workers", "2", *JOB, *selected],
         capture_output=True,
         text=True,
         timeout=DEADLINE,

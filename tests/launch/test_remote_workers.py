@@ -95,16 +95,16 @@ class Federation:
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Federation]:
-    made = Federation(tmp_path)
-    yield made
-    made.close()
+    created = Federation(tmp_path)
+    yield created
+    created.close()
 
 
 def ends(process: subprocess.Popen[str], code: int = 0) -> str:
     """What it printed."""
-    said, _ = process.communicate(timeout=DEADLINE)
-    assert process.returncode == code, said
-    return said
+    output, _ = process.communicate(timeout=DEADLINE)
+    assert process.returncode == code, output
+    return output
 
 
 def here(folder: Path, *options: str) -> Run:
@@ -132,13 +132,13 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
         federation.join("--connect", f"tcp://127.0.0.1:{relay.port}", "--worker", str(i)) for i in range(2)
     ]
     argv = [Path(f"/proc/{p.pid}/cmdline").read_text() for p in (launched, *remote_workers)]
-    said = [ends(launched), *(ends(remote_worker) for remote_worker in remote_workers)]
-    assert "residual 0" in said[0]
-    assert all("the run is over" in text for text in said[1:])
+    output = [ends(launched), *(ends(remote_worker) for remote_worker in remote_workers)]
+    assert "residual 0" in output[0]
+    assert all("the run is over" in text for text in output[1:])
     relay.close()
     assert not federation.join_credentials.exists(), "keys that open nothing any more"
     left = [p.read_bytes().decode(errors="replace") for p in federation.run.rglob("*") if p.is_file()]
-    assert not [text for text in (*argv, *said, *left) for key in keys if key in text]
+    assert not [text for text in (*argv, *output, *left) for key in keys if key in text]
     run, local = Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
     same_bits(run, local)
     rows = run.ledger
@@ -148,8 +148,8 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
     key = [c for c in rows.columns if c != "worker"]
 
     def own(frame: pandas.DataFrame) -> pandas.DataFrame:
-        chosen = frame[(frame.kind == "algorithm") & (frame.layer != "framing")][key]
-        return chosen.sort_values(key).reset_index(drop=True)
+        selected = frame[(frame.kind == "algorithm") & (frame.layer != "framing")][key]
+        return selected.sort_values(key).reset_index(drop=True)
 
     assert own(rows).equals(own(local.ledger))
     assert set(rows[rows.message.isin(["state", "draft"])].kind) == {"simulation"}
@@ -166,13 +166,13 @@ def test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again(feder
     slow = (*slow, "--set", "local.epochs=40")
     launched = federation.launch(*slow)
     first, second = federation.join("--worker", "0"), federation.join("--worker", "1")
-    said = reader(launched)
-    said("round 1/5")
+    output = reader(launched)
+    output("round 1/5")
     first.send_signal(signal.SIGKILL)
-    said("worker 0 is gone")
-    said("round 2/5")
+    output("worker 0 is gone")
+    output("round 2/5")
     second.send_signal(signal.SIGKILL)
-    said("worker 1 is gone")
+    output("worker 1 is gone")
     third = federation.join()
     ends(launched)
     ends(third)
@@ -191,9 +191,9 @@ def test_a_connection_that_is_cut_is_made_anew(federation: Federation) -> None:
     port = int(JoinCredentials.read(federation.join_credentials).url.rpartition(":")[2])
     relay = Relay(port)
     remote_worker = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}")
-    said = reader(launched)
+    output = reader(launched)
     for after in ("round 1/6", "round 3/6"):
-        said(after)
+        output(after)
         relay.cut()
     ends(launched)
     assert ends(remote_worker).count("was lost; joining again") == 2
@@ -208,10 +208,10 @@ def test_a_worker_that_was_silent_for_too_long_joins_again(federation: Federatio
     slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "6", "--set", "local.epochs=30")
     launched = federation.launch(*slow, "--lease", "1.5", workers=1)
     remote_worker = federation.join()
-    said = reader(launched)
-    said("round 1/6")
+    output = reader(launched)
+    output("round 1/6")
     remote_worker.send_signal(signal.SIGSTOP)
-    said("was silent for 1.5 s")
+    output("was silent for 1.5 s")
     remote_worker.send_signal(signal.SIGCONT)
     ends(launched)
     assert "had given this worker up; joining again" in ends(remote_worker)
@@ -226,26 +226,26 @@ def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) ->
     good, own = JoinCredentials.read(federation.join_credentials), federation.folder / "own.json"
     msgspec.structs.replace(good, workers=good.workers[1:]).write(own)  # what this machine is given
     goes = federation.join(file=own)
-    said = reader(launched)
-    said("round 1/5")
-    code, told = fedsim("revoke", str(federation.run), "7")
-    assert code == 2 and "has no worker 7; it has workers 0 to 1" in told
-    code, told = fedsim("revoke", str(federation.run), "1")
-    assert code == 0, told
-    said("worker 1 is gone: its connection was lost")
-    told = ends(goes, 4)
-    assert "was lost; joining again" in told and "does not accept this key" in told.splitlines()[-1]
+    output = reader(launched)
+    output("round 1/5")
+    code, notice = fedsim("revoke", str(federation.run), "7")
+    assert code == 2 and "has no worker 7; it has workers 0 to 1" in notice
+    code, notice = fedsim("revoke", str(federation.run), "1")
+    assert code == 0, notice
+    output("worker 1 is gone: its connection was lost")
+    notice = ends(goes, 4)
+    assert "was lost; joining again" in notice and "does not accept this key" in notice.splitlines()[-1]
     ends(launched)
     ends(stays)
     run = Run.open(federation.run)
     same_bits(run, here(federation.folder / "local", *slow))
     assert set(run.ledger[run.ledger.kind == "retry"].message) <= {"task"}
-    code, told = fedsim("revoke", str(federation.run), "0")
-    assert code == 2 and "is not being run: its keys open nothing" in told
-    code, told = fedsim("revoke", str(federation.folder / "local"), "0")
-    assert code == 2 and "has no workers elsewhere" in told
-    code, told = fedsim("revoke", str(federation.folder / "nothing"), "0")
-    assert code == 2 and "is no run folder" in told
+    code, notice = fedsim("revoke", str(federation.run), "0")
+    assert code == 2 and "is not being run: its keys open nothing" in notice
+    code, notice = fedsim("revoke", str(federation.folder / "local"), "0")
+    assert code == 2 and "has no workers elsewhere" in notice
+    code, notice = fedsim("revoke", str(federation.folder / "nothing"), "0")
+    assert code == 2 and "is no run folder" in notice
 
 
 def test_a_new_start_has_new_keys(federation: Federation) -> None:
@@ -316,9 +316,9 @@ def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
     other = ends(federation.join(DRAWS="1"), 4)
     assert "refused: its partitioned data has the digest" in other and "this run's has" in other
     only = federation.join()
-    said = reader(launched)
-    said("comes from")
-    said("comes from")
+    output = reader(launched)
+    output("comes from")
+    output("comes from")
     ends(only)
     ends(launched)
     assert Run.open(federation.run).summary["status"] == "done"
@@ -326,22 +326,22 @@ def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
 
 def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code, said = fedsim("launch", "--remote-workers", "2")
-    assert code == 2 and "--bind '' is no tcp://ADDRESS:PORT" in said
-    code, said = fedsim("launch", "--remote-workers", "2", "--bind", "tcp://192.0.2.1:1")
-    assert code == 2 and "--bind tcp://192.0.2.1:1" in said
-    code, said = fedsim("launch", "--workers", "1", "--remote-workers", "2", "--bind", "tcp://127.0.0.1:*")
-    assert code == 2 and "give one" in said
-    code, said = fedsim("worker", "--join", "nothing.json")
-    assert code == 2 and "nothing.json" in said
+    code, output = fedsim("launch", "--remote-workers", "2")
+    assert code == 2 and "--bind '' is no tcp://ADDRESS:PORT" in output
+    code, output = fedsim("launch", "--remote-workers", "2", "--bind", "tcp://192.0.2.1:1")
+    assert code == 2 and "--bind tcp://192.0.2.1:1" in output
+    code, output = fedsim("launch", "--workers", "1", "--remote-workers", "2", "--bind", "tcp://127.0.0.1:*")
+    assert code == 2 and "give one" in output
+    code, output = fedsim("worker", "--join", "nothing.json")
+    assert code == 2 and "nothing.json" in output
     open_file = tmp_path / "open.json"
     open_file.write_text("{}")
     open_file.chmod(0o644)
-    code, said = fedsim("worker", "--join", str(open_file))
-    assert code == 2 and "chmod 600" in said
+    code, output = fedsim("worker", "--join", str(open_file))
+    assert code == 2 and "chmod 600" in output
     bind = ("--bind", "tcp://127.0.0.1:*")
-    code, said = fedsim("launch", "--remote-workers", "2", *bind, "--join-within", "0.5")
-    assert code == 1 and "0 of 2 workers were ready after 0.5 s; missing: 0, 1" in said
+    code, output = fedsim("launch", "--remote-workers", "2", *bind, "--join-within", "0.5")
+    assert code == 1 and "0 of 2 workers were ready after 0.5 s; missing: 0, 1" in output
 
 
 @pytest.fixture
@@ -362,9 +362,9 @@ def two_hosts(tmp_path: Path) -> Iterator[Federation]:
         ip("-n", name, "addr", "add", address, "dev", "cable")
         ip("-n", name, "link", "set", "cable", "up")
     within = [("ip", "netns", "exec", name) for name in (one, two)]
-    made = Federation(tmp_path, within[0], within[1], "tcp://10.77.0.1:*")
-    yield made
-    made.close()
+    created = Federation(tmp_path, within[0], within[1], "tcp://10.77.0.1:*")
+    yield created
+    created.close()
     for name in (one, two):
         subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
 

@@ -14,10 +14,10 @@ from tests.support.kept_runs import RUNS, algorithm_file, command, files, flip, 
 def test_the_uploads_give_the_model(name: str, tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run", **RUNS[name])
     before = files(run)
-    said = command("replay", run)
-    assert said.code == 0 and not said.err, said
-    assert said.out.endswith("model_sha256 is identical: these uploads give the run's model\n")
-    assert "its checkpoint is identical" in said.out
+    output = command("replay", run)
+    assert output.code == 0 and not output.err, output
+    assert output.out.endswith("model_sha256 is identical: these uploads give the run's model\n")
+    assert "its checkpoint is identical" in output.out
     assert files(run) == before
 
 
@@ -64,10 +64,10 @@ def test_rounds_that_are_computed_again_keep_the_same_frames(tmp_path: Path) -> 
 def test_one_bit_of_an_upload(at: float, tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run")
     flip(run / "uploads" / "000002" / "1-000001.letter", at)
-    said = command("replay", run)
-    assert said.code == 1 and "round 1" in said.out and "round 2" not in said.out
-    assert "the upload of client 1 in round 2" in said.err and "1-000001.letter" in said.err
-    assert "damaged" in said.err
+    output = command("replay", run)
+    assert output.code == 1 and "round 1" in output.out and "round 2" not in output.out
+    assert "the upload of client 1 in round 2" in output.err and "1-000001.letter" in output.err
+    assert "damaged" in output.err
 
 
 def test_an_upload_in_anothers_place(tmp_path: Path) -> None:
@@ -80,14 +80,14 @@ def test_an_upload_in_anothers_place(tmp_path: Path) -> None:
 def test_an_upload_that_is_not_there(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run")
     (run / "uploads" / "000002" / "1-000001.letter").unlink()
-    said = command("replay", run)
-    assert said.code == 2 and "1-000001.letter: not kept" in said.err
+    output = command("replay", run)
+    assert output.code == 2 and "1-000001.letter: not kept" in output.err
 
 
 def test_a_run_without_uploads(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run", keep=False)
-    said = command("replay", run)
-    assert said.code == 2 and said.err.count("\n") == 1 and "--keep-uploads" in said.err
+    output = command("replay", run)
+    assert output.code == 2 and output.err.count("\n") == 1 and "--keep-uploads" in output.err
     assert "is no run folder" in command("replay", tmp_path).err
 
 
@@ -100,9 +100,9 @@ def test_a_server_that_folds_in_another_way(tmp_path: Path) -> None:
         "        return replace(made, mean=made.mean * (1.5 if ctx.round > 1 else 1))\n"
     )
     algorithm_file(tmp_path, body)
-    said = command("replay", run)
-    assert said.code == 1
-    assert "round 1  3 uploads folded again; its checkpoint is identical" in said.out
-    assert "round 2  3 uploads folded again; its checkpoint is different" in said.out
-    assert "round 2: field 'mean' of the server's state differs" in said.err
-    assert "model_sha256 is different" in said.out and "summary.json says" in said.err
+    output = command("replay", run)
+    assert output.code == 1
+    assert "round 1  3 uploads folded again; its checkpoint is identical" in output.out
+    assert "round 2  3 uploads folded again; its checkpoint is different" in output.out
+    assert "round 2: field 'mean' of the server's state differs" in output.err
+    assert "model_sha256 is different" in output.out and "summary.json says" in output.err

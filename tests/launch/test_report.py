@@ -31,9 +31,9 @@ class Checked(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in VOID:
             self.open.append(tag)
-        given = dict(attrs)
+        supplied = dict(attrs)
         self.loads += [
-            v for k, v in given.items() if k in ("src", "href", "xlink:href") and v and v[0] != "#"
+            v for k, v in supplied.items() if k in ("src", "href", "xlink:href") and v and v[0] != "#"
         ]
 
     def handle_endtag(self, tag: str) -> None:
@@ -43,8 +43,8 @@ class Checked(HTMLParser):
 
 @pytest.fixture
 def folder(launched: Callable[..., Path]) -> Path:
-    chosen = {"algo": "fedlap_cov", "model": "logistic", "participation": "coin:0.7+lost:0.2"}
-    return launched("run", clients=4, rounds=4, **chosen)
+    selected = {"algo": "fedlap_cov", "model": "logistic", "participation": "coin:0.7+lost:0.2"}
+    return launched("run", clients=4, rounds=4, **selected)
 
 
 def test_the_page_stands_by_itself_and_says_what_the_run_says(folder: Path) -> None:
@@ -93,7 +93,7 @@ def timed(folder: Path, *rows: str) -> str:
     return timeline(folder / "timeline.csv")
 
 
-def said(picture: str, kind: str) -> list[str]:
+def printed(picture: str, kind: str) -> list[str]:
     """The tooltips of a kind of bar."""
     return re.findall(rf'<rect class="{kind}"[^>]*><title>([^<]*)</title>', picture)
 
@@ -106,13 +106,13 @@ def test_a_timeline_shows_who_computed_when(tmp_path: Path) -> None:
         "1,0,-1,0,evaluate,3.5,4.0,-1",
         "2,1,1,1,task,4.0,6.0,2.0",
     )
-    assert said(text, "odd") == [
+    assert printed(text, "odd") == [
         "round 1, client 0: 2 s from giving it out to its answer, 1.5 s computing",
         "round 1, client 1, gone after the download: 3 s from giving it out to its answer, 3 s computing",
     ]
-    assert len(said(text, "even")) == 1 and len(said(text, "holding")) == 3
-    assert "evaluation after round 1, chunk 0" in said(text, "scoring unsaid")[0]
-    assert said(text, "folding") == ["between rounds 1 and 2: 1 s"]
+    assert len(printed(text, "even")) == 1 and len(printed(text, "holding")) == 3
+    assert "evaluation after round 1, chunk 0" in printed(text, "scoring unsaid")[0]
+    assert printed(text, "folding") == ["between rounds 1 and 2: 1 s"]
     # 6 s in all; the first bar of worker 0 begins after 0.5 s and takes a quarter of the width
     assert 'class="odd" x="162.17" y="27.0" width="228.50"' in text
     assert "Rounds 1 to 2: 6 s, of which a worker trained 54%" in text  # (1.5 + 3 + 2) / 6 / 2 workers
@@ -129,14 +129,14 @@ def test_a_timeline_shows_who_computed_when(tmp_path: Path) -> None:
 def test_a_long_timeline_is_its_first_and_last_rounds(tmp_path: Path) -> None:
     text = timed(tmp_path, *(f"{r},1,0,0,task,{r},{r + 0.5},0.5" for r in range(1, 101)))
     assert text.count("<svg") == 2 and "Rounds 1 to 3: 2.5 s" in text and "Rounds 98 to 100: 2.5 s" in text
-    tips = said(text, "odd") + said(text, "even")
+    tips = printed(text, "odd") + printed(text, "even")
     assert sorted(int(re.findall(r"round (\d+)", tip)[0]) for tip in tips) == [1, 2, 3, 98, 99, 100]
 
 
 def test_a_timeline_that_is_being_written_or_missing_or_strange(tmp_path: Path) -> None:
     assert timeline(tmp_path / "timeline.csv") == ""
     assert timed(tmp_path) == ""
-    assert len(said(timed(tmp_path, "1,1,0,0,task,0.0,2.0,1.5", "1,1,1,0,task,0."), "odd")) == 1
+    assert len(printed(timed(tmp_path, "1,1,0,0,task,0.0,2.0,1.5", "1,1,1,0,task,0."), "odd")) == 1
     (tmp_path / "timeline.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="has the columns a, b"):
         timeline(tmp_path / "timeline.csv")

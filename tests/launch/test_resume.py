@@ -23,14 +23,14 @@ RUN = ("--clients", "4", "--rounds", "8", "--model", "logistic")
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Runs of one process, made once per experiment."""
-    made: dict[tuple[str, ...], Run] = {}
+    created: dict[tuple[str, ...], Run] = {}
 
     def run(*options: str) -> Run:
-        if options not in made:
+        if options not in created:
             folder = tmp_path_factory.mktemp("undisturbed") / "run"
             fedsim("launch", "--workers", "0", "--out", str(folder), *options)
-            made[options] = Run.open(folder)
-        return made[options]
+            created[options] = Run.open(folder)
+        return created[options]
 
     return run
 
@@ -89,8 +89,8 @@ def test_a_killed_run_goes_on_with_the_same_bits(
 ) -> None:
     """Whatever the workers before and after: set-up, two exchanges, losses, rounds not evaluated."""
     killed(tmp_path / "run", after, *options)
-    said = fedsim("resume", str(tmp_path / "run"), *more)
-    assert "goes on after round" in said or "goes on from the start" in said
+    output = fedsim("resume", str(tmp_path / "run"), *more)
+    assert "goes on after round" in output or "goes on from the start" in output
     at = options.index("--workers")
     same(Run.open(tmp_path / "run"), undisturbed(*options[:at], *options[at + 2 :]))
 
@@ -134,8 +134,8 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(undisturbed: Callable[..., 
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)
-    said = fedsim("resume", str(folder))
-    assert "not used" in said and newest.name in said
+    output = fedsim("resume", str(folder))
+    assert "not used" in output and newest.name in output
     same(Run.open(folder), undisturbed(*RUN))
 
 

@@ -82,8 +82,8 @@ def test_killed_workers_are_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     running = start("launch", "--workers", "2", "--out", str(folder), *options)
     disturbed(running, folder, signal.SIGKILL, (1, 3, 5, 7), 12)
-    said = running.rest()
-    assert said.count("was killed by SIGKILL") >= 3, "one may have ended between two reports"
+    output = running.rest()
+    assert output.count("was killed by SIGKILL") >= 3, "one may have ended between two reports"
     fedsim("launch", "--workers", "0", "--out", str(tmp_path / "plain"), *options)
     same(Run.open(folder), Run.open(tmp_path / "plain"))
     known = json.loads((folder / "processes.json").read_text())
@@ -103,8 +103,10 @@ def test_a_stopped_worker_loses_its_lease(tmp_path: Path) -> None:
 def test_a_task_that_kills_its_workers_stops_the_run(file: Path, tmp_path: Path) -> None:
     """After three: exit 1, named, and what was committed is there."""
     folder = tmp_path / "run"
-    said = fedsim("launch", "--workers", "2", "--algo", f"{file}:Kills", "--out", str(folder), *RUN, code=1)
-    assert "was killed by SIGKILL in round 2, at client 1" in said and "3 workers have ended there" in said
+    output = fedsim("launch", "--workers", "2", "--algo", f"{file}:Kills", "--out", str(folder), *RUN, code=1)
+    assert (
+        "was killed by SIGKILL in round 2, at client 1" in output and "3 workers have ended there" in output
+    )
     assert (folder / "checkpoints" / "000001.checkpoint").exists()
     known = json.loads((folder / "processes.json").read_text())
     assert len([p for p in known if p["role"] == "worker"]) == 4

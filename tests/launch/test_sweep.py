@@ -127,24 +127,24 @@ def test_a_variants_group_does_not_replace_the_recipes(tmp_path: Path) -> None:
     where both speak, and the grid over both."""
     text = RECIPE.replace("[grid]", "[hyperparameters]\nlocal.batch_size = 4\nlocal.epochs = 7\n[grid]", 1)
     text = text.replace('{algo = "fedavg"}', '{algo = "fedavg"}\nhyperparameters = {local.epochs = 2}', 1)
-    made = [t.experiment for t in Recipe.read(recipe(tmp_path, text)).trials()]
-    epochs = {(e.algo, e.hyperparameters["local.epochs"]) for e in made}
+    created = [t.experiment for t in Recipe.read(recipe(tmp_path, text)).trials()]
+    epochs = {(e.algo, e.hyperparameters["local.epochs"]) for e in created}
     assert epochs == {("fedavg", 2), ("fedprox", 1), ("fedprox", 2)}
-    assert {e.hyperparameters["local.batch_size"] for e in made} == {4}
+    assert {e.hyperparameters["local.batch_size"] for e in created} == {4}
 
 
 def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Path) -> None:
     plain = Recipe.read(
         recipe(tmp_path, 'title = "a"\n[[variant]]\nlabel = "x"\nexperiment = {algo = "fedavg"}')
     )
-    said = Recipe.read(
+    printed = Recipe.read(
         recipe(
             tmp_path,
             'title = "b"\n[experiment]\nrounds = 20\n[[variant]]\nlabel = "y"\n'
             'experiment = {algo = "fedavg", model = "mlp_small"}\nhyperparameters = {lr = 0.001}',
         )
     )
-    assert [t.id for t in plain.trials()] == [t.id for t in said.trials()]
+    assert [t.id for t in plain.trials()] == [t.id for t in printed.trials()]
 
 
 @pytest.mark.parametrize(
@@ -253,10 +253,8 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> No
 
 def children_of(pid: int) -> list[int]:
     """All descendants, from /proc."""
-    found = [
-        int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()
-    ]
-    return found + [d for child in found for d in children_of(child)]
+    hits = [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
+    return hits + [d for child in hits for d in children_of(child)]
 
 
 def alive(pid: int) -> bool:

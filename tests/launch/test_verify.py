@@ -21,11 +21,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_found_again_bit_for_bit(name: str, tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run", keep=False, **RUNS[name])
     before = files(run)
-    said = command("verify", run, "--twice")
-    assert said.code == 0 and not said.err, said
-    assert "different" not in said.out and "left out" not in said.out
-    assert "the server's state is identical" in said.out
-    assert "model_sha256 is identical" in said.out and "clients_sha256 is identical" in said.out
+    output = command("verify", run, "--twice")
+    assert output.code == 0 and not output.err, output
+    assert "different" not in output.out and "left out" not in output.out
+    assert "the server's state is identical" in output.out
+    assert "model_sha256 is identical" in output.out and "clients_sha256 is identical" in output.out
     assert files(run) == before
 
 
@@ -56,15 +56,16 @@ def test_one_client_whose_code_reads_the_clock(tmp_path: Path) -> None:
         "        return client, replace(up, train_loss=up.train_loss + noise)\n"
     )
     run = kept_run(tmp_path / "run", algo=algorithm_file(tmp_path, body), keep=False)
-    said = command("verify", run)
-    assert said.code == 1
-    assert "round 1  3 tasks compared, 2 identical, 1 different\n" in said.out
-    assert "    client 1, round 1, exchange 1: field 'train_loss' differs\n" in said.out
+    output = command("verify", run)
+    assert output.code == 1
+    assert "round 1  3 tasks compared, 2 identical, 1 different\n" in output.out
+    assert "    client 1, round 1, exchange 1: field 'train_loss' differs\n" in output.out
     assert (
-        "3 of 9 tasks" in said.err and "first: client 1, round 1, exchange 1: field 'train_loss'" in said.err
+        "3 of 9 tasks" in output.err
+        and "first: client 1, round 1, exchange 1: field 'train_loss'" in output.err
     )
-    assert "the client code of mine:Mine is not deterministic" in said.err
-    assert "model_sha256 is identical" in said.out
+    assert "the client code of mine:Mine is not deterministic" in output.err
+    assert "model_sha256 is identical" in output.out
 
 
 def test_what_differs_only_the_second_time_is_found_by_computing_twice(tmp_path: Path) -> None:
@@ -80,8 +81,8 @@ def test_what_differs_only_the_second_time_is_found_by_computing_twice(tmp_path:
     source.write_text(source.read_text() + "\n")  # another file is executed anew, as in another process
     assert "3 identical;" in command("verify", run).out
     source.write_text(source.read_text() + "\n")
-    said = command("verify", run, "--twice")
-    assert said.code == 1 and "computed twice here, field 'train_loss' is not the same" in said.err
+    output = command("verify", run, "--twice")
+    assert output.code == 1 and "computed twice here, field 'train_loss' is not the same" in output.err
 
 
 def test_what_depends_on_the_process_or_on_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +93,9 @@ def test_what_depends_on_the_process_or_on_versions(tmp_path: Path, monkeypatch:
     )
     run = kept_run(tmp_path / "run", algo=algorithm_file(tmp_path, body), keep=False)
     monkeypatch.setenv("MINE", "2")
-    said = command("verify", run)
-    assert said.code == 1 and "9 of 9 tasks" in said.err and "field 'mean' differs" in said.err
-    assert "Here it is the same each time, with the run's versions" in said.err
+    output = command("verify", run)
+    assert output.code == 1 and "9 of 9 tasks" in output.err and "field 'mean' differs" in output.err
+    assert "Here it is the same each time, with the run's versions" in output.err
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["versions"]["torch"] = "1.0"
     (run / "manifest.json").write_text(json.dumps(manifest))
@@ -110,9 +111,9 @@ def test_a_difference_in_the_first_exchange_leaves_the_second_out(tmp_path: Path
     run = kept_run(tmp_path / "run", algo="mime", rounds=1, keep=False)
     journal = (run / "journal").read_bytes()
     (run / "journal").write_bytes(journal[: len(journal) // 3])
-    said = command("verify", run)
-    assert said.code == 1 and "the journal has no record of its upload" in said.err
-    assert ", 3 left out" in said.out
+    output = command("verify", run)
+    assert output.code == 1 and "the journal has no record of its upload" in output.err
+    assert ", 3 left out" in output.out
 
 
 def test_a_server_that_is_not_deterministic(tmp_path: Path) -> None:
@@ -122,12 +123,12 @@ def test_a_server_that_is_not_deterministic(tmp_path: Path) -> None:
         "        return replace(made, mean=made.mean + time.time_ns() % 1000)\n"
     )
     run = kept_run(tmp_path / "run", algo=algorithm_file(tmp_path, body), rounds=1, keep=False)
-    said = command("verify", run)
-    assert said.code == 1 and "3 tasks compared, 3 identical\n" in said.out
+    output = command("verify", run)
+    assert output.code == 1 and "3 tasks compared, 3 identical\n" in output.out
     assert (
-        "round 1: field 'mean' of the server's state differs, although all uploads are the same" in said.err
+        "round 1: field 'mean' of the server's state differs, although all uploads are the same" in output.err
     )
-    assert "the server's code of mine:Mine is not deterministic" in said.err
+    assert "the server's code of mine:Mine is not deterministic" in output.err
 
 
 @pytest.mark.parametrize(
@@ -143,15 +144,15 @@ def test_a_server_that_is_not_deterministic(tmp_path: Path) -> None:
 def test_one_bit_of_a_file(file: str, at: float, says: str, tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run", algo="fedlap_cov", keep=False)
     flip(run / file, at)
-    said = command("verify", run)
-    assert said.code in (1, 2) and says in said.err, said
+    output = command("verify", run)
+    assert output.code in (1, 2) and says in output.err, output
 
 
 def test_a_run_that_was_not_finished_has_no_digests(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run", rounds=1, keep=False)
     (run / "summary.json").unlink()
-    said = command("verify", run)
-    assert said.code == 0 and "has no digests" in said.out
+    output = command("verify", run)
+    assert output.code == 0 and "has no digests" in output.out
 
 
 def test_mistakes(plain: Path, tmp_path: Path) -> None:
@@ -160,8 +161,8 @@ def test_mistakes(plain: Path, tmp_path: Path) -> None:
         (("--clients", "3"), "'3' is no client"),
         (("--rounds", "0"), "0 is not in the range"),
     ):
-        said = command("verify", plain, *options)
-        assert said.code == 2 and says in said.err
+        output = command("verify", plain, *options)
+        assert output.code == 2 and says in output.err
     assert "is no run folder" in command("verify", tmp_path).err
     lock = RunLock(plain)
     assert "is being run by process" in command("verify", plain).err

@@ -56,9 +56,9 @@ def minimiser(shards: tuple[QuadraticShard, ...], delta: float) -> Tensor:
     return torch.linalg.solve(matrix, torch.stack([s.linear for s in shards]).sum(0))
 
 
-def error(found: Tensor, exact: Tensor) -> float:
+def error(result: Tensor, exact: Tensor) -> float:
     """|found - exact| / |exact|."""
-    return float((found - exact).norm() / exact.norm())
+    return float((result - exact).norm() / exact.norm())
 
 
 def with_part(message: Any, part: Any) -> Any:
@@ -133,12 +133,12 @@ class Federation:
         if self.codecs is None:
             return message
         size, clients = len(self.start), len(self.shards)
-        chosen, dims = self.codecs[direction], {"P": size, TRIANGLE: size * (size + 1) // 2, "K": clients}
+        selected, dims = self.codecs[direction], {"P": size, TRIANGLE: size * (size + 1) // 2, "K": clients}
         refs, layout = None if down is None else references(down), Layout.vector(size)
-        payload = encode(message, chosen, dims, refs, layout)
+        payload = encode(message, selected, dims, refs, layout)
         sent = pack(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
         envelope = unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
-        received = decode(type(message), envelope, chosen, dims, "here", refs, layout)
+        received = decode(type(message), envelope, selected, dims, "here", refs, layout)
         check_values(received, "here")
         return received
 

@@ -38,15 +38,15 @@ Shards = tuple[QuadraticShard, ...]
 
 @pytest.fixture
 def shards(quadratics: SimpleNamespace) -> Shards:
-    found: Shards = quadratics.regressions(K, D)
-    return found
+    result: Shards = quadratics.regressions(K, D)
+    return result
 
 
 @pytest.fixture
 def sized(quadratics: SimpleNamespace) -> Shards:
     """The same clients with 10, 20, 40, 80 and 160 examples."""
-    found: Shards = quadratics.regressions(K, D, sizes=SIZES)
-    return found
+    result: Shards = quadratics.regressions(K, D, sizes=SIZES)
+    return result
 
 
 def stacked(tensors: list[Tensor]) -> Tensor:
@@ -294,11 +294,11 @@ def test_the_set_up_finds_the_mean_curvature(
     federation = quadratics.Federation(PrecondADMM(DELTA, local=EXACT), shards, codecs)
     assert len(federation.algorithm.setup) == 2
     federation.play([1])
-    wanted = (stacked([s.hessian.diagonal() for s in shards]) + DELTA) / K
-    found = federation.server.q.precision
-    assert quadratics.error(found, wanted) < {None: 1e-13, "dense": 1e-6, "bf16": 1e-2}[codec]
+    target = (stacked([s.hessian.diagonal() for s in shards]) + DELTA) / K
+    result = federation.server.q.precision
+    assert quadratics.error(result, target) < {None: 1e-13, "dense": 1e-6, "bf16": 1e-2}[codec]
     for client in federation.clients:  # also of those who have taken part in the set-up alone
-        assert torch.equal(client.precision, found.double())
+        assert torch.equal(client.precision, result.double())
 
 
 @pytest.mark.parametrize("silent", ["participants", "last"])
@@ -422,20 +422,20 @@ def test_metrics_of_a_run(
         participation="2",
         hyperparameters={"epochs": 1} | settings,
     )
-    found = lines(run)
-    assert [m["round"] for m in found] == [0, 1, 2, 3, 4]
-    heard = [m for m in found if m["round"] and m["participants"]]
+    result = lines(run)
+    assert [m["round"] for m in result] == [0, 1, 2, 3, 4]
+    heard = [m for m in result if m["round"] and m["participants"]]
     assert len(heard) > 2
     for m in heard:
         assert m["rho"] == pytest.approx(rho)
         assert m["primal_residual"] > 0 and m["dual_residual"] > 0
         assert m["dual_mismatch"] < 1e-9
         assert "dual_slack" not in m and "ensemble_nll" not in m
-    assert found[-1]["test_nll"] < found[0]["test_nll"]
+    assert result[-1]["test_nll"] < result[0]["test_nll"]
     # the set-up's traffic: the curvature and the precision of 7,510 parameters, once for every client
     set_up = algo == "precond_admm" and "preconditioner" not in settings
-    assert (found[0]["bytes_up"] > 3 * 4 * 7510) == set_up
-    assert (found[0]["bytes_down"] > 3 * 4 * 7510) == set_up
+    assert (result[0]["bytes_up"] > 3 * 4 * 7510) == set_up
+    assert (result[0]["bytes_down"] > 3 * 4 * 7510) == set_up
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])

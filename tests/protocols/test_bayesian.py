@@ -49,17 +49,17 @@ Shards = tuple[QuadraticShard, ...]
 
 @pytest.fixture
 def shards(quadratics: SimpleNamespace) -> Shards:
-    found: Shards = quadratics.regressions(K, D)
-    return found
+    result: Shards = quadratics.regressions(K, D)
+    return result
 
 
 def stacked(tensors: list[Tensor]) -> Tensor:
     return torch.stack(tensors).sum(0)
 
 
-def error(found: Tensor | float, exact: Tensor | float) -> float:
-    found, exact = torch.as_tensor(found), torch.as_tensor(exact)
-    return float((found - exact).norm() / exact.norm())
+def error(result: Tensor | float, exact: Tensor | float) -> float:
+    result, exact = torch.as_tensor(result), torch.as_tensor(exact)
+    return float((result - exact).norm() / exact.norm())
 
 
 @dataclass(frozen=True)
@@ -429,19 +429,19 @@ ALL = {f"{m}, {s}": MEMBERS[m](s) for m in MEMBERS for s in ("participants", "la
 def test_with_full_participation_silent_does_not_matter(
     quadratics: SimpleNamespace, shards: Shards, member: str
 ) -> None:
-    def chosen(silent: Any) -> Any:
+    def selected(silent: Any) -> Any:
         if member in MEMBERS:
             return MEMBERS[member](silent)
         return BayesADMM("full", DELTA, "1/K", silent, cap_dual=False, local=VON)
 
-    one, other = (quadratics.Federation(chosen(s), shards) for s in ("participants", "last"))
+    one, other = (quadratics.Federation(selected(s), shards) for s in ("participants", "last"))
     for _ in range(25):
         one.play()
         other.play()
         assert error(other.mean, one.mean) < TIGHT  # measured 7e-15
         assert error(other.server.q.precision, one.server.q.precision) < TIGHT
     if member != "bayes 1/K":  # its precision is exact from the start, and so is the mean
-        one, other = (quadratics.Federation(chosen(s), shards) for s in ("participants", "last"))
+        one, other = (quadratics.Federation(selected(s), shards) for s in ("participants", "last"))
         one.play([0, 3])
         other.play([0, 3])
         assert error(other.mean, one.mean) > 1e-3
@@ -512,12 +512,12 @@ def test_committing_on_send_would_be_seen(quadratics: SimpleNamespace, shards: S
 def correlated(common: float, seed: int = 0) -> Shards:
     """Clients whose columns share a component, so that the diagonal tells little of the Hessian."""
     draws = torch.Generator().manual_seed(seed)
-    found = []
+    result = []
     for _ in range(K):
         x = torch.randn(40, D, generator=draws, dtype=torch.float64)
         x = x + common * torch.randn(40, 1, generator=draws, dtype=torch.float64)
-        found.append(QuadraticShard(x.T @ x, x.T @ torch.randn(40, generator=draws, dtype=torch.float64)))
-    return tuple(found)
+        result.append(QuadraticShard(x.T @ x, x.T @ torch.randn(40, generator=draws, dtype=torch.float64)))
+    return tuple(result)
 
 
 @pytest.mark.parametrize("common", [0.5, 0.6])
@@ -715,17 +715,17 @@ def test_metrics_of_a_run(
 ) -> None:
     common = {"algo": algo, "clients": 3, "rounds": 3, "fraction": 0.4, "eval_samples": 3}
     run = launched("run", **(common | experiment), hyperparameters=settings)
-    found = lines(run)
-    assert len(found) == experiment.get("rounds", 3) + 1
-    assert "ensemble_nll" not in found[0]  # a point
-    for m in found[1:]:
+    result = lines(run)
+    assert len(result) == experiment.get("rounds", 3) + 1
+    assert "ensemble_nll" not in result[0]  # a point
+    for m in result[1:]:
         assert m["rho"] == pytest.approx(rho)
         assert m["primal_residual"] > 0 and m["dual_residual"] > 0
         assert m["dual_mismatch"] < 1e-9
         assert m["capped"] >= 0 and (m["dual_slack"] < 0) == (m["capped"] > 0)
         assert 0 <= m["ensemble_accuracy"] <= 1 and m["ensemble_nll"] > 0
         assert m["ensemble_nll"] != m["test_nll"]
-    assert found[-1]["test_nll"] < found[0]["test_nll"]
+    assert result[-1]["test_nll"] < result[0]["test_nll"]
     model = load_file(run / "model.safetensors")
     assert any(name.startswith("precision") for name in model)
 

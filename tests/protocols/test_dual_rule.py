@@ -25,8 +25,8 @@ TIGHT = 1e-13
 KINDS = ["isotropic", "diagonal", "full"]
 
 
-def error(found: Tensor, exact: Tensor) -> float:
-    return float((found - exact).norm() / exact.norm())
+def error(result: Tensor, exact: Tensor) -> float:
+    return float((result - exact).norm() / exact.norm())
 
 
 def apart(a: Gaussian, b: Gaussian) -> float:
@@ -100,14 +100,14 @@ def test_what_is_sent_and_committed_without_a_codec(kind: str, gamma: float) -> 
     assert start.z is not None
     assert apart(start.z, q**0.1) < TIGHT
     other = draw(5, kind)
-    for found in (local, Gaussian(other.shift, q.precision) if fixed else other):
+    for result in (local, Gaussian(other.shift, q.precision) if fixed else other):
         before = start
-        sent = last.upload(start, found, q)
+        sent = last.upload(start, result, q)
         start = last.commit(start, sent, q, last.dual_step)
         assert start.z is not None
-        expected = before.site * last.dual_step(found, q)
+        expected = before.site * last.dual_step(result, q)
         assert error(start.site.shift, expected.shift) < TIGHT  # measured 3e-16
-        assert apart(start.z, found**0.1 * expected) < TIGHT
+        assert apart(start.z, result**0.1 * expected) < TIGHT
         assert torch.equal(torch.as_tensor(known(start)), torch.as_tensor(fingerprint(start.z)))
 
 
@@ -153,14 +153,14 @@ def test_fold_is_the_papers_server_step(kind: str, rho: float, gamma: float, rho
     server, sites = rule.server_init(q), [rule.client_init(q).site] * K
     a = 1 / (1 + rho_server * K)
     for r in range(3):
-        found = [draw(40 + 10 * r + k, kind) for k in range(K)]
-        ups = [(k, found[k], fingerprint(sites[k])) for k in range(K)]
+        result = [draw(40 + 10 * r + k, kind) for k in range(K)]
+        ups = [(k, result[k], fingerprint(sites[k])) for k in range(K)]
         before = server.q
         server = rule.fold(server, before, prior, ups, rule.averaged, lambda k, x, y: rule.dual_step(x, y))
-        sites = [t * rule.dual_step(x, before) for t, x in zip(sites, found, strict=True)]
+        sites = [t * rule.dual_step(x, before) for t, x in zip(sites, result, strict=True)]
         V, v = sum(dense(t) for t in sites), sum(t.shift for t in sites)
-        S = (1 - a) * sum(dense(x) for x in found) / K + a * (DELTA * torch.eye(D, dtype=torch.float64) + V)
-        shift = (1 - a) * sum(x.shift for x in found) / K + a * v
+        S = (1 - a) * sum(dense(x) for x in result) / K + a * (DELTA * torch.eye(D, dtype=torch.float64) + V)
+        shift = (1 - a) * sum(x.shift for x in result) / K + a * v
         assert error(dense(server.q), S) < TIGHT  # measured 2e-16
         assert error(server.q.shift, shift) < TIGHT
         assert error(dense(server.total), V) < TIGHT
@@ -340,7 +340,7 @@ def test_a_proper_posterior_passes(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "output"),
     [
         (
             lambda s: s.index_fill(0, torch.tensor([1, 4]), -3.0),
@@ -358,9 +358,9 @@ def test_a_proper_posterior_passes(kind: str) -> None:
     ],
     ids=["negative", "zero", "nan", "matrix"],
 )
-def test_an_improper_posterior_is_refused_and_named(spoil: Callable[[Tensor], Tensor], said: str) -> None:
+def test_an_improper_posterior_is_refused_and_named(spoil: Callable[[Tensor], Tensor], output: str) -> None:
     q = draw(1, "diagonal")
-    with pytest.raises(TaskError, match=f"the thing.*{said}"):
+    with pytest.raises(TaskError, match=f"the thing.*{output}"):
         proper(Gaussian(q.shift, spoil(torch.as_tensor(q.precision))), "the thing")
 
 

@@ -30,12 +30,12 @@ def test_a_sparse_descent_reaches_the_minimiser_only_with_feedback(quadratics: A
     step = {"server_lr": 0.001, "beta": 0.0, "batch_size": 0}
     algorithm = build_algorithm(find("mbsgd"), step)
     errors = {}
-    for name, chosen in {
+    for name, selected in {
         "dense": (algorithm, None),
         "sparse": (algorithm, KEEPS_A_TENTH),
         "fed back": (error_feedback(algorithm, frozenset({"delta"})), KEEPS_A_TENTH),
     }.items():
-        federation = quadratics.Federation(chosen[0], shards, codecs=chosen[1])
+        federation = quadratics.Federation(selected[0], shards, codecs=selected[1])
         for _ in range(1000):
             federation.play()
         errors[name] = quadratics.error(federation.mean, exact)

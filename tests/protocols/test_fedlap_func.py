@@ -263,9 +263,9 @@ def test_sent_labels_give_the_model_of_computed_ones_for_their_bytes(
 
 @pytest.mark.parametrize("points", [1, 2, 1000])
 def test_memory_is_of_every_class_that_a_client_has(points: int) -> None:
-    made, servers, _ = steps(problem_of(points_per_class=points))
+    created, servers, _ = steps(problem_of(points_per_class=points))
     problem = problem_of(points_per_class=points)
-    for k, step in enumerate(made[:CLIENTS]):
+    for k, step in enumerate(created[:CLIENTS]):
         counts = present(problem, k)
         assert step.up.own is not None
         assert len(step.up.own.weights) == sum(min(points, n) for n in counts.values())
@@ -278,16 +278,16 @@ def test_memory_is_of_every_class_that_a_client_has(points: int) -> None:
         assert step.up.logits.shape == (len(classes), CLASSES)
     assert float(servers[1].memory.weights.double().sum()) == pytest.approx(sum(problem.sizes), rel=1e-6)
     assert servers[1].memory.owners.tolist() == sorted(servers[1].memory.owners.tolist())
-    assert all(step.up.own is None for step in made[CLIENTS:])
+    assert all(step.up.own is None for step in created[CLIENTS:])
 
 
 def test_a_clients_points_stay_the_same(tmp_path: Path) -> None:
     """They are drawn anew in every round from the same stream, and were sent only once."""
     problem = problem_of()
-    made, servers, _ = steps(problem)
+    created, servers, _ = steps(problem)
     for k in range(CLIENTS):
-        step = made[CLIENTS + k]
-        first = made[k].up.own
+        step = created[CLIENTS + k]
+        first = created[k].up.own
         assert first is not None
         second = problem.shard(k).logits(step.up.mean, first.inputs)
         assert torch.equal(step.up.logits, second)
@@ -322,11 +322,11 @@ def test_a_clients_terms_are_those_of_the_formula(send: bool) -> None:
     problem = problem_of(tau=0.7, points_per_class=2, send_global_labels=send)
     algorithm = problem.algorithm
     assert isinstance(algorithm, FedLapFunc)
-    made, servers, _ = steps(problem)
+    created, servers, _ = steps(problem)
     memory = servers[1].memory
-    for k, step in enumerate(made[CLIENTS:]):
+    for k, step in enumerate(created[CLIENTS:]):
         assert isinstance(step.down, LabelledDown if send else Down)
-        own = made[k].up.own
+        own = created[k].up.own
         assert own is not None and step.down.news is not None
         news = Held(step.down.news.inputs, step.down.news.weights, step.down.news.owners)
         held = Client(step.client.dual, news, step.client.logits, step.client.moments)
@@ -337,11 +337,11 @@ def test_a_clients_terms_are_those_of_the_formula(send: bool) -> None:
         everywhere = cross_entropy(
             probabilities(memory.inputs, step.down.mean), memory.inputs, at, 0.7 * memory.weights
         )
-        here = cross_entropy(probabilities(own.inputs, made[k].up.mean), own.inputs, at, 0.7 * own.weights)
+        here = cross_entropy(probabilities(own.inputs, created[k].up.mean), own.inputs, at, 0.7 * own.weights)
         (exact,) = torch.autograd.grad(everywhere - here, at)
-        found = gradient_of(problem, w, term).double()
+        result = gradient_of(problem, w, term).double()
         assert float(exact.norm()) > 1
-        assert float((found - exact).norm() / exact.norm()) < 2e-6  # float32 against float64
+        assert float((result - exact).norm() / exact.norm()) < 2e-6  # float32 against float64
 
 
 def test_the_terms_cancel_where_the_client_is_the_server() -> None:
@@ -378,12 +378,12 @@ def test_the_servers_step_is_towards_its_minimum_and_without_rows_the_sum_of_dua
         value = cross_entropy(labels, server.memory.inputs, w.double(), tau)
         return float(value + algorithm.delta * (w.double() @ w.double() / 2 - server.dual @ w.double()))
 
-    found = algorithm.server_step(server.dual, server.memory, server.logits, ctx)
-    assert torch.equal(found, server.mean)
-    assert found.dtype == torch.float64
-    start, end = objective(server.dual), objective(found)
+    result = algorithm.server_step(server.dual, server.memory, server.logits, ctx)
+    assert torch.equal(result, server.mean)
+    assert result.dtype == torch.float64
+    start, end = objective(server.dual), objective(result)
     assert end < start - 1e-3 * abs(start)
-    at = found.clone().requires_grad_()
+    at = result.clone().requires_grad_()
     newton = torch.optim.LBFGS(
         [at], max_iter=400, tolerance_grad=1e-8, tolerance_change=0, line_search_fn="strong_wolfe"
     )
@@ -400,7 +400,7 @@ def test_the_servers_step_is_towards_its_minimum_and_without_rows_the_sum_of_dua
     best = objective(at.detach())
     assert best <= end
     assert end - best < 1e-3 * (start - best)  # 500 steps of Adam come that close
-    assert float((found - at.detach()).norm() / at.detach().norm()) < 1e-2
+    assert float((result - at.detach()).norm() / at.detach().norm()) < 1e-2
     none = Held(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
     assert torch.equal(algorithm.server_step(server.dual, none, torch.zeros(0, 0), ctx), server.dual)
 
@@ -433,7 +433,7 @@ def test_a_penalty_on_the_servers_sum_is_its_quadratic() -> None:
 
 
 def test_an_upload_without_memory_after_the_first_is_one_without_its_part() -> None:
-    made, _, _ = steps(problem_of())
-    assert all(isinstance(step.up, Up) for step in made)
-    assert [step.up.own is None for step in made] == [False] * CLIENTS + [True] * CLIENTS
-    assert [step.down.news is None for step in made] == [True] * CLIENTS + [False] * CLIENTS
+    created, _, _ = steps(problem_of())
+    assert all(isinstance(step.up, Up) for step in created)
+    assert [step.up.own is None for step in created] == [False] * CLIENTS + [True] * CLIENTS
+    assert [step.down.news is None for step in created] == [True] * CLIENTS + [False] * CLIENTS

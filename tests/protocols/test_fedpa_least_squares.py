@@ -36,14 +36,14 @@ PLAIN = ServerOptimiser("sgd", server_lr=1.0)
 def clients(dims: int, seed: int) -> list[Shard]:
     draws = torch.Generator().manual_seed(seed)
     curvature = torch.logspace(0, 1, dims)
-    made = []
+    created = []
     for scale in (curvature, curvature.flip(0)):
         x = torch.randn(ROWS, dims, generator=draws) * scale.sqrt()
         optimum = 30 * torch.randn(dims, 1, generator=draws)
         y = x @ optimum + NOISE * torch.randn(ROWS, 1, generator=draws)
         net = Net(nn.Linear(dims, 1, bias=False), likelihood=likelihood("gaussian"))
-        made.append(Shard(net, x, y, 1.0))
-    return made
+        created.append(Shard(net, x, y, 1.0))
+    return created
 
 
 def solution(*shards: Shard) -> Tensor:

@@ -331,10 +331,10 @@ def test_fedavg_with_one_client_is_centralised_training_bit_for_bit(launched: Ca
     for r in (1, 2, 3):
         order = RandomStream(0, "client.1", r, 0).torch("batches")
         for _ in range(2):
-            for chosen in torch.randperm(len(targets), generator=order).split(64):
+            for selected in torch.randperm(len(targets), generator=order).split(64):
                 values = {n: v.requires_grad_() for n, v in layout.unflatten(whole.detach().clone()).items()}
-                logits = torch.func.functional_call(module, values, (inputs[chosen],))
-                loss = F.cross_entropy(logits, targets[chosen])
+                logits = torch.func.functional_call(module, values, (inputs[selected],))
+                loss = F.cross_entropy(logits, targets[selected])
                 gradients = torch.autograd.grad(loss, list(values.values()))
                 whole.grad = torch.cat([g.reshape(-1) for g in gradients])
                 optimiser.step()

@@ -103,14 +103,14 @@ def test_dropout_draws_from_the_tasks_own_stream(algorithm: Any) -> None:
     task = Task(start, (9,), 1, 1, 0, RandomStream(0, "client.1", 1, 0))
     ctx = Context(start, net.layout, (9,), 1, 1, RandomStream(0, "server", 1))
     down = algorithm.broadcast(algorithm.server_init(ctx), ctx)
-    found = []
+    result = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
         _, up = algorithm.client_update(algorithm.client_init(ctx, 0), down, shard, task)
         assert torch.equal(torch.get_rng_state(), before)
-        found.append(encode_state(up))
-    assert found[0] == found[1]
+        result.append(encode_state(up))
+    assert result[0] == result[1]
 
 
 def test_mime_corrects_what_mimelite_leaves(quadratics: SimpleNamespace, shards: Any) -> None:

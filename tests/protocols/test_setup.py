@@ -60,15 +60,15 @@ def states(folder: Path, setup: int) -> list[Any]:
 
 
 @pytest.fixture
-def found(launched: Launched) -> Path:
+def result(launched: Launched) -> Path:
     return launched("found", **COMMON, hyperparameters={"epochs": 1})
 
 
-def test_round_0_is_everyone_and_its_bytes_are_those_of_the_ledger(found: Path) -> None:
-    line, first, *_ = metrics(found)
+def test_round_0_is_everyone_and_its_bytes_are_those_of_the_ledger(result: Path) -> None:
+    line, first, *_ = metrics(result)
     assert (line["round"], line["participants"]) == (0, list(range(CLIENTS)))
     assert len(first["participants"]) == 2
-    mine = [row for row in ledger(found) if row["round"] == "0"]
+    mine = [row for row in ledger(result) if row["round"] == "0"]
     for direction in ("down", "up"):
         assert line[f"bytes_{direction}"] == sum(int(r["bytes"]) for r in mine if r["direction"] == direction)
     values = {
@@ -91,22 +91,22 @@ def test_round_0_is_everyone_and_its_bytes_are_those_of_the_ledger(found: Path) 
     assert 0 < overhead < 4 * CLIENTS * 300
 
 
-def test_the_lines_add_up_to_the_ledger(found: Path) -> None:
+def test_the_lines_add_up_to_the_ledger(result: Path) -> None:
     for direction in ("down", "up"):
-        total = sum(int(r["bytes"]) for r in ledger(found) if r["direction"] == direction)
-        assert sum(line[f"bytes_{direction}"] for line in metrics(found)) == total
-    assert [line["round"] for line in metrics(found)] == [0, 1, 2]
+        total = sum(int(r["bytes"]) for r in ledger(result) if r["direction"] == direction)
+        assert sum(line[f"bytes_{direction}"] for line in metrics(result)) == total
+    assert [line["round"] for line in metrics(result)] == [0, 1, 2]
 
 
-def test_everybody_has_the_same_positive_precision(found: Path) -> None:
+def test_everybody_has_the_same_positive_precision(result: Path) -> None:
     """S = (sum_k H_k + delta I) / K, as it came over the wire."""
-    correction = [state.precision for state in states(found, 2)]
+    correction = [state.precision for state in states(result, 2)]
     assert len(correction) == CLIENTS
     for S in correction:
         assert S.shape == (P,) and S.dtype == torch.float64
         assert torch.equal(S, correction[0])
         assert float(S.min()) > 0
-    checkpoint = sorted((found / "checkpoints").glob("*.checkpoint"))[-1]
+    checkpoint = sorted((result / "checkpoints").glob("*.checkpoint"))[-1]
     server = read_checkpoint(checkpoint, PrecondADMM.server_type).server
     assert torch.equal(torch.as_tensor(server.q.precision), correction[0])
     experiment = Experiment(**COMMON)
@@ -129,9 +129,9 @@ def test_a_given_preconditioner_needs_no_setup(launched: Launched) -> None:
     assert PrecondADMM(preconditioner=10.0).setup == ()
 
 
-def test_a_setup_changes_neither_the_start_nor_its_score(found: Path, launched: Launched) -> None:
-    given = launched("given", **COMMON, hyperparameters={"epochs": 1, "preconditioner": 10.0})
-    ours, theirs = metrics(found), metrics(given)
+def test_a_setup_changes_neither_the_start_nor_its_score(result: Path, launched: Launched) -> None:
+    supplied = launched("given", **COMMON, hyperparameters={"epochs": 1, "preconditioner": 10.0})
+    ours, theirs = metrics(result), metrics(supplied)
     assert ours[0]["test_nll"] == theirs[0]["test_nll"]
     assert ours[1]["test_nll"] != theirs[1]["test_nll"]
     assert ours[1]["participants"] == theirs[1]["participants"]

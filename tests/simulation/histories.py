@@ -61,8 +61,8 @@ class Ground:
 
     @staticmethod
     def of(described: Mapping[str, Any], folder: Path) -> Ground:
-        chosen = dict(described)
-        problem = problem_of(find(chosen.pop("algo")), **chosen)
+        selected = dict(described)
+        problem = problem_of(find(selected.pop("algo")), **selected)
         bits = play(problem, folder / "undisturbed").bits
         return Ground(problem, bits, Answers(problem, folder / "answers"))
 
@@ -90,8 +90,8 @@ class History:
 
     def __str__(self) -> str:
         end = f"DIFFERENT in {', '.join(self.differs)}" if self.differs else "identical"
-        said = "".join(f"\n    {e}" for e in self.errors)
-        return f"seed {self.seed}, {self.odds}: {Counter(self.happened)}, {self.starts} starts; {end}{said}"
+        output = "".join(f"\n    {e}" for e in self.errors)
+        return f"seed {self.seed}, {self.odds}: {Counter(self.happened)}, {self.starts} starts; {end}{output}"
 
 
 class Files(Recorder):
@@ -111,31 +111,31 @@ class Files(Recorder):
 def history(ground: Ground, seed: int, folder: Path, odds: Odds | None = None) -> History:
     """Errors: AssertionError, or whatever the coordinator must not raise."""
     rng = random.Random(seed)
-    made = History(seed, odds or Odds.drawn(rng))
+    created = History(seed, odds or Odds.drawn(rng))
     outcome: Outcome | None = None
     while outcome is None:
-        calm = made.starts >= DISTURBED_STARTS
+        calm = created.starts >= DISTURBED_STARTS
         try:
-            outcome = _start(ground, made, rng, folder, made.odds.calm() if calm else made.odds)
+            outcome = _start(ground, created, rng, folder, created.odds.calm() if calm else created.odds)
         except Killed:
             _tear(folder, rng)
         except FedsimError as e:
             if calm:
                 raise
-            made.errors.append(str(e))
-    made.duplicates = sum(r["what"] == "echo" for r in read_journal(folder / "journal"))
+            created.errors.append(str(e))
+    created.duplicates = sum(r["what"] == "echo" for r in read_journal(folder / "journal"))
     bits = _bits(ground.problem, folder, outcome)
-    made.differs = [name for name, a, b in zip(BITS, bits, ground.expected, strict=True) if a != b]
-    return made
+    created.differs = [name for name, a, b in zip(BITS, bits, ground.expected, strict=True) if a != b]
+    return created
 
 
-def _start(ground: Ground, made: History, rng: random.Random, folder: Path, odds: Odds) -> Outcome:
+def _start(ground: Ground, created: History, rng: random.Random, folder: Path, odds: Odds) -> Outcome:
     problem, experiment = ground.problem, ground.problem.experiment
-    made.starts += 1
+    created.starts += 1
     with ExitStack() as closing:
-        rundir = RunDir(folder, resumed=made.starts > 1)
+        rundir = RunDir(folder, resumed=created.starts > 1)
         closing.callback(rundir.close)
-        recovery = recover(folder, problem) if made.starts > 1 else None
+        recovery = recover(folder, problem) if created.starts > 1 else None
         ledger = Ledger()
         states = ClientStates(folder / "state", problem.algorithm.client_type)
         checkpoints = Checkpoints(folder / "checkpoints", states)
@@ -171,12 +171,12 @@ def _start(ground: Ground, made: History, rng: random.Random, folder: Path, odds
             clock=world.clock,
         )
         world.watch(coordinator)
-        closing.callback(lambda: made.given_up.extend(n for n in files.news if " left: " in n))
+        closing.callback(lambda: created.given_up.extend(n for n in files.news if " left: " in n))
         try:
             return coordinator.run()
         finally:
-            made.happened += world.happened
-            made.seconds += world.now
+            created.happened += world.happened
+            created.seconds += world.now
             with suppress(FedsimError):
                 rundir.append_ledger(ledger.close(experiment.rounds))
 
@@ -211,25 +211,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--histories", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first; then one more each")
-    chosen = parser.parse_args()
+    selected = parser.parse_args()
     bad, faults, errors, virtual, began = 0, Counter[str](), Counter[str](), 0.0, time.monotonic()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         grounds = [Ground.of(e, Path(folder) / f"ground-{i}") for i, e in enumerate(EXPERIMENTS)]
-        for seed in range(chosen.seed, chosen.seed + chosen.histories):
+        for seed in range(selected.seed, selected.seed + selected.histories):
             at = Path(folder) / str(seed)
             try:
-                made = history(grounds[seed % len(grounds)], seed, at)
+                created = history(grounds[seed % len(grounds)], seed, at)
             except BaseException:
                 print(f"seed {seed}:", flush=True)
                 raise
             shutil.rmtree(at)
-            faults.update(made.happened)
-            errors.update(re.sub(r"\d+", "N", e.splitlines()[0]) for e in made.errors)
-            virtual += made.seconds
-            if not made.identical:
+            faults.update(created.happened)
+            errors.update(re.sub(r"\d+", "N", e.splitlines()[0]) for e in created.errors)
+            virtual += created.seconds
+            if not created.identical:
                 bad += 1
-                print(made, flush=True)
-    print(f"{chosen.histories - bad} of {chosen.histories} identical, {sum(faults.values()):,} faults:")
+                print(created, flush=True)
+    print(f"{selected.histories - bad} of {selected.histories} identical, {sum(faults.values()):,} faults:")
     print(", ".join(f"{n:,} {what}" for what, n in sorted(faults.items())))
     print(f"{sum(errors.values()):,} starts ended with an error:")
     print("\n".join(f"{n:6,} {what}" for what, n in errors.most_common()))

@@ -65,7 +65,7 @@ class Person:
         hello = msgspec.json.encode(Hello("", self.index, os.getpid()))
         self._say(self.link, "hello", hello)
 
-    def told(self, link: Link, what: str) -> None:
+    def message(self, link: Link, what: str) -> None:
         """By its socket, or in few words: its connection was cut, it was refused, it was given up."""
         second = {"cut": 0.1, "refused": 0.5, "rejoin": 0.1}[what]
         if not self.dead and link is self.link:
@@ -159,14 +159,14 @@ class Person:
             fields, frames = failure(DiskError(f"the state of client {h.client} is not there"))
             return [pack(msgspec.structs.replace(h, kind="failed", fields=fields), frames)]
         state, reply = answers.upload(envelope)
-        made = answers.problem.version(h.round, h.exchange)
+        created = answers.problem.version(h.round, h.exchange)
         if self.world.odds.remote:
             self._states = {
                 key: s for key, s in self._states.items() if key[0] != h.client or key[1] >= h.base
             }
-            self._states[h.client, made] = state
+            self._states[h.client, created] = state
             return [state_envelope("draft", "run", h, state), reply]
-        path = self.world.states.path(h.client, made)
+        path = self.world.states.path(h.client, created)
         path.parent.mkdir(exist_ok=True)
         if torn:
             (path.parent / f".{path.name}.1").write_bytes(state[: len(state) // 2])

@@ -229,7 +229,7 @@ class World(Endpoint):
         elif envelope.header.kind == "hello" and not link.dismissed:
             self._register(link, envelope)
         elif self.odds.remote:
-            self.participants[link.worker].told(link, "rejoin")
+            self.participants[link.worker].message(link, "rejoin")
 
     def _spoil(self, link: Link, direction: str) -> None:
         """A bit is flipped on the way. CURVE ends the connection; without it the other side finds out."""
@@ -242,7 +242,7 @@ class World(Endpoint):
 
     def _register(self, link: Link, envelope: Envelope) -> None:
         if link.worker in self.bound:
-            self.participants[link.worker].told(link, "refused")
+            self.participants[link.worker].message(link, "refused")
             return
         self.bound[link.worker] = link
         self.ledger.book_handshake(link.worker)
@@ -255,7 +255,7 @@ class World(Endpoint):
     def cut(self, link: Link, noticed: float) -> None:
         """End a connection, with what is on its way; the coordinator learns of it after a while."""
         link.open = False
-        self.participants[link.worker].after(self.rng.uniform(0.0, 2.0), lambda p: p.told(link, "cut"))
+        self.participants[link.worker].after(self.rng.uniform(0.0, 2.0), lambda p: p.message(link, "cut"))
         self.at(noticed, lambda: self._note_end(link))
 
     def _note_end(self, link: Link) -> None:

@@ -52,7 +52,7 @@ class Command:
         while self._read(until):
             pass
 
-    def said(self) -> list[str]:
+    def output(self) -> list[str]:
         """All its lines that are not empty, once it has ended, however."""
         self.wait()
         return [line for line in self.lines if line]
@@ -62,10 +62,10 @@ class Command:
         until = time.monotonic() + DEADLINE
         while self._read(until):
             pass
-        said = "\n".join(self.lines)
-        assert self.process.wait(DEADLINE) == code, said
+        output = "\n".join(self.lines)
+        assert self.process.wait(DEADLINE) == code, output
         self.kill()
-        return said
+        return output
 
     def kill(self) -> None:
         """-9, and wait until it is gone."""

@@ -259,7 +259,7 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
     ctx = problem.context(0, 0)
     server = algorithm.server_init(ctx)
     clients = [algorithm.client_init(ctx, k) for k in range(CLIENTS)]
-    made: list[Step] = []
+    created: list[Step] = []
     servers, messages = [server], []
     for r in range(ROUNDS + 1):
         for e in range(1, len(algorithm.exchanges_in(r)) + 1):
@@ -280,12 +280,12 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
                 seen = carried(up, problem, "up", down)
                 check_values(seen, "here")
                 committed = algorithm.client_commit(draft, down, seen, task)
-                made.append(Step(clients[k], down, shard, task, draft, up, committed))
+                created.append(Step(clients[k], down, shard, task, draft, up, committed))
                 clients[k] = committed
                 ups.append((k, seen))
             server = algorithm.server_update(server, common, iter(ups), ctx)
             servers.append(server)
-    return made, servers, messages
+    return created, servers, messages
 
 
 def frozen(*values: Any) -> list[bytes]:

@@ -19,8 +19,8 @@ def fresh_processes(test: str, deadline: float) -> Callable[..., int]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["launch.session", "torch.optim", test])
 
-    def run(what: Callable[..., None], *given: Any) -> int:
-        process = context.Process(target=what, args=given)
+    def run(what: Callable[..., None], *supplied: Any) -> int:
+        process = context.Process(target=what, args=supplied)
         process.start()
         process.join(deadline)
         assert process.exitcode is not None, "it hangs"

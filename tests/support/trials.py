@@ -49,8 +49,10 @@ class Trial:
 
     def __str__(self) -> str:
         end = "identical" if self.identical else "DIFFERENT"
-        said = f"seed {self.seed}: {', '.join(self.hit) or 'nothing hit'}; {end}; left over: {self.left or 0}"
-        return said + "".join(f"\n    {line}" for line in self.trouble)
+        output = (
+            f"seed {self.seed}: {', '.join(self.hit) or 'nothing hit'}; {end}; left over: {self.left or 0}"
+        )
+        return output + "".join(f"\n    {line}" for line in self.trouble)
 
 
 def facts(folder: Path) -> dict[str, Any]:

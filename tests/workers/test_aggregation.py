@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import settings, supplied
 from hypothesis import strategies as st
 
 from fedsim.wire.schema import Check, Flag, Least, Mean, Norm, Scalar, Total
@@ -45,8 +45,8 @@ def summed(*ups: tuple[Up, int]) -> dict[str, float]:
 
 
 def test_every_scalar_is_summed_up_as_its_kind_says() -> None:
-    found = summed((up(1.0, 0.5, 3.0, 3.0), 10), (up(4.0, -0.25, 2.0, 4.0), 30))
-    assert found == {"loss": (10 * 1 + 30 * 4) / 40, "slack": -0.25, "capped": 5.0, "residual": 5.0}
+    results = summed((up(1.0, 0.5, 3.0, 3.0), 10), (up(4.0, -0.25, 2.0, 4.0), 30))
+    assert results == {"loss": (10 * 1 + 30 * 4) / 40, "slack": -0.25, "capped": 5.0, "residual": 5.0}
 
 
 def test_nothing_is_said_of_tensors_flags_checks_and_parts() -> None:
@@ -54,7 +54,7 @@ def test_nothing_is_said_of_tensors_flags_checks_and_parts() -> None:
 
 
 @fixed
-@given(
+@supplied(
     st.lists(
         st.tuples(*[st.floats(-1e6, 1e6)] * 4, st.integers(1, 1000)),
         min_size=1,
@@ -62,13 +62,13 @@ def test_nothing_is_said_of_tensors_flags_checks_and_parts() -> None:
     )
 )
 def test_any_uploads(values: list[tuple[float, float, float, float, int]]) -> None:
-    found = summed(*((up(*four), size) for *four, size in values))
+    results = summed(*((up(*four), size) for *four, size in values))
     loss, slack, capped, residual, sizes = zip(*values, strict=True)
     weighted = math.fsum(n * v for n, v in zip(sizes, loss, strict=True)) / sum(sizes)
-    assert found["loss"] == pytest.approx(weighted, rel=1e-12, abs=1e-9)
-    assert found["slack"] == min(slack)
-    assert found["capped"] == pytest.approx(math.fsum(capped), rel=1e-12, abs=1e-9)
-    assert found["residual"] == pytest.approx(math.hypot(*residual), rel=1e-12)
+    assert results["loss"] == pytest.approx(weighted, rel=1e-12, abs=1e-9)
+    assert results["slack"] == min(slack)
+    assert results["capped"] == pytest.approx(math.fsum(capped), rel=1e-12, abs=1e-9)
+    assert results["residual"] == pytest.approx(math.hypot(*residual), rel=1e-12)
 
 
 def test_equal_sizes_are_the_plain_mean_and_one_upload_is_itself() -> None:

@@ -23,9 +23,9 @@ from workers.transport.endpoint import Endpoint
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    made = Pool()
-    yield made
-    made.close()
+    created = Pool()
+    yield created
+    created.close()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings, supplied
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -144,25 +144,29 @@ def read(path: Path, data: bytes) -> JoinCredentials | None:
 
 
 @fixed
-@given(data=st.data())
+@supplied(data=st.data())
 def test_a_forged_join_file_is_usable_or_refused(data: st.DataObject, tmp_path: Path) -> None:
     """Usable: keys that ZeroMQ takes, and a limit that is one (-1 would be none)."""
-    made = copy.deepcopy(GOOD)
-    where = data.draw(st.sampled_from([made, made["workers"][0]]))
+    created = copy.deepcopy(GOOD)
+    where = data.draw(st.sampled_from([created, created["workers"][0]]))
     key = data.draw(st.sampled_from([*where, "more"]))
     if key in where and data.draw(st.integers(0, 3)) == 0:
         del where[key]
     else:
         where[key] = data.draw(st.sampled_from(ODD) | st.text(max_size=50) | st.integers(-(2**70), 2**70))
-    found = read(tmp_path / "join.json", msgspec.json.encode(made))
-    if found is not None:
-        assert found.max_frame > 0
-        assert found.format == FORMAT
-        assert [len(k) for w in found.workers for k in (w.public, w.secret, found.server_key)] == [40, 40, 40]
+    result = read(tmp_path / "join.json", msgspec.json.encode(created))
+    if result is not None:
+        assert result.max_frame > 0
+        assert result.format == FORMAT
+        assert [len(k) for w in result.workers for k in (w.public, w.secret, result.server_key)] == [
+            40,
+            40,
+            40,
+        ]
 
 
 @fixed
-@given(at=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.booleans())
+@supplied(at=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_join_file_is_usable_or_refused(at: int, byte: int, cut: bool, tmp_path: Path) -> None:
     data = bytearray(msgspec.json.encode(GOOD))
     at %= len(data)
@@ -218,17 +222,17 @@ def test_an_unreadable_ready_is_a_wire_error(data: bytes) -> None:
 
 
 @fixed
-@given(st.binary(max_size=80), st.integers(0, 60), st.integers(0, 255))
+@supplied(st.binary(max_size=80), st.integers(0, 60), st.integers(0, 255))
 def test_any_ready_is_read_or_a_wire_error(rubbish: bytes, at: int, byte: int) -> None:
     sound = bytearray(msgspec.json.encode(WorkerManifest("d", {"a.py": "0" * 64})))
     sound[at] = byte
     for data in (rubbish, bytes(sound)):
         try:
-            found = WorkerManifest.of(ready(data))
+            result = WorkerManifest.of(ready(data))
         except FedsimError as e:
             assert isinstance(e, WireError)  # noqa: PT017
             continue
-        assert isinstance(found.data, str) and all(isinstance(v, str) for v in found.sources.values())
+        assert isinstance(result.data, str) and all(isinstance(v, str) for v in result.sources.values())
 
 
 def test_a_ready_without_a_frame_is_a_wire_error() -> None:

@@ -44,7 +44,7 @@ class Forging(Loopback):
 Forgery = Callable[[Incoming], list[Incoming]]
 
 
-def about(**changes: object) -> Forgery:
+def label(**changes: object) -> Forgery:
     """The same letter with another header."""
 
     def forge(sound: Incoming) -> list[Incoming]:
@@ -85,20 +85,20 @@ def bare(sound: Incoming) -> list[Incoming]:
 
 FORGERIES: dict[str, tuple[str, Forgery]] = {
     "another worker's": ("upload", by(1)),
-    "another client": ("upload", about(client=2)),
-    "no such client": ("upload", about(client=10**9)),
-    "another round": ("upload", about(round=2)),
-    "another exchange": ("upload", about(exchange=2)),
-    "another base": ("upload", about(base=7)),
-    "another run": ("upload", about(run="other")),
-    "a later start": ("upload", about(epoch=2)),
-    "nothing in it": ("upload", about(fields=())),
+    "another client": ("upload", label(client=2)),
+    "no such client": ("upload", label(client=10**9)),
+    "another round": ("upload", label(round=2)),
+    "another exchange": ("upload", label(exchange=2)),
+    "another base": ("upload", label(base=7)),
+    "another run": ("upload", label(run="other")),
+    "a later start": ("upload", label(epoch=2)),
+    "nothing in it": ("upload", label(fields=())),
     "about nothing": ("upload", bare),
     "an unknown kind": ("upload", kind("checkpoint")),
     "a task": ("upload", kind("task")),
     "a state that nobody asked for": ("upload", kind("draft", b"FEDSTATE")),
-    "a score of no round": ("score", about(round=99)),
-    "a score of no chunk": ("score", about(exchange=99)),
+    "a score of no round": ("score", label(round=99)),
+    "a score of no chunk": ("score", label(exchange=99)),
     "nothing where an upload is due": ("upload", kind("absent")),
     "ready again": ("upload", kind("ready", b'{"data":"","sources":{}}')),
     "a failure that says nothing": ("upload", kind("failed")),
@@ -111,20 +111,20 @@ FORGERIES: dict[str, tuple[str, Forgery]] = {
 ECHOES: dict[str, tuple[str, Forgery]] = {
     "twice": ("upload", twice),
     "a score twice": ("score", twice),
-    "to an earlier start": ("upload", before(about(epoch=0))),
-    "what an earlier start never asked": ("upload", before(about(epoch=0, client=2, round=7))),
+    "to an earlier start": ("upload", before(label(epoch=0))),
+    "what an earlier start never asked": ("upload", before(label(epoch=0, client=2, round=7))),
 }
 
 
 def forging(what: str, forge: Forgery) -> tuple[list[Forging], Connect]:
     """Endpoints as they are made, and how."""
-    made: list[Forging] = []
+    created: list[Forging] = []
 
     def connect(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
-        made.append(Forging(ledger, WorkerRuntime(problem, folder, "run", 0), what, forge))
-        return made[0]
+        created.append(Forging(ledger, WorkerRuntime(problem, folder, "run", 0), what, forge))
+        return created[0]
 
-    return made, connect
+    return created, connect
 
 
 @pytest.mark.parametrize("name", FORGERIES)

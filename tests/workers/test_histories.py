@@ -32,9 +32,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 def test_any_history_ends_with_the_same_bits(ground: Ground, tmp_path: Path) -> None:
     starts = duplicates = 0
     for seed in range(HISTORIES):
-        made = history(ground, seed, tmp_path / str(seed))
-        assert made.identical, made
-        starts, duplicates = starts + made.starts, duplicates + made.duplicates
+        created = history(ground, seed, tmp_path / str(seed))
+        assert created.identical, created
+        starts, duplicates = starts + created.starts, duplicates + created.duplicates
     assert starts > 1.3 * HISTORIES  # coordinators were killed
     assert duplicates > HISTORIES
 
@@ -52,8 +52,8 @@ def test_few_histories_need_a_second_start(remote: bool, small: Ground, tmp_path
     nobody is left for as long as one may take to join, or one task has ended three."""
     odds = Odds(3, remote, die=0.1, stop=0.05, repeat=0.3, cut=0.03 * remote, mute=0.05 * remote)
     ended = [history(small, seed, tmp_path / str(seed), odds) for seed in range(30)]
-    assert all(made.identical for made in ended)
-    errors = [error for made in ended for error in made.errors]
+    assert all(created.identical for created in ended)
+    errors = [error for created in ended for error in created.errors]
     assert all("were ready after 60 s" in e or "3 workers have ended there" in e for e in errors)
     assert len(errors) < 8
 
@@ -61,21 +61,21 @@ def test_few_histories_need_a_second_start(remote: bool, small: Ground, tmp_path
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_slow_worker_is_never_given_up(remote: bool, small: Ground, tmp_path: Path) -> None:
     assert 3 * TERMS["lease"] < SLOW
-    made = history(small, 0, tmp_path / "run", Odds(2, remote, slow=1.0))
-    assert made.identical and made.starts == 1
-    assert made.given_up == []
+    created = history(small, 0, tmp_path / "run", Odds(2, remote, slow=1.0))
+    assert created.identical and created.starts == 1
+    assert created.given_up == []
 
 
 def test_a_hung_worker_is_given_up_when_its_lease_ends(small: Ground, tmp_path: Path) -> None:
-    made = history(small, 1, tmp_path / "run", Odds(2, stop=0.2))
-    assert made.identical and "stopped" in made.happened
-    assert any(f"was silent for {TERMS['lease']:g} s" in why for why in made.given_up)
+    created = history(small, 1, tmp_path / "run", Odds(2, stop=0.2))
+    assert created.identical and "stopped" in created.happened
+    assert any(f"was silent for {TERMS['lease']:g} s" in why for why in created.given_up)
 
 
 def test_a_task_that_ends_all_its_workers_stops_the_run(small: Ground, tmp_path: Path) -> None:
-    made = history(small, 0, tmp_path / "run", Odds(2, die=1.0))
-    assert made.identical  # in the end, when nothing goes wrong any more
-    assert all("3 workers have ended there" in error for error in made.errors) and made.errors
+    created = history(small, 0, tmp_path / "run", Odds(2, die=1.0))
+    assert created.identical  # in the end, when nothing goes wrong any more
+    assert all("3 workers have ended there" in error for error in created.errors) and created.errors
 
 
 @pytest.mark.parametrize("what", ["here, dies", "elsewhere, dies", "elsewhere, cut"])
@@ -84,9 +84,9 @@ def test_any_letter_may_be_the_last(what: str, small: Ground, tmp_path: Path) ->
     struck."""
     remote, cuts = what.startswith("remote"), what.endswith("cut")
     for n in range(1, 300):
-        made = history(small, 0, tmp_path / str(n), Odds(2, remote, inject=n, cuts=cuts))
-        assert made.identical, f"letter {n}: {made}"
-        if not made.happened:
+        created = history(small, 0, tmp_path / str(n), Odds(2, remote, inject=n, cuts=cuts))
+        assert created.identical, f"letter {n}: {created}"
+        if not created.happened:
             break
     assert 40 < n < 299
 

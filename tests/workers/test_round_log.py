@@ -28,47 +28,47 @@ def score(
 
 
 def test_a_line_waits_for_its_scores_its_commit_and_its_predecessors() -> None:
-    made, lines = round_log()
+    created, lines = round_log()
     for r in (0, 1):
-        made.open(r, (r,))
-    made[1].scores |= {0: score(1, 1.0), 1: score(2, 3.0)}
-    made[1].committed = True
-    made.flush()
+        created.open(r, (r,))
+    created[1].scores |= {0: score(1, 1.0), 1: score(2, 3.0)}
+    created[1].committed = True
+    created.flush()
     assert lines == []
-    made[0].scores |= {0: score(1, 1.0), 1: score(2, 3.0)}
-    made.flush()
+    created[0].scores |= {0: score(1, 1.0), 1: score(2, 3.0)}
+    created.flush()
     assert lines == []  # not committed
-    made[0].committed = True
-    del made[0].scores[1]
-    made.flush()
+    created[0].committed = True
+    del created[0].scores[1]
+    created.flush()
     assert lines == []  # not scored
-    made[0].scores[1] = score(2, 3.0)
-    made.flush()
+    created[0].scores[1] = score(2, 3.0)
+    created.flush()
     assert [line["round"] for line in lines] == [0, 1]
-    assert 0 not in made and 1 not in made
-    made.flush()
+    assert 0 not in created and 1 not in created
+    created.flush()
     assert len(lines) == 2
 
 
 def test_scores_are_means_over_examples_in_the_order_of_chunks() -> None:
-    made, lines = round_log(3)
-    record = made.open(0, ())
+    created, lines = round_log(3)
+    record = created.open(0, ())
     parts = {0: score(5, 1e16, 10), 1: score(1, 1.0, 4), 2: score(0, -1e16, 2)}
     for chunk in (2, 0, 1):  # as they arrive
         record.scores[chunk] = parts[chunk]
     record.committed = True
-    made.flush()
+    created.flush()
     assert lines[0]["test_accuracy"] == 6 / 16
     assert lines[0]["test_nll"] == ((1e16 + 1.0) - 1e16) / 16
 
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_an_ensemble_is_told_only_if_there_was_one(sampled: bool) -> None:
-    made, lines = round_log(2)
-    record = made.open(3, (0, 2))
+    created, lines = round_log(2)
+    record = created.open(3, (0, 2))
     record.committed, record.sampled = True, sampled
     record.scores |= {0: score(4, 5.0, ensemble=(6, 3.0)), 1: score(2, 7.0, ensemble=(8, 2.0))}
-    made.flush()
+    created.flush()
     (line,) = lines
     assert line["test_nll"] == 12 / 20
     assert ("ensemble_nll" in line, "ensemble_accuracy" in line) == (sampled, sampled)
@@ -77,25 +77,25 @@ def test_an_ensemble_is_told_only_if_there_was_one(sampled: bool) -> None:
 
 
 def test_a_nan_is_told_as_it_is() -> None:
-    made, lines = round_log(1)
-    record = made.open(0, ())
+    created, lines = round_log(1)
+    record = created.open(0, ())
     record.committed, record.sampled = True, True
     record.scores[0] = score(1, math.nan, ensemble=(1, math.nan))
-    made.flush()
+    created.flush()
     assert math.isnan(lines[0]["test_nll"]) and math.isnan(lines[0]["ensemble_nll"])
 
 
 def test_opening_twice_is_the_same_record_and_a_dropped_round_is_never_told() -> None:
-    made, lines = round_log(0)
-    first = made.open(1, (0, 1))
-    assert made.open(1, (5,)) is first
+    created, lines = round_log(0)
+    first = created.open(1, (0, 1))
+    assert created.open(1, (5,)) is first
     assert first.participants == (0, 1)
-    made.open(2, ())
-    made.drop(1)
-    assert 1 not in made and 2 in made
-    made[2].committed = True
+    created.open(2, ())
+    created.drop(1)
+    assert 1 not in created and 2 in created
+    created[2].committed = True
     with pytest.raises(KeyError):
-        made[1]
+        created[1]
     assert lines == []
 
 

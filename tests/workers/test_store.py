@@ -51,10 +51,10 @@ def states(tmp_path: Path) -> ClientStates:
 @pytest.fixture
 def checkpoints(tmp_path: Path, states: ClientStates) -> Iterator[Checkpoints]:
     (tmp_path / "checkpoints").mkdir()
-    made = Checkpoints(tmp_path / "checkpoints", states)
-    yield made
-    if any(thread.is_alive() for thread in made._threads):
-        made.close()
+    created = Checkpoints(tmp_path / "checkpoints", states)
+    yield created
+    if any(thread.is_alive() for thread in created._threads):
+        created.close()
 
 
 def tree(folder: Path) -> set[str]:
@@ -300,9 +300,9 @@ class Disk:
 
 @pytest.fixture
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
-    made = Disk(tmp_path)
-    monkeypatch.setattr(durability, "fsync", made.fsync)
-    return made
+    created = Disk(tmp_path)
+    monkeypatch.setattr(durability, "fsync", created.fsync)
+    return created
 
 
 @pytest.mark.parametrize("quick", [0, 1])
@@ -337,13 +337,13 @@ def test_a_checkpoint_is_synced_after_what_it_needs(
     """Client 1 takes part in the first round only; the line of round `needed` is not written yet."""
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "journal").touch()
-    made = Checkpoints(tmp_path / "checkpoints", states, [tmp_path / "journal", tmp_path / "none"])
-    made._syncer._last = time.monotonic() + 30  # both at once, when it is closed
+    created = Checkpoints(tmp_path / "checkpoints", states, [tmp_path / "journal", tmp_path / "none"])
+    created._syncer._last = time.monotonic() + 30  # both at once, when it is closed
     for k, version in ((0, 1), (1, 1), (0, 2)):
         states.save(k, version, client(version))
-    made.commit(1, Server(torch.ones(1)), (1, 1), (0, 1))
-    made.commit(2, Server(torch.ones(1)), (2, 1), (0,), needed)
-    made.close()
+    created.commit(1, Server(torch.ones(1)), (1, 1), (0, 1))
+    created.commit(2, Server(torch.ones(1)), (2, 1), (0,), needed)
+    created.close()
     first = ["state/000000/000001.state", "state/000001/000001.state", "state/000000/000002.state"]
     only = ["state/000000/000002.state", "state/000001/000001.state"]
     assert disk.synced == [
@@ -360,12 +360,12 @@ def test_what_is_written_after_the_last_checkpoint_is_synced(
 ) -> None:
     """The lines of the last rounds, the model."""
     (tmp_path / "checkpoints").mkdir()
-    made = Checkpoints(tmp_path / "checkpoints", states, [tmp_path / "model"])
-    made.commit(1, Server(torch.ones(1)), (0,), ())
-    while made._syncer.durable is None:
+    created = Checkpoints(tmp_path / "checkpoints", states, [tmp_path / "model"])
+    created.commit(1, Server(torch.ones(1)), (0,), ())
+    while created._syncer.durable is None:
         time.sleep(0.001)
     (tmp_path / "model").touch()
-    made.close()
+    created.close()
     assert disk.synced[-3:] == ["checkpoints", "model", "."]
 
 

@@ -87,21 +87,21 @@ def knock(request: pytest.FixtureRequest) -> Iterator[Callable[[], socket.socket
 
 @pytest.fixture
 def endpoint(request: pytest.FixtureRequest) -> Iterator[ZmqEndpoint]:
-    made = ZmqEndpoint(Ledger(), DOORS[getattr(request, "param", "port")](), MAX_FRAME)
-    yield made
-    made.close()
+    created = ZmqEndpoint(Ledger(), DOORS[getattr(request, "param", "port")](), MAX_FRAME)
+    yield created
+    created.close()
 
 
 def raw(endpoint: ZmqEndpoint) -> socket.socket:
     scheme, _, where = endpoint.address.partition("://")
-    made = socket.socket(socket.AF_UNIX if scheme == "ipc" else socket.AF_INET)
-    made.settimeout(DEADLINE)
+    created = socket.socket(socket.AF_UNIX if scheme == "ipc" else socket.AF_INET)
+    created.settimeout(DEADLINE)
     try:
-        made.connect(where if scheme == "ipc" else ("127.0.0.1", endpoint.listener.port))
+        created.connect(where if scheme == "ipc" else ("127.0.0.1", endpoint.listener.port))
     except OSError:
-        made.close()
+        created.close()
         raise
-    return made
+    return created
 
 
 def shut_out(connection: socket.socket) -> None:
@@ -244,9 +244,9 @@ def come(endpoint: ZmqEndpoint) -> Iterator[Callable[[int], Connection]]:
 
         def joined(worker: int) -> Connection:
             who = Hello("", worker, 1)
-            made = Connection(endpoint.address, who, MAX_FRAME, curve_keys(KNOWN[worker]), DEADLINE)
-            closing.callback(made.close)
-            return made
+            created = Connection(endpoint.address, who, MAX_FRAME, curve_keys(KNOWN[worker]), DEADLINE)
+            closing.callback(created.close)
+            return created
 
         yield joined
 
@@ -361,9 +361,9 @@ def test_a_key_that_is_revoked_opens_nothing_and_what_it_has_opened_ends(
 
         def come(worker: int) -> Connection:
             keys = curve_keys(KNOWN[worker])
-            made = Connection(endpoint.address, Hello("", worker, 1), MAX_FRAME, keys, DEADLINE)
-            closing.callback(made.close)
-            return made
+            created = Connection(endpoint.address, Hello("", worker, 1), MAX_FRAME, keys, DEADLINE)
+            closing.callback(created.close)
+            return created
 
         stays, goes = come(0), come(1)
         until(endpoint, lambda: len(endpoint._routes) == 2)
@@ -593,7 +593,7 @@ def test_a_run_among_strangers_has_the_bits_of_an_undisturbed_one(
     # the kernel counts the strangers' bytes, too, and waiting for them to be accounted for is in vain
     monkeypatch.setattr(tcp_counters.residual, "__defaults__", (0.1,))
 
-    def made() -> Problem:
+    def created() -> Problem:
         return problem_of(find("fedlap_cov"), rounds=6)
 
     with ExitStack() as closing:
@@ -605,14 +605,14 @@ def test_a_run_among_strangers_has_the_bits_of_an_undisturbed_one(
             closing.callback(mobs[0].disperse)
             until(endpoint, lambda: endpoint.unauthenticated_peers > 0)  # they are there first
             for i in range(2):
-                about = (endpoint, listener.token, made(), folder, i)
-                threading.Thread(target=work, args=about, daemon=True).start()
+                label = (endpoint, listener.token, created(), folder, i)
+                threading.Thread(target=work, args=label, daemon=True).start()
             return endpoint
 
         mobs: list[Mob] = []
-        quiet = play(made(), tmp_path / "quiet")
+        quiet = play(created(), tmp_path / "quiet")
         before = resident()
-        run = play(made(), tmp_path / "run", connect=connect, workers=2)
+        run = play(created(), tmp_path / "run", connect=connect, workers=2)
     assert run.bits == quiet.bits
     assert isinstance(run.endpoint, ZmqEndpoint)
     assert run.endpoint.unauthenticated_peers >= len(LETTERS) and mobs[0].noises >= len(NOISE)

@@ -120,10 +120,10 @@ def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = N
     """
     h = envelope.header
     sender = f" from worker {worker}" if worker != NONE else ""
-    whose = f"upload of client {h.client} in round {h.round}{sender}"
+    owner = f"upload of client {h.client} in round {h.round}{sender}"
     kind, layout = problem.exchange(h.round, h.exchange).up, problem.net.layout
-    up: Any = decode(kind, envelope, problem.codecs["up"], problem.dims, whose, references(down), layout)
-    check_values(up, whose, problem.experiment.max_norm or math.inf)
+    up: Any = decode(kind, envelope, problem.codecs["up"], problem.dims, owner, references(down), layout)
+    check_values(up, owner, problem.experiment.max_norm or math.inf)
     return up
 
 

@@ -316,36 +316,36 @@ class Coordinator:
 
     def _close_exchange(self, round: int) -> None:
         """Add what the exchange took on the virtual clock to its round."""
-        seconds, about = self.exchange_clock.close(), self.round_log[round]
+        seconds, label = self.exchange_clock.close(), self.round_log[round]
         if seconds is not None:
-            about.simulated = (about.simulated or 0.0) + seconds
+            label.simulated = (label.simulated or 0.0) + seconds
 
     def _commit(self, command: Commit) -> None:
         """The round is folded: remember the model, take the time."""
         r, now = command.round, self._clock()
-        about = self.round_log.open(r, command.participants)
-        about.folded = command.folded
+        label = self.round_log.open(r, command.participants)
+        label.folded = command.folded
         self._close_exchange(r)
-        about.seconds, self._round_began = now - self._round_began, now
+        label.seconds, self._round_began = now - self._round_began, now
         if r:
-            self._commits.append(about.seconds)
+            self._commits.append(label.seconds)
         if r and not self._first_round:
             self._first_round = time.time() - self.started
-        about.report(self.problem.algorithm.report(self.server, self.problem.context(r, 0)))
+        label.report(self.problem.algorithm.report(self.server, self.problem.context(r, 0)))
         if r:  # the set-up does not change the start model, which is being evaluated
-            about.model = self._model()
+            label.model = self._model()
 
     def _record(self, commit: Commit, server: Any) -> None:
         """A committed round's files, in the order that workers.storage.recovery relies on: its ledger rows,
         the journal's record, the checkpoint."""
         r, ledger = commit.round, self.endpoint.ledger
-        about = self.round_log[r]
-        about.bytes_down, about.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
+        label = self.round_log[r]
+        label.bytes_down, label.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
         end = self.callbacks.committed(commit, ledger.close(r))
         self.callbacks.spans(self.dispatch.timeline.take())
-        self.journal.append("commit", round=r, about=about.known())
+        self.journal.append("commit", round=r, about=label.known())
         self.checkpoints.commit(r, server, commit.versions, commit.folded, self.round_log.oldest, end)
-        about.committed = True
+        label.committed = True
         if not self.machine.evaluates(r):
             self.round_log.drop(r)
 

@@ -37,18 +37,18 @@ class ResponseFilter:
     def __init__(self, epoch: int, machine: RoundMachine) -> None:
         self.epoch, self.machine = epoch, machine
         self.dropped: Counter[str] = Counter()
-        self._given: dict[int, set[tuple[int, Piece]]] = {}
+        self._supplied: dict[int, set[tuple[int, Piece]]] = {}
         """Who was given what in this start, by round."""
         self._answers: dict[int, dict[Piece, tuple[int, ...]]] = {}
         """The checksums of accepted uploads, by round."""
 
     def gave(self, worker: int, piece: Piece) -> None:
         round = piece.round if isinstance(piece, TaskId) else piece[0]
-        if round not in self._given:
-            for old in [r for r in self._given if r <= round - REMEMBERED]:
-                del self._given[old], self._answers[old]
-            self._given[round], self._answers[round] = set(), {}
-        self._given[round].add((worker, piece))
+        if round not in self._supplied:
+            for old in [r for r in self._supplied if r <= round - REMEMBERED]:
+                del self._supplied[old], self._answers[old]
+            self._supplied[round], self._answers[round] = set(), {}
+        self._supplied[round].add((worker, piece))
 
     def accepts(self, worker: int, envelope: Envelope) -> bool:
         """Whether an answer counts; else it is an echo, and dropped.
@@ -75,8 +75,8 @@ class ResponseFilter:
 
     def _had(self, worker: int, piece: Piece, round: int) -> bool:
         """Of rounds long ago it is not known any more, and anybody may have."""
-        if round in self._given:
-            return (worker, piece) in self._given[round]
+        if round in self._supplied:
+            return (worker, piece) in self._supplied[round]
         return 0 <= round <= self.machine.round - REMEMBERED
 
     def answered(self, envelope: Envelope) -> None:

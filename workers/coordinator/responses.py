@@ -87,8 +87,8 @@ class UploadHandler:
         if replicas is not None and replicas.lacks(worker, task.client, self._makes(task)):
             raise ProtocolViolation(f"uploaded {task} without the state that goes with it")
         self._answered(worker, envelope)
-        seconds, about = h.micros / 1e6, self.round_log[task.round]
-        about.seconds_clients += seconds
+        seconds, record = h.micros / 1e6, self.round_log[task.round]
+        record.seconds_clients += seconds
         self.seconds_clients += seconds
         bad, policy = self._unfit(worker, envelope), self.problem.experiment.bad_uploads
         if bad and policy == "retry" and task not in self._retried:
@@ -108,10 +108,10 @@ class UploadHandler:
         late = self.exchange_clock.late(task, stream_bytes(envelope))
         skipped = bool(bad) and policy == "skip" and not late
         if late:
-            about.late = tuple(sorted({*about.late, task.client}))
+            record.late = tuple(sorted({*record.late, task.client}))
         if skipped:
             self.journal.append("refused", round=h.round, exchange=h.exchange, client=h.client, why=bad)
-            about.refused = tuple(sorted({*about.refused, h.client}))
+            record.refused = tuple(sorted({*record.refused, h.client}))
         self._handle(Arrived(worker, task, late or skipped))
 
     def _unfit(self, worker: int, envelope: Envelope) -> str:
@@ -154,11 +154,11 @@ class UploadHandler:
         self._handle(Arrived(worker, task))
 
     def _score(self, worker: int, envelope: Envelope) -> None:
-        h, about = envelope.header, self.round_log[envelope.header.round]
-        about.sampled = bool(self.problem.eval_samples) and isinstance(about.model, Gaussian)
+        h, record = envelope.header, self.round_log[envelope.header.round]
+        record.sampled = bool(self.problem.eval_samples) and isinstance(record.model, Gaussian)
         width = self.problem.measure.width(self.problem.dataset.classes)
         try:
-            about.scores[h.exchange] = unpack_score(envelope, width, about.sampled)
+            record.scores[h.exchange] = unpack_score(envelope, width, record.sampled)
         except WireError as e:
             raise ProtocolViolation(f"sent an unreadable score of round {h.round}: {e}") from None
         self._answered(worker, envelope)

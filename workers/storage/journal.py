@@ -66,9 +66,9 @@ class Journal:
             ends = [end for _, end in _records(path.read_bytes())]
             os.ftruncate(self._file, ends[-1] if ends else 0)
 
-    def append(self, what: str, **about: Any) -> None:
+    def append(self, what: str, **label: Any) -> None:
         """Errors: DiskError."""
-        payload = msgspec.msgpack.encode({"what": what, **about})
+        payload = msgspec.msgpack.encode({"what": what, **label})
         record = _PREFIX.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
         with disk_errors(f"cannot write the journal {self.path}"):
             written = os.write(self._file, record)

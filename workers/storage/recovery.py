@@ -88,10 +88,10 @@ def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]
 
 def _check(checkpoint: Checkpoint[Any], problem: Problem, commits: Mapping[int, Any], ledger: int) -> None:
     """Errors: WireError if it is of another run, or the other files do not reach so far."""
-    r, given = checkpoint.round, len(checkpoint.versions)
-    if given != len(problem.clients):
+    r, supplied = checkpoint.round, len(checkpoint.versions)
+    if supplied != len(problem.clients):
         raise WireError(
-            f"the checkpoint of round {r} is of {given} clients; this run has {len(problem.clients)}"
+            f"the checkpoint of round {r} is of {supplied} clients; this run has {len(problem.clients)}"
         )
     if r not in commits or checkpoint.ledger > ledger:
         raise WireError(f"the checkpoint of round {r}: journal and ledger do not reach so far")

@@ -44,8 +44,8 @@ def _sweep(parent: Path, kind: str) -> None:
     """Remove what killed processes of this user have left."""
     for path in parent.glob(f"{kind}*"):
         with suppress(OSError):  # somebody else's, or gone by now
-            about = path.lstat()
-            if about.st_uid != os.getuid() or time.time() - about.st_mtime < YOUNG_SECONDS:
+            record = path.lstat()
+            if record.st_uid != os.getuid() or time.time() - record.st_mtime < YOUNG_SECONDS:
                 continue
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:

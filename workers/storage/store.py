@@ -97,8 +97,8 @@ class ClientStates:
         hit = self._cache.get((client, version))
         if hit is not None:
             return hit[0]
-        whose = f"the state of client {client}, {self.path(client, version)}"
-        return decode_state(self.kind, self.read(client, version), whose)
+        owner = f"the state of client {client}, {self.path(client, version)}"
+        return decode_state(self.kind, self.read(client, version), owner)
 
     def read(self, client: int, version: int) -> bytes:
         """A state's file. Errors: DiskError."""

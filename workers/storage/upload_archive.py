@@ -38,28 +38,30 @@ def keep_upload(folder: Path, envelope: Envelope) -> None:
     write_atomically(path, [struct.pack(f">I{len(sizes)}Q", len(sizes), *sizes), *frames])
 
 
-def read_upload(path: Path, whose: str) -> Envelope:
+def read_upload(path: Path, owner: str) -> Envelope:
     """Errors: DataError if it is not there, WireError if it is damaged; both name the file."""
-    about = f"{whose}, {path}"
+    record = f"{owner}, {path}"
     try:
         data = memoryview(path.read_bytes())
     except FileNotFoundError:
-        raise DataError(f"{about}: not kept; every start of a run has to be told to --keep-uploads") from None
+        raise DataError(
+            f"{record}: not kept; every start of a run has to be told to --keep-uploads"
+        ) from None
     except OSError as e:
-        raise DataError(f"{about}: {e.strerror}") from None
+        raise DataError(f"{record}: {e.strerror}") from None
     try:
         (count,) = struct.unpack_from(">I", data)
         sizes = struct.unpack_from(f">{count}Q", data, 4)
     except struct.error:
-        raise WireError(f"{about}: the file is cut off, or it was damaged") from None
+        raise WireError(f"{record}: the file is cut off, or it was damaged") from None
     at = 4 + 8 * count
     if at + sum(sizes) != len(data):
-        raise WireError(f"{about}: {len(data)} bytes where {at + sum(sizes)} are due; it was damaged")
+        raise WireError(f"{record}: {len(data)} bytes where {at + sum(sizes)} are due; it was damaged")
     frames = []
     for size in sizes:
         frames.append(data[at : at + size])
         at += size
-    return unpack(frames, about)
+    return unpack(frames, record)
 
 
 class RecordedUploads:
@@ -74,12 +76,12 @@ class RecordedUploads:
         if h.kind == "gone":
             return silent(envelope)
         path = upload_path(self.folder, h.round, h.exchange, h.client)
-        found = read_upload(path, f"the upload of client {h.client} in round {h.round}")
-        about, due = _about(found.header), _about(h)
-        if found.header.kind != "upload" or about != due:
-            raise WireError(f"{path} is not what this task gave: it is of {about}, and {due} is due")
+        result = read_upload(path, f"the upload of client {h.client} in round {h.round}")
+        record, due = _description(result.header), _description(h)
+        if result.header.kind != "upload" or record != due:
+            raise WireError(f"{path} is not what this task gave: it is of {record}, and {due} is due")
         self.read += 1
-        return found
+        return result
 
 
 def silent(envelope: Envelope) -> Envelope:
@@ -87,5 +89,5 @@ def silent(envelope: Envelope) -> Envelope:
     return pack(msgspec.structs.replace(envelope.header, kind="absent", fields=()))
 
 
-def _about(h: Header) -> str:
+def _description(h: Header) -> str:
     return f"run {h.run}, round {h.round}, exchange {h.exchange}, client {h.client}, base {h.base}"

@@ -63,9 +63,9 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if mode & 0o077:
             raise UsageError(f"{path}: others can read its keys; chmod 600 {path}")
         try:
-            found = msgspec.json.decode(data, type=JoinCredentials)
+            result = msgspec.json.decode(data, type=JoinCredentials)
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             raise DataError(f"{path} is not a join.json of fedsim: {e}") from None
-        if found.format != FORMAT:
-            raise UsageError(f"{path} has format {found.format}; this fedsim reads {FORMAT}")
-        return found
+        if result.format != FORMAT:
+            raise UsageError(f"{path} has format {result.format}; this fedsim reads {FORMAT}")
+        return result

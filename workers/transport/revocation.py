@@ -43,14 +43,14 @@ class Revocations:
     def _read(self) -> frozenset[int]:
         """Errors: DataError, OSError."""
         try:
-            found = msgspec.json.decode(self.path.read_bytes(), type=_Revoked)
+            result = msgspec.json.decode(self.path.read_bytes(), type=_Revoked)
         except FileNotFoundError:
             return frozenset()
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             raise DataError(f"{self.path} is damaged: {e}; remove it and revoke again") from None
-        if found.format != FORMAT:
-            raise DataError(f"{self.path} has format {found.format}; this fedsim reads {FORMAT}")
-        return frozenset(found.workers)
+        if result.format != FORMAT:
+            raise DataError(f"{self.path} has format {result.format}; this fedsim reads {FORMAT}")
+        return frozenset(result.workers)
 
     def add(self, workers: Iterable[int]) -> None:
         """Never half of it, and nobody's that does so at the same time is lost.

@@ -34,15 +34,15 @@ class TcpStream:
 def streams(port: int) -> list[TcpStream]:
     """This process's own open connections on a local port, by IPv4; each once, however many descriptors it
     has at the moment."""
-    found = {}
+    result = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # a descriptor may be closed while we look
             inode = os.fstat(int(name))
-            if stat.S_ISSOCK(inode.st_mode) and inode.st_ino not in found:
+            if stat.S_ISSOCK(inode.st_mode) and inode.st_ino not in result:
                 stream = _stream(int(name), port)
                 if stream is not None:
-                    found[stream.inode] = stream
-    return list(found.values())
+                    result[stream.inode] = stream
+    return list(result.values())
 
 
 def _stream(descriptor: int, port: int) -> TcpStream | None:

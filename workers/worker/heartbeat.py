@@ -21,20 +21,20 @@ class Heartbeat:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._about: Header | None = None
+        self._description: Header | None = None
         self._due = 0.0
 
     def begin(self, of: Header) -> None:
         """A task has begun, or a chunk to evaluate."""
-        self._about, self._due = of, time.monotonic() + SECONDS
+        self._description, self._due = of, time.monotonic() + SECONDS
 
     def end(self) -> None:
-        self._about = None
+        self._description = None
 
     def __call__(self, *_: object) -> None:
-        if self._about is None or time.monotonic() < self._due:
+        if self._description is None or time.monotonic() < self._due:
             return
-        h = self._about
+        h = self._description
         self._due = time.monotonic() + SECONDS
         self._connection.offer(
             pack(Header(VERSION, "alive", h.run, h.epoch, h.round, h.exchange, h.client, NONE))

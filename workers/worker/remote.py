@@ -116,11 +116,11 @@ class RemoteWorker:
             if answer.header.kind != "refused":
                 return index, connection, answer
             connection.close()
-            said = bytes(answer.frames[0]).decode(errors="replace")
+            output = bytes(answer.frames[0]).decode(errors="replace")
         if len(refused_keys) == len(seats):
             raise refused_keys[0]
         if len(seats) == 1:
-            raise AccessError(f"refused: {said}")
+            raise AccessError(f"refused: {output}")
         others = (
             f", but for {len(refused_keys)} whose key is not accepted (any longer)" if refused_keys else ""
         )

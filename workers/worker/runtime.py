@@ -116,11 +116,11 @@ class WorkerRuntime:
     def _train(self, envelope: Envelope) -> Envelope:
         began = time.monotonic_ns()
         h, problem, algorithm = envelope.header, self.problem, self.problem.algorithm
-        whose = f"broadcast of round {h.round} to client {h.client}"
+        owner = f"broadcast of round {h.round} to client {h.client}"
         types = problem.exchange(h.round, h.exchange)
         codecs, dims, layout = problem.codecs, problem.dims, problem.net.layout
-        received: Any = decode(types.down, envelope, codecs["down"], dims, whose, layout=layout)
-        check_values(received, whose)
+        received: Any = decode(types.down, envelope, codecs["down"], dims, owner, layout=layout)
+        check_values(received, owner)
         device = problem.net.device
         down = map_tensors(received, lambda t: t.to(device))
         if h.base:
@@ -136,8 +136,8 @@ class WorkerRuntime:
         committed = algorithm.client_commit(
             map_tensors(draft, lambda t: t.cpu()), received, seen, replace(task, start=problem.start)
         )
-        made = problem.version(h.round, h.exchange)
-        self.states.save(h.client, made, committed)
+        created = problem.version(h.round, h.exchange)
+        self.states.save(h.client, created, committed)
         self.states.forget(h.client, h.base)
         micros = (time.monotonic_ns() - began) // 1000
         return self._reply("upload", envelope, payload.fields, payload.frames, micros)
@@ -145,10 +145,10 @@ class WorkerRuntime:
     def _score(self, envelope: Envelope) -> Envelope:
         h = envelope.header
         if envelope.frames:
-            whose = f"model of round {h.round} to evaluate"
+            owner = f"model of round {h.round} to evaluate"
             full = any(f.name == "triangle" for f in h.fields)
             kind: type[Evaluate | EvaluateFull] = EvaluateFull if full else Evaluate
-            self._to_score = (h.round, to_score(decode(kind, envelope, {}, self.problem.dims, whose)))
+            self._to_score = (h.round, to_score(decode(kind, envelope, {}, self.problem.dims, owner)))
         if self._to_score is None or self._to_score[0] != h.round:
             raise WireError(f"worker {self.index} has no model of round {h.round} to evaluate")
         score = self.problem.score(self._to_score[1], h.exchange, h.round)
@@ -158,10 +158,10 @@ class WorkerRuntime:
 def failure(error: Exception) -> tuple[Any, Any]:
     """The field of a 'failed' letter: exit code and what went wrong."""
     if isinstance(error, FedsimError):
-        told = (error.exit_code, str(error))
+        notice = (error.exit_code, str(error))
     else:
-        told = (FedsimError.exit_code, "".join(traceback.format_exception(error)))
-    return blob("error", msgspec.json.encode(told))
+        notice = (FedsimError.exit_code, "".join(traceback.format_exception(error)))
+    return blob("error", msgspec.json.encode(notice))
 
 
 def task_of(envelope: Envelope) -> TaskId:

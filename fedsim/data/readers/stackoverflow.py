@@ -97,9 +97,9 @@ def bags_of_words(sentences: Array, titles: Array, words: Mapping[bytes, int]) -
     """(n, len(words)) float32: shares of the known words; zeros where no word is known."""
     bags = np.zeros((len(sentences), len(words)), np.float32)
     for bag, sentence, title in zip(bags, sentences, titles, strict=True):
-        found = [words[word] for word in (*sentence.split(), *title.split()) if word in words]
-        placements, counts = np.unique(np.array(found, dtype=np.int64), return_counts=True)
-        bag[placements] = counts / max(len(found), 1)
+        result = [words[word] for word in (*sentence.split(), *title.split()) if word in words]
+        placements, counts = np.unique(np.array(result, dtype=np.int64), return_counts=True)
+        bag[placements] = counts / max(len(result), 1)
     return bags
 
 

@@ -49,9 +49,9 @@ class ClientFile:
         """Errors: DataError unless the columns of a client have as many rows each."""
         counts = [len(column) for column in columns]
         if len(set(counts)) > 1:
-            told = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True))
+            message = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True))
             raise DataError(
-                f"{self.path}: examples/{client} has {told}; they do not belong together, fetch it again"
+                f"{self.path}: examples/{client} has {message}; they do not belong together, fetch it again"
             )
 
 
@@ -81,7 +81,7 @@ def read_emnist(files: tuple[Path, ...]) -> Arrays:
     The file's float32 pixels are k / 255 with whole k: round(255 x) keeps them at a quarter of the
     memory (0.6 GB instead of 2.4), and `scaled` inputs are the file's values again.
     """
-    return _read(files, "pixels", (28, 28), lambda pixels, whose: _as_bytes(pixels, whose)[:, None])
+    return _read(files, "pixels", (28, 28), lambda pixels, owner: _as_bytes(pixels, owner)[:, None])
 
 
 def read_cifar100(files: tuple[Path, ...]) -> Arrays:
@@ -103,14 +103,14 @@ def _pooled(path: Path, name: str, shape: tuple[int, ...], convert: Convert) -> 
     with opened(path) as file:
         for client in file.ids:
             images, label = file.column(client, name), file.column(client, "label")
-            whose = f"{path}: examples/{client}/{name}"
+            owner = f"{path}: examples/{client}/{name}"
             if images.shape[1:] != shape:
-                raise DataError(f"{whose} has images of shape {images.shape[1:]}, not {shape}")
+                raise DataError(f"{owner} has images of shape {images.shape[1:]}, not {shape}")
             if label.dtype.kind not in "iu" or label.size != len(label):
                 raise DataError(f"{path}: examples/{client}/label is not one whole number per example")
             file.alike(client, (name, "label"), (images, label))
             if len(images):
-                inputs.append(convert(images, whose))
+                inputs.append(convert(images, owner))
                 labels.append(label.reshape(-1))  # some copies of the files have (n, 1)
     if not inputs:
         raise DataError(f"{path} has no examples")
@@ -118,13 +118,13 @@ def _pooled(path: Path, name: str, shape: tuple[int, ...], convert: Convert) -> 
     return np.concatenate(inputs), np.concatenate(labels), centres
 
 
-def _as_bytes(pixels: Array, whose: str) -> Array:
+def _as_bytes(pixels: Array, owner: str) -> Array:
     if pixels.dtype.kind != "f" or not (pixels.min() >= 0 and pixels.max() <= 1):
-        raise DataError(f"{whose} are not grey values from 0 to 1; it is not the published file")
+        raise DataError(f"{owner} are not grey values from 0 to 1; it is not the published file")
     return np.asarray(np.rint(pixels * 255), np.uint8)
 
 
-def _as_planes(images: Array, whose: str) -> Array:
+def _as_planes(images: Array, owner: str) -> Array:
     if images.dtype != np.uint8:
-        raise DataError(f"{whose} holds {images.dtype}, not bytes; it is not the published file")
+        raise DataError(f"{owner} holds {images.dtype}, not bytes; it is not the published file")
     return images.transpose(0, 3, 1, 2)

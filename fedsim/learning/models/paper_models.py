@@ -41,7 +41,7 @@ class ModelInfo:
     """
 
     name: str
-    about: str
+    description: str
     build: Callable[[Shape, int], nn.Module]
     sequence: bool = False
 
@@ -75,18 +75,18 @@ def build_model(name: str, shape: Shape, classes: int, likelihood: str = "catego
 def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.Module:
     """A new module from the callable NAME(shape, classes) of a user's file, tried on two blank examples,
     of which it must make a tensor of the `expected` shape."""
-    whose = f"--model {plugins.short(spec)}"
+    owner = f"--model {plugins.short(spec)}"
     with torch.random.fork_rng(devices=[]):  # executing the file may draw, but only the first time
         build = plugins.load(spec, "--model")
     if not callable(build) or isinstance(build, nn.Module):
         raise UsageError(
-            f"{whose} is a {type(build).__name__}; name a class or function that makes a new torch.nn.Module "
+            f"{owner} is a {type(build).__name__}; name a class or function that makes a new torch.nn.Module "
             "from (shape, classes)"
         )
     with plugins.user_code_errors(spec, "--model", f"calling it with shape {shape} and {classes} classes"):
         module = build(shape, classes)
     if not isinstance(module, nn.Module):
-        raise UsageError(f"{whose} must return a torch.nn.Module; it returned a {type(module).__name__}")
+        raise UsageError(f"{owner} must return a torch.nn.Module; it returned a {type(module).__name__}")
     with (
         plugins.user_code_errors(spec, "--model", f"a forward pass of two examples of shape {shape}"),
         torch.no_grad(),
@@ -95,13 +95,13 @@ def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.M
     if not isinstance(out, Tensor) or out.shape != expected:
         came = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
         raise UsageError(
-            f"{whose} must give one logit per class: for two examples of shape {shape} a tensor of shape "
+            f"{owner} must give one logit per class: for two examples of shape {shape} a tensor of shape "
             f"{expected}; it gave {came}"
         )
     trained = [p.requires_grad for p in module.parameters()]
     if not trained or not all(trained):
         raise UsageError(
-            f"{whose}: all parameters are trained, so there must be some, all with requires_grad"
+            f"{owner}: all parameters are trained, so there must be some, all with requires_grad"
         )
     return module.train()
 

@@ -95,8 +95,8 @@ def von(
     root = _Root.of(precision)
     step, last, residual = how.lr_precision, torch.zeros_like(precision), float("inf")
     for _ in range(how.steps):
-        wanted = _stationary(shard, mean + root.spread(eps), cavity, temperature, rng)
-        correction = wanted - precision
+        target = _stationary(shard, mean + root.spread(eps), cavity, temperature, rng)
+        correction = target - precision
         if residual < TOLERANCE and float(correction.norm() / precision.norm()) < TOLERANCE:
             break
         agreement = float((correction * last).sum())  # 0 at the first step

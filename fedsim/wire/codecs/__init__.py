@@ -38,7 +38,7 @@ class CodecFamily:
     """A row of the table: one codec, or those that differ in a fraction p."""
 
     name: str
-    about: str
+    description: str
     make: Callable[..., Codec]
     fraction: bool = False
 
@@ -128,12 +128,12 @@ def codec(name: str) -> Codec:
 
 
 def pack_or_dense(
-    chosen: Codec, x: Tensor, spec: Spec, ref: Tensor | None = None
+    selected: Codec, x: Tensor, spec: Spec, ref: Tensor | None = None
 ) -> tuple[str, tuple[Part, ...]]:
     """Parts and the name of their codec: 'dense' if that is smaller, or the only one that can stand for x."""
-    parts = chosen.pack(x, spec, ref)
+    parts = selected.pack(x, spec, ref)
     if parts is not None and sum(part.nbytes for _, part in parts) <= spec.dense_bytes:
-        return chosen.name, parts
+        return selected.name, parts
     dense = codec("dense")
     plainly = dense.pack(x, spec)
     assert plainly is not None
@@ -141,23 +141,23 @@ def pack_or_dense(
 
 
 def unpack_checked(
-    name: str, parts: tuple[Part, ...], spec: Spec, whose: str, ref: Tensor | None = None
+    name: str, parts: tuple[Part, ...], spec: Spec, owner: str, ref: Tensor | None = None
 ) -> Tensor:
     """Unpack after checking every part's layer and size against what the codec and the spec demand.
 
     Errors: WireError naming the field.
     """
-    chosen = codec(name)
-    expected = chosen.bounds(spec)
+    selected = codec(name)
+    expected = selected.bounds(spec)
     if len(parts) != len(expected):
-        raise WireError(f"{whose}: {len(parts)} frames where codec {name!r} sends {len(expected)}")
-    for (given, part), (layer, least, most) in zip(parts, expected, strict=True):
-        if given != layer:
-            raise WireError(f"{whose}: a part of {given!r} where codec {name!r} sends {layer!r}")
+        raise WireError(f"{owner}: {len(parts)} frames where codec {name!r} sends {len(expected)}")
+    for (supplied, part), (layer, least, most) in zip(parts, expected, strict=True):
+        if supplied != layer:
+            raise WireError(f"{owner}: a part of {supplied!r} where codec {name!r} sends {layer!r}")
         if not least <= part.nbytes <= most:
             size = f"{most}" if least == most else f"{least} to {most}"
-            raise WireError(f"{whose}: {part.nbytes} bytes of {layer} where the layout demands {size}")
+            raise WireError(f"{owner}: {part.nbytes} bytes of {layer} where the layout demands {size}")
     try:
-        return chosen.unpack(tuple(part for _, part in parts), spec, ref)
+        return selected.unpack(tuple(part for _, part in parts), spec, ref)
     except WireError as e:
-        raise WireError(f"{whose}: {e}") from None
+        raise WireError(f"{owner}: {e}") from None

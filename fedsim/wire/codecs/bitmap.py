@@ -53,10 +53,10 @@ def best(p: float) -> Codec:
 
 def _with_means(name: str, p: float, width: Width) -> Codec:
     def pack(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
-        chosen = largest_and_means(x, spec, p)
-        if chosen is None:
+        selected = largest_and_means(x, spec, p)
+        if selected is None:
             return None
-        values, mask, means = chosen
+        values, mask, means = selected
         return (_bits(mask), ("values", memoryview(means.tobytes() + _coded(values[mask], width))))
 
     def unpack(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
@@ -139,9 +139,9 @@ def _mask(part: memoryview, spec: Spec, p: float) -> Array:
     if every[spec.count :].any():
         raise WireError("bits set behind the last position")
     for s in spec.layout.slices:
-        found = int(np.count_nonzero(mask[assign_devices(s)]))
-        if found != kept_of(s.size, p):
-            raise WireError(f"{found} kept entries in layer {s.name!r}; p says {kept_of(s.size, p)}")
+        result = int(np.count_nonzero(mask[assign_devices(s)]))
+        if result != kept_of(s.size, p):
+            raise WireError(f"{result} kept entries in layer {s.name!r}; p says {kept_of(s.size, p)}")
     return mask
 
 

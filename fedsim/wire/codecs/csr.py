@@ -41,10 +41,10 @@ WHY = (
 
 def csr(p: float) -> Codec:
     def pack(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
-        chosen = largest_and_means(x, spec, p)
-        if chosen is None:
+        selected = largest_and_means(x, spec, p)
+        if selected is None:
             return None
-        values, mask, means = chosen
+        values, mask, means = selected
         indices = [a for s in spec.layout.slices for a in _compressed_rows(mask[assign_devices(s)], s)]
         return (("indices", joined(*indices)), ("values", joined(means, values[mask])))
 

@@ -18,12 +18,12 @@ def write_h5(path: Path, clients: dict[str, dict[str, Any]]) -> None:
     with h5py.File(path, "w") as file:
         group = file.create_group("examples")
         for client, columns in clients.items():
-            made = group.create_group(client)
+            created = group.create_group(client)
             for name, values in columns.items():
                 if isinstance(values, list):
-                    made.create_dataset(name, data=np.array(values, object), dtype=h5py.string_dtype())
+                    created.create_dataset(name, data=np.array(values, object), dtype=h5py.string_dtype())
                 else:
-                    made.create_dataset(name, data=values)
+                    created.create_dataset(name, data=values)
 
 
 def write_emnist(folder: Path, clients: int = 4, rows: int = 20, classes: int = 62) -> dict[str, Any]:

@@ -88,8 +88,8 @@ def test_digits_are_those_of_scikit_learn() -> None:
     labels = np.concatenate([dataset.train_targets, dataset.test_targets])
     # The same examples, whatever their order.
     expected = np.column_stack([bunch.data, bunch.target]).astype(np.uint8)
-    found = np.column_stack([ours, labels]).astype(np.uint8)
-    assert sorted(map(bytes, found)) == sorted(map(bytes, expected))
+    result = np.column_stack([ours, labels]).astype(np.uint8)
+    assert sorted(map(bytes, result)) == sorted(map(bytes, expected))
     # The split rule, on one class: every fifth example is a test example.
     threes = np.flatnonzero(bunch.target == 3)
     expected_test = bunch.data[threes[4::5]].reshape(-1, 1, 8, 8)
@@ -104,9 +104,9 @@ def test_digits_without_the_csv_come_from_scikit_learn(monkeypatch: pytest.Monke
 
     expected = load_dataset("digits")
     monkeypatch.setattr(digits, "digits_file", lambda: None)
-    found = load_dataset("digits")
-    np.testing.assert_array_equal(found.train_inputs, expected.train_inputs)
-    np.testing.assert_array_equal(found.test_targets, expected.test_targets)
+    result = load_dataset("digits")
+    np.testing.assert_array_equal(result.train_inputs, expected.train_inputs)
+    np.testing.assert_array_equal(result.test_targets, expected.test_targets)
 
 
 def test_digits_import_neither_scikit_learn_nor_torch() -> None:
@@ -335,7 +335,7 @@ def test_unknown_names_and_missing_files_say_what_to_do(
 
 def test_the_catalogue_is_complete() -> None:
     for name, info in DATASETS.items():
-        assert info.name == name and info.about and info.source
+        assert info.name == name and info.description and info.source
         assert info.default_inputs in ("scaled", "raw")
         assert info.classes >= 2 and info.scale >= 1
 

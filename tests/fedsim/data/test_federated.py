@@ -153,8 +153,8 @@ def test_damaged_bytes_inside_a_file_are_an_error_that_names_the_key(tmp_path: P
         client = file["examples/f0002_2"]
         pixels = client["pixels"][()]
         del client["pixels"]
-        made = client.create_dataset("pixels", data=pixels, chunks=(20, 28, 28), compression="gzip")
-        assign_devices = made.id.get_chunk_info(0).byte_offset
+        created = client.create_dataset("pixels", data=pixels, chunks=(20, 28, 28), compression="gzip")
+        assign_devices = created.id.get_chunk_info(0).byte_offset
     content = bytearray(path.read_bytes())
     content[assign_devices : assign_devices + 64] = bytes(64)
     path.write_bytes(bytes(content))

@@ -87,7 +87,7 @@ def test_a_task_runs_from_its_files_to_its_metrics(
 
 def test_two_worker_processes_and_none_give_the_same_bits(files: Path, tmp_path: Path) -> None:
     """The word model: what a worker is sent and sends back, its warm-up and its scores."""
-    found = []
+    result = []
     for workers in (2, 0):
         job = (
             f"launch --workers {workers} --out run{workers} --data-dir {files} --dataset stackoverflow_nwp:2 "
@@ -106,8 +106,8 @@ def test_two_worker_processes_and_none_give_the_same_bits(files: Path, tmp_path:
         assert done.stderr == ""
         lines = (tmp_path / f"run{workers}" / "metrics.jsonl").read_text().splitlines()
         parsed = [json.loads(line) for line in lines]
-        found.append(without_seconds(parsed))
-    assert found[0] == found[1]
+        result.append(without_seconds(parsed))
+    assert result[0] == result[1]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings, supplied
 from hypothesis import strategies as st
 
 from fedsim.data import PARTITIONS, partition
@@ -303,7 +303,7 @@ def test_dirichlet_proportions_have_the_right_spread() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
+@supplied(
     spec=st.sampled_from(["iid", "two_dirichlet", "two_dirichlet:5,0.1", "dirichlet:0.1"]),
     labels=st.lists(st.integers(0, 4), min_size=60, max_size=300),
     clients=st.integers(1, 8),
@@ -391,4 +391,4 @@ def test_the_list_of_partitions() -> None:
         "credit_two",
     ]
     assert PARTITIONS["dirichlet"].usage == "dirichlet:ALPHA"
-    assert all(info.about for info in PARTITIONS.values())
+    assert all(info.description for info in PARTITIONS.values())

@@ -124,8 +124,8 @@ def true_diagonal(net: nn.Module, x: Tensor) -> Tensor:
     return torch.stack(entries)
 
 
-def error(found: Tensor, exact: Tensor) -> float:
-    return float((found.double() - exact).norm() / exact.norm())
+def error(result: Tensor, exact: Tensor) -> float:
+    return float((result.double() - exact).norm() / exact.norm())
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -163,9 +163,9 @@ def test_is_not_the_true_hessian_of_a_sigmoid_net() -> None:
 def test_float32(name: str) -> None:
     exact_net, exact_x = make(name)
     net, x = make(name)
-    found = diagonal_ggn(net.float(), [x.float()])
-    assert found.dtype == torch.float32
-    assert error(found, brute_force(exact_net, exact_x)) < 1e-5
+    result = diagonal_ggn(net.float(), [x.float()])
+    assert result.dtype == torch.float32
+    assert error(result, brute_force(exact_net, exact_x)) < 1e-5
 
 
 def test_float32_of_a_confident_model() -> None:
@@ -220,8 +220,8 @@ def test_top2_sign_is_exact_for_few_classes(classes: int) -> None:
     net = nn.Linear(4, classes).double()
     x = torch.randn(6, 4, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
-    found = diagonal_ggn(net, [x], columns="top2_sign", generator=generator)
-    assert error(found, brute_force(net, x)) < EXACT
+    result = diagonal_ggn(net, [x], columns="top2_sign", generator=generator)
+    assert error(result, brute_force(net, x)) < EXACT
 
 
 def test_top2_sign_is_closer_than_sign() -> None:
@@ -230,8 +230,8 @@ def test_top2_sign_is_closer_than_sign() -> None:
     errors = {}
     for columns in ("sign", "top2_sign"):
         generator = torch.Generator().manual_seed(0)
-        found = diagonal_ggn(net, [x], columns=columns, generator=generator)
-        errors[columns] = error(found, exact)
+        result = diagonal_ggn(net, [x], columns=columns, generator=generator)
+        errors[columns] = error(result, exact)
     assert errors["top2_sign"] < errors["sign"] < 0.5
 
 

@@ -52,8 +52,8 @@ def batches(shard: Shard, how: LocalTraining, rng: RandomStream) -> Iterator[tup
     order = rng.torch("batches")
     for _ in range(how.epochs):
         rows = torch.randperm(N, generator=order)
-        for chosen in rows.split(how.batch_size):
-            yield shard.inputs[chosen].to(torch.float32) / 16.0, shard.targets[chosen]
+        for selected in rows.split(how.batch_size):
+            yield shard.inputs[selected].to(torch.float32) / 16.0, shard.targets[selected]
 
 
 def train(
@@ -295,8 +295,8 @@ def test_minimise_changes_none_of_its_arguments(module: nn.Module, shard: Shard)
     rng = RandomStream(3, "client", 1, 2)
     for how in (replace(STEPS, clip=0.5), replace(STEPS, optimiser="sgd", momentum=0.5)):
         minimise(shard, start, how=how, rng=rng, weight=N, penalties=cavities, moments=moments)
-    given = (start, moments, cavities, shard.inputs, shard.targets)
-    assert all(torch.equal(a, b) for a, b in zip(leaves(given), leaves(kept), strict=True))
+    supplied = (start, moments, cavities, shard.inputs, shard.targets)
+    assert all(torch.equal(a, b) for a, b in zip(leaves(supplied), leaves(kept), strict=True))
     assert moments.steps == 3
 
 

@@ -39,7 +39,7 @@ def test_it_is_the_sum_over_examples_one_by_one(name: str, extra: tuple[type[nn.
     """Relative 1e-5 in float32, dropout off."""
     torch.manual_seed(1)
     layers = (nn.Linear(5, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 3))
-    net = Net(nn.Sequential(*layers, *(made() for made in extra)), likelihood=LIKELIHOODS[name])
+    net = Net(nn.Sequential(*layers, *(created() for created in extra)), likelihood=LIKELIHOODS[name])
     inputs, weights = torch.randn(7, 5), net.snapshot() + 0.1
     targets = {
         "categorical": torch.randint(3, (7,)),
@@ -48,8 +48,8 @@ def test_it_is_the_sum_over_examples_one_by_one(name: str, extra: tuple[type[nn.
     }[name]
     exact = one_by_one(net, weights, inputs, targets)
     net.module.train()
-    found = squared_gradients(net, weights, inputs, targets)
-    assert torch.allclose(found, exact, rtol=1e-5, atol=1e-8)
+    result = squared_gradients(net, weights, inputs, targets)
+    assert torch.allclose(result, exact, rtol=1e-5, atol=1e-8)
     assert fisher.contracts(net.module) is (not extra)
 
 

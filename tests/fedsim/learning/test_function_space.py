@@ -59,11 +59,11 @@ def test_the_gradient_is_that_of_the_formula(hidden: int, difference: bool) -> N
         term = FunctionTerm(term.inputs, term.targets - term_of(2).targets, term.weights)
     net = net_of(hidden)
     weights = torch.randn(net.layout.size, generator=draws(5))
-    found = gradient(net, weights, term).double()
+    result = gradient(net, weights, term).double()
     exact_at = weights.double().requires_grad_()
     (exact,) = torch.autograd.grad(formula(net_of(hidden), exact_at, term), exact_at)
     assert float(exact.norm()) > 0.1
-    assert float((found - exact).norm() / exact.norm()) < 2e-6  # float32 against float64
+    assert float((result - exact).norm() / exact.norm()) < 2e-6  # float32 against float64
 
 
 def test_the_gradient_is_added_to_what_is_there() -> None:
@@ -102,18 +102,18 @@ def data() -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-@pytest.mark.parametrize(("points", "chosen"), [(1, [1, 1, 1]), (2, [2, 1, 2]), (9, [9, 1, 4]), (0, [])])
-def test_memory_has_that_many_points_of_every_class_that_is_there(points: int, chosen: list[int]) -> None:
+@pytest.mark.parametrize(("points", "selected"), [(1, [1, 1, 1]), (2, [2, 1, 2]), (9, [9, 1, 4]), (0, [])])
+def test_memory_has_that_many_points_of_every_class_that_is_there(points: int, selected: list[int]) -> None:
     inputs, targets = data()
     memory = choose(inputs, targets, points, draws(1))
     assert memory.inputs.dtype == torch.uint8
-    assert memory.inputs.shape == (sum(chosen), SIDE)
+    assert memory.inputs.shape == (sum(selected), SIDE)
     numbers = memory.inputs[:, 0].tolist()
     assert len(set(numbers)) == len(numbers)
     assert torch.equal(memory.inputs, inputs[numbers].flatten(1))
     classes = targets[numbers].tolist()
     assert classes == sorted(classes)  # class by class
-    assert [n for _, n in sorted(Counter(classes).items())] == chosen
+    assert [n for _, n in sorted(Counter(classes).items())] == selected
     if not points:
         assert memory.weights.shape == (0,)
         return
@@ -151,8 +151,8 @@ def test_minimise_memory_lowers_its_objective_towards_the_minimum() -> None:
     term, start = term_of(1), PULL.shift.float()
     values = []
     for steps in (0, 20, 200, 2000):
-        found = minimise_memory(net_of(), start, term, PULL, steps=steps, lr=1e-2)
-        values.append(float(objective(net_of(), found.double(), term, PULL).detach()))
+        result = minimise_memory(net_of(), start, term, PULL, steps=steps, lr=1e-2)
+        values.append(float(objective(net_of(), result.double(), term, PULL).detach()))
     assert values[0] > values[1] > values[2] > values[3]
     exact = start.double().requires_grad_()
     newton = torch.optim.LBFGS(
@@ -169,14 +169,14 @@ def test_minimise_memory_lowers_its_objective_towards_the_minimum() -> None:
     assert float(exact.grad.norm()) < 1e-6  # type: ignore[union-attr]
     # the problem is strongly convex (0.5), and Adam has 2000 steps of at most 0.01 for a way of about 1
     optimum = exact.detach()
-    assert float((found.double() - optimum).norm() / optimum.norm()) < 1e-3
+    assert float((result.double() - optimum).norm() / optimum.norm()) < 1e-3
 
 
 def test_minimise_memory_without_points_goes_to_the_mode_of_the_pull() -> None:
     none = FunctionTerm(torch.zeros(0, 1, SIDE), torch.zeros(0, CLASSES), torch.zeros(0))
     at = PULL.mean.float()
-    found = minimise_memory(net_of(), at, none, PULL, steps=50, lr=1e-3)
-    assert float((found - at).abs().max()) < 2e-3  # it starts there; Adam's first step has length lr
+    result = minimise_memory(net_of(), at, none, PULL, steps=50, lr=1e-3)
+    assert float((result - at).abs().max()) < 2e-3  # it starts there; Adam's first step has length lr
     from_afar = minimise_memory(net_of(), at + 0.3, none, PULL, steps=2000, lr=1e-2)
     assert float((from_afar - at).abs().max()) < 1e-3
 
@@ -186,8 +186,8 @@ def test_minimise_memory_does_not_train_dropout() -> None:
     net = Net(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(SIDE, CLASSES, bias=False)))
     net.module.train()
     state = torch.get_rng_state()
-    found = minimise_memory(net, PULL.shift.float(), term_of(1), PULL, steps=5, lr=1e-2)
+    result = minimise_memory(net, PULL.shift.float(), term_of(1), PULL, steps=5, lr=1e-2)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(
-        found, minimise_memory(net_of(), PULL.shift.float(), term_of(1), PULL, steps=5, lr=1e-2)
+        result, minimise_memory(net_of(), PULL.shift.float(), term_of(1), PULL, steps=5, lr=1e-2)
     )

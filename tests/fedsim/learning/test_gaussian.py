@@ -153,11 +153,11 @@ def log_full(g: Gaussian, w: Tensor) -> Tensor:
 def test_the_full_family_is_closed_and_its_algebra_that_of_the_densities() -> None:
     a, b, w = full(1), full(2), vector(3)
     la, lb = log_full(a, w), log_full(b, w)
-    for made, expected in ((a * b, la + lb), (a / b, la - lb), (a**0.3, 0.3 * la), (a**-1, -la)):
-        assert is_full(made.precision)
-        assert isinstance(made.precision, Tensor)
-        assert torch.equal(made.precision, made.precision.mT)
-        torch.testing.assert_close(log_full(made, w), expected, rtol=EXACT, atol=1e-12)
+    for created, expected in ((a * b, la + lb), (a / b, la - lb), (a**0.3, 0.3 * la), (a**-1, -la)):
+        assert is_full(created.precision)
+        assert isinstance(created.precision, Tensor)
+        assert torch.equal(created.precision, created.precision.mT)
+        torch.testing.assert_close(log_full(created, w), expected, rtol=EXACT, atol=1e-12)
     assert (a * b).is_proper and (a**0.3).is_proper and not (a**-1).is_proper
     back = (a * b) / b
     torch.testing.assert_close(back.mean, a.mean, rtol=1e-11, atol=1e-11)  # a difference, then a solve

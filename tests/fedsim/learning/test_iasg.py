@@ -49,8 +49,8 @@ def recurrence(start: Tensor, x: Tensor, rho: float) -> list[Tensor]:
     return out
 
 
-def error(found: Tensor, exact: Tensor) -> float:
-    return float((found - exact).norm() / exact.norm())
+def error(result: Tensor, exact: Tensor) -> float:
+    return float((result - exact).norm() / exact.norm())
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.5, 3.0])
@@ -67,9 +67,9 @@ def test_three_ways_to_the_delta_agree(dims: int, samples: int, rho: float) -> N
 def test_every_prefix_of_the_samples_gives_its_own_delta(dims: int, samples: int, rho: float) -> None:
     """All three ways, after each of the samples. Measured: at most 2e-14."""
     start, x = drawn(dims, samples)
-    for t, found in enumerate(recurrence(start, x, rho), 1):
+    for t, result in enumerate(recurrence(start, x, rho), 1):
         exact = dense(start, x[:t], rho)
-        assert error(found, exact) < 1e-12
+        assert error(result, exact) < 1e-12
         assert error(posterior_delta(start, x[:t], rho), exact) < 1e-12
 
 
@@ -138,10 +138,10 @@ def test_the_empirical_fisher_is_the_sum_of_squared_gradients() -> None:
     net = Net(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
     shard = Shard(net, torch.randn(7, 5), torch.arange(7) % 3, 1.0)
     weights = net.snapshot()
-    found = mean_fisher(shard, weights, chunk=3)
+    result = mean_fisher(shard, weights, chunk=3)
     total = torch.zeros_like(weights)
     for x, y in zip(shard.inputs, shard.targets, strict=True):
         net.load(weights)
         net.loss_gradient(x[None], y[None], 1.0)
         total += net.grads**2
-    assert error(found, total / 7) < 1e-5
+    assert error(result, total / 7) < 1e-5

@@ -54,7 +54,7 @@ def flat(value: float, like: Tensor) -> Tensor:
     return torch.full_like(like, value, dtype=torch.float64)
 
 
-def solve(shard: Shard, how: IvonTraining = STEPS, prior: float = 2.0, **given: Any) -> IvonFit:
+def solve(shard: Shard, how: IvonTraining = STEPS, prior: float = 2.0, **supplied: Any) -> IvonFit:
     """From the network's initialisation, with the prior N(0, 1/prior)."""
     start = Net(network()).snapshot()
     terms = {
@@ -65,7 +65,7 @@ def solve(shard: Shard, how: IvonTraining = STEPS, prior: float = 2.0, **given: 
         "ess": LAMBDA,
         "h0": how.h0,
     }
-    return ivon(shard, given.pop("start", start), how=how, **(terms | given))
+    return ivon(shard, supplied.pop("start", start), how=how, **(terms | supplied))
 
 
 class Stock:
@@ -184,14 +184,14 @@ class Quadratic:
         return torch.linalg.solve(self.hessian + torch.diag(self.d - u), right), precision
 
     def steps(self, **changed: Any) -> _Ivon:
-        given = {"lr": 0.1, "beta1": 0.9, "beta2": 0.98, "h": 1.0, "moments": None} | changed
+        supplied = {"lr": 0.1, "beta1": 0.9, "beta2": 0.98, "h": 1.0, "moments": None} | changed
         return _Ivon(
             torch.zeros_like(self.linear),
             ess=self.ess,
             prior_mean=self.prior_mean,
             prior_precision=self.prior_precision,
             dual=self.dual,
-            **given,
+            **supplied,
         )
 
     def run(self, state: _Ivon, steps: int) -> _Ivon:
@@ -207,8 +207,8 @@ class Quadratic:
         return state
 
 
-def error(found: Tensor, exact: Tensor) -> float:
-    return float(torch.linalg.vector_norm(found - exact) / torch.linalg.vector_norm(exact))
+def error(result: Tensor, exact: Tensor) -> float:
+    return float(torch.linalg.vector_norm(result - exact) / torch.linalg.vector_norm(exact))
 
 
 @pytest.mark.parametrize("d", [1, 20])
@@ -281,9 +281,9 @@ def expected(excess: float) -> float:
     ],
 )
 def test_h_plus_d_stays_positive_and_accurate_next_to_zero(excess: float, d: Tensor, duals: bool) -> None:
-    found = starved(excess, d, duals=duals)
-    assert found.min() > 0
-    assert error(found, torch.full_like(found, expected(excess))) < 2e-3
+    result = starved(excess, d, duals=duals)
+    assert result.min() > 0
+    assert error(result, torch.full_like(result, expected(excess))) < 2e-3
 
 
 def test_with_h_kept_apart_all_the_time_the_sum_would_be_lost() -> None:
@@ -408,7 +408,7 @@ EXACT = IvonTraining(optimiser="exact")
 
 
 def closed(problem: Quadratic, size: int = 7, **changed: Any) -> IvonFit:
-    given = {
+    supplied = {
         "rng": RNG,
         "round": 1,
         "prior_mean": problem.prior_mean,
@@ -417,7 +417,7 @@ def closed(problem: Quadratic, size: int = 7, **changed: Any) -> IvonFit:
         "dual": problem.dual,
     } | changed
     shard = QuadraticShard(problem.hessian * size, problem.linear * size, size)
-    return ivon(shard, torch.zeros_like(problem.linear), how=EXACT, **given)
+    return ivon(shard, torch.zeros_like(problem.linear), how=EXACT, **supplied)
 
 
 def objective(problem: Quadratic, mean: Tensor, precision: Tensor) -> float:

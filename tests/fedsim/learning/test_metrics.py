@@ -54,7 +54,7 @@ def measured(kind: str) -> dict[str, float | None]:
 
 def test_every_likelihood_is_measured_and_checked() -> None:
     assert set(MEASURES) == set(LIKELIHOODS) == set(checks.KINDS)
-    assert all(key == made.name for key, made in MEASURES.items())
+    assert all(key == created.name for key, created in MEASURES.items())
     extra = {k for kind in MEASURES for k in measured(kind)} - {"test_accuracy", "test_nll"}
     assert extra == set(EXTRA)
 
@@ -73,8 +73,8 @@ def test_a_tally_adds_up_over_parts(kind: str) -> None:
 @pytest.mark.parametrize("kind", MEASURES)
 def test_the_nll_is_the_mean_loss(kind: str) -> None:
     outputs, targets = outputs_and_targets(kind)
-    found = measured(kind)["test_nll"]
-    assert found == pytest.approx(float(likelihood(kind).loss(outputs, targets)), rel=1e-12)
+    result = measured(kind)["test_nll"]
+    assert result == pytest.approx(float(likelihood(kind).loss(outputs, targets)), rel=1e-12)
 
 
 @pytest.mark.parametrize("kind", MEASURES)
@@ -96,9 +96,9 @@ def test_tallies_of_different_lengths_do_not_add() -> None:
 
 def test_classes() -> None:
     outputs, targets = outputs_and_targets("categorical")
-    found = measured("categorical")
-    assert found["test_accuracy"] == reference.accuracy_score(targets, outputs.argmax(1))
-    assert found["test_nll"] == pytest.approx(
+    result = measured("categorical")
+    assert result["test_accuracy"] == reference.accuracy_score(targets, outputs.argmax(1))
+    assert result["test_nll"] == pytest.approx(
         reference.log_loss(targets, outputs.softmax(1), labels=range(CLASSES)), rel=1e-12
     )
 
@@ -106,22 +106,22 @@ def test_classes() -> None:
 def test_tags_against_scikit_learn() -> None:
     outputs, targets = outputs_and_targets("bernoulli")
     y, predicted = targets.numpy(), (outputs.sigmoid() > 0.5).numpy().astype(int)
-    found = measured("bernoulli")
-    assert found["test_accuracy"] == pytest.approx((y == predicted).mean(), rel=1e-12)
+    result = measured("bernoulli")
+    assert result["test_accuracy"] == pytest.approx((y == predicted).mean(), rel=1e-12)
     expected = {
         "precision": reference.precision_score(y, predicted, average="micro"),
         "micro_f1": reference.f1_score(y, predicted, average="micro"),
         # scikit-learn's zero_division=0 is our rule for a tag that neither occurs nor is predicted
         "macro_f1": reference.f1_score(y, predicted, average="macro", zero_division=0),
     }
-    assert {k: found[k] for k in expected} == pytest.approx(expected, rel=1e-12)
+    assert {k: result[k] for k in expected} == pytest.approx(expected, rel=1e-12)
     top = np.argsort(-outputs.numpy(), axis=1)[:, :5]
     hits = np.take_along_axis(y, top, axis=1).sum(axis=1)
     tagged = y.sum(axis=1) > 0
     assert 0 < (~tagged).sum() < len(y)
-    assert found["recall_at_5"] == pytest.approx((hits[tagged] / y[tagged].sum(axis=1)).mean(), rel=1e-12)
-    assert found["micro_recall_at_5"] == pytest.approx(hits.sum() / y.sum(), rel=1e-12)
-    assert found["recall_at_5"] != pytest.approx(found["micro_recall_at_5"], rel=1e-3)
+    assert result["recall_at_5"] == pytest.approx((hits[tagged] / y[tagged].sum(axis=1)).mean(), rel=1e-12)
+    assert result["micro_recall_at_5"] == pytest.approx(hits.sum() / y.sum(), rel=1e-12)
+    assert result["recall_at_5"] != pytest.approx(result["micro_recall_at_5"], rel=1e-3)
 
 
 def test_tags_by_hand() -> None:
@@ -129,10 +129,10 @@ def test_tags_by_hand() -> None:
     outputs = torch.tensor([[2.0, -1.0, 1.0], [-1.0, -1.0, -1.0]]).double()
     targets = torch.tensor([[1, 1, 0], [0, 0, 0]], dtype=torch.uint8)
     measure = MEASURES["bernoulli"]
-    found = measure.numbers(measure.tally(outputs, targets))
-    assert found["test_accuracy"] == pytest.approx(4 / 6)
-    assert (found["precision"], found["micro_f1"], found["macro_f1"]) == (1 / 2, 2 / 4, 1 / 3)
-    assert (found["recall_at_5"], found["micro_recall_at_5"]) == (
+    result = measure.numbers(measure.tally(outputs, targets))
+    assert result["test_accuracy"] == pytest.approx(4 / 6)
+    assert (result["precision"], result["micro_f1"], result["macro_f1"]) == (1 / 2, 2 / 4, 1 / 3)
+    assert (result["recall_at_5"], result["micro_recall_at_5"]) == (
         1.0,
         1.0,
     )  # of three tags all are in the top 5
@@ -159,19 +159,19 @@ def test_words_by_hand() -> None:
     tally = measure.tally(outputs, targets)
     right, wrong = math.log(math.e + 11) - 1, math.log(math.e + 11)
     assert tally == pytest.approx((5.0, 3 * right + 2 * wrong, 3.0, 1.0))
-    found = measure.numbers(tally)
-    assert found["test_accuracy"] == 1 / 3
-    assert found["test_nll"] == pytest.approx((3 * right + 2 * wrong) / 5)
+    result = measure.numbers(tally)
+    assert result["test_accuracy"] == 1 / 3
+    assert result["test_nll"] == pytest.approx((3 * right + 2 * wrong) / 5)
     empty = measure.numbers(measure.tally(outputs, torch.full_like(targets, -1)))
     assert empty == {"test_accuracy": None, "test_nll": None}
 
 
 def test_regression() -> None:
     outputs, targets = outputs_and_targets("gaussian")
-    found = measured("gaussian")
-    assert found["test_accuracy"] is None
+    result = measured("gaussian")
+    assert result["test_accuracy"] is None
     half = reference.mean_squared_error(targets, outputs) * targets.shape[1] / 2
-    assert found["test_nll"] == pytest.approx(half, rel=1e-6)
+    assert result["test_nll"] == pytest.approx(half, rel=1e-6)
 
 
 # ---- in a problem, where outputs are computed a few rows at a time

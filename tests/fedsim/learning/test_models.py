@@ -42,7 +42,7 @@ def test_parameter_counts_are_those_of_the_papers(
 
 
 def test_registry_names_itself() -> None:
-    assert all(key == info.name and info.about for key, info in MODELS.items())
+    assert all(key == info.name and info.description for key, info in MODELS.items())
 
 
 @pytest.mark.parametrize("name", VECTOR)
@@ -99,8 +99,8 @@ def test_mlp_starts_like_the_released_code() -> None:
     torch.manual_seed(42)
     expected = [p for width in ((784, 200), (200, 100), (100, 10)) for p in nn.Linear(*width).parameters()]
     torch.manual_seed(42)
-    found = build_model("mlp", MNIST, 10).parameters()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    result = build_model("mlp", MNIST, 10).parameters()
+    assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
 
 
 def test_logistic_starts_at_zero() -> None:

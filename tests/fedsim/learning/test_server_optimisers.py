@@ -44,5 +44,5 @@ def test_adaptive_rules_are_the_papers(rule: str) -> None:
                 sign = (float(v[i]) > d * d) - (float(v[i]) < d * d)
                 v[i] -= (1 - beta2) * d * d * sign
         w = w - lr * decay**t * m / (v.sqrt() + tau)
-    found = played(ServerOptimiser(rule, lr, beta, beta2, tau, decay))  # type: ignore[arg-type]
-    assert torch.allclose(found, w, rtol=1e-13)
+    result = played(ServerOptimiser(rule, lr, beta, beta2, tau, decay))  # type: ignore[arg-type]
+    assert torch.allclose(result, w, rtol=1e-13)

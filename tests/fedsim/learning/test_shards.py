@@ -69,15 +69,15 @@ def test_scaled_and_raw_inputs(shard: Shard) -> None:
 
 def test_curvature_is_the_ggn_of_the_summed_loss_on_scaled_inputs(shard: Shard) -> None:
     weights = torch.randn(shard.net.layout.size, generator=draws(3))
-    found = shard.curvature(weights, "exact", RandomStream(0, "c"))
+    result = shard.curvature(weights, "exact", RandomStream(0, "c"))
     shard.net.load(weights)
     one_by_one = torch.stack(
         [diagonal_ggn(shard.net.module, [shard.inputs[n : n + 1].to(torch.float32) / 16.0]) for n in range(N)]
     )
-    assert found.dtype == torch.float32
+    assert result.dtype == torch.float32
     # 1e-5: float32, summed in another order
-    torch.testing.assert_close(found, one_by_one.sum(0), rtol=1e-5, atol=1e-6)
-    assert bool((found >= 0).all())
+    torch.testing.assert_close(result, one_by_one.sum(0), rtol=1e-5, atol=1e-6)
+    assert bool((result >= 0).all())
 
 
 def test_sketched_curvature_draws_from_its_stream_alone(shard: Shard) -> None:
@@ -112,9 +112,9 @@ def test_minimiser_is_stationary_on_both_loss_scales(quadratic: QuadraticShard) 
 
 
 def test_quadratic_curvature_is_the_diagonal(quadratic: QuadraticShard) -> None:
-    found = quadratic.curvature(torch.zeros(D), "exact", RandomStream(0, "c"))
-    assert torch.equal(found, quadratic.hessian.diagonal())
-    found.zero_()  # a copy
+    result = quadratic.curvature(torch.zeros(D), "exact", RandomStream(0, "c"))
+    assert torch.equal(result, quadratic.hessian.diagonal())
+    result.zero_()  # a copy
     assert float(quadratic.hessian.diagonal().min()) > 0
 
 

@@ -30,8 +30,8 @@ ROUNDING = 3e-5
 """float32 passes; measured 1e-7 .. 2e-7."""
 
 
-def error(found: Tensor, exact: Tensor) -> float:
-    return float((found - exact).norm() / exact.norm())
+def error(result: Tensor, exact: Tensor) -> float:
+    return float((result - exact).norm() / exact.norm())
 
 
 # ---- the full GGN
@@ -71,10 +71,10 @@ def test_full_ggn_is_the_sum_over_examples_of_j_h_j(build: object) -> None:
     jacobian = jacrev(logits)(w)  # (n, C, P)
     p = logits(w).softmax(1)
     h = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    found = full_ggn(module, [x])
-    assert error(found, torch.einsum("ncp,ncd,ndq->pq", jacobian, h, jacobian)) < EXACT
-    assert error(found, found.T) < EXACT
-    assert error(found.diagonal(), diagonal_ggn(module, [x])) < EXACT
+    result = full_ggn(module, [x])
+    assert error(result, torch.einsum("ncp,ncd,ndq->pq", jacobian, h, jacobian)) < EXACT
+    assert error(result, result.T) < EXACT
+    assert error(result.diagonal(), diagonal_ggn(module, [x])) < EXACT
 
 
 @pytest.mark.parametrize("build", [linear, mlp])
@@ -125,10 +125,10 @@ def test_gradient_and_curvature_of_a_shard_are_those_of_the_summed_loss() -> Non
     p = (x[:, :64] @ matrix.T + bias).softmax(1)
     slope = (p - F.one_hot(shard.targets, 10)).T @ x
     assert error(shard.gradient(w), torch.cat([slope[:, :64].reshape(-1), slope[:, 64]])) < ROUNDING
-    found = shard.full_curvature(w)
-    assert error(found.diagonal(), shard.curvature(w, "exact", RNG)) < ROUNDING
+    result = shard.full_curvature(w)
+    assert error(result.diagonal(), shard.curvature(w, "exact", RNG)) < ROUNDING
     block = x[:, :64].T @ ((p[:, 2] * -p[:, 7])[:, None] * x[:, :64])
-    assert error(found[2 * 64 : 3 * 64, 7 * 64 : 8 * 64], block) < ROUNDING
+    assert error(result[2 * 64 : 3 * 64, 7 * 64 : 8 * 64], block) < ROUNDING
 
 
 def test_dropout_is_off() -> None:
@@ -211,8 +211,8 @@ def residuals(shard: Shard, local: Gaussian, cavity: Gaussian, temperature: floa
     curvature = [shard.full_curvature(w) if full else shard.curvature(w, "exact", RNG) for w in points]
     pulled = cavity.precision @ m if full else cavity.precision * m
     slope = gradient + pulled - cavity.shift
-    wanted = (cavity.precision + torch.stack(curvature).double().mean(0)) / temperature
-    return float(slope.norm() / (gradient.norm() + cavity.shift.norm())), error(s, wanted)
+    target = (cavity.precision + torch.stack(curvature).double().mean(0)) / temperature
+    return float(slope.norm() / (gradient.norm() + cavity.shift.norm())), error(s, target)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import settings, supplied
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def dense_tensors(draw: Any) -> Tensor:
 
 @pytest.mark.parametrize("name", ["dense", "zstd"])
 @fixed
-@given(x=dense_tensors())
+@supplied(x=dense_tensors())
 def test_dense_and_zstd_are_exact_bit_for_bit(name: str, x: Tensor) -> None:
     back = round_trip(name, x)
     assert (back.shape, back.dtype) == (x.shape, x.dtype)
@@ -216,16 +216,16 @@ def test_a_fraction_has_one_spelling_on_the_wire() -> None:
     ("best:0.1", torch.ones(1)),
 ])  # fmt: skip
 def test_what_would_not_shrink_is_sent_dense(name: str, x: Tensor) -> None:
-    chosen, parts = pack_or_dense(codec(name), x, spec_of(x))
-    assert chosen == "dense"
-    assert torch.equal(unpack_checked(chosen, parts, spec_of(x), "x").nan_to_num(), x.nan_to_num())
+    selected, parts = pack_or_dense(codec(name), x, spec_of(x))
+    assert selected == "dense"
+    assert torch.equal(unpack_checked(selected, parts, spec_of(x), "x").nan_to_num(), x.nan_to_num())
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("dense", "delta+zstd")])
 def test_what_shrinks_is_not(name: str) -> None:
     x = torch.arange(1.0, 1001)
-    chosen, parts = pack_or_dense(codec(name), x, spec_of(x))
-    assert chosen == name and sum(data.nbytes for _, data in parts) <= 4000
+    selected, parts = pack_or_dense(codec(name), x, spec_of(x))
+    assert selected == name and sum(data.nbytes for _, data in parts) <= 4000
 
 
 @pytest.mark.parametrize("name", CHECKED)
@@ -272,15 +272,15 @@ def test_log8_keeps_zeros_and_ends_and_its_error(spread: float, zeros: bool) -> 
     assert torch.equal(back == 0, x == 0)
     for s in LAYERS.slices:
         some = x[s.offset : s.offset + s.size]
-        found, some = back[s.offset : s.offset + s.size][some > 0], some[some > 0]
+        result, some = back[s.offset : s.offset + s.size][some > 0], some[some > 0]
         if not len(some):
             continue
         hi = float(some.max())
         lo = max(float(some.min()), 1e-9 * hi)
         bound = (hi / lo) ** (1 / (508 if zeros else 510)) - 1
         exact = some >= lo
-        assert float(((found - some) / some)[exact].abs().max()) <= bound + 1e-6 and bound < 0.042
-        assert float(found.max()) == hi and float(found.min()) == pytest.approx(lo)
+        assert float(((result - some) / some)[exact].abs().max()) <= bound + 1e-6 and bound < 0.042
+        assert float(result.max()) == hi and float(result.min()) == pytest.approx(lo)
 
 
 def test_log8_states_its_largest_error() -> None:
@@ -321,7 +321,7 @@ def test_log8_refuses_an_impossible_range(ends: tuple[float, float]) -> None:
 
 
 @fixed
-@given(st.lists(st.floats(0, float(torch.finfo(torch.float32).max), width=32), min_size=1, max_size=50))
+@supplied(st.lists(st.floats(0, float(torch.finfo(torch.float32).max), width=32), min_size=1, max_size=50))
 def test_log8_of_anything_that_is_not_negative(values: list[float]) -> None:
     x = torch.tensor(values)
     back = round_trip("log8", x)

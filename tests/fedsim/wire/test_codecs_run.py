@@ -60,8 +60,8 @@ def upload(seed: int = 0) -> Up:
     return Up(torch.randn(P, generator=draws), torch.rand(P, generator=draws) + 0.01, 0.5)
 
 
-def envelope_of(message: object, codecs: dict[str, str], **about: Any) -> Envelope:
-    payload = encode(message, codecs, DIMS, **about)
+def envelope_of(message: object, codecs: dict[str, str], **label: Any) -> Envelope:
+    payload = encode(message, codecs, DIMS, **label)
     sent = pack(Header(VERSION, "upload", "run", fields=payload.fields), payload.frames)
     return unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
 
@@ -100,12 +100,12 @@ def test_dense_stands_in_for_what_does_not_shrink_and_the_header_says_so() -> No
 
 
 @pytest.mark.parametrize(
-    ("sent", "wanted"), [("bf16", "f16"), ("csr:0.1", "csr:0.2"), ("bitmap:0.1", "dense")]
+    ("sent", "target"), [("bf16", "f16"), ("csr:0.1", "csr:0.2"), ("bitmap:0.1", "dense")]
 )
-def test_another_codec_than_the_runs_is_refused(sent: str, wanted: str) -> None:
+def test_another_codec_than_the_runs_is_refused(sent: str, target: str) -> None:
     envelope = envelope_of(upload(), {"precision": sent})
-    with pytest.raises(WireError, match=f"'precision' is encoded as '{sent}'; this run uses '{wanted}'"):
-        decode(Up, envelope, {"precision": wanted}, DIMS, "here")
+    with pytest.raises(WireError, match=f"'precision' is encoded as '{sent}'; this run uses '{target}'"):
+        decode(Up, envelope, {"precision": target}, DIMS, "here")
 
 
 @pytest.mark.parametrize("name", ["csr:0.1", "bitmap:0.1", "best:0.1", "log8"])
@@ -127,8 +127,8 @@ def problem(algo: str, codecs: dict[str, str], **changes: Any) -> Problem:
 
 
 def test_the_choice_is_kept_by_direction_in_one_spelling() -> None:
-    made = problem("fedlap_cov", {"precision": "csr:.10", "up.mean": "delta+zstd", "down.mean": "zstd"})
-    assert made.codecs == {
+    created = problem("fedlap_cov", {"precision": "csr:.10", "up.mean": "delta+zstd", "down.mean": "zstd"})
+    assert created.codecs == {
         "down": {"precision": "csr:0.1", "mean": "zstd"},
         "up": {"precision": "csr:0.1", "mean": "delta+zstd"},
     }
@@ -196,8 +196,8 @@ def test_list_shows_every_codec(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_command_line_says_what_is_wrong() -> None:
-    said = CliRunner().invoke(main, ["launch", "--algo", "fedlap_cov", "--codec", "up.mean=csr:0.1"])
-    assert said.exit_code == 2
+    output = CliRunner().invoke(main, ["launch", "--algo", "fedlap_cov", "--codec", "up.mean=csr:0.1"])
+    assert output.exit_code == 2
 
 
 # ---- whole runs
@@ -207,7 +207,7 @@ def test_the_command_line_says_what_is_wrong() -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folders of runs of fedlap_cov through the launcher, in this process, by the codecs they use."""
     folder = tmp_path_factory.mktemp("runs")
-    chosen = {
+    selected = {
         "dense": {},
         "small": {"up.precision": "best:0.1", "up.mean": "delta+zstd"},
         "delta": {"up.mean": "delta+zstd", "down.mean": "zstd", "precision": "zstd"},
@@ -227,7 +227,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 algo="fedlap_cov",
                 clients=3,
                 rounds=3,
-                codecs=chosen[name],
+                codecs=selected[name],
                 hyperparameters={"local.epochs": 1, "rho": 1.0 if name == "whole steps" else 0.3},
             )
             launch(experiment, Execution(workers=0, devices="cpu", out=str(out)), quiet=True)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from hypothesis import given, settings
+from hypothesis import settings, supplied
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
@@ -43,14 +43,14 @@ def precision(layout: Layout = LAYOUT, seed: int = 0) -> Tensor:
     return torch.exp(2 * torch.randn(layout.size, generator=torch.Generator().manual_seed(seed)))
 
 
-def packed(name: str, x: Tensor, about: Spec | None = None) -> tuple[Part, ...]:
-    parts = codec(name).pack(x, about or spec())
+def packed(name: str, x: Tensor, label: Spec | None = None) -> tuple[Part, ...]:
+    parts = codec(name).pack(x, label or spec())
     assert parts is not None
     return tuple((layer, memoryview(bytes(data))) for layer, data in parts)
 
 
-def round_trip(name: str, x: Tensor, about: Spec | None = None) -> Tensor:
-    return unpack_checked(name, packed(name, x, about), about or spec(), "x")
+def round_trip(name: str, x: Tensor, label: Spec | None = None) -> Tensor:
+    return unpack_checked(name, packed(name, x, label), label or spec(), "x")
 
 
 def by_the_rule(x: Tensor, p: float, layout: Layout = LAYOUT) -> Tensor:
@@ -84,14 +84,14 @@ def test_csr_holds_the_arrays_of_scipy(p: float) -> None:
         kept = np.sort(np.argsort(-layer, kind="stable")[: max(1, round(p * s.size)) if s.size else 0])
         sparse = np.zeros_like(layer)
         sparse[kept] = layer[kept]
-        wanted = csr_matrix(sparse.reshape(rows, s.size // rows if rows else 6))
-        np.testing.assert_array_equal(integers[: rows + 1], wanted.indptr)
-        np.testing.assert_array_equal(integers[rows + 1 :][: wanted.nnz], wanted.indices)
-        np.testing.assert_array_equal(floats[: wanted.nnz], wanted.data)
-        assert wanted.indptr.dtype == wanted.indices.dtype == np.int32
+        target = csr_matrix(sparse.reshape(rows, s.size // rows if rows else 6))
+        np.testing.assert_array_equal(integers[: rows + 1], target.indptr)
+        np.testing.assert_array_equal(integers[rows + 1 :][: target.nnz], target.indices)
+        np.testing.assert_array_equal(floats[: target.nnz], target.data)
+        assert target.indptr.dtype == target.indices.dtype == np.int32
         rest = np.delete(layer, kept)
         assert (rest == mean).all() and (len(rest) or mean == 0)
-        integers, floats = integers[rows + 1 + wanted.nnz :], floats[wanted.nnz :]
+        integers, floats = integers[rows + 1 + target.nnz :], floats[target.nnz :]
     assert not len(integers) and not len(floats)
 
 
@@ -101,9 +101,9 @@ def test_csr_holds_the_arrays_of_scipy(p: float) -> None:
 def test_csr_of_the_measured_network_has_the_measured_bytes(p: float, total: int) -> None:
     """wire.md 3.3: MLP 784-200-100-10."""
     module = nn.Sequential(nn.Linear(784, 200), nn.Linear(200, 100), nn.Linear(100, 10))
-    about = spec(Layout.of(module))
-    assert sum(b.most for b in codec(f"csr:{p}").bounds(about)) == total
-    assert sum(data.nbytes for _, data in packed(f"csr:{p}", precision(about.layout), about)) == total
+    label = spec(Layout.of(module))
+    assert sum(b.most for b in codec(f"csr:{p}").bounds(label)) == total
+    assert sum(data.nbytes for _, data in packed(f"csr:{p}", precision(label.layout), label)) == total
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -118,8 +118,8 @@ def test_best_rounds_the_kept_values_to_bfloat16(p: float) -> None:
 
 def test_of_equal_entries_the_first_are_kept() -> None:
     x = torch.tensor([1.0, 3.0, 2.0, 3.0, 2.0, 2.0])
-    about = Spec.of((6,), torch.float32)
-    (_, indices), (_, values) = packed("csr:0.5", x, about)
+    label = Spec.of((6,), torch.float32)
+    (_, indices), (_, values) = packed("csr:0.5", x, label)
     assert np.frombuffer(indices, np.int32).tolist() == [0, 3, 1, 2, 3]
     assert np.frombuffer(values, np.float32).tolist() == pytest.approx([5 / 3, 3, 2, 3])
 
@@ -163,14 +163,14 @@ def cases(draw: Any) -> tuple[Layout, Tensor, float]:
 
 
 @fixed
-@given(cases())
+@supplied(cases())
 def test_csr_and_bitmap_follow_the_rule_and_agree_bit_for_bit(case: tuple[Layout, Tensor, float]) -> None:
     layout, x, p = case
-    about = spec(layout)
-    csr, bitmap = round_trip(f"csr:{p}", x, about), round_trip(f"bitmap:{p}", x, about)
+    label = spec(layout)
+    csr, bitmap = round_trip(f"csr:{p}", x, label), round_trip(f"bitmap:{p}", x, label)
     assert csr.numpy().tobytes() == bitmap.numpy().tobytes()
-    wanted = by_the_rule(x, p, layout)
-    torch.testing.assert_close(csr, wanted, rtol=1e-6, atol=float(x.abs().max()) * 1e-15 if len(x) else 0)
+    target = by_the_rule(x, p, layout)
+    torch.testing.assert_close(csr, target, rtol=1e-6, atol=float(x.abs().max()) * 1e-15 if len(x) else 0)
     for s in layout.slices:  # the rule changes no layer's sum
         sums = (float(t[s.offset : s.offset + s.size].double().sum()) for t in (csr, x))
         size = float(x[s.offset : s.offset + s.size].double().abs().sum())
@@ -200,10 +200,10 @@ def test_topk_keeps_the_largest_magnitudes(p: float) -> None:
 
 
 def test_of_equal_magnitudes_topk_keeps_the_first() -> None:
-    about = Spec.of((6,), torch.float32)
+    label = Spec.of((6,), torch.float32)
     x = torch.tensor([1.0, -3.0, 2.0, 3.0, -2.0, 2.0])
-    assert round_trip("topk:0.5", x, about).tolist() == [0, -3, 2, 3, 0, 0]
-    assert round_trip("topk:0.5", torch.zeros(6), about).tolist() == [0] * 6
+    assert round_trip("topk:0.5", x, label).tolist() == [0, -3, 2, 3, 0, 0]
+    assert round_trip("topk:0.5", torch.zeros(6), label).tolist() == [0] * 6
 
 
 @pytest.mark.parametrize("x", HOSTILE.values(), ids=HOSTILE)
@@ -214,21 +214,21 @@ def test_topk_of_hostile_values(x: Tensor, p: float) -> None:
 
 
 @fixed
-@given(cases())
+@supplied(cases())
 def test_topk_follows_its_rule_bit_for_bit(case: tuple[Layout, Tensor, float]) -> None:
     layout, x, p = case
-    about = spec(layout)
-    back = round_trip(f"topk:{p}", x, about)
+    label = spec(layout)
+    back = round_trip(f"topk:{p}", x, label)
     assert back.numpy().tobytes() == of_largest_magnitude(x, p, layout).numpy().tobytes()
-    second = round_trip(f"topk:{p}", back, about)
+    second = round_trip(f"topk:{p}", back, label)
     assert torch.equal(second, back)
 
 
 def test_topk_sends_no_means() -> None:
     """Values only: 300 kept of 1000, and nothing beside them."""
     x = torch.randn(1000, generator=torch.Generator().manual_seed(6))
-    about = Spec.of((1000,), torch.float32)
-    indices, values = codec("topk:0.3").bounds(about)
+    label = Spec.of((1000,), torch.float32)
+    indices, values = codec("topk:0.3").bounds(label)
     assert values.least == 0 and values.most <= 4 * 300 + 100 and indices.most <= 125 + 100
     float64 = round_trip("topk:0.3", x.double(), Spec.of((1000,), torch.float64))
     assert float64.dtype == torch.float64 and int((float64 != 0).sum()) == 300
@@ -303,7 +303,7 @@ def test_values_of_another_number_are_refused(name: str) -> None:
 
 
 @fixed
-@given(
+@supplied(
     st.sampled_from(["csr:0.2", "bitmap:0.2", "best:0.2", "topk:0.2"]),
     st.integers(0, 10**6),
     st.integers(1, 255),
@@ -314,9 +314,9 @@ def test_a_changed_byte_gives_another_tensor_or_a_wire_error(name: str, where: i
     data = bytearray(parts[i][1])
     data[where % len(data)] ^= change
     forged = (*parts[:i], (parts[i][0], memoryview(data)), *parts[i + 1 :])
-    said = "x: "
+    output = "x: "
     try:
         assert unpack_checked(name, forged, spec(), "x").shape == (LAYOUT.size,)
     except WireError as e:
-        said = str(e)
-    assert said.startswith("x: ")
+        output = str(e)
+    assert output.startswith("x: ")

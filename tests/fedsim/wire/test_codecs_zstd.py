@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from hypothesis import given, settings
+from hypothesis import settings, supplied
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -83,7 +83,7 @@ def pairs(draw: Any) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", LOSSLESS)
 @fixed
-@given(pair=pairs())
+@supplied(pair=pairs())
 def test_any_bits_survive_with_any_reference(name: str, pair: tuple[Tensor, Tensor]) -> None:
     assert survives(name, *pair)
 
@@ -222,7 +222,7 @@ def test_a_bomb_takes_no_memory(name: str, declared: str) -> None:
 
 
 @fixed
-@given(st.sampled_from(LOSSLESS), st.integers(0, 10**6), st.integers(0, 255), st.booleans())
+@supplied(st.sampled_from(LOSSLESS), st.integers(0, 10**6), st.integers(0, 255), st.booleans())
 def test_damaged_frames_give_a_tensor_or_a_wire_error(name: str, where: int, byte: int, cut: bool) -> None:
     x = torch.linspace(-1, 1, 300)
     ((layer, data),) = packed(name, x, torch.zeros(300))
@@ -232,10 +232,10 @@ def test_damaged_frames_give_a_tensor_or_a_wire_error(name: str, where: int, byt
         del broken[where:]
     else:
         broken[where] = byte
-    said = "x: "
+    output = "x: "
     try:
         back = unpack_checked(name, ((layer, memoryview(broken)),), spec_of(x), "x", torch.zeros(300))
         assert back.shape == x.shape and not cut
     except WireError as e:
-        said = str(e)
-    assert said.startswith("x: ")
+        output = str(e)
+    assert output.startswith("x: ")

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 import torch
 import zmq
-from hypothesis import given, settings
+from hypothesis import settings, supplied
 from hypothesis import strategies as st
 
 from fedsim.wire import zmtp
@@ -70,7 +70,7 @@ def test_framing_of_one_frame(n: int, overhead: int) -> None:
 
 
 @fixed
-@given(st.lists(st.integers(0, 2**20)))
+@supplied(st.lists(st.integers(0, 2**20)))
 def test_framing_adds_over_frames(sizes: list[int]) -> None:
     assert sum(sizes) + zmtp.framing(sizes) == sum(map(f, sizes))
 
@@ -95,7 +95,7 @@ def test_the_handshakes_from_their_parts() -> None:
 
 
 @fixed
-@given(st.integers(0, 10_000))
+@supplied(st.integers(0, 10_000))
 def test_the_ledgers_sum_is_every_frame_and_its_framing(seed: int) -> None:
     ledger, sent = booked(seed)
     on_stream = {
@@ -109,7 +109,7 @@ def test_the_ledgers_sum_is_every_frame_and_its_framing(seed: int) -> None:
 
 
 @fixed
-@given(st.integers(0, 10_000))
+@supplied(st.integers(0, 10_000))
 def test_summary_totals_and_rows_agree(seed: int) -> None:
     ledger, sent = booked(seed)
     nested = ledger.nested()
@@ -128,8 +128,8 @@ def test_summary_totals_and_rows_agree(seed: int) -> None:
                     same = (kind, direction, field, layer)
                     assert n == total(e for e in rows if (e.kind, e.direction, e.field, e.layer) == same)
     for (number, direction), n in ledger.rounds.items():
-        about = ("algorithm", number, direction)
-        assert n == total(e for e in rows if (e.kind, e.round, e.direction) == about)
+        label = ("algorithm", number, direction)
+        assert n == total(e for e in rows if (e.kind, e.round, e.direction) == label)
     assert {e.kind for e in rows} == {KINDS.get(envelope.header.kind, "control") for envelope, _, _ in sent}
 
 
@@ -145,14 +145,14 @@ def test_rows_of_one_letter() -> None:
     envelope = pack(header, [bytes(400), bytes(40), bytes(20), bytes(8)])
     ledger = Ledger()
     ledger.book(envelope, 1, "up")
-    about = ("algorithm", 4, 2, 7, 1, "up", "upload")
+    label = ("algorithm", 4, 2, 7, 1, "up", "upload")
     assert set(ledger.close(4)) == {
-        Entry(*about, "mean", "values", "dense", 400, 400),
-        Entry(*about, "precision", "values", "pairs", 400, 40),
-        Entry(*about, "precision", "indices", "pairs", 0, 20),
-        Entry(*about, "loss", "values", "dense", 8, 8),
-        Entry(*about, "", "header", "", 0, len(envelope.head)),
-        Entry(*about, "", "framing", "", 0, 9 + 9 + 2 + 2 + 2),
+        Entry(*label, "mean", "values", "dense", 400, 400),
+        Entry(*label, "precision", "values", "pairs", 400, 40),
+        Entry(*label, "precision", "indices", "pairs", 0, 20),
+        Entry(*label, "loss", "values", "dense", 8, 8),
+        Entry(*label, "", "header", "", 0, len(envelope.head)),
+        Entry(*label, "", "framing", "", 0, 9 + 9 + 2 + 2 + 2),
     }
 
 
@@ -184,7 +184,7 @@ def test_a_handshake_is_booked_both_ways() -> None:
 
 
 @fixed
-@given(st.integers(0, 10_000))
+@supplied(st.integers(0, 10_000))
 def test_close_takes_each_row_once_with_its_round(seed: int) -> None:
     everything = booked(seed)[0].close(100)
     ledger, _ = booked(seed)
