@@ -1,4 +1,4 @@
-"""Who takes part: pure functions of (seed, round, roster).
+"""Who takes part: pure functions of (seed, round, client population).
 
 A schedule is a base, which draws the participants, and what happens to some of them:
 
@@ -37,7 +37,7 @@ class Participation:
 
 
 Schedule = Callable[[int], Participation]
-"""From the round (counted from 1) to its turnout."""
+"""From the round (counted from 1) to its participation."""
 
 Participants = Callable[[int], Sequence[int]]
 """From the round to the ids that take part, ascending."""
@@ -57,7 +57,7 @@ class ClientPopulation:
 
 @dataclass(frozen=True)
 class Base:
-    """A line of `fedsim list schedules`. make(arguments, roster) gives the people of a round."""
+    """A line of `fedsim list schedules`. make(arguments, client population) gives the people of a round."""
 
     name: str
     usage: str
@@ -95,7 +95,8 @@ def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ())
 def _struck(
     participants: tuple[int, ...], chance: float, population: ClientPopulation, round: int, what: str
 ) -> frozenset[int]:
-    """Those whom it strikes: one draw per client of the roster, so that it does not matter who else came."""
+    """The clients that it affects: one draw per client of the population, so that the other participants do not
+    matter."""
     if not chance:
         return frozenset()
     drawn = population.draws(round, what).random(population.clients)

@@ -136,7 +136,7 @@ class Problem:
 
     @cached_property
     def largest_field(self) -> int:
-        """Bytes of the largest field that a letter of this run may carry, of the widest dtype."""
+        """Bytes of the largest field that an envelope of this run may carry, of the widest dtype."""
         kinds = [t for e in self.exchanges for t in (e.down, e.up)]
         sizes = [f.dense_bytes(self.dims) for t in kinds for f in all_fields(t)]
         return max(sizes, default=0)

@@ -267,7 +267,7 @@ def worker(file: str, url: str | None, data_dir: str | None, worker: int | None,
 @click.argument("run", type=click.Path())
 @click.argument("workers", nargs=-1, required=True, type=int, metavar="WORKER...")
 def revoke_(run: str, workers: tuple[int, ...]) -> None:
-    """Take the keys of RUN's workers elsewhere back, while it goes on: WORKER is 0, 1, ...
+    """Take the keys of RUN's remote workers back, while it goes on: WORKER is 0, 1, ...
 
     A connection that is open ends within a second, others take over what the worker was at (the bits of the
     result stay the same), and with this key nobody comes in again. The keys of another worker are

@@ -16,7 +16,7 @@ class Execution:
     for `join_within` seconds; workers is then their number.
     verify_bytes: end with an error unless the kernel's count of the streams is the ledger's; tcp only.
     keep_uploads: leave every accepted upload in RUN/uploads, for fedsim replay.
-    lease: seconds after which a worker that computes without a sign of life is killed and replaced; it
+    lease: seconds after which a worker that computes without a heartbeat is killed and replaced; it
     gives one a second from inside its loop, however slow it is.
     patience: seconds after which a run in which nothing happens stops with an error; longer than the
     longest task.

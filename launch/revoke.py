@@ -1,4 +1,4 @@
-"""fedsim revoke: keys of workers elsewhere that open nothing any more."""
+"""fedsim revoke: keys of remote workers that open nothing any more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _keys(run: Path) -> int:
     result = manifest.read(run)
     starts = [result, *result.get("resumes", [])]
     if not starts[-1]["execution"]["remote_workers"]:
-        raise UsageError(f"{run} has no workers elsewhere (--remote-workers): nobody has a key")
+        raise UsageError(f"{run} has no remote workers (--remote-workers): nobody has a key")
     if not _goes_on(run):
         raise UsageError(f"{run} is not being run: its keys open nothing, and fedsim resume makes new ones")
     if not (run / JOIN).exists():

@@ -55,7 +55,7 @@ FRAME_SLACK = 1 << 16
 HELD = 2
 """Tasks that a worker may have answered before the coordinator looks: one, and one given in advance."""
 STATE_FACTOR = 16
-"""A client's state, which workers elsewhere borrow, is at most so many times as long as a message's field."""
+"""A client's state, which remote workers borrow, is at most so many times as long as a message's field."""
 
 
 @dataclass
@@ -239,7 +239,7 @@ class Session:
             )
             outcome = coordinator.run()
             write_model(rundir.path / "model.safetensors", problem, outcome.model)
-            supervisor.stop(gently=True)  # while the socket is open: closing it may drop stop letters
+            supervisor.stop(gently=True)  # while the socket is open: closing it may drop stop envelopes
             return outcome
 
     @property
@@ -266,8 +266,8 @@ class Session:
         )
 
     def _curve_endpoint(self, max_frame: int, envelope: int) -> Endpoint:
-        """Open the guarded port and write RUN/join.json. Its keys are new: those of an earlier start open
-        nothing, and which of them were revoked is forgotten. letter: bytes of the longest upload."""
+        """Open the CURVE listener and write RUN/join.json. Its keys are new: those of an earlier start open
+        nothing, and which of them were revoked is forgotten. envelope: bytes of the longest upload."""
         path, revocations = self.rundir.path / JOIN, Revocations(self.rundir.path / REVOKED)
         path.unlink(missing_ok=True)
         revocations.clear()
@@ -330,7 +330,7 @@ class Session:
         workers = self.execution.workers
         where = f"{workers} workers over {self.execution.transport}" if workers else "in process"
         if self.execution.remote_workers:
-            where = f"{workers} workers elsewhere"
+            where = f"{workers} remote workers"
         devices = ", ".join(dict.fromkeys(str(assign_devices) for assign_devices in self.placements))
         # commas, because rich takes a word between two colons for an emoji
         algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))

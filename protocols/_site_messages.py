@@ -72,7 +72,7 @@ class DiagonalDown:
 
 @dataclass(frozen=True)
 class DiagonalUp:
-    """q_k. dual_slack, capped: protocols._dual_rule.Pull; the others as in PointUp."""
+    """q_k. dual_slack, capped: protocols._dual_rule.Cavity; the others as in PointUp."""
 
     mean: Mean
     precision: Precision

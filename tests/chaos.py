@@ -2,7 +2,7 @@
 
     python -m tests.chaos --trials 200 --seed 0      by hand; prints every trial's plan and outcome
 
-Trials of odd seeds are of workers elsewhere (tests.chaos_remote), the others of workers of this machine;
+Trials of odd seeds are of remote workers (tests.chaos_remote), the others of workers of this machine;
 --local and --elsewhere ask for one kind only.
 
 A plan is drawn from its seed. Here: kill -9 or SIGSTOP of a random worker, kill -9 of the coordinator (then
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first trial; then one more each")
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--local", action="store_true", help="all with workers of this machine")
-    one.add_argument("--elsewhere", action="store_true", help="all with workers elsewhere")
+    one.add_argument("--remote", action="store_true", help="all with remote workers")
     selected = parser.parse_args()
     good = faults = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""Chaos with workers elsewhere: real processes, each behind a relay, under seeded faults, of the wire too.
+"""Chaos with remote workers: real processes, each behind a relay, under seeded faults, of the wire too.
 
-A guest's connection is cut, late, slow, spoilt, or silent one way or both, for less than a lease and more;
-guests are killed, interrupted, or stopped for a while, and others come in their place; the coordinator is
-stopped for a while, or killed or interrupted, and the run is resumed with guests of its own. Guests end by
-themselves, whatever has happened.
+A remote worker's connection is cut, late, slow, rejected, or silent one way or both, for less than a lease
+and more; remote workers are killed, interrupted, or stopped for a while, and others come in their place; the
+coordinator is stopped for a while, or killed or interrupted, and the run is resumed with remote workers of
+its own. Remote workers end by themselves, whatever has happened.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from workers.transport.join_credentials import JoinCredentials
 
 LEASE = 2.0
 PATIENCE = 5.0
-"""Of guests, in seconds: how long they look for a coordinator."""
+"""Of remote workers, in seconds: how long they look for a coordinator."""
 GONE_WITHIN = 60.0
-"""Seconds in which guests must have ended after their coordinator: their patience, and a loaded machine."""
+"""Seconds in which remote workers must have ended after their coordinator: their patience, and a loaded
+machine."""
 PAUSE = 0.5
-"""Seconds until somebody comes in the place of a guest that has ended."""
+"""Seconds until somebody comes in the place of a remote worker that has ended."""
 LATE = 3.0
 """Seconds for which a connection is late or slow."""
 WAYS: dict[str, tuple[Direction, ...]] = {"up": ("up",), "down": ("down",), "both ways": ("up", "down")}
@@ -39,13 +40,21 @@ RATE = 50_000
 """Bytes per second of a slow connection: a client's state is some ten thousand."""
 FAULTS = (
     *("cut", "delay", "slow", "mute up", "mute down", "mute both ways", "mute both ways and cut") * 2,
-    *("flip up", "flip down", "kill guest", "kill guest", "stop guest", "stop guest", "interrupt guest"),
+    *(
+        "flip up",
+        "flip down",
+        "kill remote worker",
+        "kill remote worker",
+        "stop remote worker",
+        "stop remote worker",
+        "interrupt remote worker",
+    ),
     *("kill coordinator", "kill coordinator", "interrupt coordinator", "stop coordinator"),
 )
 
 
 def plan(seed: int) -> tuple[list[Fault], list[int]]:
-    """Faults in order, and how many guests each start has."""
+    """Faults in order, and how many remote workers each start has."""
     rng = Random(seed)
     rounds = sorted(rng.randrange(ROUNDS) for _ in range(rng.randint(2, 4)))
     faults = [_draw(rng, r) for r in rounds]
@@ -91,11 +100,11 @@ class Guest:
             any("Traceback" in line for line in output),
         )
         well = self.ended_by or (not crashed and (code in (0, 1, 4) or late))
-        return "" if well else f"a guest ended with {code}: {output[-9:]}"
+        return "" if well else f"a remote worker ended with {code}: {output[-9:]}"
 
 
 class Place:
-    """A relay, and one guest after another behind it."""
+    """A relay, and one remote worker after another behind it."""
 
     def __init__(self, join_credentials: Path, port: int, seed: int) -> None:
         self._join_credentials = join_credentials
@@ -108,7 +117,7 @@ class Place:
         return self.remote_workers[-1]
 
     def fill(self) -> None:
-        """Somebody comes in the place of a guest that has ended before the run."""
+        """Somebody comes in the place of a remote worker that has ended before the run."""
         if self.remote_workers and not self.remote_worker.ended:
             self._empty_at = time.monotonic()
         elif time.monotonic() - self._empty_at >= PAUSE and not self._over:
@@ -137,7 +146,7 @@ class Place:
 
 @dataclass
 class Stage:
-    """One start of the coordinator, with its guests."""
+    """One start of the coordinator, with its remote workers."""
 
     created: Trial
     running: Command
@@ -208,7 +217,7 @@ class Stage:
                 relay.mute(direction, n)
             if what.endswith("cut"):  # which loses what is held
                 self._in(0.9 * n, relay.cut)
-        elif what == "stop guest":
+        elif what == "stop remote worker":
             remote_worker.send(signal.SIGSTOP)
             self._in(n, partial(remote_worker.send, signal.SIGCONT))
         else:
@@ -258,7 +267,7 @@ def trial(seed: int, folder: Path, expected: dict[str, Any]) -> Trial:
 
 
 def undisturbed(folder: Path) -> dict[str, Any]:
-    """Of workers elsewhere, too: their frames are longer."""
+    """Of remote workers, too: their frames are longer."""
     created = play(Trial(0, []), folder, [2], {})
     assert not created.trouble and not created.left, str(created)
     return facts(folder)
@@ -300,8 +309,8 @@ def _start(folder: Path, size: int) -> Command:
 
 
 def _reached(stage: Stage, fault: Fault) -> bool:
-    """Whether the coordinator still runs when this fault is due. One of the wire or of guests comes after the
-    guests, also while they set themselves up."""
+    """Whether the coordinator still runs when this fault is due. One of the wire or of remote workers comes
+    after the remote workers, also while they set themselves up."""
     due, of_remote_workers = fault.round, "coordinator" not in fault.what
     if due is not None and not stage.go_on(lambda: stage.round() >= due, DEADLINE):
         return False

@@ -1,8 +1,8 @@
-"""Client states for workers elsewhere.
+"""Client states for remote workers.
 
 A worker on the coordinator's machine finds a client's state in the run's folder and writes the draft there.
-One elsewhere is sent the state before the task (letter "state") unless it has that version, and sends the
-draft back before the upload (letter "draft"). In a real federation a client keeps its own state, so both
+One elsewhere is sent the state before the task (envelope "state") unless it has that version, and sends the
+draft back before the upload (envelope "draft"). In a real federation a client keeps its own state, so both
 are simulation traffic; clients stay with their worker, which makes the first rare.
 """
 
@@ -21,7 +21,7 @@ def state_envelope(kind: str, run: str, of: Header, data: bytes) -> Envelope:
 
 
 class ReplicaMap:
-    """Which versions of which clients' states every worker elsewhere has, as the coordinator knows it."""
+    """Which versions of which clients' states every remote worker has, as the coordinator knows it."""
 
     def __init__(self) -> None:
         self._held: dict[int, dict[int, set[int]]] = {}

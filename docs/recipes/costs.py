@@ -68,7 +68,7 @@ QUICK = (Case("fedlap_cov"), Case("mime"), Case("precond_admm"), Case("fedlap_fu
 @dataclass(frozen=True)
 class Cost:
     """Bytes of one client, by side. values: its fields in a round, all exchanges (values and indices);
-    letters: the same with headers and framing; once: the set-up's letters, and what is sent only once."""
+    envelopes: the same with headers and framing; once: the set-up's envelopes, and what is sent only once."""
 
     values: Mapping[str, float]
     envelopes: Mapping[str, float]

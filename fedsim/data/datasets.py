@@ -190,8 +190,8 @@ def _users(spec: str) -> Dataset:
         raise DataError(f"{owner}: scale must be a positive number, not {created.scale!r}")
     if created.test_inputs.dtype != created.train_inputs.dtype:
         raise DataError(
-            f"{owner}: train_inputs are {created.train_inputs.dtype} but test_inputs {created.test_inputs.dtype}; "
-            "they share one scale, so make them alike"
+            f"{owner}: train_inputs are {created.train_inputs.dtype} but test_inputs "
+            f"{created.test_inputs.dtype}; they share one scale, so make them alike"
         )
     if created.likelihood == "tokens" and created.scale != 1:
         raise DataError(f"{owner}: tokens are ids, so scale must be 1, not {created.scale!r}")

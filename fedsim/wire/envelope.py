@@ -1,4 +1,4 @@
-"""A letter is what crosses the wire: one header frame and the raw frames of its fields.
+"""An envelope is what crosses the wire: one header frame and the raw frames of its fields.
 
 header frame = 8 bytes xxh3_64 of the rest | msgpack array [version, kind, run, epoch, round,
 exchange, client, base, micros, fields], and fields = [[name, codec, dtype, shape, [[layer, bytes,
@@ -57,7 +57,7 @@ class FieldHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
 
 
 class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """Who this letter is about; `base` is the version of the client's state the task starts from,
+    """Who this envelope is about; `base` is the version of the client's state the task starts from,
     `micros` what the sender spent computing it."""
 
     version: int
@@ -91,7 +91,7 @@ class Envelope:
 
 @dataclass(frozen=True)
 class Payload:
-    """The encoded fields of a message: encoded once, sent in as many letters as there are clients."""
+    """The encoded fields of a message: encoded once, sent in as many envelopes as there are clients."""
 
     fields: tuple[FieldHeader, ...]
     frames: tuple[Buffer, ...]
@@ -117,7 +117,7 @@ def _fixed_width(value: Any, out: bytearray) -> None:
 
 @lru_cache(maxsize=8)
 def _encoded_fields(fields: tuple[FieldHeader, ...]) -> bytes:
-    """A broadcast's fields are encoded once, however many letters carry them."""
+    """A broadcast's fields are encoded once, however many envelopes carry them."""
     out = bytearray()
     _fixed_width(fields, out)
     return bytes(out)
@@ -129,7 +129,7 @@ def digest(data: Buffer) -> int:
 
 
 def pack(header: Header, frames: Sequence[Buffer] = ()) -> Envelope:
-    """Turn a header and the frames it describes into a letter."""
+    """Turn a header and the frames it describes into an envelope."""
     *label, fields = msgspec.structs.astuple(header)
     body = bytearray(struct.pack(">BH", 0xDC, len(label) + 1))
     for value in label:
@@ -229,7 +229,7 @@ def decode(
     refs: Mapping[str, Tensor] | None = None,
     layout: Layout | None = None,
 ) -> M:
-    """The message of a letter that open_letter has checked, against schema, layout and codecs.
+    """The message of an envelope that unpack has checked, against schema, layout and codecs.
 
     refs and layout as the sender had them. Tensors are views of the received frames: treat them as read-only.
     Errors: WireError, beginning with `whose`; no partial message is ever returned.
@@ -302,6 +302,6 @@ def decode_own(
 
 
 def blob(name: str, data: bytes) -> tuple[tuple[FieldHeader, ...], tuple[Buffer, ...]]:
-    """One field of plain bytes (JSON of control letters)."""
+    """One field of plain bytes (JSON of control envelopes)."""
     part = PartHeader("values", len(data), digest(data))
     return (FieldHeader(name, "bytes", "u8", (len(data),), (part,)),), (data,)

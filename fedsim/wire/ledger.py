@@ -2,7 +2,7 @@
 
 kind: algorithm (tasks and uploads), simulation (evaluation and the like: traffic that a real
 federation would not have), control (handshakes, set-up, stop), retry. direction is seen from the
-coordinator. layer: values, indices (per field), header, framing (ZMTP; per letter).
+coordinator. layer: values, indices (per field), header, framing (ZMTP; per envelope).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ KINDS = {
     "state": "simulation",
     "draft": "simulation",
 }
-"""Kinds of letters by kind of entry; every other letter is control. A "gone" letter is a task, byte for byte
-as long, to a client that the schedule takes out after the download."""
+"""Kinds of envelopes by kind of entry; every other envelope is control. A "gone" envelope is a task, byte for
+byte as long, to a client that the schedule takes out after the download."""
 
 
 class Entry(NamedTuple):
@@ -62,7 +62,7 @@ class Ledger:
         """Bytes of kind algorithm of rounds that are not closed, by round and direction."""
 
     def book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
-        """Book one letter that crosses the socket, every frame and its framing.
+        """Book one envelope that crosses the socket, every frame and its framing.
 
         again: of a task that was given before and whose worker was lost.
         """
@@ -70,7 +70,7 @@ class Ledger:
             self._add(entry)
 
     def book_as_retry(self, envelope: Envelope, worker: int) -> None:
-        """An upload that was booked does not count: it was an echo, or the task is computed once more."""
+        """An upload that was booked does not count: it was a duplicate, or the task is computed once more."""
         counted = self._entries(envelope, worker, "up", retry=False)
         for entry, instead in zip(counted, self._entries(envelope, worker, "up", retry=True), strict=True):
             self._open.remove(entry)
@@ -151,7 +151,7 @@ class Ledger:
 
 
 def stream_bytes(envelope: Envelope) -> int:
-    """What a letter puts on a stream without encryption, which is what the virtual clock counts: its time
+    """What an envelope puts on a stream without encryption, which is what the virtual clock counts: its time
     must not depend on how this run is carried out."""
     return sum(envelope.sizes) + zmtp.framing(envelope.sizes)
 

@@ -10,7 +10,7 @@ The codec, the ledger and `fedsim describe` read the schema from the annotations
 message is written down twice.
 
 A field `memory: Memory | None = None`, with Memory such a message too, is a part that only some
-letters carry: in a broadcast what one client has not been sent yet, in an upload what is sent once.
+envelopes carry: in a broadcast what one client has not been sent yet, in an upload what is sent once.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class OptionalGroup:
 
 
 def schema(message: type[Any]) -> tuple[Field, ...]:
-    """The fields of a message class that every letter carries, in order.
+    """The fields of a message class that every envelope carries, in order.
 
     Errors: UsageError for a class that is no frozen dataclass of annotated fields.
     """

@@ -1,4 +1,4 @@
-"""How many bytes a letter has, from its schema, the model's layout and the codecs: nothing is encoded.
+"""How many bytes an envelope has, from its schema, the model's layout and the codecs: nothing is encoded.
 
 Exact for codecs whose size does not depend on the values (dense, bf16, f16, log8, csr); for the others, and
 for parts of a message that may be absent or shorter, at most this.
@@ -38,7 +38,7 @@ def envelope_size(
     run: str,
     stored: str = "f32",
 ) -> EnvelopeSize:
-    """Of a letter of this kind ('task', 'upload') that carries such a message with all its parts.
+    """Of an envelope of this kind ('task', 'upload') that carries such a message with all its parts.
 
     run: a run's name, whose length is part of the header. stored: dtype of fields that are sent as stored.
     """

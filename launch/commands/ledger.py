@@ -53,13 +53,14 @@ def sides(rows: pandas.DataFrame, keys: list[str]) -> pandas.DataFrame:
 
 
 def messages(rows: pandas.DataFrame, direction: str) -> int:
-    """Letters of the algorithm in one direction: a client's part in an exchange."""
+    """Envelopes of the algorithm in one direction: a client's part in an exchange."""
     sent = rows[(rows.kind == "algorithm") & (rows.direction == direction)]
     return len(sent[["round", "exchange", "client"]].drop_duplicates())
 
 
 def once(rows: pandas.DataFrame) -> int:
-    """Bytes down if a broadcast were sent once, however many receive it: per exchange the largest letter."""
+    """Bytes down if a broadcast were sent once, however many receive it: per exchange the largest
+    envelope."""
     down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
     envelopes = down.groupby(["round", "exchange", "client"])["bytes"].sum()
     return int(envelopes.groupby(["round", "exchange"]).max().sum())
@@ -105,7 +106,7 @@ def _print(
     cut: bool = False,
     summed: bool = True,
 ) -> None:
-    """A table of bytes; with `units` also per letter."""
+    """A table of bytes; with `units` also per envelope."""
     shown = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
     for name in table.index.names:
         shown.add_column(str(name))
@@ -115,7 +116,7 @@ def _print(
         if summed:
             shown.add_column("share", justify="right", style="dim")
         if units is not None:
-            shown.add_column("per letter", justify="right", style="dim")
+            shown.add_column("per envelope", justify="right", style="dim")
     envelopes = {side: messages(units, side) for side in SIDES} if units is not None else {}
     lines = [(key if isinstance(key, tuple) else (key,), row) for key, row in table.iterrows()]
     for n, (key, row) in enumerate(lines):

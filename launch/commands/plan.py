@@ -70,7 +70,7 @@ def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Pla
     ids = np.zeros(0, dtype=np.int64)
     for r in range(1, problem.experiment.rounds + 1):
         participation = participations(r)
-        if participation.participants is not last:  # a full roster is the same tuple every round
+        if participation.participants is not last:  # a full client population is the same tuple every round
             last, ids = participation.participants, np.array(participation.participants, dtype=np.int64)
         created.took_part[ids] += 1
         created.rounds.setdefault(r, {"down": 0, "up": 0})

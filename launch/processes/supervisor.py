@@ -129,7 +129,7 @@ class Supervisor:
         text = "\n".join(server.output.splitlines()[-LAST_WORDS:])
         return TaskError(f"the fork server ended (exit code {code}).\n{text}")
 
-    # ---- watching (workers.coordinator.worker_pool.Crew)
+    # ---- watching (workers.coordinator.worker_pool.WorkerPool)
 
     def fds(self) -> list[int]:
         return [self._interrupted.fd, *self._pidfds]
@@ -175,7 +175,7 @@ class Supervisor:
             return f"Its log {log} is empty."
         return f"The last lines of {log}:\n" + "\n".join(f"  {line}" for line in lines)
 
-    # ---- workers elsewhere, of whom we only hear
+    # ---- remote workers, of whom we only hear
 
     def note_remote_worker(self, index: int, pid: int, host: str) -> None:
         self._workers[index] = _process("remote worker", index, pid, host, "")

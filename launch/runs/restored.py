@@ -78,7 +78,7 @@ class StoredRun:
 
     @property
     def name(self) -> str:
-        """As it stands in every letter of the run."""
+        """As it stands in every envelope of the run."""
         return str(self.manifest["run"])
 
     def committed(self, round: int) -> Checkpoint[Any] | None:

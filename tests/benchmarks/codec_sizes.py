@@ -168,7 +168,8 @@ def main() -> None:
     layout, spec = created.layout, Spec.of((created.layout.size,), torch.float32, created.layout)
     still = float((created.mean == created.broadcast).double().mean())
     print(
-        f"P = {layout.size:,}; one client with {created.examples:,} examples; {still:.1%} of the weights still"
+        f"P = {layout.size:,}; one client with {created.examples:,} examples; "
+        f"{still:.1%} of the weights still"
     )
     by_fraction("empirical Fisher", created.fisher, spec)
     by_fraction("diagonal GGN", created.ggn, spec)

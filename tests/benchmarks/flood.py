@@ -1,4 +1,4 @@
-"""What a message without end costs the coordinator's memory, with the bailiff and without.
+"""What a message without end costs the coordinator's memory, with the ingress limiter and without.
 
     PYTHONPATH=. python -m tests.benchmarks.flood
 
@@ -86,7 +86,7 @@ def growth(port: str, known: bool, senders: int) -> float:
         while attacker.is_alive():
             try:
                 endpoint.wait([], 0.05)
-            except WireError as e:  # without the bailiff it arrives whole, and is no letter
+            except WireError as e:  # without the ingress limiter it arrives whole, and is no envelope
                 print(f"({e})")
         return memory("VmHWM") - before
     finally:
@@ -95,11 +95,11 @@ def growth(port: str, known: bool, senders: int) -> float:
 
 
 WHO = {
-    "tcp on 127.0.0.1, a stranger": ("127.0.0.1", False, 1),
-    "tcp on 127.0.0.1, 20 strangers at once": ("127.0.0.1", False, 20),
+    "tcp on 127.0.0.1, an unauthenticated peer": ("127.0.0.1", False, 1),
+    "tcp on 127.0.0.1, 20 unauthenticated peers at once": ("127.0.0.1", False, 20),
     "tcp on 127.0.0.1, with the token, after its hello": ("127.0.0.1", True, 1),
-    "guarded port, with a key, before its hello": ("guarded", False, 1),
-    "guarded port, with a key, after its hello": ("guarded", True, 1),
+    "CURVE listener, with a key, before its hello": ("guarded", False, 1),
+    "CURVE listener, with a key, after its hello": ("guarded", True, 1),
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Schedules are pure functions of (seed, round, roster)."""
+"""Schedules are pure functions of (seed, round, client population)."""
 
 from __future__ import annotations
 

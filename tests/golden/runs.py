@@ -112,7 +112,7 @@ def _verified(plain: str, run: Path) -> Record:
 
 
 def _remote(plain: str, run: Path) -> Record:
-    """Two remote workers at a guarded port, with the kernel's count of every byte."""
+    """Two remote workers at a CURVE listener, with the kernel's count of every byte."""
     remote = ("--remote-workers", "2", "--bind", "tcp://127.0.0.1:*", "--verify-bytes")
     coordinator = start("launch", *options(plain), *remote, "--out", str(run))
     coordinator.wait_for("waiting for 2 workers")

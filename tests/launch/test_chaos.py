@@ -1,4 +1,4 @@
-"""Twenty of tests.chaos's trials, six of them with workers elsewhere. A failure names the seed that
+"""Twenty of tests.chaos's trials, six of them with remote workers. A failure names the seed that
 replays its plan."""
 
 from __future__ import annotations

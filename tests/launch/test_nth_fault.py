@@ -31,7 +31,7 @@ MOST = 200
 
 
 class Fault:
-    """Counts calls, and strikes at the n-th: what has been written until then may be torn."""
+    """Counts calls, and task failures at the n-th: what has been written until then may be torn."""
 
     def __init__(self, at: int, dies: bool) -> None:
         self.left, self.dies = at, dies

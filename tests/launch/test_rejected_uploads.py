@@ -50,15 +50,15 @@ CHANGES["once"] = CHANGES["mean nan"]
 seen = set()
 
 @dataclass(frozen=True)
-class Spoilt(FedLapCov):
+class Rejected(FedLapCov):
     how: str = ""
 
     def client_update(self, client, down, shard, task):
         draft, up = super().client_update(client, down, shard, task)
-        strikes = self.how and (task.round, task.client) == (2, 1) and self.how not in seen
-        if strikes and self.how == "once":
+        task failures = self.how and (task.round, task.client) == (2, 1) and self.how not in seen
+        if task failures and self.how == "once":
             seen.add(self.how)
-        return draft, CHANGES[self.how](up) if strikes else up
+        return draft, CHANGES[self.how](up) if task failures else up
 """
 UPLOAD = r"round 2 cannot be folded: upload of client 1 in round 2 from worker \d: "
 WORKER = r"worker \d failed on client 1 in round 2:\n.*"

@@ -1,4 +1,4 @@
-"""Workers elsewhere: `fedsim launch --remote-workers` and `fedsim worker --join`, as real processes."""
+"""Remote workers: `fedsim launch --remote-workers` and `fedsim worker --join`, as real processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def eventually(true: Callable[[], object], what: str) -> None:
 
 @dataclass
 class Federation:
-    """A launch and its guests; host, guest: what stands before their commands."""
+    """A launch and its remote workers; host, remote worker: what stands before their commands."""
 
     folder: Path
     host: tuple[str, ...] = ()
@@ -243,7 +243,7 @@ def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) ->
     code, notice = fedsim("revoke", str(federation.run), "0")
     assert code == 2 and "is not being run: its keys open nothing" in notice
     code, notice = fedsim("revoke", str(federation.folder / "local"), "0")
-    assert code == 2 and "has no workers elsewhere" in notice
+    assert code == 2 and "has no remote workers" in notice
     code, notice = fedsim("revoke", str(federation.folder / "nothing"), "0")
     assert code == 2 and "is no run folder" in notice
 

@@ -1,6 +1,6 @@
 """What workers answer in simulated histories: computed once by a real worker, and remembered.
 
-A task is pure: the same letter gives the same answer, in whatever history. So thousands of histories cost a
+A task is pure: the same envelope gives the same answer, in whatever history. So thousands of histories cost a
 few dozen tasks; and a broadcast that was not the same bits as in an undisturbed run would be computed, and
 found out by the end.
 """
@@ -40,7 +40,7 @@ class Answers:
         return state, _to(envelope, reply)
 
     def model(self, envelope: Envelope) -> tuple[int, ...]:
-        """Which model comes with a letter to evaluate; () if it brings none."""
+        """Which model comes with an envelope to evaluate; () if it brings none."""
         key = checksums(envelope)
         if key:
             self._models.setdefault(key, _kept(envelope))

@@ -91,7 +91,7 @@ class Person:
             self._envelopes.append(envelope)
             self._work(link)
         else:
-            raise AssertionError(f"a worker got a letter of kind {kind!r}")
+            raise AssertionError(f"a worker got an envelope of kind {kind!r}")
 
     def _ready(self, link: Link) -> None:
         self._say(link, "ready", msgspec.json.encode(WorkerManifest("", {})))
@@ -180,7 +180,7 @@ class Person:
             return (h.client, h.base) in self._states
         return self.world.states.path(h.client, h.base).exists()
 
-    # ---- letters
+    # ---- envelopes
 
     def _say(self, link: Link, kind: str, data: bytes) -> None:
         fields, frames = blob(kind, data)

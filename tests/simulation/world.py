@@ -1,6 +1,6 @@
 """A world for the coordinator: virtual time, a network, and workers that die, hang and come again.
 
-The coordinator and its parts are the real ones (membership, leases, dispatch, fence, fold, spool,
+The coordinator and its parts are the real ones (membership, leases, dispatch, response filter, fold, spool,
 checkpoints, journal); the clock, sockets and processes are not. Whatever happens is drawn from one generator,
 so that one seed is one history, and a virtual hour costs nothing.
 """
@@ -41,9 +41,10 @@ class Killed(BaseException):
 
 @dataclass(frozen=True)
 class Odds:
-    """How likely what is. die, stop, slow: per task; repeat, drop, flip (a bit of it): per letter; cut, mute:
-    per letter, of its connection. crash: how many times the coordinator is killed. elsewhere: workers on
-    other machines. strike: at the n-th letter of a start its sender dies, or (cuts) its connection ends."""
+    """How likely what is. die, stop, slow: per task; repeat, drop, flip (a bit of it): per envelope; cut,
+    mute:
+    per envelope, of its connection. crash: how many times the coordinator is killed. elsewhere: workers on
+    other machines. strike: at the n-th envelope of a start its sender dies, or (cuts) its connection ends."""
 
     workers: int = 2
     remote: bool = False
@@ -91,11 +92,11 @@ class Link:
         self.worker, self.open = worker, True
         self.dismissed = False
         self.free = {"up": 0.0, "down": 0.0}
-        """When the next letter of a direction may arrive."""
+        """When the next envelope of a direction may arrive."""
 
 
 class World(Endpoint):
-    """The coordinator's endpoint and crew."""
+    """The coordinator's endpoint and worker pool."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class World(Endpoint):
         raise Killed
 
     def draw(self, chance: float, what: str) -> bool:
-        """Whether a fault strikes."""
+        """Whether a fault task failures."""
         if self.rng.random() >= chance:
             return False
         self.happened.append(what)
@@ -188,7 +189,7 @@ class World(Endpoint):
         self.carry(link, "down", envelope)
 
     def carry(self, link: Link, direction: str, envelope: Envelope) -> None:
-        """Put a letter on its way: it arrives, or not, or twice; and its connection may suffer."""
+        """Put an envelope on its way: it arrives, or not, or twice; and its connection may suffer."""
         self._sent += 1
         if self._sent == self.odds.inject:
             self._inject(link, direction)

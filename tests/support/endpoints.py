@@ -34,7 +34,7 @@ MAX_FRAME = 1 << 22
 class Shuffled(Endpoint):
     """Three workers in this process that answer in an order of the test's choosing.
 
-    choose(candidates) picks whose turn it is from {worker: the client of its oldest letter}.
+    choose(candidates) picks whose turn it is from {worker: the client of its oldest envelope}.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Counting(Loopback):
 class Pool:
     """A fork server (launch.processes.fork_server's own protocol) that starts two real workers for every run.
 
-    Also the run's crew: a worker that ends before its run does is a death.
+    Also the run's worker pool: a worker that ends before its run does is a death.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 ledger's second oracle.
 
 Nothing that passes is lost, doubled or out of order, for TCP loses nothing while a connection lives: what a
-relay carries can be late, slow, held back or spoilt, and its connections can be cut.
+relay carries can be late, slow, held back or rejected, and its connections can be cut.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ ROUNDS = 10
 class Fault:
     """round: hits so many seconds after this round was reported; None: after the last fault, or the start.
 
-    place: which of the workers elsewhere, counted round and round. amount: how much of it, in seconds.
+    place: which of the remote workers, counted round and round. amount: how much of it, in seconds.
     """
 
     what: str

@@ -1,4 +1,5 @@
-"""Files with a flipped bit, a cut or a stranger's contents: the documented error, never a value."""
+"""Files with a flipped bit, a cut or an unauthenticated peer's contents: the documented error, never a
+value."""
 
 from __future__ import annotations
 

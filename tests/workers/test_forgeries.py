@@ -45,7 +45,7 @@ Forgery = Callable[[Incoming], list[Incoming]]
 
 
 def label(**changes: object) -> Forgery:
-    """The same letter with another header."""
+    """The same envelope with another header."""
 
     def forge(sound: Incoming) -> list[Incoming]:
         header = msgspec.structs.replace(sound.envelope.header, **changes)
@@ -64,12 +64,12 @@ def twice(sound: Incoming) -> list[Incoming]:
 
 
 def before(forge: Forgery) -> Forgery:
-    """The forged letter comes beside the sound one."""
+    """The forged envelope comes beside the sound one."""
     return lambda sound: [*forge(sound), sound]
 
 
 def kind(name: str, data: bytes | None = None) -> Forgery:
-    """A letter of that kind, of the same task, with one frame of bytes or none."""
+    """An envelope of that kind, of the same task, with one frame of bytes or none."""
 
     def forge(sound: Incoming) -> list[Incoming]:
         fields, frames = blob("x", data) if data is not None else ((), ())

@@ -80,12 +80,12 @@ def test_a_task_that_ends_all_its_workers_stops_the_run(small: Ground, tmp_path:
 
 @pytest.mark.parametrize("what", ["here, dies", "elsewhere, dies", "elsewhere, cut"])
 def test_any_letter_may_be_the_last(what: str, small: Ground, tmp_path: Path) -> None:
-    """At the n-th letter of every start its sender dies, or its connection ends, for every n until none is
+    """At the n-th envelope of every start its sender dies, or its connection ends, for every n until none is
     struck."""
     remote, cuts = what.startswith("remote"), what.endswith("cut")
     for n in range(1, 300):
         created = history(small, 0, tmp_path / str(n), Odds(2, remote, inject=n, cuts=cuts))
-        assert created.identical, f"letter {n}: {created}"
+        assert created.identical, f"envelope {n}: {created}"
         if not created.happened:
             break
     assert 40 < n < 299

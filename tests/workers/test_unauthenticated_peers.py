@@ -1,4 +1,5 @@
-"""Strangers at the coordinator's doors: what they send never becomes a letter, and costs little."""
+"""Unauthenticated peers at the coordinator's listeners: what they send never becomes an envelope, and costs
+little."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ NOISE = {
     "a greeting": greeting(b"NULL"),
     "plain": greeting(b"PLAIN") + b"\x04\x0a\x05HELLO\x01a\x01b",
     "a wrong command": greeting(b"NULL") + b"\x04\x06\x05ERROR" + bytes(200),
-    "a letter too early": greeting(b"NULL") + b"\x00\x05hello",
+    "an envelope too early": greeting(b"NULL") + b"\x00\x05hello",
 } | {f"random {seed}": random.Random(seed).randbytes(1 << seed) for seed in range(12)}
 
 
@@ -123,7 +124,7 @@ def hello(token: str, index: int) -> list[bytes]:
 
 
 def until(endpoint: ZmqEndpoint, true: Callable[[], bool]) -> list[int]:
-    """Wait as the coordinator does; the workers whose letters came."""
+    """Wait as the coordinator does; the workers whose envelopes came."""
     came, deadline = [], time.monotonic() + DEADLINE
     while not true():
         assert time.monotonic() < deadline
@@ -195,7 +196,7 @@ LETTERS = {
     "wrong token": hello("0" * 32, 0),
     "no token": hello("", 0),
     "not ascii": hello("é" * 16, 0),
-    "no letter": [b"hello"],
+    "no envelope": [b"hello"],
     "empty": [b""],
     "many frames": [b""] * 200,
     "another kind": [bytes(pack(Header(VERSION, "upload", "run")).head)],
@@ -204,7 +205,7 @@ LETTERS = {
 
 
 def test_a_stranger_gets_no_letter_in(endpoint: ZmqEndpoint) -> None:
-    """Its letters are dropped, counted and not in the ledger; a worker comes in behind it."""
+    """Its envelopes are dropped, counted and not in the ledger; a worker comes in behind it."""
     assert isinstance(endpoint.listener, LocalTcpListener)
     with zmq.Context() as context, context.socket(zmq.DEALER) as unauthenticated_peer:
         unauthenticated_peer.linger = 0
@@ -239,7 +240,7 @@ def curve_keys(pair: KeyPair, server: KeyPair = SERVER) -> CurveKeys:
 
 @pytest.fixture
 def come(endpoint: ZmqEndpoint) -> Iterator[Callable[[int], Connection]]:
-    """A worker with a key says hello at the guarded port."""
+    """A worker with a key says hello at the CURVE listener."""
     with ExitStack() as closing:
 
         def joined(worker: int) -> Connection:
@@ -300,7 +301,7 @@ def test_a_worker_that_goes_before_its_hello_is_read_leaves_its_place(
 def test_a_guest_that_has_nothing_to_say_speaks_up(
     endpoint: ZmqEndpoint, come: Callable[[int], Connection], tmp_path: Path
 ) -> None:
-    """About nothing: such a sign of life renews no lease. It finds out that it was given up."""
+    """About nothing: such a heartbeat renews no lease. It finds out that it was given up."""
     runtime = WorkerRuntime(problem_of(find("fedavg")), tmp_path, "run", 0)
     worker, ended = come(0), threading.Event()
 
@@ -325,7 +326,7 @@ def test_a_guest_that_has_nothing_to_say_speaks_up(
 def test_a_sign_of_life_at_the_end_is_in_the_ledger(
     endpoint: ZmqEndpoint, come: Callable[[int], Connection]
 ) -> None:
-    """Nobody listens any more when the kernel is asked, and it has counted this letter."""
+    """Nobody listens any more when the kernel is asked, and it has counted this envelope."""
     worker = come(0)
     assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
     worker.send(pack(Header(VERSION, "alive", "run")))
@@ -426,7 +427,7 @@ def test_a_worker_says_hello_once(endpoint: ZmqEndpoint) -> None:
 
 
 def test_a_flipped_bit_is_known_for_whose_it_is(endpoint: ZmqEndpoint) -> None:
-    """The letter is nowhere, and the coordinator gives the worker up; others are not concerned."""
+    """The envelope is nowhere, and the coordinator gives the worker up; others are not concerned."""
     assert isinstance(endpoint.listener, LocalTcpListener)
     with zmq.Context() as context, context.socket(zmq.DEALER) as worker:
         worker.linger = 0
@@ -486,8 +487,8 @@ class Flood:
 @pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
 @pytest.mark.parametrize("endpoint", ["port", "guarded"], indirect=True)
 def test_a_message_without_end_is_cut_off(endpoint: ZmqEndpoint, known: bool) -> None:
-    """Also from one of us. libzmq would keep all of it, for no frame of it is too long. (At the guarded port
-    even the stranger has a key: without one there is no connection to send it by.)"""
+    """Also from one of us. libzmq would keep all of it, for no frame of it is too long. (At the CURVE
+    listener even the unauthenticated peer has a key: without one there is no connection to send it by.)"""
     listener, before, most = endpoint.listener, resident(), [0]
     keys = None if isinstance(listener, LocalTcpListener) else KNOWN[0]
     token = listener.token if isinstance(listener, LocalTcpListener) else ""
@@ -539,7 +540,7 @@ def test_every_network_is_said_and_not_starred() -> None:
         ZmqEndpoint(Ledger(), guarded("tcp://*:5555"), MAX_FRAME)
 
 
-# ---- a run among strangers
+# ---- a run among unauthenticated peers
 
 
 class Mob:
@@ -590,7 +591,8 @@ def work(endpoint: ZmqEndpoint, token: str, problem: Problem, folder: Path, inde
 def test_a_run_among_strangers_has_the_bits_of_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the kernel counts the strangers' bytes, too, and waiting for them to be accounted for is in vain
+    # the kernel counts the unauthenticated peers' bytes, too, and waiting for them to be accounted for is in
+    # vain
     monkeypatch.setattr(tcp_counters.residual, "__defaults__", (0.1,))
 
     def created() -> Problem:

@@ -23,7 +23,7 @@ from workers.worker.runtime import to_evaluate
 
 
 class Dispatch:
-    """Letters to workers. epoch: of this start of the run, in every task; `loans` is of workers elsewhere,
+    """Envelopes to workers. epoch: of this start of the run, in every task; `loans` is of remote workers,
     else None."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Dispatch:
         self.timeline.gave(give.worker, task.round, task.exchange, task.client, kind)
 
     def _transfer_state(self, worker: int, of: Header) -> None:
-        """Send a worker elsewhere the state that a task starts from, if it does not have it."""
+        """Send a remote worker the state that a task starts from, if it does not have it."""
         if self.replicas is not None and self.replicas.lacks(worker, of.client, of.base):
             data = self.states.read(of.client, of.base)
             self.send(worker, state_envelope("state", self.run, of, data))
@@ -99,7 +99,7 @@ class Dispatch:
             self.endpoint.send(worker, envelope, retry)
 
     def left(self, worker: int) -> None:
-        """A worker elsewhere is gone, and with it what it had been sent."""
+        """A remote worker is gone, and with it what it had been sent."""
         if self.replicas is not None:
             self.replicas.forget(worker)
         self._models_sent.pop(worker, None)

@@ -234,7 +234,7 @@ class Coordinator:
     # ---- what comes in
 
     def _receive(self, incoming: Incoming) -> bool:
-        """False: an echo, or a sign of life of nothing that the worker holds."""
+        """False: a duplicate, or a heartbeat of nothing that the worker holds."""
         worker, envelope = incoming.worker, incoming.envelope
         h = envelope.header
         try:

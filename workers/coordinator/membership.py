@@ -119,7 +119,8 @@ class Membership:
         self.callbacks.joined(worker, msgspec.json.decode(envelope.frames[0], type=Hello))
 
     def ready(self, worker: int, envelope: Envelope) -> None:
-        """Errors: AccessError if a worker of this machine does not have what the run needs; Misconduct."""
+        """Errors: AccessError if a worker of this machine does not have what the run needs;
+        ProtocolViolation."""
         if not self.size:
             raise ProtocolViolation("says that it is ready, and nobody was waited for")
         if worker in self.registration.ready:
@@ -198,14 +199,14 @@ class Membership:
     # ---- silence
 
     def alive(self, worker: int, envelope: Envelope) -> bool:
-        """A sign of life counts for the task, or chunk, that it names."""
+        """A heartbeat counts for the task, or chunk, that it names."""
         counts = self._holds(worker, envelope)
         if counts:
             self.leases.heard(worker)
         return counts
 
     def _holds(self, worker: int, envelope: Envelope) -> bool:
-        """Whether a worker holds the task, or chunk, that its letter is about."""
+        """Whether a worker holds the task, or chunk, that its envelope is about."""
         h = envelope.header
         if h.client == NONE:
             return self.machine.holds(worker, (h.round, h.exchange))

@@ -2,8 +2,8 @@
 
 A task's answer counts once: from the worker that holds the task, and in the start of the run that gave it.
 What an honest worker may send besides (an answer twice, one to a task that was taken back from it, one to an
-earlier start) is dropped and counted; what no worker sends that keeps to the protocol is Misconduct. Two
-answers to one task must be the same bits: tasks are pure, so the second is compared before it is dropped.
+earlier start) is dropped and counted; what no worker sends that keeps to the protocol is ProtocolViolation.
+Two answers to one task must be the same bits: tasks are pure, so the second is compared before it is dropped.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ REMEMBERED = MAX_EVALUATIONS_BEHIND + 2
 
 
 class ProtocolViolation(Exception):
-    """A letter that no worker sends which keeps to the protocol; its text says what is wrong."""
+    """An envelope that no worker sends which keeps to the protocol; its text says what is wrong."""
 
 
 def piece_of(envelope: Envelope) -> Piece:
-    """What a letter answers."""
+    """What an envelope answers."""
     h = envelope.header
     return (h.round, h.exchange) if h.kind == "score" else task_of(envelope)
 
 
 class ResponseFilter:
-    """epoch: of this start. dropped: letters that were dropped, by kind."""
+    """epoch: of this start. dropped: envelopes that were dropped, by kind."""
 
     def __init__(self, epoch: int, machine: RoundMachine) -> None:
         self.epoch, self.machine = epoch, machine
@@ -51,9 +51,10 @@ class ResponseFilter:
         self._supplied[round].add((worker, piece))
 
     def accepts(self, worker: int, envelope: Envelope) -> bool:
-        """Whether an answer counts; else it is an echo, and dropped.
+        """Whether an answer counts; else it is a duplicate, and dropped.
 
-        Errors: Misconduct; TaskError naming client and round if two answers to a task are not the same.
+        Errors: ProtocolViolation; TaskError naming client and round if two answers to a task are not the
+        same.
         """
         h, piece = envelope.header, piece_of(envelope)
         if h.epoch > self.epoch:
@@ -62,11 +63,11 @@ class ResponseFilter:
             if self.machine.holds(worker, piece):
                 gone = isinstance(piece, TaskId) and self.machine.is_dropout(piece)
                 if (h.kind == "absent") != gone:
-                    raise ProtocolViolation(f"answers {piece} with a letter of kind {h.kind!r}")
+                    raise ProtocolViolation(f"answers {piece} with an envelope of kind {h.kind!r}")
                 return True
             if not self._had(worker, piece, h.round):
                 raise ProtocolViolation(
-                    f"answers {piece}, which it was not given, with a letter of kind {h.kind!r}"
+                    f"answers {piece}, which it was not given, with an envelope of kind {h.kind!r}"
                 )
             if h.kind == "upload":
                 self._compare(worker, envelope)

@@ -50,9 +50,9 @@ class UploadHandler:
         """Tasks of this exchange that are computed once more (bad_uploads = retry)."""
 
     def take(self, worker: int, envelope: Envelope) -> bool:
-        """False: an echo, which was dropped.
+        """False: a duplicate, which was dropped.
 
-        Errors: Misconduct if no worker that keeps to the protocol sends this; TaskError, DiskError.
+        Errors: ProtocolViolation if no worker that keeps to the protocol sends this; TaskError, DiskError.
         """
         try:
             counts = self._take(worker, envelope)
@@ -76,7 +76,7 @@ class UploadHandler:
             raise ProtocolViolation(f"answers for run {h.run!r}, and this is {self.dispatch.run!r}")
         take = {"upload": self._upload, "absent": self._absent, "draft": self._draft, "score": self._score}
         if h.kind not in take:
-            raise ProtocolViolation(f"sent a letter of kind {h.kind!r}")
+            raise ProtocolViolation(f"sent an envelope of kind {h.kind!r}")
         if not self.response_filter.accepts(worker, envelope):
             return False
         take[h.kind](worker, envelope)
@@ -136,7 +136,7 @@ class UploadHandler:
         self._handle(Rejected(worker, task))
 
     def _draft(self, worker: int, envelope: Envelope) -> None:
-        """The state that a worker elsewhere has made, which comes before its upload."""
+        """The state that a remote worker has made, which comes before its upload."""
         task, replicas = task_of(envelope), self.dispatch.replicas
         if replicas is None or len(envelope.frames) != 1:
             raise ProtocolViolation(f"sent a state of {task}, for which nobody asked")

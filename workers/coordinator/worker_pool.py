@@ -35,7 +35,7 @@ class WorkerPool(Protocol):
 
 
 class NoWorkerPool:
-    """The crew of `--workers 0`: nobody, but a signal may still ask to stop."""
+    """The worker pool of `--workers 0`: nobody, but a signal may still ask to stop."""
 
     def __init__(self, interrupted: Wakeup | None = None) -> None:
         self._interrupted = interrupted

@@ -45,7 +45,7 @@ WAIT = 60.0
 
 
 class RoundReplayer:
-    """worker: who is asked. It answers a task with its upload; with a letter of kind 'absent' if it leaves
+    """worker: who is asked. It answers a task with its upload; with an envelope of kind 'absent' if it leaves
     the task out, which is then not folded. scratch: a folder for what memory does not hold."""
 
     def __init__(self, problem: Problem, run: str, worker: Worker, scratch: Path) -> None:

@@ -13,8 +13,8 @@ MEMORY_BYTES = 256 * 2**20
 
 
 class Spool:
-    """Letters by client. Only the frames go to disk; headers stay. keep: the folder of the message trace, if
-    the run leaves one."""
+    """Envelopes by client. Only the frames go to disk; headers stay. keep: the folder of the message trace,
+    if the run leaves one."""
 
     def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES, keep: Path | None = None) -> None:
         self.folder, self.room, self.keep = folder, memory_bytes, keep

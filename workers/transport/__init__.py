@@ -1,1 +1,1 @@
-"""How letters travel: endpoints, doors, connections, and what the kernel says of them."""
+"""How envelopes travel: endpoints, listeners, connections, and what the kernel says of them."""

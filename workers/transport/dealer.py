@@ -14,7 +14,7 @@ from fedsim.errors import AccessError, ConnectionLost, TaskError, WireError
 from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack, unpack
 
 SEND_QUEUE = 8
-"""Letters queued for one worker; it never holds more than two tasks and a few small letters."""
+"""Envelopes queued for one worker; it never holds more than two tasks and a few small letters."""
 HELLO_DEADLINE = 30.0
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -125,7 +125,7 @@ class Connection:
             with suppress(zmq.Again):
                 self._socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
                 return
-        raise WireError(f"the coordinator took no letter for {deadline:g} s")
+        raise WireError(f"the coordinator took no envelope for {deadline:g} s")
 
     def _lost(self) -> ConnectionLost:
         return ConnectionLost(f"the connection to {self.address} was lost")
@@ -136,7 +136,7 @@ class Connection:
             self._socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK)
 
     def receive(self, deadline: float) -> Envelope | None:
-        """The next letter, or None after `deadline` seconds.
+        """The next envelope, or None after `deadline` seconds.
 
         Errors: ConnectionLost, also if the other side has forgotten whose connection this is.
         """

@@ -1,6 +1,6 @@
 """The coordinator's connection to its workers, and the one that stays in its process.
 
-Every letter is booked in the ledger by an endpoint, as it is sent or received, and nowhere else.
+Every envelope is booked in the ledger by an endpoint, as it is sent or received, and nowhere else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedsim.wire.ledger import Ledger
 
 @dataclass(frozen=True)
 class Incoming:
-    """A letter from a worker."""
+    """An envelope from a worker."""
 
     worker: int
     envelope: Envelope
@@ -38,11 +38,11 @@ class Endpoint(ABC):
 
     @abstractmethod
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """again: it repeats a letter that a lost worker had; its bytes are of kind retry."""
+        """again: it repeats an envelope that a lost worker had; its bytes are of kind retry."""
 
     @abstractmethod
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
-        """Letters that have arrived and descriptors that are readable; both empty after `timeout`."""
+        """Envelopes that have arrived and descriptors that are readable; both empty after `timeout`."""
 
     def residual(self) -> dict[str, int] | None:
         """The kernel's count of the streams minus the ledger's, by direction; None where it has none (ipc,
@@ -60,7 +60,7 @@ class Endpoint(ABC):
         """Everybody has joined: nothing need be there for others to connect to."""
 
     def close(self) -> None:
-        """Release sockets and files; letters that are still on their way may be lost."""
+        """Release sockets and files; envelopes that are still on their way may be lost."""
 
     def _book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
         self.total_bytes[direction] += len(envelope.head) + sum(memoryview(f).nbytes for f in envelope.frames)
@@ -68,13 +68,13 @@ class Endpoint(ABC):
 
 
 class Worker(Protocol):
-    """Who answers letters, as workers.worker.runtime.WorkerRuntime does."""
+    """Who answers envelopes, as workers.worker.runtime.WorkerRuntime does."""
 
     def handle(self, envelope: Envelope) -> Envelope: ...
 
 
 class Loopback(Endpoint):
-    """One worker in this process: letters are encoded, checked and booked as on the wire."""
+    """One worker in this process: envelopes are encoded, checked and booked as on the wire."""
 
     def __init__(self, ledger: Ledger, runtime: Worker) -> None:
         super().__init__(ledger)

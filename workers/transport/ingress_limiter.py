@@ -24,7 +24,7 @@ from workers.transport import tcp_counters
 SECONDS = 0.05
 """Between two looks. One takes 0.3 ms with ten workers, and never more than a tenth of the time."""
 NOTES = 1 << 20
-"""Small letters that may pile up while the coordinator is busy: a sign of life a second."""
+"""Small envelopes that may pile up while the coordinator is busy: a heartbeat a second."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class IngressLimiter:
         self._current[worker] = account
 
     def took(self, worker: int, nbytes: int) -> None:
-        """A letter of a worker was taken from libzmq; nbytes: on the stream."""
+        """An envelope of a worker was taken from libzmq; nbytes: on the stream."""
         self._current[worker].may_send += nbytes
 
     def _watch(self) -> None:

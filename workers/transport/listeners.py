@@ -1,8 +1,8 @@
 """How workers come in: where the coordinator listens, and what a newcomer has to show.
 
 A private folder (ipc) and a port of this machine (tcp) are for workers that the run starts itself: they
-show the run's token. A guarded port is for workers elsewhere: CURVE, and only with a key of the list.
-Whoever does not speak ZMTP 3 is refused by libzmq itself at every door (workers.transport.zap).
+show the run's token. A CURVE listener is for remote workers: CURVE, and only with a key of the list.
+Whoever does not speak ZMTP 3 is refused by libzmq itself at every listener (workers.transport.zap).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Listener(Protocol):
 
     def who(self, hello: Hello, key: str) -> int:
         """The worker that says hello; key: the public key that its connection has proved to own, '' without
-        CURVE. Errors: WireError for a stranger, AccessError for a worker that was revoked."""
+        CURVE. Errors: WireError for an unauthenticated peer, AccessError for a worker that was revoked."""
 
     def owner(self, key: str) -> int | None:
         """Whose public key this is; None if it is nobody's (any longer), and where there are no keys."""

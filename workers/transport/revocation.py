@@ -1,4 +1,4 @@
-"""RUN/revoked.json: workers elsewhere whose keys open nothing any more.
+"""RUN/revoked.json: remote workers whose keys open nothing any more.
 
 Written by `fedsim revoke` while a run goes on, and read by its coordinator at every handshake and, for the
 connections that are open, a few times a second.

@@ -27,27 +27,27 @@ HELLO_BYTES = 4096
 AHEAD = 16
 """Frames that a worker may be ahead, if nothing else is said."""
 BATCH = 256
-"""Letters taken at a time: nobody who sends without end keeps the coordinator from its other work."""
+"""Envelopes taken at a time: nobody who sends without end keeps the coordinator from its other work."""
 
 
 class NoHello(WireError):
-    """The letter of a connection that has not said hello yet, or not since its worker was dismissed."""
+    """The envelope of a connection that has not said hello yet, or not since its worker was dismissed."""
 
 
 class ZmqEndpoint(Endpoint):
-    """A ROUTER socket behind a door.
+    """A ROUTER socket behind a listener.
 
-    A worker proves itself with its first letter, as the door wants it; whatever else a stranger sends is
-    dropped and not in the ledger. One that was dismissed does not know it, for its connection is open: as
-    soon as it says anything it is told to join again. Routing ids are ZeroMQ's own. MANDATORY: a letter to a
-    vanished worker is an error, not lost.
+    A worker proves itself with its first letter, as the listener wants it; whatever else an unauthenticated
+    peer sends is dropped and not in the ledger. One that was dismissed does not know it, for its connection
+    is open: as soon as it says anything it is told to join again. Routing ids are ZeroMQ's own. MANDATORY: an
+    envelope to a vanished worker is an error, not lost.
     """
 
     def __init__(self, ledger: Ledger, listener: Listener, max_frame: int, ahead: int | None = None) -> None:
         """max_frame: the largest frame that anybody may send, bytes. ahead: so many bytes may a worker have
         sent that were not taken from it yet; behind a port, whoever sends more is cut off.
 
-        Errors: UsageError if the door cannot be opened.
+        Errors: UsageError if the listener cannot be opened.
         """
         super().__init__(ledger)
         ledger.mechanism = listener.mechanism
@@ -82,7 +82,7 @@ class ZmqEndpoint(Endpoint):
         """No connection was lost: the kernel still counts all that there were."""
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """Errors: TaskError if the worker is gone or does not take its letters."""
+        """Errors: TaskError if the worker is gone or does not take its envelopes."""
         # also what does not go out any more: an algorithm's rows do not depend on who was lost when
         self._book(envelope, worker, "down", retry)
         if worker not in self._routes:
@@ -103,7 +103,7 @@ class ZmqEndpoint(Endpoint):
             for item in (*fds, self._socket, *([self._monitor] if self._monitor else [])):
                 self._poller.register(item, zmq.POLLIN)
         until = time.monotonic() + timeout
-        while True:  # a stranger is no event: the coordinator takes an empty answer for silence
+        while True:  # an unauthenticated peer is no event: the coordinator takes an empty answer for silence
             left = 0.0 if self.lost else max(0.0, until - time.monotonic())
             ready = [item for item, _ in self._poller.poll(math.ceil(left * 1000))]
             envelopes = self._receive_all() if self._socket in ready else []
@@ -157,8 +157,8 @@ class ZmqEndpoint(Endpoint):
         return Incoming(worker, envelope)
 
     def _register(self, route: bytes, envelope: Envelope, frame: zmq.Frame) -> int:
-        """Bind a connection to a worker index by its hello. Errors: WireError for a stranger; AccessError for
-        one with a right key that is told why it must not come in."""
+        """Bind a connection to a worker index by its hello. Errors: WireError for an unauthenticated peer;
+        AccessError for one with a right key that is told why it must not come in."""
         try:
             hello = msgspec.json.decode(envelope.frames[0], type=Hello)
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
@@ -179,7 +179,7 @@ class ZmqEndpoint(Endpoint):
         return worker
 
     def _call_back(self, route: bytes, frame: zmq.Frame) -> None:
-        """Tell the owner of a key to join again; strangers hear nothing."""
+        """Tell the owner of a key to join again; unauthenticated peers hear nothing."""
         worker = self.listener.owner(self._proved(frame))
         if worker is None:
             self.unauthenticated_peers += 1
@@ -188,7 +188,7 @@ class ZmqEndpoint(Endpoint):
         if self._called_back.get(descriptor) == route:
             return
         envelope = pack(Header(VERSION, "rejoin", ""))
-        with suppress(zmq.ZMQError):  # if its queue is full: with its next letter
+        with suppress(zmq.ZMQError):  # if its queue is full: with its next envelope
             self._send(route, envelope)
             self._called_back[descriptor] = route
             self._book(envelope, worker, "down")
@@ -221,7 +221,7 @@ class ZmqEndpoint(Endpoint):
         return tcp_counters.residual(self.listener.port, self._booked)
 
     def _booked(self) -> tuple[int, int] | None:
-        """Of both directions, with what has just come in: a sign of life, to which nobody listens now."""
+        """Of both directions, with what has just come in: a heartbeat, to which nobody listens now."""
         self._receive_all()
         if self._monitor is not None:
             self._note_ends()
@@ -253,11 +253,11 @@ def first_envelope(buffers: Sequence[memoryview]) -> Envelope:
     if sum(b.nbytes for b in buffers) > HELLO_BYTES:
         raise NoHello("too long for a hello")
     try:
-        envelope = unpack(buffers, "from a stranger")
+        envelope = unpack(buffers, "from an unauthenticated peer")
     except WireError as e:
         raise NoHello(str(e)) from None
     if envelope.header.kind != "hello" or len(envelope.frames) != 1:
-        raise NoHello(f"a letter of kind {envelope.header.kind!r} where a hello is due")
+        raise NoHello(f"an envelope of kind {envelope.header.kind!r} where a hello is due")
     return envelope
 
 

@@ -1,4 +1,4 @@
-"""Signs of life from inside the computation.
+"""Heartbeats from inside the computation.
 
 A process that answers ZeroMQ's heartbeats may hang in its own loop (its I/O thread answers), so a worker
 speaks where it computes: before a forward pass of the network, at most once a second. One that is slow keeps

@@ -1,4 +1,4 @@
-"""A worker process from its first connection to its last letter."""
+"""A worker process from its first connection to its last envelope."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from workers.worker.runtime import WorkerRuntime, failure
 
 JOIN_DEADLINE = 120.0
 IDLE = 5.0
-"""A worker elsewhere that has heard nothing for so long says that it is there: if the coordinator has given
+"""A remote worker that has heard nothing for so long says that it is there: if the coordinator has given
 it up meanwhile, its answer is that it must join again."""
 
 

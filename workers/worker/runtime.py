@@ -81,7 +81,7 @@ def to_score(message: Evaluate | EvaluateFull) -> Point | Gaussian:
 
 
 class WorkerRuntime:
-    """Turns one letter into its reply. Holds the problem, a cache of states, and one model to score."""
+    """Turns one envelope into its reply. Holds the problem, a cache of states, and one model to score."""
 
     def __init__(self, problem: Problem, run_dir: Path, run: str, index: int) -> None:
         self.problem, self.run, self.index = problem, run, index
@@ -93,14 +93,14 @@ class WorkerRuntime:
         h = envelope.header
         try:
             if h.run != self.run:
-                raise WireError(f"a letter of run {h.run!r}; worker {self.index} serves {self.run!r}")
+                raise WireError(f"an envelope of run {h.run!r}; worker {self.index} serves {self.run!r}")
             if h.kind == "task":
                 return self._train(envelope)
             if h.kind == "gone":
                 return self._reply("absent", envelope)
             if h.kind == "evaluate":
                 return self._score(envelope)
-            raise WireError(f"worker {self.index} got a letter of kind {h.kind!r}")
+            raise WireError(f"worker {self.index} got an envelope of kind {h.kind!r}")
         except Interrupted:
             raise
         except Exception as e:
@@ -156,7 +156,7 @@ class WorkerRuntime:
 
 
 def failure(error: Exception) -> tuple[Any, Any]:
-    """The field of a 'failed' letter: exit code and what went wrong."""
+    """The field of a 'failed' envelope: exit code and what went wrong."""
     if isinstance(error, FedsimError):
         notice = (error.exit_code, str(error))
     else:
@@ -165,6 +165,6 @@ def failure(error: Exception) -> tuple[Any, Any]:
 
 
 def task_of(envelope: Envelope) -> TaskId:
-    """The task that a letter answers."""
+    """The task that an envelope answers."""
     h = envelope.header
     return TaskId(h.round, h.exchange, h.client, h.base)

@@ -177,7 +177,7 @@ def _move(
             break
         direction = -_inverse(pairs, here, root, temperature)
         down = float(direction @ here)
-        if down >= 0:  # rounding has spoilt the pairs
+        if down >= 0:  # rounding has spoiled the pairs
             pairs, direction = [], -root.solve(here) / temperature
             down = float(direction @ here)
         length = lr

@@ -27,7 +27,7 @@ def write_h5(path: Path, clients: dict[str, dict[str, Any]]) -> None:
 
 
 def write_emnist(folder: Path, clients: int = 4, rows: int = 20, classes: int = 62) -> dict[str, Any]:
-    """Writers whose letters are easy to tell: a dark row where the label says. Returns the columns."""
+    """Writers whose envelopes are easy to tell: a dark row where the label says. Returns the columns."""
     draws = np.random.RandomState(0)
     written = {}
     for part, n in (("train", rows), ("test", 5)):

@@ -1,4 +1,4 @@
-"""Codecs in letters, in problems and in whole runs: where each is accepted, what it saves and changes."""
+"""Codecs in envelopes, in problems and in whole runs: where each is accepted, what it saves and changes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def envelope_of(message: object, codecs: dict[str, str], **label: Any) -> Envelo
     return unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
 
 
-# ---- letters
+# ---- envelopes
 
 
 def test_a_letter_decodes_to_what_its_sender_decodes() -> None:

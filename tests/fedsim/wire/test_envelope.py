@@ -1,4 +1,4 @@
-"""Letters: every bit covered, every size known beforehand, every refusal a WireError."""
+"""Envelopes: every bit covered, every size known beforehand, every refusal a WireError."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def repacked(body: bytes) -> bytes:
 
 
 def changed(envelope: Envelope, index: int, **changes: Any) -> list[bytes]:
-    """The frames of `letter` with one field's header changed and everything sealed again."""
+    """The frames of `envelope` with one field's header changed and everything sealed again."""
     headers = list(envelope.header.fields)
     headers[index] = msgspec.structs.replace(headers[index], **changes)
     header = msgspec.structs.replace(envelope.header, fields=tuple(headers))
@@ -377,7 +377,7 @@ def test_random_bytes_under_a_valid_checksum_are_refused(body: bytes) -> None:
 
 
 def test_a_changed_header_under_a_valid_checksum_raises_nothing_but_wire_error() -> None:
-    """Whoever can make a checksum can make a letter, but no other exception."""
+    """Whoever can make a checksum can make an envelope, but no other exception."""
     envelope = envelope_of(up())
     body, rest = envelope.head[8:], frames_of(envelope)[1:]
     rng = random.Random(0)
@@ -393,7 +393,7 @@ def test_a_changed_header_under_a_valid_checksum_raises_nothing_but_wire_error()
     assert refused > len(body)
 
 
-# ---- a letter in order that is not what the schema says
+# ---- an envelope in order that is not what the schema says
 
 
 LETTER = envelope_of(up())

@@ -1,4 +1,4 @@
-"""Letters by somebody who can make checksums: whatever is changed, a typed message or a WireError.
+"""Envelopes by somebody who can make checksums: whatever is changed, a typed message or a WireError.
 
 Damage by accident fails a checksum (test_letter.py). Here every checksum is right, so that what is tried are
 the checks behind them: header, schema, layout, codecs.
@@ -89,7 +89,7 @@ REFS = {name: getattr(draw_up(0), name) for name in ("mean", "delta", "sums")}
 
 @dataclass(frozen=True)
 class Sample:
-    """A sound letter: its codecs, its header as plain msgpack, its frames."""
+    """A sound envelope: its codecs, its header as plain msgpack, its frames."""
 
     codecs: dict[str, str]
     header: list[Any]

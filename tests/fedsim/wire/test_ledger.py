@@ -34,7 +34,7 @@ def f(n: int) -> int:
 
 
 def random_envelope(rng: random.Random) -> Envelope:
-    """A letter of any kind with dense, rounded and two-part fields."""
+    """An envelope of any kind with dense, rounded and two-part fields."""
     kind = rng.choice(["task", "upload", "evaluate", "score", "hello", "welcome", "ready", "failed", "stop"])
     headers, frames = [], []
     for i in range(rng.randrange(4)):
@@ -295,7 +295,7 @@ def test_the_references_vector_on_a_counted_stream() -> None:
 
 
 def test_the_ledger_is_the_bytes_on_the_stream() -> None:
-    """Letters as the endpoints send them, one of them with a frame of 1 MB, and the handshake."""
+    """Envelopes as the endpoints send them, one of them with a frame of 1 MB, and the handshake."""
     large = torch.arange(250_000, dtype=torch.float32)
     parts = codec("dense").pack(large)
     described = tuple(PartHeader(layer, data.nbytes, digest(data)) for layer, data in parts)
