@@ -1,5 +1,5 @@
 """Error feedback: what a lossy codec took from an upload is added to the client's next one (Seide et al.
-2014; Karimireddy et al. 2019, Algorithm 2), around any algorithm whose uploads are increments.
+2014; Karimireddy et al., arXiv:1901.09847, Alg. 2), around any algorithm whose uploads are increments.
 
     client:  p_k <- x_k + e_k            x_k: what the algorithm would upload
              sends C(p_k)

@@ -1,7 +1,7 @@
 """Errors that say whose fault it is and what to do.
 
 Every error a user can meet derives from FedsimError and carries the exit code of the command line
-(design section 10). Anything else that escapes is a defect of fedsim and shows its traceback.
+(docs/references/faults.md#exit-codes). Anything else is a defect of fedsim and shows its traceback.
 """
 
 from __future__ import annotations

@@ -95,8 +95,7 @@ def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ())
 def _struck(
     participants: tuple[int, ...], chance: float, population: ClientPopulation, round: int, what: str
 ) -> frozenset[int]:
-    """The clients that it affects: one draw per client of the population, so that the other participants do not
-    matter."""
+    """The clients that it affects: one draw per client, so that the other participants do not matter."""
     if not chance:
         return frozenset()
     drawn = population.draws(round, what).random(population.clients)

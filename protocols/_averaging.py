@@ -1,5 +1,5 @@
 """Algorithms whose clients upload a delta that the server takes as a gradient: generalised federated
-optimisation (Al-Shedivat et al. 2021, Algorithm 1; papers-and-code.md 2.4).
+optimisation (Al-Shedivat et al. 2021, Algorithm 1; docs/references/equations.md#server-optimisers).
 
     client:  Delta_k <- CLIENTUPDATE(w_g)
     server:  Delta   <- sum_k N_k Delta_k / sum_k N_k        over the participants

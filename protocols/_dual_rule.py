@@ -9,7 +9,7 @@ Natural parameters add where factors multiply, so with q = N(w, I), t_k = exp(v_
 gamma = rho_server = rho this is ADMM (v_k += rho (w_k - w_g), w_g = (sum v_k + rho sum w_k) /
 (delta + rho K)); with a learned precision it is Bayesian-ADMM; rho_server = 0 leaves the averaging out
 and gives AMA and, with rho = 1, PVI (docs/family.md has the table). Sources: Moellenhoff et al. v2,
-Eq. 5-7, 15-20, 39-41, 53-54; papers-and-code.md, sections 3 and 4.
+Eq. 5-7, 15-20, 39-41, 53-54 (arXiv:2506.13150); docs/references/equations.md#one-family.
 
 Every product is over all K clients, although only some take part in a round. The option `silent` says
 what the others' q_k count as: `participants`, the average of this round's participants (as in FedDyn);
@@ -111,7 +111,7 @@ class DualRule:
         of rho S_g is left.
 
         The client's problem is bounded below only where H_k - V_k + rho S_g > 0, which nothing ensures
-        (papers-and-code.md 4.8; curvature-and-solvers.md 3.4). Where V_k is held, v_k follows it, so that
+        (docs/references/curvature-and-solvers.md). Where V_k is held, v_k follows it, so that
         the pull's gradient at m_g is what it was. The stored dual is unchanged; `put_back` says what q_k
         then counts as.
         """

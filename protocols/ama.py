@@ -1,5 +1,5 @@
 """AMA - the alternating minimisation algorithm, Tseng 1991; Moellenhoff et al. v2, Eq. 39-41
-(papers-and-code.md 3.3). ADMM without the proximal term at the server, and so the point-estimate
+(docs/references/equations.md#ama). ADMM without the proximal term at the server, and so the point-estimate
 sibling of PVI.
 
     client:  w_k <- argmin l_k(w) + v_k . w + (rho/2) ||w - w_g||^2      (SUM loss)

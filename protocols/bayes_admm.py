@@ -1,5 +1,5 @@
 """Bayesian-ADMM - Moellenhoff, Swaroop, Doshi-Velez, Khan, "Federated ADMM from Bayesian Duality", v2,
-Eq. 15-20, 53-54, App. D.2 (papers-and-code.md 4.2). fedadmm with a q whose precision is learned.
+Eq. 15-20, 53-54, App. D.2 (arXiv:2506.13150). fedadmm with a q whose precision is learned.
 
     client:  (m_k, S_k) <- argmin E_q[l_k + v_k . th - 1/2 th' V_k th] + rho KL(q || q_g)     (SUM loss)
              v_k <- v_k + rho (S_k m_k - S_g m_g) ;   V_k <- V_k + rho (S_k - S_g)

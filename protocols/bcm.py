@@ -1,5 +1,5 @@
-"""BCM - the Bayesian committee machine, Tresp 2000, as in Swaroop et al. 2025, Eq. 3 (papers-and-code.md
-5.1), with a Laplace approximation at every client.
+"""BCM - the Bayesian committee machine, Tresp 2000, as in Swaroop et al. 2025, Eq. 3 (see
+docs/references/equations.md#bayesian-committee-machine), with a Laplace approximation at every client.
 
     client:  w_k <- argmin l_k(w) + (delta/2) ||w||^2 ;   S_k <- H_k(w_k) + delta I      (SUM loss)
              t_k <- p_k / p_0,   p_k = N(w_k, S_k^-1),  p_0 = N(0, I/delta)

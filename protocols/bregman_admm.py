@@ -1,5 +1,5 @@
 """BregmanADMM - Wang & Banerjee 2014, as the baseline of Moellenhoff et al. (v2, App. C.2;
-papers-and-code.md 4.3). Bayesian-ADMM whose dual step is taken in expectation parameters.
+docs/references/equations.md#bregmanadmm). Bayesian-ADMM whose dual step is taken in expectation parameters.
 
     client:  q_k <- argmin E_q[l_k + v_k . th - 1/2 th' V_k th] + rho KL(q || q_g)           (SUM loss)
              v_k <- v_k + c rho (mu1_k - mu1_g),        mu1 = m

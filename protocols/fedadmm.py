@@ -1,4 +1,4 @@
-"""FedADMM - both published forms (papers-and-code.md 3.1; Moellenhoff et al. v2, Eq. 5-7; Swaroop et al.
+"""FedADMM - both published forms (arXiv:2506.13150, Moellenhoff et al. v2, Eq. 5-7; Swaroop et al.
 2025, Eq. 2).
 
     client:  w_k <- argmin l_k(w) + v_k . w + (rho/2) ||w - w_g||^2

@@ -1,4 +1,4 @@
-"""FedAvg - McMahan et al. 2017; the baseline of all five papers (papers-and-code.md 2.1).
+"""FedAvg - McMahan et al. 2017, arXiv:1602.05629 (docs/references/equations.md#fedavg).
 
     client:  w_k <- E epochs of minibatch steps on lbar_k, started at w_g
     server:  w_g <- sum_k N_k w_k / sum_k N_k                    over the participants

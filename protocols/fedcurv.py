@@ -1,4 +1,4 @@
-"""FedCurv - Shoham et al. 2019, the real one (papers-and-code.md 7.5).
+"""FedCurv - Shoham et al. 2019, arXiv:1910.07796 (docs/references/equations.md#fedcurv).
 
     client j:  w_j <- argmin lbar_j(w) + lam sum_{i != j} (w - w_i)' diag(F_i) (w - w_i), started at w_g
                F_j  = diagonal of the empirical Fisher at w_j, mean over its own examples

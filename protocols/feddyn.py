@@ -1,4 +1,4 @@
-"""FedDyn - Acar et al. 2021, as in the FedLap paper (papers-and-code.md 3.2): ADMM in its mean form with a
+"""FedDyn - Acar et al. 2021, as in the FedLap paper (arXiv:2111.04263): ADMM in its mean form with a
 penalty alpha_k per client and a local weight decay.
 
     client:  w_k <- argmin lbar_k(w) + v_k . w + (alpha_k/2) ||w - w_g||^2 + (wd/2) ||w||^2   (MEAN loss)

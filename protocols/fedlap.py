@@ -1,4 +1,4 @@
-"""FedLap - Swaroop, Khan, Doshi-Velez 2025, Eq. 9 (papers-and-code.md 5.2).
+"""FedLap - Swaroop, Khan, Doshi-Velez 2025, Eq. 9 (docs/references/equations.md#fedlap).
 
     client:  w_k <- argmin l_k(w) + delta v_k . w + (delta/2) ||w - w_g||^2      (SUM loss)
              v_k <- v_k + rho (w_k - w_g)

@@ -1,4 +1,4 @@
-"""FedLap-Cov - Swaroop, Khan, Doshi-Velez 2025, Eq. 21 (papers-and-code.md 5.3).
+"""FedLap-Cov - Swaroop, Khan, Doshi-Velez 2025, Eq. 21 (docs/references/equations.md#fedlap-cov).
 
     client:  w_k <- argmin l_k(w) + v_k . w - 1/2 w' V_k w + 1/2 ||w - w_g||^2_{S_g}    (SUM loss)
              S_k <- H_k(w_k) - V_k + S_g                                                (the OLD V_k)

@@ -1,4 +1,4 @@
-"""FedLap-Func - Swaroop, Khan, Doshi-Velez 2025, Eq. 17 (papers-and-code.md 5.4): FedLap whose sites also
+"""FedLap-Func - Swaroop, Khan, Doshi-Velez 2025, Eq. 17 (arXiv:2501.17325): FedLap whose sites also
 speak in function space, on a few memory inputs M_k per client.
 
     client:  w_k <- argmin l_k(w) + delta v_k . w + (delta/2) ||w - w_g||^2                  (SUM loss)

@@ -1,4 +1,4 @@
-"""FedAvgM, FedAdam, FedYogi, FedAdagrad - Reddi et al. 2021, Algorithm 2 (papers-and-code.md 2.4): FedAvg
+"""FedAvgM, FedAdam, FedYogi, FedAdagrad - Reddi et al. 2021, Algorithm 2 (arXiv:2003.00295): FedAvg
 whose server takes the averaged change as a gradient.
 
     client:  Delta_k = w_g - (E epochs of minibatch steps on lbar_k, started at w_g)

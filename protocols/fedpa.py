@@ -1,4 +1,4 @@
-"""FedPA - federated posterior averaging, Al-Shedivat et al. 2021, Algorithms 1, 3, 4 (papers-and-code.md 6).
+"""FedPA - federated posterior averaging, Al-Shedivat et al. 2021, Algorithms 1, 3, 4 (arXiv:2010.05273).
 
     client:  x_1..x_l <- IASG samples of its posterior, started at w_g
              Delta_k  <- Sigma^-1 (w_g - xbar),  Sigma the shrunk sample covariance

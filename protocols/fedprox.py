@@ -1,4 +1,4 @@
-"""FedProx - Li et al. 2020, as in the FedLap paper, Eq. 2 with v_k = 0 (papers-and-code.md 2.2).
+"""FedProx - Li et al. 2020, as in the FedLap paper, Eq. 2 with v_k = 0 (arXiv:1812.06127).
 
     client:  w_k <- argmin lbar_k(w) + (delta/2) ||w - w_g||^2          (mean-loss scale)
     server:  w_g <- sum_k N_k w_k / sum_k N_k                           over the participants

@@ -1,4 +1,4 @@
-"""FOLA and its offline variant - Liu & Zheng, Algorithm 1, Eq. 8-18 (papers-and-code.md 7): Gaussian product
+"""FOLA and its offline variant - Liu & Zheng, Algorithm 1, Eq. 8-18 (arXiv:2102.01936v1): Gaussian product
 aggregation with a Laplace approximation whose curvature is gathered during training.
 
     client:  theta <- mu_S ; F <- 0
@@ -161,7 +161,7 @@ class LaplaceOffline(_Product):
     local: LocalTraining = LocalTraining(optimiser="sgd", lr=0.1, clip=10.0)
 
     name: ClassVar[str] = "laplace_offline"
-    paper: ClassVar[str] = "Liu & Zheng, Sec. 3.3 (offline)"
+    paper: ClassVar[str] = "Liu & Zheng, Sec. 3.4, Eq. 14 (offline)"
 
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
         fit = minimise(shard, down.mean, how=self.local, rng=task.rng, penalties=(prior,))

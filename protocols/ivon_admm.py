@@ -1,4 +1,4 @@
-"""IVON-ADMM - Moellenhoff et al. v2, Algorithms 1 and 2, App. D.4 (BayesADMM in v1; papers-and-code.md 4.5):
+"""IVON-ADMM - Moellenhoff et al. v2, Algorithms 1 and 2, App. D.4 (docs/references/equations.md#ivon-admm):
 Bayesian-ADMM for diagonal Gaussians, the client's problem solved by IVON at the price of SGD.
 
     client:  (m_k, s_k) <- argmin E_q[l_k / tau + v_k . th - 1/2 th' diag(u_k) th] + rho KL(q || q_g)

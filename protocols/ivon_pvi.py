@@ -1,5 +1,5 @@
 """IVON-PVI - PVI for diagonal Gaussians with IVON as the local solver, Moellenhoff et al. v2, Table 5
-(papers-and-code.md 4.6). IVON-ADMM with alpha = 1 at the server and rho = 1 at the client.
+(docs/references/equations.md#ivon-pvi). IVON-ADMM with alpha = 1 at the server and rho = 1 at the client.
 
     client:  (m_k, s_k) <- argmin E_q[l_k / tau + v_k . th - 1/2 th' diag(u_k) th] + KL(q || q_g)
              v_k <- v_k + damping (s_k m_k - s_g m_g) ;   u_k <- u_k + damping (s_k - s_g)

@@ -1,4 +1,4 @@
-"""MB-SGD - one gradient per client and round (papers-and-code.md 2.3).
+"""MB-SGD - one gradient per client and round (docs/references/equations.md#mb-sgd).
 
     client:  g_k <- gradient of lbar_k at w_g, over all its examples or one random batch of them
     server:  w_g <- SERVERUPDATE(w_g, sum_k N_k g_k / sum_k N_k)          over the participants

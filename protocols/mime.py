@@ -1,4 +1,4 @@
-"""Mime and MimeLite - Karimireddy et al. 2020 (papers-and-code.md 2.5), with SGD momentum as the server's
+"""Mime and MimeLite - Karimireddy et al. 2020 (arXiv:2008.03606), with SGD momentum as the server's
 statistic.
 
     exchange 1   down x           up  g_k = gradient of lbar_k at x, over all its examples

@@ -1,4 +1,4 @@
-"""MimeLite - Karimireddy et al. 2020 (papers-and-code.md 2.5), with SGD momentum as the server's statistic:
+"""MimeLite - Karimireddy et al. 2020 (arXiv:2008.03606), with SGD momentum as the server's statistic:
 mime without the correction, and so in one exchange.
 
     client:  y <- x, then for every batch  y <- y - eta [ (1-beta) grad f(y; z) + beta m ]     m stays fixed

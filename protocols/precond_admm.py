@@ -1,5 +1,5 @@
 """Preconditioned ADMM - Bayesian-ADMM with a fixed precision S (Moellenhoff et al. v2, Table 3, Eq. 15-17
-and 54; papers-and-code.md 3.4).
+and 54; docs/references/equations.md#preconditioned-admm).
 
     client:  m_k <- argmin l_k(m) + v_k . m + (rho/2) ||m - m_g||_S^2        (SUM loss; E_q[l_k] ~ l_k(m))
              v_k <- v_k + rho S (m_k - m_g)

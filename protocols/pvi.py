@@ -1,5 +1,5 @@
 """PVI - partitioned variational inference, Ashman et al. 2022, with damping (FedLap paper, Eq. 5-6;
-Moellenhoff et al. v2, App. C.3; papers-and-code.md 4.1). Bayesian-ADMM without rho in front of the KL and
+Moellenhoff et al. v2, App. C.3; arXiv:2202.12275). Bayesian-ADMM without rho in front of the KL and
 without the averaging at the server.
 
     client:  q_k <- argmin_q E_q[l_k + log t_k] + KL(q || q_g)                 (SUM loss)

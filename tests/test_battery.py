@@ -1,4 +1,4 @@
-"""The battery that every registered algorithm passes (design section 11).
+"""The battery that every registered algorithm passes (docs/adding-an-algorithm.md).
 
 A new algorithm joins by being registered; if its clients hold float64 tensors, that is duals, it also
 names in DUALS where its server keeps their sums. Setting: logistic regression on digits, 3 clients,
@@ -135,7 +135,7 @@ def sums_error(run: Run) -> float:
 
 
 SUMS = 1e-12
-"""Relative; design section 3."""
+"""Relative: docs/references/equations.md#dual-step-and-commit."""
 
 
 # ---- hyperparameters
@@ -340,7 +340,7 @@ def test_arrival_order_does_not_matter(
 
 
 def test_metrics_are_written_in_the_order_of_rounds(tmp_path: Path) -> None:
-    """metrics.jsonl is bits, and the summary's last line is the last round's (design sections 8, 9)."""
+    """metrics.jsonl is bits, the summary has the last round (docs/references/bytes.md#files-of-a-run)."""
 
     def connect(problem: Problem, folder: Path, ledger: Ledger) -> Endpoint:
         return LateScores(ledger, [WorkerRuntime(problem, folder, "run", w) for w in range(2)])

@@ -3,7 +3,7 @@
     python docs/recipes/digit_pairs.py --data-dir DIR   6 minutes; writes docs/results/digit_pairs.{png,md}
 
 The variational objective -ELBO(q_g) = E_q[sum_k l_k] + KL(q_g || N(0, I/delta)) by round. Settings:
-Moellenhoff et al. v2, App. E.3, and main_elbo.py of their release (papers-and-code.md 4.7).
+Moellenhoff et al. v2, App. E.3, and main_elbo.py of their release (arXiv:2506.13150).
 """
 
 from __future__ import annotations

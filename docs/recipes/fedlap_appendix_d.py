@@ -5,7 +5,7 @@
 
 D.1  FedDyn on homogeneous MNIST with more, less and no weight decay.
 D.2  FedLap and FedDyn on UCI Credit in two equal homogeneous clients: rounds to the ideal training loss.
-Settings: papers-and-code.md 3.2. Curves are runs of the launcher, in process, but for those with exact local
+Settings: arXiv:2501.17325 App. D. Curves are runs of the launcher, in process, but for those with exact local
 solves, which have the same algorithms in memory.
 """
 

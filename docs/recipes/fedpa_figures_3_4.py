@@ -1,5 +1,5 @@
 """FedPA paper, Figures 3 and 4: bias and variance of client deltas; effective size of IASG's samples
-(Al-Shedivat et al. 2021, Appendix A; papers-and-code.md 6.6).
+(Al-Shedivat et al. 2021, Appendix A; docs/references/published-numbers.md#fedpa).
 
     python docs/recipes/fedpa_figures_3_4.py    4 minutes; writes docs/results/fedpa_figures_3_4.{png,md}
 

@@ -1,4 +1,4 @@
-"""FedPA paper, Appendix C: the delta by dynamic programming, one sample at a time (papers-and-code.md 6.2).
+"""FedPA paper, Appendix C: the delta by dynamic programming, one sample at a time (arXiv:2010.05273).
 
     u_t = x_t - xbar_{t-1} ,   gamma_t = rho (t-1)/t
     v_t = u_t - sum_{k=2}^{t-1} gamma_k <v_k, u_t> / (1 + gamma_k <v_k, u_k>) v_k              (Eq. 25-28)

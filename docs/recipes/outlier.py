@@ -3,7 +3,7 @@
     python docs/recipes/outlier.py      1 minute; writes docs/results/outlier.{png,md}
 
 Logistic regression in the plane, two weights and a bias. Data and settings: Moellenhoff et al. v2, Fig. 4,
-and main_illustration.py of their release (papers-and-code.md 4.7).
+and main_illustration.py of their release (docs/references/published-numbers.md#toy-examples).
 """
 
 from __future__ import annotations

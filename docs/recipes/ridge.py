@@ -4,7 +4,7 @@
 
 Five clients have two digits of MNIST each; l_k(w) = 1/2 |X_k W - Y_k|^2 with one-hot Y, l_0 = delta/2 |w|^2.
 Clients solve their problem in closed form, so what is left is the communication alone. Settings: Moellenhoff
-et al. v2, App. E, and main_onestep.py of their release (papers-and-code.md 4.7).
+et al. v2, App. E, and main_onestep.py of their release (docs/references/published-numbers.md#toy-examples).
 """
 
 from __future__ import annotations

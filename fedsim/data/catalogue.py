@@ -79,7 +79,7 @@ _ALL = (
         classes=10,
         scale=255.0,
         files=_idx_files("FashionMNIST"),
-        # The published FMNIST numbers come from pixels of 0..255 (papers-and-code.md, Sec. 1.2).
+        # The published numbers have pixels of 0..255 (docs/references/published-numbers.md#data-sets).
         default_inputs="raw",
         source="FashionMNIST idx files, MIT; torchvision.datasets.FashionMNIST(DIR, download=True)",
     ),

@@ -24,7 +24,7 @@ RandomState = np.random.RandomState
 # Classes of the published two-class split are "used" at most this often as a second class.
 _TWO_CLASSES_CAP = 20
 
-# Per client (negative, positive) points, reference papers-and-code.md, Sec. 5.5.
+# Per client (negative, positive) points: docs/references/published-numbers.md#uci-credit.
 CREDIT_TABLES: dict[str, tuple[tuple[int, int], ...]] = {
     "credit_het": ((34, 2),) * 5 + ((22, 45),) * 5,
     # The last 24 becomes 23: the training split has 236 positives and the table asks for 237.
@@ -61,7 +61,7 @@ def two_dirichlet(
     size_alpha: float,
     class_alpha: float,
 ) -> Split:
-    """The papers' heterogeneous split (FedLap, App. E.1; reference Sec. 1.3).
+    """The papers' heterogeneous split (FedLap, arXiv:2501.17325, App. E.1).
 
         p ~ Dir(size_alpha) over clients;  Q_k ~ Dir(class_alpha) over classes;  M_kc = p_k Q_kc
         n_kc = round(n_c * fraction * M_kc / sum_k' M_k'c),  1 becomes 2
@@ -96,7 +96,7 @@ def two_dirichlet(
 
 
 def two_classes(rng: RandomState, targets: Indices, classes: int, clients: int, points: int) -> Split:
-    """`points` rows of each of two classes per client (scenario S6, reference Sec. 1.3).
+    """`points` rows of each of two classes per client (S6, docs/references/published-numbers.md#splits).
 
     First class: the one used least so far. Second: random, another one, used fewer than 20 times
     (or often enough for all clients, if that is more). Where a class runs out, a client gets its
@@ -135,7 +135,7 @@ def two_classes(rng: RandomState, targets: Indices, classes: int, clients: int, 
 def dirichlet(
     rng: RandomState, targets: Indices, classes: int, clients: int, fraction: float, alpha: float
 ) -> Split:
-    """Every class is divided over the clients in proportions ~ Dir(alpha) (Wang et al. 2020).
+    """Every class is divided over the clients in proportions ~ Dir(alpha) (Wang et al., arXiv:2002.06440).
 
     Nothing is left over: a class is cut at its rounded cumulative proportions. A client that gets
     nothing (usual for alpha = .01, where a class goes to one or two clients) takes 2 rows from the
@@ -143,7 +143,7 @@ def dirichlet(
 
     Differs: Wang et al. draw again until every client has 10 rows; the Gaussian-product release
     truncates each share, drops what is left, and gives an empty client a point of class 0 that
-    another client may hold too (reference Sec. 7.7).
+    another client may hold too (docs/references/published-numbers.md#splits).
     """
     parts: list[list[Indices]] = [[] for _ in range(clients)]
     for label in range(classes):
@@ -171,7 +171,7 @@ def natural(rng: RandomState, centres: Indices, clients: int, fraction: float) -
 def pachinko(
     rng: RandomState, targets: Indices, clients: int, coarse_alpha: float, fine_alpha: float, points: int
 ) -> Split:
-    """CIFAR-100's two-step LDA split (Reddi et al. 2021, App. F; Pachinko allocation, Li & McCallum 2006).
+    """CIFAR-100's two-step LDA split (Reddi et al. 2021, arXiv:2003.00295, App. F; Li & McCallum 2006).
 
     Each client draws a mix of the coarse classes ~ Dir(coarse_alpha) and, of every coarse class, a mix
     of its fine classes ~ Dir(fine_alpha). Each of its `points` examples: a coarse class, a fine class of

@@ -1,5 +1,5 @@
 """Memory points and the function term of FedLap-Func: cross-entropy against soft labels on a few inputs
-(Swaroop et al. 2025, Eq. 17; papers-and-code.md 5.4)."""
+(Swaroop et al. 2025, arXiv:2501.17325, Eq. 17; docs/references/equations.md#fedlap-func)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A factor is exp(shift . w - 1/2 w' S w) up to a constant, with S the precision. 
 family: a float (S I, isotropic or a fixed scale), a vector (P,) (diagonal), a matrix (P, P) (full,
 symmetric). A site t_k, that is a dual, is such a factor too; its precision may be zero or negative.
 Sign: the client's loss is l_k(w) + log t_k(w), so that the local problem's prior is the cavity
-q / t_k (design section 4).
+q / t_k (docs/references/equations.md#notation-and-signs).
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Distance:
     """The penalty (strength / 2) ||w - centre||, the norm NOT squared.
 
     This is what the released code of the FedLap paper computes where the paper has the squared norm
-    (papers-and-code.md 2.2). Its gradient at w = centre, the first step of a round, is taken as 0.
+    (docs/references/misprints.md). Its gradient at w = centre, the first step of a round, is taken as 0.
     """
 
     centre: Tensor

@@ -1,7 +1,7 @@
 """Bytes that ZMTP 3.1 adds to frames on the stream, in closed form.
 
 The formulas and how they were checked to the byte against a counting relay: docs/wire.md and
-reference/wire.md section 2. They hold for ipc and tcp alike; connections have no routing id.
+docs/references/bytes.md. They hold for ipc and tcp alike; connections have no routing id.
 """
 
 from __future__ import annotations

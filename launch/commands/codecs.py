@@ -3,7 +3,7 @@
 Floors that bytes are compared with:
 
     indices    sum over layers of size H(kept / size) / 8, H the binary entropy in bits: the least for
-               positions that are independent of each other (wire.md 3.1)
+               positions that are independent of each other (docs/references/bytes.md#bound-for-sparse-codecs)
     values     sum over byte planes of n H_0 / 8, n values, H_0 the entropy of order 0 of a plane's bytes in
                bits; plane i is byte i of every value as sent (kept ones, half ones, distances), which is what
                the byte shuffle puts side by side. A layer's mean or range counts as it is.

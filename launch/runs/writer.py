@@ -1,4 +1,4 @@
-"""The files a run leaves (design section 9): a contract that other tools read."""
+"""The files a run leaves (docs/references/bytes.md#files-of-a-run): a contract that other tools read."""
 
 from __future__ import annotations
 

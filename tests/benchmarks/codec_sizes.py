@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python -m tests.benchmarks.codec_sizes --data-dir DIR [--plot FILE.png]
 
-The setting of wire.md 3.1: MNIST, 20 clients of dirichlet:0.5, MLP 784-200-100-10 with ReLU, 4 rounds, here
+Setting (docs/references/bytes.md): MNIST, 20 clients, dirichlet:0.5, MLP 784-200-100-10, ReLU, 4 rounds, here
 of FedAvg with 2 local epochs of Adam. Then the largest client trains once more, and its two curvatures are
 taken at the weights that it would upload: the empirical Fisher (squared gradients of the true labels) and
 the diagonal GGN.
@@ -84,7 +84,7 @@ def size(name: str, x: Tensor, spec: Spec) -> int:
 
 
 def by_fraction(title: str, x: Tensor, spec: Spec) -> None:
-    """Bytes, and in brackets the ratio to dense and to the bound of wire.md 3.1: P H(p) / 8 for the
+    """Bytes, the ratio to dense and the ratio to the bound (docs/references/bytes.md): P H(p) / 8 for the
     positions and whole values of the codec's own width."""
     zeros = float((x == 0).double().mean())
     print(f"\n{title}: {zeros:.1%} exact zeros\n")

@@ -1,4 +1,4 @@
-"""A long run whose memory must not grow (reliability.md F26).
+"""A long run whose memory must not grow (docs/reliability.md, F26).
 
     python -m tests.benchmarks.soak --rounds 100000          half an hour on two idle cores
 

@@ -1,5 +1,5 @@
 """The n-th write, rename, link or fsync of a run dies or finds the disk full, for every n until none is hit:
-after a resume the bits are those of an undisturbed run (SQLite's method, reliability.md 6.8)."""
+after a resume the bits are those of an undisturbed run (docs/references/faults.md#methods)."""
 
 from __future__ import annotations
 

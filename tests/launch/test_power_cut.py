@@ -1,5 +1,5 @@
 """The power is cut after any operation of a run, and the disk may hold whatever POSIX allows then: no round
-is lost whose checkpoint was durable, and the run goes on to the same bits (reliability.md F3; ALICE, OSDI
+is lost whose checkpoint was durable, and the run goes on to the same bits (fault F3; ALICE, OSDI
 2014).
 
 A file surely holds what it held at its last fsync, a folder names what it named at its own. Of what was

@@ -76,7 +76,7 @@ class Federation:
     shards: tuple[QuadraticShard, ...]
     codecs: Mapping[str, Mapping[str, str]] | None = None
     commit_on_send: bool = False
-    """The mistake of design section 6: a client commits although its upload is lost."""
+    """A client commits although its upload is lost: docs/references/equations.md#dual-step-and-commit."""
     server: Any = None
     clients: list[Any] = field(default_factory=list)
     round: int = 0

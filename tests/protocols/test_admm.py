@@ -1,7 +1,7 @@
 """The ADMM family of point estimates: FedADMM, FedDyn, AMA and preconditioned ADMM.
 
-Quadratic clients l_k(w) = 1/2 w' A_k w - b_k' w and exact local solutions, in float64; identity 9 of
-reference/curvature-and-solvers.md and papers-and-code.md 3.1-3.4. Relative errors are
+Quadratic clients l_k(w) = 1/2 w' A_k w - b_k' w and exact local solutions, in float64; see
+docs/references/equations.md#identity-9. Relative errors are
 |found - exact| / |exact|; tolerances are about 100 times what was measured, and not below 1e-13.
 """
 
@@ -386,7 +386,7 @@ def test_sums_equal_duals_through_any_codec_schedule_and_loss(
 
 @pytest.mark.parametrize("member", ALL)
 def test_committing_on_send_would_be_seen(quadratics: SimpleNamespace, shards: Shards, member: str) -> None:
-    """The mistake of design section 6 breaks the sums, and the report says so."""
+    """A commit whose upload was lost breaks the sums, and the report says so."""
     federation = quadratics.Federation(ALL[member], shards, commit_on_send=True)
     sums, reported = random_rounds(federation, 20, seed=1)
     assert sums > 0.05

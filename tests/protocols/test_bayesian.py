@@ -1,7 +1,7 @@
 """Bayesian-ADMM and its relatives: PVI, BregmanADMM, IVON-ADMM, IVON-PVI and the committee machine.
 
 Quadratic clients l_k(w) = 1/2 w' A_k w - b_k' w, solved exactly, in float64: identities 1, 2, 3, 11 and 12 of
-reference/curvature-and-solvers.md and papers-and-code.md 4 and 5.1. Relative errors are
+docs/references/equations.md#identities. Relative errors are
 |found - exact| / |exact|; tolerances are about 100 times what was measured, and not below 1e-13.
 """
 
@@ -491,7 +491,7 @@ def test_sums_equal_duals_through_any_codec_schedule_and_loss(
 
 @pytest.mark.parametrize("member", ALL)
 def test_committing_on_send_would_be_seen(quadratics: SimpleNamespace, shards: Shards, member: str) -> None:
-    """The mistake of design section 6 breaks the sums, and the report says so."""
+    """A commit whose upload was lost breaks the sums, and the report says so."""
     federation = quadratics.Federation(ALL[member], shards, commit_on_send=True)
     sums = reported = 0.0
     for participants, lost in participations(1, 20):

@@ -1,4 +1,4 @@
-"""Exact identities of the algorithms, from reference/curvature-and-solvers.md section 5.
+"""Exact identities of the algorithms, from docs/references/equations.md#identities.
 
 Relative error is |found - exact| / |exact|; everything is float64 unless a codec is named. Tolerances
 are about 100 times what was measured, and not below 1e-13.
@@ -80,7 +80,7 @@ def test_fedlap_cov_with_exact_hessians_and_rho_1_is_exact_in_one_round(quadrati
 def test_fedlap_cov_with_the_new_v_in_s_is_wrong(quadratics: SimpleNamespace) -> None:
     mean, precision = one_round_errors(quadratics, NewV(DELTA, 1.0, local=EXACT))
     assert mean > 0.5
-    assert precision > 0.5  # 98 % in the reference
+    assert precision > 0.5  # 98 % in docs/references/equations.md#identity-10
 
 
 @pytest.mark.parametrize("rho", [0.2, 0.7, 1.0])
@@ -151,7 +151,7 @@ def test_fedlap_cov_converges_to_the_same_point_under_partial_participation_and_
 
 
 def test_committing_on_send_would_be_seen(quadratics: SimpleNamespace) -> None:
-    """The mistake of design section 6 breaks the sums, so the tests above can tell."""
+    """A commit whose upload was lost breaks the sums, so the tests above can tell."""
     federation = quadratics.Federation(
         FedLapCov(DELTA, 1.0, local=EXACT), quadratics.regressions(K, D), commit_on_send=True
     )

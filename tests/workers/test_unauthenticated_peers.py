@@ -49,7 +49,7 @@ def guarded(bind: str, revoked: Path = Path("nowhere")) -> CurveListener:
 
 
 def greeting(mechanism: bytes) -> bytes:
-    """Of ZMTP 3.1 (RFC 37)."""
+    """Of ZMTP 3.1 (https://rfc.zeromq.org/spec/37/)."""
     return b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
 
 

@@ -2,7 +2,7 @@
 
 TCP_INFO's bytes_received counts what the stream has delivered in order, bytes_acked what the other side
 has confirmed; neither counts retransmissions, as bytes_sent does. An accepted connection counts exactly the
-stream's bytes while it is open (reference/wire.md 2.3).
+stream's bytes while it is open (docs/references/bytes.md#which-counters-are-exact).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedDyn with the released code's first round (bayes-admm; papers-and-code.md 1.5, 3.2), to see what it does.
+"""FedDyn with the released code's first round (docs/references/misprints.md), to see what it does.
 
     round 1, client:  the prox pulls to 0 instead of the start, and v_k <- alpha_k w_k
     round 1, server:  w_g <- mean of the w_k, and h stays 0

@@ -1,7 +1,7 @@
 """UCI Credit Approval exactly as the FedLap experiments read it.
 
-Source: class FederatedUCICreditDataGenerator of the released bayes-admm history (reference
-papers-and-code.md, Sec. 5.5). Its quirks are kept because published numbers depend on them:
+Source: class FederatedUCICreditDataGenerator of the released bayes-admm history (see
+docs/references/published-numbers.md#uci-credit). Published numbers depend on its quirks, so they are kept:
 
 - the first row is lost (pandas took it for a header);
 - rows with a '?' are dropped: 652 of 689 remain;

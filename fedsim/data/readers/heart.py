@@ -11,7 +11,7 @@ dropped, then rows with a '?'; 66/34 split by scikit-learn with random_state=43,
 The test set pools the four hospitals; label 1 is disease of any degree.
 
 Differs: raw features. FLamby standardises per hospital since 2022; the FedLap experiments took the
-features from beneath that step (reference papers-and-code.md, Sec. 5.6). FLamby joins hospitals in
+features from beneath that step (docs/references/published-numbers.md#flamby-heart). FLamby joins hospitals in
 whatever order the file system lists them; here the order is fixed.
 """
 

@@ -11,7 +11,7 @@ recorded input, so per-example gradients never exist for dense layers, and only 
 others. What lies between the layers (activations, pooling, sums, dropout in eval mode) is ordinary
 autograd and needs no rule.
 
-Source: H_k of FedLap-Cov, Eq. 21 of Swaroop et al., Connecting Federated ADMM to Bayes; the
+Source: H_k of FedLap-Cov, Eq. 21 of Connecting Federated ADMM to Bayes (arXiv:2501.17325); the
 released code has it from laplace-torch, on the sum scale (BackPACK's DiagGGNExact).
 Differs: not in value for columns="exact". "sign" and "top2_sign" are unbiased estimates, for
 convolutions and many classes, where exact curvature costs several epochs of training.
@@ -38,7 +38,7 @@ COLUMNS = ("exact", "sign", "top2_sign")
 def best_chunk(module: nn.Module) -> int:
     """The fastest number of examples per chunk: 32 with convolutions (memory), else 512.
 
-    Measured in reference/curvature-and-solvers.md, section 1.1.
+    Measured in docs/references/curvature-and-solvers.md#cost-of-the-diagonal-ggn.
     """
     return 32 if any(isinstance(m, nn.Conv2d) for m in module.modules()) else 512
 

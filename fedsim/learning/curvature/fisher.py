@@ -1,6 +1,6 @@
 """The diagonal of the empirical Fisher information: squared gradients of the log-likelihood of the TRUE
-labels (Liu & Zheng, Eq. 13-15; papers-and-code.md 7.2). It estimates something else than the GGN: see
-curvature-and-solvers.md 1.4."""
+labels (Liu & Zheng, Eq. 13-15, arXiv:2102.01936v1). It estimates something else than the GGN: see
+docs/references/curvature-and-solvers.md#empirical-fisher."""
 
 from __future__ import annotations
 

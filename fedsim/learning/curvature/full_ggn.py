@@ -6,7 +6,7 @@ with H_n = S_n S_n' and S_n as in curvature.py, whose diagonal_ggn is the diagon
 the logits are linear in the parameters, z_n = W a_n, the blocks of two classes are
 sum_n H_n[c, d] a_n a_n': one product of (C^2, n) with (n, I^2) instead of (P, nC) with (nC, P).
 
-Source: the Hessian of full-covariance Bayesian ADMM, Moellenhoff et al., App. C.4; VON there runs on
+Source: the Hessian of full-covariance Bayesian ADMM, arXiv:2506.13150, App. D.2; VON there runs on
 logistic regression, for which the GGN is the Hessian.
 """
 

@@ -10,8 +10,8 @@ forward pass, drawn from torch's global generator: `torch.manual_seed(seed)` and
 gives the start of the released code (bayes-admm `models.py`, `train.py` L195-225). No activation
 works in place, so that layer outputs may be recorded by hooks.
 
-Short names of papers: v1/v2 = Moellenhoff et al., Federated ADMM from Bayesian Duality;
-FedLap = Swaroop et al., Connecting Federated ADMM to Bayes; Gaussian product = Liu & Zheng.
+Short names of papers: v1/v2 = Federated ADMM from Bayesian Duality (arXiv:2506.13150);
+FedLap = Connecting Federated ADMM to Bayes (arXiv:2501.17325); Gaussian product = arXiv:2102.01936v1.
 tff_models has those of FedPA.
 """
 

@@ -1,4 +1,4 @@
-"""The networks of the FedPA paper (Al-Shedivat et al.), which are those of Reddi et al. 2021.
+"""The networks of the FedPA paper (arXiv:2010.05273), which are those of Reddi et al. (arXiv:2003.00295).
 
 Sources: TensorFlow Federated (TFF) `simulation/baselines` and google-research/federated `utils/models`,
 whose layers, sizes and initialisation these follow; the truncation of Keras' normal draws is left out.

@@ -1,5 +1,5 @@
 """FedPA's client: samples of the local posterior, and the delta that they give (Al-Shedivat et al. 2021,
-Algorithms 3 and 4, Appendix C; curvature-and-solvers.md 4)."""
+arXiv:2010.05273, Algorithms 3 and 4, App. C; docs/references/curvature-and-solvers.md#fedpa-delta)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """IVON on flat vectors, with a prior per coordinate and duals: a client's variational local solver.
 
-Algorithm 2 of Moellenhoff et al., Federated ADMM from Bayesian Duality. It minimises over
+Algorithm 2 of Federated ADMM from Bayesian Duality (arXiv:2506.13150). It minimises over
 q = N(m, diag sigma^2)
 
     F(q) = lambda E_q[ lbar(th) + v'th - 1/2 th'diag(u)th ] + KL( q || N(m_p, 1/s_p) )

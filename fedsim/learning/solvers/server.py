@@ -1,4 +1,4 @@
-"""What a server does with an averaged client delta, taken as a gradient (papers-and-code.md 2.4; Reddi et
+"""What a server does with an averaged client delta, taken as a gradient (arXiv:2003.00295: Reddi et
 al. 2021, Algorithm 2).
 
     sgd      m <- beta m + Delta                     w <- w - lr m

@@ -8,8 +8,8 @@ Every client problem of PVI and of Bayesian-ADMM has this form: PVI with pull = 
     temperature * S = pull.precision + E_q[hess l_k]       (its diagonal in the diagonal family)
     0 = E_q[grad l_k] + pull.precision m - pull.shift
 
-Source: Khan & Rue, The Bayesian learning rule, Eq. 12; Moellenhoff et al., Federated ADMM from Bayesian
-Duality, App. D.2; toyexamples/admm.py of its release.
+Source: The Bayesian learning rule, Eq. 12, arXiv:2107.04562; Moellenhoff et al., Federated ADMM from Bayesian
+Duality, App. D.2 (arXiv:2506.13150); toyexamples/admm.py of its release.
 Differs: the same eps serve all steps, so the result is a fixed point and not an average over the last
 draws. Between two steps of S, the mean is solved (nearly) by L-BFGS preconditioned with S: the plain step
 S^-1 grad diverges for a diagonal S, and for a full S far from the solution. The step of S adapts. The

@@ -1,4 +1,4 @@
-"""Kept entries as one bit per position and their values, both under zstd (wire.md 3.9).
+"""Kept entries as one bit per position and their values, both under zstd (docs/references/bytes.md).
 
     bitmap   the rule of csr (fedsim.wire.codecs.csr): the largest entries of a layer, the rest their mean
     best     the same with bfloat16 values; the means stay float32

@@ -1,4 +1,4 @@
-"""The Gaussian-product paper's compression of a diagonal precision (papers-and-code.md 7.3).
+"""The Gaussian-product paper's compression of a diagonal precision (arXiv:2102.01936v1, Sec. 3.5).
 
 Rule: of every layer keep the max(1, round(p size)) largest entries (of equal ones the first) and replace
 the rest by their mean. csr sends that as the paper says; fedsim.wire.codecs.bitmap codes the same

@@ -4,7 +4,7 @@
             z      = zigzag(key(x) - key(ref) mod 2^n)
 
 key keeps the order of the floats (-0 next to 0), so close floats are close integers, and it is one to
-one on all bit patterns, NaN payloads included. wire.md 3.7 measured 1.8x on means.
+one on all bit patterns, NaN payloads included. Measured: docs/references/bytes.md#lossless-codecs.
 """
 
 from __future__ import annotations

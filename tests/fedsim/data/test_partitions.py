@@ -30,7 +30,7 @@ def _check(split: tuple[np.ndarray, ...], clients: int, n: int) -> np.ndarray:
     return rows
 
 
-# ---- the papers' split. Sizes: reference papers-and-code.md, Sec. 1.3
+# ---- the papers' split. Sizes: docs/references/published-numbers.md#splits
 
 _PUBLISHED = {
     ("FMNIST 10 %", 62): [30, 499, 1301, 409, 749, 189, 654, 160, 229, 1789],
@@ -77,7 +77,7 @@ def test_two_dirichlet_gives_an_empty_client_two_rows() -> None:
 
 
 def test_two_dirichlet_row_by_row() -> None:
-    """An independent computation from the formula of Sec. 1.3, on unbalanced classes."""
+    """Computed from the formula (docs/references/published-numbers.md) on unbalanced classes."""
     targets = np.random.RandomState(5).randint(0, 3, 200).astype(np.int64)
     split = partition("two_dirichlet:2,0.7", targets=targets, classes=3, clients=4, seed=11, fraction=0.5)
     rng = np.random.RandomState(11)

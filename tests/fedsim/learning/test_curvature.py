@@ -1,6 +1,6 @@
 """diagonal_ggn against brute force, the true Hessian, and the cases it must refuse.
 
-Identity 13 of reference/curvature-and-solvers.md. "Relative error" is |found - exact| / |exact|.
+Identity 13 of docs/references/equations.md#identity-13. "Relative error" is |found - exact| / |exact|.
 """
 
 from __future__ import annotations

@@ -375,7 +375,7 @@ def test_exact_and_quadratic_need_each_other(shard: Shard) -> None:
 
 
 def test_sgd_clips_the_same_on_both_scales(shard: Shard) -> None:
-    """The released code divides the summed loss by N_k and then clips (papers-and-code.md 5.2)."""
+    """The released code divides the summed loss by N_k and then clips (docs/references/misprints.md)."""
     how = LocalTraining(epochs=1, batch_size=4, lr=0.1, optimiser="sgd", clip=1e-3)
     start = torch.randn(shard.net.layout.size, generator=torch.Generator().manual_seed(3))
     ends = [

@@ -1,5 +1,5 @@
-"""FedPA's delta against the dense solve and the paper's recurrence (identity 5 of
-curvature-and-solvers.md); IASG's chain; the empirical Fisher."""
+"""FedPA's delta against the dense solve and the paper's recurrence (see
+docs/references/equations.md#identity-5); IASG's chain; the empirical Fisher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def dense(start: Tensor, x: Tensor, rho: float) -> Tensor:
 
 
 def recurrence(start: Tensor, x: Tensor, rho: float) -> list[Tensor]:
-    """Appendix C (curvature-and-solvers.md 4): the delta of every prefix, O(l^2 d)."""
+    """arXiv:2010.05273, Appendix C: the delta of every prefix, O(l^2 d)."""
     mean, D = x[0].clone(), start - x[0]
     w, uw, g, out = [], [], [], [D.clone()]
     for t in range(2, len(x) + 1):

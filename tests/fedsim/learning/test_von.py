@@ -1,6 +1,6 @@
 """VON and the full GGN against brute force, closed forms and the stationarity of their own samples.
 
-"Relative error" is |found - exact| / |exact|. Identities 3 and 13 of reference/curvature-and-solvers.md.
+"Relative error" is |found - exact| / |exact|. Identities 3 and 13 of docs/references/equations.md#identities.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def test_csr_holds_the_arrays_of_scipy(p: float) -> None:
     ("p", "total"), [(0.01, 15_556), (0.05, 72_548), (0.1, 143_788), (0.2, 286_276), (0.5, 713_740)]
 )
 def test_csr_of_the_measured_network_has_the_measured_bytes(p: float, total: int) -> None:
-    """wire.md 3.3: MLP 784-200-100-10."""
+    """docs/references/bytes.md#compressed-sparse-rows: MLP 784-200-100-10."""
     module = nn.Sequential(nn.Linear(784, 200), nn.Linear(200, 100), nn.Linear(100, 10))
     label = spec(Layout.of(module))
     assert sum(b.most for b in codec(f"csr:{p}").bounds(label)) == total

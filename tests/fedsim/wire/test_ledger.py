@@ -1,4 +1,4 @@
-"""The ledger against arithmetic, against the reference's test vector, and against bytes on a stream."""
+"""The ledger against arithmetic, against a measured test vector, and against bytes on a stream."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60
 PATIENCE = 20.0
 """Seconds after which a wait for the loopback gives up; nothing here takes a hundredth of it."""
 VECTOR = ([40, 0], [255], [256], [222], [223], [64, 712_440], [1, 1, 1], [70, 4_000_000, 4_000_000])
-"""The eight messages of reference/wire.md 2.2."""
+"""The eight messages of docs/references/bytes.md#test-vector."""
 PAYLOAD, STREAM = 8_713_573, 8_713_736
 
 
 def f(n: int) -> int:
-    """Bytes on the stream of one frame of n bytes (ZMTP 3.1, NULL), as wire.md 2.1 writes it."""
+    """Bytes on the stream of one frame of n bytes (ZMTP 3.1, NULL): docs/references/bytes.md#framing."""
     return n + 2 if n <= 255 else n + 9
 
 
