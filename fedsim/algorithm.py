@@ -148,7 +148,11 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return {}
 
     def check(self, params: int) -> None:
-        """Errors: UsageError if the algorithm cannot work on a model of P = `params` parameters."""
+        """See below.
+
+        Raises:
+            UsageError: if the algorithm cannot work on a model of P = `params` parameters.
+        """
 
     @abstractmethod
     def server_init(self, ctx: Context) -> Server: ...

@@ -110,7 +110,8 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
 def error_feedback(algorithm: AnyAlgorithm, lossy: frozenset[str]) -> ErrorFeedback:
     """The algorithm with error feedback on the upload fields that `lossy` codecs encode.
 
-    Errors: UsageError if none of them is one whose error may be fed back.
+    Raises:
+        UsageError: if none of them is one whose error may be fed back.
     """
     if not algorithm.fed_back:
         raise UsageError(

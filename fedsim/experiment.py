@@ -67,7 +67,8 @@ DEFAULTS = Experiment()
 def convert(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     """Build a configuration dataclass, naming the key that is wrong.
 
-    Errors: UsageError for an unknown key (with the nearest known one) or a bad value.
+    Raises:
+        UsageError: for an unknown key (with the nearest known one) or a bad value.
     """
     _check_keys(kind, values, where)
     try:
@@ -114,7 +115,11 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def read_toml(path: Path, owner: str = "--config") -> dict[str, Any]:
-    """The contents of a configuration file. Errors: UsageError with the path."""
+    """The contents of a configuration file.
+
+    Raises:
+        UsageError: with the path.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
@@ -148,7 +153,8 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
     """The algorithm with its defaults overridden by (short or dotted) names; in TOML a dotted name is
     a table, so tables are taken as such.
 
-    Errors: UsageError naming the key, and the nearest known one if it is unknown.
+    Raises:
+        UsageError: naming the key, and the nearest known one if it is unknown.
     """
     where = f"hyperparameters of {getattr(algorithm, 'name', algorithm.__name__)}"
     names = hyperparameter_names(algorithm)

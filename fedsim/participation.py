@@ -77,7 +77,9 @@ class _Chosen:
 def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ()) -> Schedule:
     """The schedule that `--participation` names.
 
-    Errors: UsageError if it names none or does not fit the clients, DataError for a bad trace.
+    Raises:
+        UsageError: if it names none or does not fit the clients.
+        DataError: for a bad trace.
     """
     population = ClientPopulation(clients, seed, sizes)
     selection = _parse(spec)
@@ -231,7 +233,11 @@ SPECS = {
 
 
 def _parse(spec: str) -> _Chosen:
-    """Errors: UsageError."""
+    """See below.
+
+    Raises:
+        UsageError: if an argument is wrong.
+    """
     first, *modifiers = traces.split(spec) if spec.startswith(traces.PREFIX) else spec.split("+")
     chances: dict[str, float] = {}
     for modifier in modifiers:

@@ -52,7 +52,11 @@ def short(choice: str) -> str:
 
 
 def fingerprint(spec: str) -> str:
-    """What a spec names by the bytes of its file: the same for a copy elsewhere. Errors: UsageError."""
+    """What a spec names by the bytes of its file: the same for a copy elsewhere.
+
+    Raises:
+        UsageError: if an argument is wrong.
+    """
     path, name = _parts(spec)
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -64,8 +68,9 @@ def fingerprint(spec: str) -> str:
 def load(spec: str, option: str) -> object:
     """The object that `spec` names; `option` is the one that a complaint is about ("--algo").
 
-    Errors: UsageError if there is no such file or no such name in it (with the nearest one), or if
-    executing the file fails (with the line).
+    Raises:
+        UsageError: if there is no such file or no such name in it (with the nearest one), or if executing
+            the file fails (with the line).
     """
     path, name = _parts(spec)
     if not name:

@@ -60,7 +60,12 @@ class Problem:
         data_dir: Path | None,
         device: str = "cpu",
     ) -> Problem:
-        """Errors: UsageError or DataError, naming what does not exist or does not fit."""
+        """See below.
+
+        Raises:
+            UsageError: if an argument is wrong.
+            DataError: naming what does not exist or does not fit.
+        """
         experiment = resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)
         clients = partition(
@@ -95,7 +100,8 @@ class Problem:
     ) -> Problem:
         """What messages need, without a split: every client has the one example 0. For plans of any K.
 
-        Errors: as build, but for the partition.
+        Raises:
+            FedsimError: as build, but for the partition.
         """
         experiment = resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)

@@ -217,7 +217,11 @@ class RoundMachine:
         return self._next_round()
 
     def handle(self, event: Event) -> list[Command]:
-        """Errors: ProtocolError for an event that does not fit the state."""
+        """See below.
+
+        Raises:
+            ProtocolError: for an event that does not fit the state.
+        """
         if isinstance(event, Joined):
             if event.worker in self._load:
                 raise ProtocolError(f"worker {event.worker} joined twice")

@@ -57,7 +57,9 @@ class Clock:
 def clock(link: str, compute: str, deadline: str, *, clients: int, seed: int) -> Clock | None:
     """The clock that --link, --compute and --deadline describe; None if there is none of them.
 
-    Errors: UsageError for what cannot be read, DataError for a bad file of links.
+    Raises:
+        UsageError: for what cannot be read.
+        DataError: for a bad file of links.
     """
     if not (link or compute or deadline):
         return None

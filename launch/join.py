@@ -11,7 +11,11 @@ from launch.processes.server import ENVIRONMENT
 
 
 def join(file: str, *, url: str | None, data_dir: str | None, worker: int | None, patience: float) -> None:
-    """Take part until the run is over. Errors: any FedsimError."""
+    """Take part until the run is over.
+
+    Raises:
+        FedsimError: any FedsimError.
+    """
     os.environ.update(ENVIRONMENT)  # before torch is imported
     from fedsim.errors import Interrupted
     from workers.transport.join_credentials import JoinCredentials

@@ -15,7 +15,12 @@ class RunLock:
     """Held from construction until release, or until this process ends, however it ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Errors: UsageError if another process carries this run out, DiskError."""
+        """See below.
+
+        Raises:
+            UsageError: if another process carries this run out.
+            DiskError: if the disk cannot be read or written.
+        """
         path = folder / "lock"
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -42,7 +47,8 @@ class RunLock:
 def at_rest(folder: Path) -> Iterator[None]:
     """A block in which nobody goes on with the run; a folder that cannot be written is at rest anyway.
 
-    Errors: UsageError if another process carries it out.
+    Raises:
+        UsageError: if another process carries it out.
     """
     lock = None
     if (folder / "lock").exists():

@@ -14,7 +14,8 @@ def allow_open_files(workers: int) -> None:
     """Raise this process's limit as far as the run needs. libzmq ends a process that has none left, so this
     is seen to first.
 
-    Errors: UsageError if the limit cannot be raised so far.
+    Raises:
+        UsageError: if the limit cannot be raised so far.
     """
     needed = SPARE + PER_WORKER * workers
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -29,7 +29,11 @@ class Given:
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Given:
-        """Errors: UsageError naming the option, key or file that is wrong."""
+        """See below.
+
+        Raises:
+            UsageError: naming the option, key or file that is wrong.
+        """
         supplied = {key: value for key, value in options.items() if value is not None}
         config = supplied.pop("config", None)
         file = read_toml(Path(config)) if config else {}
@@ -55,7 +59,11 @@ class Given:
 
 
 def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-    """Errors: UsageError naming the option, key or file that is wrong."""
+    """See below.
+
+    Raises:
+        UsageError: naming the option, key or file that is wrong.
+    """
     supplied = Given.of(options)
     execution = check_execution(supplied.execution, supplied)
     values = {"clients": execution.workers or CLIENTS_IN_PROCESS} | supplied.experiment
@@ -64,7 +72,11 @@ def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
 
 
 def check_execution(values: Mapping[str, Any], supplied: Given) -> Execution:
-    """How a run is carried out. Errors: UsageError if parts of it do not go together."""
+    """How a run is carried out.
+
+    Raises:
+        UsageError: if parts of it do not go together.
+    """
     execution = convert(Execution, values, supplied.where("execution"))
     if execution.remote_workers:
         execution = _remote(execution, "workers" in supplied.execution)
@@ -90,7 +102,11 @@ def _absolute(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _remote(execution: Execution, workers_given: bool) -> Execution:
-    """Errors: UsageError if remote workers do not go with the rest."""
+    """See below.
+
+    Raises:
+        UsageError: if remote workers do not go with the rest.
+    """
     if workers_given and execution.workers != execution.remote_workers:
         raise UsageError("--workers starts workers here and --remote-workers waits for others: give one")
     if not execution.bind.startswith("tcp://") or ":" not in execution.bind.removeprefix("tcp://"):

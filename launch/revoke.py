@@ -15,7 +15,13 @@ from workers.transport.revocation import REVOKED, Revocations
 
 
 def revoke(run: Path, workers: Sequence[int]) -> None:
-    """Tell the run's coordinator. Errors: UsageError if there is nothing to revoke, DataError, DiskError."""
+    """Tell the run's coordinator.
+
+    Raises:
+        UsageError: if there is nothing to revoke.
+        DataError: if data is missing or damaged.
+        DiskError: if the disk cannot be read or written.
+    """
     keys = _keys(run)
     for worker in workers:
         if worker not in range(keys):
@@ -26,7 +32,12 @@ def revoke(run: Path, workers: Sequence[int]) -> None:
 
 
 def _keys(run: Path) -> int:
-    """How many workers have one. Errors: UsageError, DataError."""
+    """How many workers have one.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        DataError: if data is missing or damaged.
+    """
     result = manifest.read(run)
     starts = [result, *result.get("resumes", [])]
     if not starts[-1]["execution"]["remote_workers"]:

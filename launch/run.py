@@ -55,7 +55,9 @@ def stop_signals(wakeup: Wakeup, in_process: bool) -> Iterator[None]:
 def resume(folder: Path, options: Mapping[str, Any], *, drift: bool = False, quiet: bool = False) -> Path:
     """Go on with a run; options of launch may say how, and give it more rounds.
 
-    Errors: as launch, and MismatchError for what must not change.
+    Raises:
+        FedsimError: as launch.
+        MismatchError: for what must not change.
     """
     stored = Stored.open(folder, drift)
     experiment, execution = stored.configure(options)
@@ -69,7 +71,8 @@ def launch(
 ) -> Path:
     """Run an experiment; returns the run folder.
 
-    Errors: any FedsimError, after summary.json has been written with the status.
+    Raises:
+        FedsimError: any FedsimError, after summary.json has been written with the status.
     """
     allow_open_files(execution.workers)
     wakeup = Wakeup()

@@ -113,7 +113,12 @@ class Session:
         return session
 
     def _go_on(self, stored: Stored, today: dict[str, Any]) -> None:
-        """Take over what earlier starts of the run have left. Errors: MismatchError, DiskError."""
+        """Take over what earlier starts of the run have left.
+
+        Raises:
+            MismatchError: if what must not change has changed.
+            DiskError: if the disk cannot be read or written.
+        """
         stored.check(today)
         experiment, folder = self.problem.experiment, self.rundir.path
         self.run_name = stored.manifest["run"]
@@ -147,7 +152,11 @@ class Session:
         }
 
     def run(self, wakeup: Wakeup) -> None:
-        """Errors: any FedsimError, after summary.json has been written with the status."""
+        """See below.
+
+        Raises:
+            FedsimError: any FedsimError, after summary.json has been written with the status.
+        """
         supervisor = self.supervisor
         supervisor.changed = self.rundir.write_processes
         set_malloc_thresholds()
@@ -172,7 +181,11 @@ class Session:
             self.rundir.close()
 
     def _verify(self, outcome: Outcome) -> None:
-        """Errors: FedsimError if the kernel has counted other bytes than the ledger."""
+        """See below.
+
+        Raises:
+            FedsimError: if the kernel has counted other bytes than the ledger.
+        """
         if not self.execution.verify_bytes:
             return
         left = outcome.kernel_residual

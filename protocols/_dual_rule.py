@@ -196,7 +196,10 @@ class DualRule:
         """The server's step from uploads (client, q_k or increment, the client's own sketch).
 
         q is the broadcast as decoded; `family` turns prior * prod z_k into the next q_g; dual_step is
-        that of (client, q_k, q_g). Errors: TaskError if q_g is no distribution.
+        that of (client, q_k, q_g).
+
+        Raises:
+            TaskError: if q_g is no distribution.
         """
         total, checks, mismatch = server.total, server.checks.clone(), 0.0
         locals_sum, count = None, 0
@@ -258,7 +261,11 @@ def _projection(size: int) -> Tensor:
 
 
 def proper(q: Gaussian, what: str) -> Gaussian:
-    """q. Errors: TaskError if it is no distribution, saying where and what to do."""
+    """q.
+
+    Raises:
+        TaskError: if it is no distribution, saying where and what to do.
+    """
     precision = torch.as_tensor(q.precision)
     lost = int((~torch.isfinite(q.shift)).sum()) + int((~torch.isfinite(precision)).sum())
     if lost:

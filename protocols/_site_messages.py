@@ -194,7 +194,11 @@ def gaussian(covariance: Covariance) -> ExponentialFamily:
 
 
 def check_size(params: int, covariance: Covariance, sibling: str) -> None:
-    """Errors: UsageError for a full covariance of more than MAX_FULL parameters."""
+    """See below.
+
+    Raises:
+        UsageError: for a full covariance of more than MAX_FULL parameters.
+    """
     if covariance == "full" and params > MAX_FULL:
         raise UsageError(
             f"a full covariance of P = {params:,} parameters is {2 * params * (params + 1):,} bytes per "

@@ -78,7 +78,11 @@ class BayesADMM(SiteAlgorithm):
 
 
 def check_von(params: int, covariance: Covariance, sibling: str, how: VonTraining) -> None:
-    """Errors: UsageError for a model that is too large, or samples that are no pairs."""
+    """See below.
+
+    Raises:
+        UsageError: for a model that is too large, or samples that are no pairs.
+    """
     check_size(params, covariance, sibling)
     check_samples(how.samples)
 

@@ -50,7 +50,8 @@ def gpu_models() -> list[str]:
 def assign_devices(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:
     """Worker i on GPU i mod n, or on `threads` cores of its own while there are enough.
 
-    Errors: UsageError for a device that is not there.
+    Raises:
+        UsageError: for a device that is not there.
     """
     gpus = visible_gpus()
     if devices == "auto":

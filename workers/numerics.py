@@ -12,7 +12,11 @@ from fedsim.errors import UsageError
 
 
 def fix_numerics(threads: int, device: str) -> None:
-    """Errors: UsageError if `device` is cuda and torch has none."""
+    """See below.
+
+    Raises:
+        UsageError: if `device` is cuda and torch has none.
+    """
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     if device.startswith("cuda"):

@@ -48,7 +48,10 @@ def checked(
 ) -> Arrays:
     """The same arrays, if they fit each other, the shape of one input, the classes and the likelihood.
 
-    Dtypes are as the table above says. Errors: DataError beginning with `whose`.
+    Dtypes are as the table above says.
+
+    Raises:
+        DataError: beginning with `owner`.
     """
     for part in ("train", "test"):
         inputs, targets = arrays[f"{part}_inputs"], arrays[f"{part}_targets"]

@@ -24,7 +24,10 @@ def hold_out(
     """The clients' rows, and the training rows to score on (None: the test set).
 
     A pure function of its arguments; the folds of one seed divide the clients' rows.
-    Errors: UsageError for a spec that does not exist, DataError where it does not fit the data.
+
+    Raises:
+        UsageError: for a spec that does not exist.
+        DataError: where it does not fit the data.
     """
     if spec == "test":
         return clients, None

@@ -46,7 +46,11 @@ class Gaussian:
 
     @property
     def mean(self) -> Tensor:
-        """S^-1 shift. Errors: TaskError if a full S is singular."""
+        """S^-1 shift.
+
+        Raises:
+            TaskError: if a full S is singular.
+        """
         if not is_full(self.precision):
             return self.shift / self.precision
         solved = torch.linalg.solve_ex(self.precision, self.shift)
@@ -65,7 +69,8 @@ class Gaussian:
     def samples(self, count: int, generator: torch.Generator) -> Iterator[Tensor]:
         """`count` draws (P,) of this distribution in the dtype of the mean; noise is drawn on the CPU.
 
-        Errors: TaskError if the precision is not positive.
+        Raises:
+            TaskError: if the precision is not positive.
         """
         if not self.is_proper:
             raise TaskError("a factor whose precision is not positive cannot be sampled")

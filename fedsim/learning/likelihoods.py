@@ -28,7 +28,11 @@ class Likelihood:
     loss: Callable[[Tensor, Tensor], Tensor]
 
     def classes_only(self, what: str) -> None:
-        """Errors: UsageError unless targets are classes, which `what` relies on."""
+        """See below.
+
+        Raises:
+            UsageError: unless targets are classes, which `what` relies on.
+        """
         if self.name != "categorical":
             raise UsageError(
                 f"{what} is for targets that are classes; this data set's are {self.name}. Choose an "
@@ -37,7 +41,11 @@ class Likelihood:
 
 
 def _fits(outputs: Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Errors: UsageError where a loss would fail obscurely, or worse, broadcast."""
+    """See below.
+
+    Raises:
+        UsageError: where a loss would fail obscurely, or worse, broadcast.
+    """
     if outputs.shape != shape:
         raise UsageError(
             f"the model gives outputs of shape {tuple(outputs.shape)} where {what} need {tuple(shape)}"
@@ -77,7 +85,11 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
 
 
 def likelihood(name: str) -> Likelihood:
-    """Errors: UsageError naming the nearest known one."""
+    """See below.
+
+    Raises:
+        UsageError: naming the nearest known one.
+    """
     if name not in LIKELIHOODS:
         raise unknown("likelihood", name, LIKELIHOODS)
     return LIKELIHOODS[name]

@@ -109,7 +109,8 @@ class QuadraticShard:
     def minimiser(self, weight: float, penalties: tuple[Penalty, ...]) -> Tensor:
         """argmin weight/N_k * l_k(w) - sum of log factors.
 
-        Errors: UsageError for a penalty that is not quadratic.
+        Raises:
+            UsageError: for a penalty that is not quadratic.
         """
         scale = weight / self.size
         matrix, vector = scale * self.hessian, scale * self.linear
@@ -154,7 +155,11 @@ class QuadraticShard:
 
 
 def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
-    """'exact' is for quadratic clients and nothing else is. Errors: UsageError naming what to use."""
+    """'exact' is for quadratic clients and nothing else is.
+
+    Raises:
+        UsageError: naming what to use.
+    """
     if isinstance(shard, QuadraticShard) and optimiser != "exact":
         raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
     if isinstance(shard, Shard) and optimiser == "exact":

@@ -141,7 +141,8 @@ def pack(header: Header, frames: Sequence[Buffer] = ()) -> Envelope:
 def unpack(frames: Sequence[Buffer], owner: str) -> Envelope:
     """Parse and check everything that does not need a schema: sizes, version, checksums.
 
-    Errors: WireError, beginning with `whose`.
+    Raises:
+        WireError: beginning with `owner`.
     """
     if not frames:
         raise WireError(f"{owner}: an empty message")
@@ -198,8 +199,10 @@ def encode(
     """Encode every field of a message; `codecs` maps field names to codecs (others are dense).
 
     refs: of an upload, `references` of its broadcast; layout: the layers of fields (P,), else one.
-    Errors: WireError if a tensor's shape is not what its schema and `dims` say (a defect of the
-    algorithm that made it).
+
+    Raises:
+        WireError: if a tensor's shape is not what its schema and `dims` say (a defect of the algorithm that
+            made it).
     """
     headers, frames = [], []
     for f, value in values_of(message):
@@ -232,7 +235,9 @@ def decode(
     """The message of an envelope that unpack has checked, against schema, layout and codecs.
 
     refs and layout as the sender had them. Tensors are views of the received frames: treat them as read-only.
-    Errors: WireError, beginning with `whose`; no partial message is ever returned.
+
+    Raises:
+        WireError: beginning with `owner`; no partial message is ever returned.
     """
     expected, part = schema(message), optional_group(message)
     headers = envelope.header.fields

@@ -120,13 +120,18 @@ class OptionalGroup:
 def schema(message: type[Any]) -> tuple[Field, ...]:
     """The fields of a message class that every envelope carries, in order.
 
-    Errors: UsageError for a class that is no frozen dataclass of annotated fields.
+    Raises:
+        UsageError: for a class that is no frozen dataclass of annotated fields.
     """
     return _schema(message)[0]
 
 
 def optional_group(message: type[Any]) -> OptionalGroup | None:
-    """The optional part of a message class, if it has one (at most one). Errors: as schema."""
+    """The optional part of a message class, if it has one (at most one).
+
+    Raises:
+        FedsimError: as schema.
+    """
     return _schema(message)[1]
 
 

@@ -82,7 +82,8 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 def _inner(hint: Any, count: int) -> tuple[Any, ...]:
     """The annotations of the items of a tuple: tuple[X, ...] of any length, tuple[X, Y] of two.
 
-    Errors: UsageError if the annotation has another number of items.
+    Raises:
+        UsageError: if the annotation has another number of items.
     """
     inner = get_args(hint)
     if inner[-1:] == (Ellipsis,):
@@ -95,7 +96,8 @@ def _inner(hint: Any, count: int) -> tuple[Any, ...]:
 def state_chunks(state: object) -> list[bytes | memoryview]:
     """The bytes of a state in pieces, tensors without a copy: what encode_state joins.
 
-    Errors: UsageError for a value that a state cannot hold, or for too many of them beside tensors.
+    Raises:
+        UsageError: for a value that a state cannot hold, or for too many of them beside tensors.
     """
     tensors: list[Tensor] = []
     try:
@@ -118,7 +120,11 @@ def encode_state(state: object) -> bytes:
 
 
 def decode_state(kind: type[S], data: bytes, owner: str) -> S:
-    """The state of class `kind`. Errors: WireError, beginning with `whose`."""
+    """The state of class `kind`.
+
+    Raises:
+        WireError: beginning with `owner`.
+    """
     if data[:8] != MAGIC or len(data) < 20:
         raise WireError(f"{owner}: not a fedsim state")
     body = memoryview(data)[16:]

@@ -69,7 +69,11 @@ class Measured:
 
 
 def codecs(folder: Path | None, data_dir: Path | None, fractions: Sequence[float], file: Path | None) -> None:
-    """Print the table of a run, or of a short one of the main job. Errors: any FedsimError."""
+    """Print the table of a run, or of a short one of the main job.
+
+    Raises:
+        FedsimError: any FedsimError.
+    """
     for p in fractions:
         codec(f"topk:{p!r}")  # names a fraction that is none before anything is computed
     if file is not None and not file.parent.is_dir():
@@ -288,7 +292,11 @@ def _over(size: int, floor: float | None) -> str:
 
 
 def write(file: Path, result: Sequence[Measured]) -> None:
-    """One row per codec and field; empty where there is nothing to say. Errors: DiskError."""
+    """One row per codec and field; empty where there is nothing to say.
+
+    Raises:
+        DiskError: if the disk cannot be read or written.
+    """
     try:
         with file.open("w", newline="", encoding="utf-8") as out:
             rows = csv.DictWriter(out, [f.name for f in fields(Measured)], lineterminator="\n")

@@ -17,7 +17,13 @@ SHOWN = 12
 
 
 def show(folder: Path, *, by: str, everything: bool, cumulative: bool, export: Path | None) -> None:
-    """Print the tables. Errors: UsageError, DataError, DiskError."""
+    """Print the tables.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        DataError: if data is missing or damaged.
+        DiskError: if the disk cannot be read or written.
+    """
     run = Run.open(folder)
     console = Console(highlight=False, emoji=False)
     rows = run.ledger

@@ -99,7 +99,11 @@ def _sizes(problem: Problem, round: int, number: int, run: str) -> dict[str, Env
 
 
 def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan]:
-    """Errors: as launch."""
+    """See below.
+
+    Raises:
+        FedsimError: as launch.
+    """
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
     problem = Problem.outline(experiment, algorithm, Path(execution.data_dir) if execution.data_dir else None)
     created, dataset = problem.experiment, problem.dataset

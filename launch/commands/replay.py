@@ -21,8 +21,11 @@ from workers.storage.upload_archive import RecordedUploads, uploads_folder
 def replay(folder: Path, data_dir: Path | None) -> None:
     """Print a line per round and the outcome.
 
-    Errors: UsageError if no uploads were kept, DataError or WireError for one that is missing or damaged,
-    FedsimError if what comes of them is not what the run has.
+    Raises:
+        UsageError: if no uploads were kept.
+        DataError: if data is missing or damaged.
+        WireError: for one that is missing or damaged.
+        FedsimError: if what comes of them is not what the run has.
     """
     run = StoredRun.open(folder, data_dir)
     if not uploads_folder(folder).is_dir():

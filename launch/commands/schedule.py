@@ -14,7 +14,12 @@ MOST_LINES = 40
 
 
 def show(spec: str, *, clients: int, rounds: int, seed: int, sizes: tuple[int, ...]) -> None:
-    """Print it. Errors: UsageError or DataError of the schedule."""
+    """Print it.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        DataError: of the schedule.
+    """
     created = schedule(spec, clients=clients, seed=seed, sizes=sizes)
     console = Console(highlight=False, emoji=False)
     for line in lines(created, clients, rounds, max(20, console.width - 22)):

@@ -45,7 +45,10 @@ def verify(
 ) -> None:
     """Print what was compared. rounds: the last so many; clients: their ids with commas.
 
-    Errors: UsageError, DataError; FedsimError naming the first difference and what it means.
+    Raises:
+        UsageError: if an argument is wrong.
+        DataError: if data is missing or damaged.
+        FedsimError: naming the first difference and what it means.
     """
     run = StoredRun.open(folder, data_dir)
     only = _ids(clients, len(run.problem.clients))
@@ -162,7 +165,11 @@ def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
 
 
 def _ids(text: str | None, clients: int) -> frozenset[int] | None:
-    """Errors: UsageError."""
+    """See below.
+
+    Raises:
+        UsageError: if an argument is wrong.
+    """
     if text is None:
         return None
     names = [name.strip() for name in text.split(",")]

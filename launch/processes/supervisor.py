@@ -63,7 +63,12 @@ class Supervisor:
         self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
 
     def start_workers(self, specs: list[dict[str, Any]], placements: tuple[Placement, ...]) -> None:
-        """Start all workers and wait until each has a pid. Errors: TaskError, Interrupted."""
+        """Start all workers and wait until each has a pid.
+
+        Raises:
+            TaskError: if a task or a worker fails.
+            Interrupted: if a signal asked to stop.
+        """
         self._specs, self._placements = specs, placements
         deadline = time.monotonic() + START_DEADLINE
         self._expect("ready", deadline)
@@ -74,7 +79,12 @@ class Supervisor:
         self.changed(self.processes)
 
     def replace(self, worker: int, address: str) -> None:
-        """Start another process in the place of one that has ended. Errors: TaskError, Interrupted."""
+        """Start another process in the place of one that has ended.
+
+        Raises:
+            TaskError: if a task or a worker fails.
+            Interrupted: if a signal asked to stop.
+        """
         self._statuses.pop(worker, None)
         self._send({"start": self._specs[worker] | {"address": address}})
         self._started(self._expect("started", time.monotonic() + START_DEADLINE))
@@ -135,7 +145,11 @@ class Supervisor:
         return [self._interrupted.fd, *self._pidfds]
 
     def check(self, ready: list[int]) -> ProcessExit | None:
-        """A worker's death among the ready descriptors, if any. Errors: Interrupted."""
+        """A worker's death among the ready descriptors, if any.
+
+        Raises:
+            Interrupted: if a signal asked to stop.
+        """
         if self._interrupted.fd in ready:
             raise Interrupted("interrupted")
         for fd in ready:

@@ -29,7 +29,11 @@ class Band:
 
 
 def stacked(curves: Sequence[Curve], name: str) -> Values:
-    """A metric, one row per seed: the evaluated rounds that all seeds have. Errors: UsageError."""
+    """A metric, one row per seed: the evaluated rounds that all seeds have.
+
+    Raises:
+        UsageError: if an argument is wrong.
+    """
     count = min((len(c.lines) for c in curves), default=0)
     if not count:
         return np.zeros((len(curves), 0))

@@ -41,7 +41,12 @@ class Curve:
 
     @staticmethod
     def read(folder: Path) -> Curve:
-        """Of a run folder. Errors: UsageError, DataError."""
+        """Of a run folder.
+
+        Raises:
+            UsageError: if an argument is wrong.
+            DataError: if data is missing or damaged.
+        """
         return Curve(Run(folder).lines)
 
     def rounds(self) -> list[int]:
@@ -55,7 +60,11 @@ class Curve:
         return timed and every_round(self.rounds())
 
     def metric(self, name: str) -> list[float]:
-        """One value per evaluated round; sums are so far. null is NaN. Errors: UsageError."""
+        """One value per evaluated round; sums are so far. null is NaN.
+
+        Raises:
+            UsageError: if an argument is wrong.
+        """
         if name in _SUMS:
             scale, total, out = 1e-6 if name.startswith("MB") else 1.0, 0.0, []
             for line in self.lines:
@@ -72,7 +81,8 @@ class Curve:
 def value(expression: str, curve: Curve, window: int = 1) -> float:
     """The number of a column for one run; NaN: not reached, diverged.
 
-    Errors: UsageError for an expression that is none.
+    Raises:
+        UsageError: for an expression that is none.
     """
     if result := _TO.fullmatch(expression):
         at = reached(curve, float(result[2]))

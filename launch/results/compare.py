@@ -32,7 +32,13 @@ def compare(
     csv: Path | None = None,
 ) -> None:
     """Write the files and print the table. to: accuracies, as 0.75 or 75%; default: some that tell the groups
-    apart. where: KEY=VALUE of the experiment. Errors: UsageError, DataError, DiskError."""
+    apart. where: KEY=VALUE of the experiment.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        DataError: if data is missing or damaged.
+        DiskError: if the disk cannot be read or written.
+    """
     asked = sorted({accuracy(text) for text in to})
     groups = gather(paths, where)
     running_maximum = [running_maximum(n, g) for n, g in enumerate(groups)]
@@ -57,7 +63,11 @@ def compare(
 
 
 def accuracy(text: str) -> float:
-    """Errors: UsageError for what is none."""
+    """See below.
+
+    Raises:
+        UsageError: for what is none.
+    """
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

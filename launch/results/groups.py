@@ -37,7 +37,11 @@ class ComparedRun:
 
     @cached_property
     def curve(self) -> Curve:
-        """Empty for a run that did not get so far. Errors: DataError."""
+        """Empty for a run that did not get so far.
+
+        Raises:
+            DataError: if data is missing or damaged.
+        """
         return Curve(self.run.lines if (self.run.path / "metrics.jsonl").is_file() else ())
 
     @property
@@ -120,7 +124,11 @@ class Group:
 def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...]:
     """Read run folders, and folders of them, as groups; their algorithms in that order.
 
-    where: KEY=VALUE, of which a run's experiment must have all. Errors: UsageError, DataError.
+    where: KEY=VALUE, of which a run's experiment must have all.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        DataError: if data is missing or damaged.
     """
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
     runs = [Run.open(folder) for folder in folders]

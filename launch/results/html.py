@@ -181,7 +181,11 @@ def _fields(names: Mapping[str, str]) -> str:
 
 
 def save(path: Path, text: str) -> None:
-    """Errors: DiskError."""
+    """See below.
+
+    Raises:
+        DiskError: if the disk cannot be read or written.
+    """
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as e:

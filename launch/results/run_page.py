@@ -23,14 +23,25 @@ MEASURES = {"test_accuracy": "accuracy", "test_nll": "NLL (nats)"}
 
 
 def report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page; returns its path. Errors: UsageError, DataError, DiskError."""
+    """Write the page; returns its path.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        DataError: if data is missing or damaged.
+        DiskError: if the disk cannot be read or written.
+    """
     path = out or folder / "report.html"
     html.save(path, render(Run.open(folder)))
     return path
 
 
 def render(run: Run) -> str:
-    """Errors: UsageError, DataError."""
+    """See below.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        DataError: if data is missing or damaged.
+    """
     summary = run.summary if (run.path / "summary.json").is_file() else {}
     experiment = run.experiment
     title = f"{run.label} on {experiment['dataset']}"

@@ -120,7 +120,11 @@ def parts(groups: Sequence[Group]) -> list[dict[str, float]]:
 
 
 def write_csv(path: Path, groups: Sequence[Group], levels: Sequence[float]) -> None:
-    """One line per group: mean, low and high over the members of every measure. Errors: DiskError."""
+    """One line per group: mean, low and high over the members of every measure.
+
+    Raises:
+        DiskError: if the disk cannot be read or written.
+    """
     names = sorted({n for g in groups for n in g.bytes_by_field()})
     try:
         with path.open("w", newline="") as file:

@@ -37,7 +37,11 @@ class Bar:
 
 
 def timeline(path: Path) -> str:
-    """The pictures with their key, '' without a file or a row. Errors: DataError."""
+    """The pictures with their key, '' without a file or a row.
+
+    Raises:
+        DataError: if data is missing or damaged.
+    """
     if not path.is_file():
         return ""
     rows = _read(path)

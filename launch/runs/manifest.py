@@ -66,7 +66,12 @@ def computing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tup
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Errors: UsageError if this is no run of this format, DataError if its manifest is damaged."""
+    """See below.
+
+    Raises:
+        UsageError: if this is no run of this format.
+        DataError: if its manifest is damaged.
+    """
     path = folder / "manifest.json"
     if not path.exists():
         raise UsageError(f"{folder} is no run folder: there is no {path}")
@@ -78,14 +83,23 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def experiment(folder: Path, result: Mapping[str, Any]) -> Experiment:
-    """Of a manifest, without what was added to it from data and algorithm. Errors: UsageError."""
+    """Of a manifest, without what was added to it from data and algorithm.
+
+    Raises:
+        UsageError: if an argument is wrong.
+    """
     known = {f.name for f in fields(Experiment)}
     described = {k: v for k, v in result["experiment"].items() if k in known}
     return convert(Experiment, described, f"the experiment of {folder / 'manifest.json'}")
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """Of one of a run's files; {} if it holds something else. Errors: UsageError, DataError."""
+    """Of one of a run's files; {} if it holds something else.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        DataError: if data is missing or damaged.
+    """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:

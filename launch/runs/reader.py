@@ -32,13 +32,23 @@ ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder; every part is read when it is asked for. Errors: UsageError, DataError."""
+    """One run folder; every part is read when it is asked for.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        DataError: if data is missing or damaged.
+    """
 
     path: Path
 
     @staticmethod
     def open(path: str | Path) -> Run:
-        """Errors: UsageError if there is no run of this format, DataError if its manifest is damaged."""
+        """See below.
+
+        Raises:
+            UsageError: if there is no run of this format.
+            DataError: if its manifest is damaged.
+        """
         run = Run(Path(path))
         if run.manifest.get("format") != FORMAT:
             raise UsageError(f"{path}: its manifest has format {run.manifest.get('format')!r}, not {FORMAT}")
@@ -84,7 +94,11 @@ class Run:
     def lines(self) -> tuple[dict[str, Any], ...]:
         """metrics.jsonl, with the traffic of rounds that were not evaluated in the line after them.
 
-        A last line that is still being written is left out. Errors: UsageError, DataError.
+        A last line that is still being written is left out.
+
+        Raises:
+            UsageError: if an argument is wrong.
+            DataError: if data is missing or damaged.
         """
         path = self._file("metrics.jsonl")
         written = path.read_text()
@@ -178,7 +192,10 @@ def run_experiment(
 ) -> Run:
     """Run an experiment with the keys of Experiment, as `fedsim launch` does: the same bits, quietly.
 
-    workers 0 runs in this process, which a notebook wants. Errors: any FedsimError.
+    workers 0 runs in this process, which a notebook wants.
+
+    Raises:
+        FedsimError: any FedsimError.
     """
     from launch.options import resolve
     from launch.run import launch

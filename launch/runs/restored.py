@@ -50,8 +50,12 @@ class StoredRun:
 
     @staticmethod
     def open(folder: Path, data_dir: Path | None = None) -> StoredRun:
-        """data_dir overrides the manifest's. Errors: UsageError if this is no run, DataError if its data or
-        its files are not what they were."""
+        """data_dir overrides the manifest's.
+
+        Raises:
+            UsageError: if this is no run.
+            DataError: if its data or its files are not what they were.
+        """
         result = manifest.read(folder)
         described: Mapping[str, Any] = result["experiment"]
         experiment = manifest.experiment(folder, result)
@@ -82,7 +86,11 @@ class StoredRun:
         return str(self.manifest["run"])
 
     def committed(self, round: int) -> Checkpoint[Any] | None:
-        """What a round committed; None if its checkpoint was cleared away. Errors: DataError if damaged."""
+        """What a round committed; None if its checkpoint was cleared away.
+
+        Raises:
+            DataError: if damaged.
+        """
         path = checkpoint_path(self.folder, round)
         if not path.exists():
             return None
@@ -94,7 +102,11 @@ class StoredRun:
 
     def unlike(self, created: Checkpoint[Any]) -> str | None:
         """What a round that was carried out again has committed else than the run: '' for nothing, None if
-        its checkpoint was cleared away. Errors: DataError if that is damaged."""
+        its checkpoint was cleared away.
+
+        Raises:
+            DataError: if that is damaged.
+        """
         kept = self.committed(created.round)
         if kept is None:
             return None
@@ -110,14 +122,22 @@ class StoredRun:
         return max((r["round"] for r in self.journal() if r["what"] == "commit"), default=self.round)
 
     def journal(self) -> list[dict[str, Any]]:
-        """Errors: DataError if it cannot be read."""
+        """See below.
+
+        Raises:
+            DataError: if it cannot be read.
+        """
         try:
             return read_journal(self.folder / "journal")
         except DiskError as e:
             raise DataError(str(e)) from None
 
     def summary(self) -> Mapping[str, Any]:
-        """Empty if there is none: the run was killed. Errors: DataError."""
+        """Empty if there is none: the run was killed.
+
+        Raises:
+            DataError: if data is missing or damaged.
+        """
         path = self.folder / "summary.json"
         try:
             result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -155,7 +175,11 @@ class StoredRun:
         return max(participants, key=lambda k: self.problem.sizes[k])
 
     def state(self, client: int) -> Any:
-        """A client's committed state. Errors: DataError."""
+        """A client's committed state.
+
+        Raises:
+            DataError: if data is missing or damaged.
+        """
         problem, version = self.problem, int(self.checkpoint.versions[client])
         if not version:
             return problem.algorithm.client_init(problem.context(0, 0), client)

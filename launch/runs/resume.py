@@ -29,13 +29,20 @@ class Stored:
 
     @staticmethod
     def open(folder: Path, drift: bool = False) -> Stored:
-        """Errors: UsageError if this is no run, DataError if its manifest is damaged."""
+        """See below.
+
+        Raises:
+            UsageError: if this is no run.
+            DataError: if its manifest is damaged.
+        """
         return Stored(folder, manifest.read(folder), drift)
 
     def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
         """What was said when the run was begun, with these options over it.
 
-        Errors: UsageError; MismatchError naming what must not change. check() compares hyperparameters.
+        Raises:
+            UsageError: if an argument is wrong.
+            MismatchError: naming what must not change. check() compares hyperparameters.
         """
         supplied, before = Given.of(options), self.experiment
         merged = {
@@ -81,7 +88,8 @@ class Stored:
     def check(self, now: Mapping[str, Any]) -> None:
         """Compare what computes, and what is computed with, with what it was; now: the manifest of today.
 
-        Errors: MismatchError.
+        Raises:
+            MismatchError: if what must not change has changed.
         """
         for what, before, today in manifest.computing(self.manifest, now):
             if before is not None and before != today and not self.drift:

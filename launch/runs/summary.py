@@ -44,7 +44,8 @@ def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
     """The mean by parameter name, and the precision under `precision.<name>`, or if it is a matrix under
     `precision`, float32.
 
-    Errors: DiskError.
+    Raises:
+        DiskError: if the disk cannot be read or written.
     """
     layout = problem.net.layout
     tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
@@ -61,7 +62,11 @@ def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
 
 
 def stored_model_digest(path: Path, layout: Layout) -> str:
-    """model_sha256 of what write_model has written. Errors: DataError."""
+    """model_sha256 of what write_model has written.
+
+    Raises:
+        DataError: if data is missing or damaged.
+    """
     try:
         tensors = load_file(path)
         mean = _vector(tensors, layout, "")

@@ -24,7 +24,9 @@ from workers.storage.recovery import Recovery, metrics_lines
 class RunDir:
     """Creates the folder and writes the contract's files; the lock is held until close().
 
-    Errors: DiskError, UsageError.
+    Raises:
+        DiskError: if the disk cannot be read or written.
+        UsageError: if an argument is wrong.
     """
 
     def __init__(self, path: Path, resumed: bool = False) -> None:
@@ -57,7 +59,11 @@ class RunDir:
         self._spans.writerow(task_timeline.COLUMNS)
 
     def cut(self, recovery: Recovery) -> None:
-        """Cut what comes after the last commit: it will be written again. Errors: DiskError."""
+        """Cut what comes after the last commit: it will be written again.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
         lines = metrics_lines(self.path / "metrics.jsonl")
         kept = [end for line, end in lines if line["round"] <= recovery.round]
         try:
@@ -72,7 +78,11 @@ class RunDir:
             self._rows.writerow(COLUMNS)
 
     def ledger_rows(self) -> Iterator[Entry]:
-        """Those in the file. Errors: DiskError."""
+        """Those in the file.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
         types = get_type_hints(Entry)
         try:
             with (self.path / "ledger.csv").open(newline="") as file:

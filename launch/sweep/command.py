@@ -33,7 +33,9 @@ def sweep(
 ) -> None:
     """Run what is missing, unless `run` is false; tabulate what there is.
 
-    Errors: UsageError for the recipe; TaskError if a run failed, after everything has been written.
+    Raises:
+        UsageError: for the recipe.
+        TaskError: if a run failed, after everything has been written.
     """
     console = Console(highlight=False, emoji=False)
     recipe = Recipe.read(file)

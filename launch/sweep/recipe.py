@@ -120,7 +120,11 @@ class Recipe:
 
     @staticmethod
     def read(path: Path) -> Recipe:
-        """Errors: UsageError naming the file and the key that is wrong."""
+        """See below.
+
+        Raises:
+            UsageError: naming the file and the key that is wrong.
+        """
         recipe = convert(Recipe, read_toml(path, "recipe"), f"recipe {path}")
         labels = [v.label for v in recipe.variant]
         if twice := sorted({label for label in labels if labels.count(label) > 1}):
@@ -143,7 +147,11 @@ class Recipe:
                 yield Row(v, point)
 
     def trials(self) -> Iterator[Trial]:
-        """All runs: rows x seeds x repetitions. Errors: UsageError naming row and key."""
+        """All runs: rows x seeds x repetitions.
+
+        Raises:
+            UsageError: naming row and key.
+        """
         for row in self.rows():
             for seed in self.seeds:
                 for point in _points(self.repeat):
@@ -185,7 +193,11 @@ def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
 
 
 def _known(path: Path, only: Iterable[str], labels: list[str], used: Iterable[str], keys: set[str]) -> None:
-    """Errors: UsageError for a label or a grid key that the recipe does not have."""
+    """See below.
+
+    Raises:
+        UsageError: for a label or a grid key that the recipe does not have.
+    """
     for label in only:
         if label not in labels:
             raise unknown(f"variant in recipe {path}:", label, labels)

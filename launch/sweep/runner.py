@@ -72,8 +72,10 @@ def carry_out(
 ) -> dict[str, str]:
     """Run what the pool does not have; returns what went wrong, by trial id.
 
-    A run that fails is reported and the others go on. Errors: Interrupted after Ctrl-C; runs that
-    were under way count as not run.
+    A run that fails is reported and the others go on.
+
+    Raises:
+        Interrupted: after Ctrl-C; runs that were under way count as not run.
     """
     waiting = list({t.id: t for t in trials if not pool.done(t)}.values())
     progress = Progress(len(waiting), side_by_side=side_by_side)

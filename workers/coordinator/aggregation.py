@@ -58,7 +58,11 @@ class AggregationThread:
         self._uploads.put(None)
 
     def result(self) -> Fold:
-        """Call once after on_done. Errors: whatever server_update or an upload's checks raised."""
+        """Call once after on_done.
+
+        Raises:
+            FedsimError: whatever server_update or an upload's checks raised.
+        """
         result = self._done.get(timeout=1.0)
         if isinstance(result, BaseException):
             raise result
@@ -116,7 +120,8 @@ class AggregationThread:
 def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = NONE) -> Any:
     """The message of an upload; down: the decoded broadcast that it answers; worker: who sent it.
 
-    Errors: WireError naming client, round, worker and field if it must not be folded.
+    Raises:
+        WireError: naming client, round, worker and field if it must not be folded.
     """
     h = envelope.header
     sender = f" from worker {worker}" if worker != NONE else ""

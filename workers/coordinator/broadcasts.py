@@ -48,7 +48,8 @@ class Dispatch:
     def encode_broadcast(self, server: Any, command: Open) -> Any:
         """Encode the broadcast of an exchange once; returns it as clients will decode it.
 
-        Errors: WireError if the algorithm's message has values that must not be sent.
+        Raises:
+            WireError: if the algorithm's message has values that must not be sent.
         """
         problem = self.problem
         down = problem.algorithm.broadcast(server, problem.context(command.round, command.exchange))

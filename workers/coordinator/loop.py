@@ -175,7 +175,13 @@ class Coordinator:
     # ---- the loop
 
     def run(self) -> Outcome:
-        """Errors: TaskError naming worker, client and round; Interrupted; DiskError."""
+        """See below.
+
+        Raises:
+            TaskError: naming worker, client and round.
+            Interrupted: if a signal asked to stop.
+            DiskError: if the disk cannot be read or written.
+        """
         try:
             for left in self.members.waiting(everybody=True):
                 self._step(left)

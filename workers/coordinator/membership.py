@@ -91,7 +91,8 @@ class Membership:
     def waiting(self, everybody: bool) -> Iterator[float]:
         """Until all are there, or anybody: the seconds that are left, to wait in and look again.
 
-        Errors: TaskError if they do not come in time.
+        Raises:
+            TaskError: if they do not come in time.
         """
         deadline = self._clock() + self.timeouts.join_within
         while self.registration.missing if everybody else self.size and not self.registration.ready:
@@ -119,8 +120,12 @@ class Membership:
         self.callbacks.joined(worker, msgspec.json.decode(envelope.frames[0], type=Hello))
 
     def ready(self, worker: int, envelope: Envelope) -> None:
-        """Errors: AccessError if a worker of this machine does not have what the run needs;
-        ProtocolViolation."""
+        """See below.
+
+        Raises:
+            AccessError: if a worker of this machine does not have what the run needs.
+            ProtocolViolation: if the message breaks the protocol.
+        """
         if not self.size:
             raise ProtocolViolation("says that it is ready, and nobody was waited for")
         if worker in self.registration.ready:
@@ -150,7 +155,9 @@ class Membership:
         """One elsewhere that cannot set itself up may come again; whatever else fails, fails everywhere. What
         the worker does not hold (any more) may fail.
 
-        Errors: TaskError, DiskError.
+        Raises:
+            TaskError: if a task or a worker fails.
+            DiskError: if the disk cannot be read or written.
         """
         if envelope.header.round != NONE and not self._holds(worker, envelope):
             return
@@ -161,7 +168,11 @@ class Membership:
         self.callbacks.left(worker, str(error))
 
     def died(self, process_exit: ProcessExit) -> None:
-        """Put another process in its place. Errors: TaskError after STRIKES at the same thing."""
+        """Put another process in its place.
+
+        Raises:
+            TaskError: after STRIKES at the same thing.
+        """
         worker = process_exit.worker
         at = self.machine.doing(worker) if worker in self.registration.ready else "start"
         self._task_failures[at] += 1
@@ -185,7 +196,8 @@ class Membership:
     def give_up(self, worker: int, why: str) -> None:
         """End with a worker that hangs, or does not keep to the protocol; its work is done by others.
 
-        Errors: TaskError in process, where nobody else is.
+        Raises:
+            TaskError: in process, where nobody else is.
         """
         if not self.size:
             raise TaskError(f"worker {worker} {why}")

@@ -20,7 +20,11 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def of(envelope: Envelope) -> WorkerManifest:
-        """Errors: WireError."""
+        """See below.
+
+        Raises:
+            WireError: if it is damaged or does not fit.
+        """
         try:
             return msgspec.json.decode(envelope.frames[0], type=WorkerManifest)
         except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as e:
@@ -54,7 +58,8 @@ class Registration:
     def check_worker(self, worker: int, envelope: Envelope) -> str:
         """Why a worker that says it is ready must not take part; '' if it may, and it is counted.
 
-        Errors: WireError.
+        Raises:
+            WireError: if it is damaged or does not fit.
         """
         why = WorkerManifest.of(envelope).differ(self.ours)
         if not why:

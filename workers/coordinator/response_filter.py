@@ -53,8 +53,9 @@ class ResponseFilter:
     def accepts(self, worker: int, envelope: Envelope) -> bool:
         """Whether an answer counts; else it is a duplicate, and dropped.
 
-        Errors: ProtocolViolation; TaskError naming client and round if two answers to a task are not the
-        same.
+        Raises:
+            ProtocolViolation: if the message breaks the protocol.
+            TaskError: naming client and round if two answers to a task are not the same.
         """
         h, piece = envelope.header, piece_of(envelope)
         if h.epoch > self.epoch:

@@ -52,7 +52,10 @@ class UploadHandler:
     def take(self, worker: int, envelope: Envelope) -> bool:
         """False: a duplicate, which was dropped.
 
-        Errors: ProtocolViolation if no worker that keeps to the protocol sends this; TaskError, DiskError.
+        Raises:
+            ProtocolViolation: if no worker that keeps to the protocol sends this.
+            TaskError: if a task or a worker fails.
+            DiskError: if the disk cannot be read or written.
         """
         try:
             counts = self._take(worker, envelope)

@@ -74,7 +74,11 @@ class RoundRecord:
         return RoundRecord(**values, model=model, committed=True)
 
     def report(self, numbers: Mapping[str, float]) -> None:
-        """Add what the algorithm says. Errors: UsageError for a name that a line has already."""
+        """Add what the algorithm says.
+
+        Raises:
+            UsageError: for a name that a line has already.
+        """
         for name in numbers:
             if name in RESERVED or name.startswith("seconds"):
                 raise UsageError(f"an algorithm cannot report {name!r}: metrics.jsonl has its own")

@@ -25,10 +25,19 @@ class WorkerPool(Protocol):
         """Descriptors that become readable when a worker ends or a signal asks to stop."""
 
     def check(self, ready: list[int]) -> ProcessExit | None:
-        """What happened, if it was a death. Errors: Interrupted if a signal asked to stop."""
+        """What happened, if it was a death.
+
+        Raises:
+            Interrupted: if a signal asked to stop.
+        """
 
     def replace(self, worker: int, address: str) -> None:
-        """Start another process in the place of one that has ended. Errors: TaskError, Interrupted."""
+        """Start another process in the place of one that has ended.
+
+        Raises:
+            TaskError: if a task or a worker fails.
+            Interrupted: if a signal asked to stop.
+        """
 
     def kill(self, worker: int) -> None:
         """End a worker's process, -9; its death is known from fds() as any other."""

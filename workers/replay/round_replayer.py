@@ -58,7 +58,8 @@ class RoundReplayer:
     def rounds(self, before: Checkpoint[Any] | None, last: int) -> Iterator[Checkpoint[Any]]:
         """What each round commits, from the one after `before` (None: from the start) up to `last`.
 
-        Errors: TaskError naming client and round; what the worker raises.
+        Raises:
+            TaskError: naming client and round; what the worker raises.
         """
         problem = self.problem
         machine = self._machine(before, last)

@@ -49,7 +49,11 @@ def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """All whole records, oldest first. Errors: DiskError if the file cannot be read."""
+    """All whole records, oldest first.
+
+    Raises:
+        DiskError: if the file cannot be read.
+    """
     with disk_errors(f"journal {path}"):
         data = path.read_bytes()
     return [record for record, _ in _records(data)]
@@ -59,7 +63,11 @@ class Journal:
     """Append-only; every record has `what`."""
 
     def __init__(self, path: Path) -> None:
-        """Open for appending, cutting a torn tail. Errors: DiskError."""
+        """Open for appending, cutting a torn tail.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
         self.path = path
         with disk_errors(f"cannot open the journal {path}"):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -67,7 +75,11 @@ class Journal:
             os.ftruncate(self._file, ends[-1] if ends else 0)
 
     def append(self, what: str, **label: Any) -> None:
-        """Errors: DiskError."""
+        """See below.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
         payload = msgspec.msgpack.encode({"what": what, **label})
         record = _PREFIX.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
         with disk_errors(f"cannot write the journal {self.path}"):

@@ -51,7 +51,11 @@ class Recovery:
 
 
 def recover(folder: Path, problem: Problem) -> Recovery:
-    """Errors: DiskError if a file cannot be read at all."""
+    """See below.
+
+    Raises:
+        DiskError: if a file cannot be read at all.
+    """
     journal = folder / "journal"
     records = read_journal(journal) if journal.exists() else []
     epoch = 1 + sum(r["what"] == "start" for r in records)
@@ -87,7 +91,11 @@ def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]
 
 
 def _check(checkpoint: Checkpoint[Any], problem: Problem, commits: Mapping[int, Any], ledger: int) -> None:
-    """Errors: WireError if it is of another run, or the other files do not reach so far."""
+    """See below.
+
+    Raises:
+        WireError: if it is of another run, or the other files do not reach so far.
+    """
     r, supplied = checkpoint.round, len(checkpoint.versions)
     if supplied != len(problem.clients):
         raise WireError(
@@ -100,7 +108,9 @@ def _check(checkpoint: Checkpoint[Any], problem: Problem, commits: Mapping[int, 
 def _check_states(checkpoint: Checkpoint[Any], folder: Path, problem: Problem) -> None:
     """After a power cut a checkpoint that was not synced may be there, and a state that it names not.
 
-    Errors: WireError, DiskError.
+    Raises:
+        WireError: if it is damaged or does not fit.
+        DiskError: if the disk cannot be read or written.
     """
     states = ClientStates(folder / "state", problem.algorithm.client_type)
     for k, version in enumerate(checkpoint.versions.tolist()):
@@ -129,7 +139,8 @@ def _unscored(
 ) -> Iterator[RoundRecord]:
     """What is known of committed rounds that were not evaluated, with the models to evaluate.
 
-    Errors: WireError if one is not known any more.
+    Raises:
+        WireError: if one is not known any more.
     """
     algorithm, e, ctx = problem.algorithm, problem.experiment, problem.context(0, 0)
     for r in range(last + 1):

@@ -24,7 +24,11 @@ class Scratch:
     """A folder that only this user can enter, until remove()."""
 
     def __init__(self, kind: str, parent: str | None = None) -> None:
-        """kind: what its name begins with. Errors: DiskError."""
+        """kind: what its name begins with.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
         parent = parent or tempfile.gettempdir()
         _sweep(Path(parent), kind)
         with disk_errors(f"cannot make a temporary folder in {parent}"):

@@ -57,7 +57,12 @@ def disk_errors(what: str | Path) -> Iterator[None]:
 
 
 def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]:
-    """Errors: WireError if the file is damaged or of another algorithm, DiskError if it is not there."""
+    """See below.
+
+    Raises:
+        WireError: if the file is damaged or of another algorithm.
+        DiskError: if it is not there.
+    """
     fields = [("round", int), ("versions", Tensor), ("server", server_type), ("ledger", int)]
     with disk_errors(f"checkpoint {path}"):
         data = path.read_bytes()
@@ -66,7 +71,11 @@ def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]
 
 
 def write_atomically(path: Path, chunks: Iterable[Buffer]) -> int:
-    """Write under a temporary name and rename; returns the bytes. Errors: DiskError with the path."""
+    """Write under a temporary name and rename; returns the bytes.
+
+    Raises:
+        DiskError: with the path.
+    """
     temporary = f"{path.parent}/.{path.name}.{os.getpid()}"
     try:
         with open(temporary, "wb") as file:
@@ -93,7 +102,12 @@ class ClientStates:
         return self.folder / f"{client:06d}" / f"{version:06d}.state"
 
     def load(self, client: int, version: int) -> Any:
-        """Errors: WireError if the file is damaged, DiskError if it is not there."""
+        """See below.
+
+        Raises:
+            WireError: if the file is damaged.
+            DiskError: if it is not there.
+        """
         hit = self._cache.get((client, version))
         if hit is not None:
             return hit[0]
@@ -101,14 +115,22 @@ class ClientStates:
         return decode_state(self.kind, self.read(client, version), owner)
 
     def read(self, client: int, version: int) -> bytes:
-        """A state's file. Errors: DiskError."""
+        """A state's file.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
         path = self.path(client, version)
         with disk_errors(f"the state of client {client}, {path}"):
             return path.read_bytes()
 
     def put(self, client: int, version: int, data: bytes) -> None:
-        """Write a state's file as somebody else has read it. Errors: WireError if it holds no such state,
-        DiskError."""
+        """Write a state's file as somebody else has read it.
+
+        Raises:
+            WireError: if it holds no such state.
+            DiskError: if the disk cannot be read or written.
+        """
         path = self.path(client, version)
         decode_state(self.kind, data, f"the state of client {client}, version {version}")
         with disk_errors(path.parent):
@@ -202,7 +224,8 @@ class Checkpoints:
 
         folded: whose versions changed. needed: never less than at an earlier commit.
 
-        Errors: DiskError of an earlier write, or if the disk does not take one.
+        Raises:
+            DiskError: of an earlier write, or if the disk does not take one.
         """
         self._raise()
         if not self._writing.acquire(timeout=DISK_DEADLINE):
@@ -216,7 +239,8 @@ class Checkpoints:
     def close(self, deadline: float = 30.0) -> None:
         """Wait until everything committed is durable, at most `deadline` seconds each.
 
-        Errors: DiskError.
+        Raises:
+            DiskError: if the disk cannot be read or written.
         """
         self._to_write.put(None)
         for thread in self._threads:

@@ -28,7 +28,11 @@ def upload_path(folder: Path, round: int, exchange: int, client: int) -> Path:
 
 
 def keep_upload(folder: Path, envelope: Envelope) -> None:
-    """Errors: DiskError."""
+    """See below.
+
+    Raises:
+        DiskError: if the disk cannot be read or written.
+    """
     h = envelope.header
     path = upload_path(folder, h.round, h.exchange, h.client)
     with disk_errors(path.parent):
@@ -39,7 +43,12 @@ def keep_upload(folder: Path, envelope: Envelope) -> None:
 
 
 def read_upload(path: Path, owner: str) -> Envelope:
-    """Errors: DataError if it is not there, WireError if it is damaged; both name the file."""
+    """See below.
+
+    Raises:
+        DataError: if it is not there.
+        WireError: if it is damaged; both name the file.
+    """
     record = f"{owner}, {path}"
     try:
         data = memoryview(path.read_bytes())
@@ -71,7 +80,12 @@ class RecordedUploads:
         self.folder, self.read = uploads_folder(run), 0
 
     def handle(self, envelope: Envelope) -> Envelope:
-        """Errors: DataError, WireError naming the file."""
+        """See below.
+
+        Raises:
+            DataError: if data is missing or damaged.
+            WireError: naming the file.
+        """
         h = envelope.header
         if h.kind == "gone":
             return silent(envelope)

@@ -24,7 +24,11 @@ class Spool:
         self._spilled: set[int] = set()
 
     def put(self, client: int, envelope: Envelope, worker: int = NONE) -> None:
-        """worker: who sent it. Errors: DiskError."""
+        """worker: who sent it.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
         if self.keep is not None:
             keep_upload(self.keep, envelope)
         with self._lock:
@@ -45,7 +49,9 @@ class Spool:
     def take(self, client: int) -> tuple[Envelope, int]:
         """An upload and who sent it.
 
-        Errors: WireError if the file was damaged on disk, DiskError if it cannot be read.
+        Raises:
+            WireError: if the file was damaged on disk.
+            DiskError: if it cannot be read.
         """
         with self._lock:
             return self._pop(client)

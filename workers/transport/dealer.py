@@ -61,8 +61,10 @@ class Connection:
     ) -> None:
         """Connect and say hello.
 
-        Errors: TaskError if nobody answers within `patience` seconds, KeyRefused (both with credentials
-        only), WireError.
+        Raises:
+            TaskError: if nobody answers within `patience` seconds.
+            KeyRefused: (both with credentials only).
+            WireError: if it is damaged or does not fit.
         """
         self.address = address
         self._context = zmq.Context()
@@ -112,7 +114,12 @@ class Connection:
         )
 
     def send(self, envelope: Envelope, deadline: float = 60.0) -> None:
-        """Errors: ConnectionLost, WireError if it cannot be sent within `deadline` seconds."""
+        """See below.
+
+        Raises:
+            ConnectionLost: if the connection has ended.
+            WireError: if it cannot be sent within `deadline` seconds.
+        """
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLOUT)
         if self._monitor is not None:
@@ -138,7 +145,8 @@ class Connection:
     def receive(self, deadline: float) -> Envelope | None:
         """The next envelope, or None after `deadline` seconds.
 
-        Errors: ConnectionLost, also if the other side has forgotten whose connection this is.
+        Raises:
+            ConnectionLost: also if the other side has forgotten whose connection this is.
         """
         ready = dict(self._poller.poll(int(deadline * 1000)))
         if self._socket in ready:

@@ -45,7 +45,11 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: Annotated[tuple[KeyPair, ...], Meta(min_length=1, max_length=4096)]
 
     def write(self, path: Path) -> None:
-        """Readable by its owner only, from the first byte on. Errors: DiskError."""
+        """Readable by its owner only, from the first byte on.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(handle, "wb") as file:
@@ -55,7 +59,12 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def read(path: Path) -> JoinCredentials:
-        """Errors: UsageError if it is not there or open to others, DataError if it is damaged."""
+        """See below.
+
+        Raises:
+            UsageError: if it is not there or open to others.
+            DataError: if it is damaged.
+        """
         try:
             data, mode = path.read_bytes(), path.stat().st_mode
         except OSError as e:

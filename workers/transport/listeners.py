@@ -33,14 +33,23 @@ class Listener(Protocol):
     watched: bool
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
-        """Bind; returns the address to connect to. Errors: UsageError."""
+        """Bind; returns the address to connect to.
+
+        Raises:
+            UsageError: if an argument is wrong.
+        """
 
     def reopen(self, socket: zmq.Socket[bytes]) -> str:
         """Let somebody in after full(); returns the address, which may be another one."""
 
     def who(self, hello: Hello, key: str) -> int:
         """The worker that says hello; key: the public key that its connection has proved to own, '' without
-        CURVE. Errors: WireError for an unauthenticated peer, AccessError for a worker that was revoked."""
+        CURVE.
+
+        Raises:
+            WireError: for an unauthenticated peer.
+            AccessError: for a worker that was revoked.
+        """
 
     def owner(self, key: str) -> int | None:
         """Whose public key this is; None if it is nobody's (any longer), and where there are no keys."""

@@ -41,7 +41,12 @@ class Revocations:
         return self._last
 
     def _read(self) -> frozenset[int]:
-        """Errors: DataError, OSError."""
+        """See below.
+
+        Raises:
+            DataError: if data is missing or damaged.
+            OSError: if the system refuses.
+        """
         try:
             result = msgspec.json.decode(self.path.read_bytes(), type=_Revoked)
         except FileNotFoundError:
@@ -55,7 +60,9 @@ class Revocations:
     def add(self, workers: Iterable[int]) -> None:
         """Never half of it, and nobody's that does so at the same time is lost.
 
-        Errors: DataError, DiskError.
+        Raises:
+            DataError: if data is missing or damaged.
+            DiskError: if the disk cannot be read or written.
         """
         temporary = self.path.with_name(f".{self.path.name}")
         try:
@@ -71,7 +78,11 @@ class Revocations:
             raise DiskError(f"cannot write {self.path}: {e.strerror}") from None
 
     def clear(self) -> None:
-        """New keys have been made. Errors: DiskError."""
+        """New keys have been made.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
         try:
             self.path.unlink(missing_ok=True)
         except OSError as e:

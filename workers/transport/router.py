@@ -47,7 +47,8 @@ class ZmqEndpoint(Endpoint):
         """max_frame: the largest frame that anybody may send, bytes. ahead: so many bytes may a worker have
         sent that were not taken from it yet; behind a port, whoever sends more is cut off.
 
-        Errors: UsageError if the listener cannot be opened.
+        Raises:
+            UsageError: if the listener cannot be opened.
         """
         super().__init__(ledger)
         ledger.mechanism = listener.mechanism
@@ -82,7 +83,11 @@ class ZmqEndpoint(Endpoint):
         """No connection was lost: the kernel still counts all that there were."""
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """Errors: TaskError if the worker is gone or does not take its envelopes."""
+        """See below.
+
+        Raises:
+            TaskError: if the worker is gone or does not take its envelopes.
+        """
         # also what does not go out any more: an algorithm's rows do not depend on who was lost when
         self._book(envelope, worker, "down", retry)
         if worker not in self._routes:
@@ -157,8 +162,12 @@ class ZmqEndpoint(Endpoint):
         return Incoming(worker, envelope)
 
     def _register(self, route: bytes, envelope: Envelope, frame: zmq.Frame) -> int:
-        """Bind a connection to a worker index by its hello. Errors: WireError for an unauthenticated peer;
-        AccessError for one with a right key that is told why it must not come in."""
+        """Bind a connection to a worker index by its hello.
+
+        Raises:
+            WireError: for an unauthenticated peer.
+            AccessError: for one with a right key that is told why it must not come in.
+        """
         try:
             hello = msgspec.json.decode(envelope.frames[0], type=Hello)
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
@@ -249,7 +258,11 @@ class ZmqEndpoint(Endpoint):
 
 
 def first_envelope(buffers: Sequence[memoryview]) -> Envelope:
-    """A hello. Errors: NoHello if it is anything else."""
+    """A hello.
+
+    Raises:
+        NoHello: if it is anything else.
+    """
     if sum(b.nbytes for b in buffers) > HELLO_BYTES:
         raise NoHello("too long for a hello")
     try:

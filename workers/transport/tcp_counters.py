@@ -46,7 +46,11 @@ def streams(port: int) -> list[TcpStream]:
 
 
 def _stream(descriptor: int, port: int) -> TcpStream | None:
-    """Errors: OSError if it is no connection."""
+    """See below.
+
+    Raises:
+        OSError: if it is no connection.
+    """
     with _held(descriptor) as (connection, inode):
         if connection.family != socket.AF_INET or connection.getsockname()[1] != port:
             return None
@@ -58,7 +62,11 @@ def _stream(descriptor: int, port: int) -> TcpStream | None:
 
 @contextmanager
 def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
-    """A socket of ZeroMQ's, by a descriptor of our own, and its inode. Errors: OSError."""
+    """A socket of ZeroMQ's, by a descriptor of our own, and its inode.
+
+    Raises:
+        OSError: if the system refuses.
+    """
     ours = os.dup(descriptor)
     try:
         connection = socket.socket(fileno=ours)

@@ -29,7 +29,8 @@ def guard(socket: zmq.Socket[bytes], accepts: Callable[[str], bool]) -> None:
 
     What a newcomer has shown is the frame property "User-Id" of all that it sends.
 
-    Errors: UsageError if libzmq is too old to listen with.
+    Raises:
+        UsageError: if libzmq is too old to listen with.
     """
     if zmq.zmq_version_info() < OLDEST:
         needed = ".".join(map(str, OLDEST))

@@ -63,7 +63,11 @@ def run(spec: dict[str, Any]) -> int:
 def set_up(
     connection: Connection, registration_reply: Envelope, worker_config: Mapping[str, Any], device: str
 ) -> WorkerRuntime:
-    """What the orders describe. Errors: whatever goes wrong, which the coordinator has been told."""
+    """What the orders describe.
+
+    Raises:
+        FedsimError: whatever goes wrong, which the coordinator has been told.
+    """
     try:
         experiment = convert(Experiment, worker_config["experiment"], "the coordinator's experiment")
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
@@ -107,7 +111,9 @@ def serve(
     """Until 'stop'. idle: seconds of silence after which to speak up; None: wait on, as a worker of this
     machine does, which the kernel ends with its coordinator.
 
-    Errors: AccessError if the coordinator refuses, ConnectionLost.
+    Raises:
+        AccessError: if the coordinator refuses.
+        ConnectionLost: if the connection has ended.
     """
     heartbeat = Heartbeat(connection)
     runtime.problem.net.module.register_forward_pre_hook(heartbeat)

@@ -41,8 +41,9 @@ class RemoteWorker:
     def run(self, notify: Notify) -> None:
         """Join and serve until the run is over; join again if the connection is lost on the way.
 
-        Errors: AccessError if the run refuses this worker, TaskError if the coordinator does not answer, and
-        whatever setting up raises.
+        Raises:
+            AccessError: if the run refuses this worker.
+            TaskError: if the coordinator does not answer, and whatever setting up raises.
         """
         mine: int | None = None
         patience = 0.0
@@ -57,7 +58,11 @@ class RemoteWorker:
         notify("the run is over")
 
     def _serve(self, connection: Connection, registration_reply: Envelope, notify: Notify) -> None:
-        """Errors: ConnectionLost, besides those of run."""
+        """See below.
+
+        Raises:
+            ConnectionLost: besides those of run.
+        """
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
             if registration_reply.header.kind == "stop":  # it came as the run ended
@@ -95,8 +100,11 @@ class RemoteWorker:
     def _try_all(self, mine: int | None) -> tuple[int, Connection, Envelope]:
         """As itself, else as the first worker that is missing.
 
-        Errors: KeyRefused, also if another's key would do but its own does not; AccessError, TaskError,
-        ConnectionLost.
+        Raises:
+            KeyRefused: also if another's key would do but its own does not.
+            AccessError: if access is refused.
+            TaskError: if a task or a worker fails.
+            ConnectionLost: if the connection has ended.
         """
         everybody = range(len(self.join_credentials.workers))
         if self.worker is not None and self.worker not in everybody:
@@ -127,7 +135,12 @@ class RemoteWorker:
         raise AccessError(f"refused: all {len(seats)} workers of the run have joined already{others}")
 
     def _answer(self, connection: Connection) -> Envelope:
-        """To a hello: 'welcome', 'refused' or 'stop'. Errors: TaskError, ConnectionLost."""
+        """To a hello: 'welcome', 'refused' or 'stop'.
+
+        Raises:
+            TaskError: if a task or a worker fails.
+            ConnectionLost: if the connection has ended.
+        """
         try:
             answer = connection.receive(JOIN_DEADLINE)
             if answer is None or answer.header.kind not in ("welcome", "refused", "stop"):

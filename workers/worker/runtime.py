@@ -30,7 +30,11 @@ def pack_score(score: ChunkScore) -> bytes:
 
 
 def unpack_score(envelope: Envelope, width: int, sampled: bool) -> ChunkScore:
-    """The score of a reply; `width` (Measure.width) and `sampled` say how long it is. Errors: WireError."""
+    """The score of a reply; `width` (Measure.width) and `sampled` say how long it is.
+
+    Raises:
+        WireError: if it is damaged or does not fit.
+    """
     sizes = [memoryview(frame).nbytes for frame in envelope.frames]
     expected = 8 * width * (2 if sampled else 1)
     if sizes != [expected]:

@@ -36,7 +36,11 @@ class ClientFile:
         self.ids: tuple[str, ...] = tuple(sorted(examples))
 
     def column(self, client: str, name: str, most: int | None = None) -> Array:
-        """The first `most` rows of examples/<client>/<name> (None: all). Errors: DataError naming the key."""
+        """The first `most` rows of examples/<client>/<name> (None: all).
+
+        Raises:
+            DataError: naming the key.
+        """
         key = f"examples/{client}/{name}"
         try:
             return np.asarray(self._examples[client][name][:most])
@@ -46,7 +50,11 @@ class ClientFile:
             raise DataError(f"{self.path}: {key} cannot be read ({error}); fetch it again") from error
 
     def alike(self, client: str, names: tuple[str, ...], columns: tuple[Array, ...]) -> None:
-        """Errors: DataError unless the columns of a client have as many rows each."""
+        """See below.
+
+        Raises:
+            DataError: unless the columns of a client have as many rows each.
+        """
         counts = [len(column) for column in columns]
         if len(set(counts)) > 1:
             message = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True))
@@ -57,7 +65,12 @@ class ClientFile:
 
 @contextmanager
 def opened(path: Path) -> Iterator[ClientFile]:
-    """One file. Errors: UsageError without h5py, DataError if it is not HDF5 or has no group 'examples'."""
+    """One file.
+
+    Raises:
+        UsageError: without h5py.
+        DataError: if it is not HDF5 or has no group 'examples'.
+    """
     try:
         h5py: Any = import_module("h5py")
     except ImportError:

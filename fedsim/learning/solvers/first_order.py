@@ -90,7 +90,8 @@ def minimise(
     objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
     the same on both scales (as in the released code). `moments` is used only if `how.carry`.
 
-    Errors: UsageError if `how.optimiser` is 'exact' and the client's loss is not quadratic.
+    Raises:
+        UsageError: if `how.optimiser` is 'exact' and the client's loss is not quadratic.
     """
     check_optimiser(shard, how.optimiser, "adam or sgd")
     if isinstance(shard, QuadraticShard):

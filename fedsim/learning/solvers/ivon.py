@@ -101,8 +101,10 @@ def ivon(
     and precision u, in the units of F, so that -log dual is subtracted from the mean loss and u lowers
     the curvature. `moments` is used only if `how.carry`.
 
-    Errors: UsageError if the optimiser does not fit the client's loss; TaskError if F has no minimum or
-    the steps diverged: a precision that is not positive, a value that is not finite.
+    Raises:
+        UsageError: if the optimiser does not fit the client's loss.
+        TaskError: if F has no minimum or the steps diverged: a precision that is not positive, a value that
+            is not finite.
     """
     check_optimiser(shard, how.optimiser, "ivon")
     if isinstance(shard, QuadraticShard):
@@ -261,7 +263,8 @@ def _exact(
 ) -> IvonFit:
     """The minimum of F for lbar(th) = (1/2 th'A th - b'th) / N_k, in the dtype of the shard.
 
-    Errors: TaskError if F is unbounded below in some direction.
+    Raises:
+        TaskError: if F is unbounded below in some direction.
     """
     d, u, v = (term.to(shard.linear) for term in _exact_terms(prior_precision, ess, dual))
     hessian = shard.hessian / shard.size

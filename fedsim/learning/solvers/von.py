@@ -79,9 +79,10 @@ def von(
     `start` (P,) is the first mean; the first precision is stationary at `start` (delta method). `pull` is
     a factor on the scale of the summed loss; its precision may be indefinite.
 
-    Errors: TaskError if pull.precision + E[hess l_k] is not positive definite or a number is not finite;
-    UsageError for an isotropic pull, an odd number of samples other than 1, and if `how.optimiser`
-    does not fit the client's loss.
+    Raises:
+        TaskError: if pull.precision + E[hess l_k] is not positive definite or a number is not finite.
+        UsageError: for an isotropic pull, an odd number of samples other than 1, and if `how.optimiser`
+            does not fit the client's loss.
     """
     if not isinstance(cavity.precision, Tensor) or cavity.precision.dim() not in (1, 2):
         raise UsageError("von needs a diagonal or a full precision, not an isotropic one")
@@ -124,7 +125,11 @@ def _exact(shard: QuadraticShard, cavity: Gaussian, temperature: float) -> VonFi
 
 
 def check_samples(samples: int) -> None:
-    """Errors: UsageError for a number that is neither even nor 1."""
+    """See below.
+
+    Raises:
+        UsageError: for a number that is neither even nor 1.
+    """
     if samples > 1 and samples % 2:
         raise UsageError(f"samples={samples}: VON draws pairs; use an even number, or 1 for the mean alone")
 
@@ -214,7 +219,11 @@ class _Root:
 
     @staticmethod
     def of(precision: Tensor) -> _Root:
-        """Errors: TaskError if S is not positive definite or not finite."""
+        """See below.
+
+        Raises:
+            TaskError: if S is not positive definite or not finite.
+        """
         _finite(precision, "precision")
         if precision.dim() == 1:
             bad, least = int((precision <= 0).sum()), float(precision.min())

@@ -109,7 +109,11 @@ CODECS: Mapping[str, CodecFamily] = {
 
 @cache
 def codec(name: str) -> Codec:
-    """The codec of a name such as 'bf16' or 'csr:0.1'. Errors: UsageError saying what there is."""
+    """The codec of a name such as 'bf16' or 'csr:0.1'.
+
+    Raises:
+        UsageError: saying what there is.
+    """
     family_name, colon, parameter = name.partition(":")
     if family_name not in CODECS:
         raise unknown("codec", family_name, [f.usage for f in CODECS.values()])
@@ -145,7 +149,8 @@ def unpack_checked(
 ) -> Tensor:
     """Unpack after checking every part's layer and size against what the codec and the spec demand.
 
-    Errors: WireError naming the field.
+    Raises:
+        WireError: naming the field.
     """
     selected = codec(name)
     expected = selected.bounds(spec)

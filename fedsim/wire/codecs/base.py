@@ -40,7 +40,11 @@ class Spec:
     def of(
         shape: tuple[int, ...], dtype: torch.dtype, layout: Layout | None = None, *, positive: bool = False
     ) -> Spec:
-        """Without a layout the tensor is one anonymous layer. Errors: WireError for one of another size."""
+        """Without a layout the tensor is one anonymous layer.
+
+        Raises:
+            WireError: for one of another size.
+        """
         count = math.prod(shape)
         if layout is None:
             layout = Layout((Slice("", shape, 0, count),))
@@ -90,14 +94,22 @@ class Codec:
     kept: Callable[[int], int] | None = None
 
     def pack(self, x: Tensor, spec: Spec | None = None, ref: Tensor | None = None) -> tuple[Part, ...] | None:
-        """The parts of `x`. Errors: UsageError for a dtype that the codec does not encode."""
+        """The parts of `x`.
+
+        Raises:
+            UsageError: for a dtype that the codec does not encode.
+        """
         spec = spec or Spec.of(tuple(x.shape), x.dtype)
         if (self.lossy or self.delta) and not x.is_floating_point():
             raise UsageError(f"codec {self.name!r} encodes floating-point fields only")
         return self.packer(x, spec, self._checked(ref, spec))
 
     def unpack(self, parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None = None) -> Tensor:
-        """The tensor of parts whose number, layers and sizes agree with `bounds`. Errors: WireError."""
+        """The tensor of parts whose number, layers and sizes agree with `bounds`.
+
+        Raises:
+            WireError: if it is damaged or does not fit.
+        """
         if (self.lossy or self.delta) and not spec.dtype.is_floating_point:
             raise WireError(f"codec {self.name!r} encodes floating-point fields only")
         return self.unpacker(parts, spec, self._checked(ref, spec))

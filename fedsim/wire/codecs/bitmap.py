@@ -132,7 +132,11 @@ def _bits(mask: Array) -> Part:
 
 
 def _mask(part: memoryview, spec: Spec, p: float) -> Array:
-    """Which entries are kept (P,). Errors: WireError unless they are as many per layer as p says."""
+    """Which entries are kept (P,).
+
+    Raises:
+        WireError: unless they are as many per layer as p says.
+    """
     bits = np.frombuffer(expanded(part, _bitmap_bytes(spec)), dtype=np.uint8)
     every = np.unpackbits(bits, bitorder="little").view(bool)
     mask: Array = every[: spec.count]

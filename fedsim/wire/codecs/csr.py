@@ -164,7 +164,11 @@ def _compressed_rows(mask: Array, s: Slice) -> Iterator[Array]:
 
 
 def _positions(pointers: Array, columns: Array, s: Slice) -> Array:
-    """The flat positions in a layer. Errors: WireError unless both arrays are canonical."""
+    """The flat positions in a layer.
+
+    Raises:
+        WireError: unless both arrays are canonical.
+    """
     width = s.size // max(1, _rows(s))
     wide = pointers.astype(np.int64)
     counts = wide[1:] - wide[:-1]

@@ -19,9 +19,12 @@ def compressed(data: bytes) -> bytes:
 
 
 def expanded(frame: memoryview, nbytes: int) -> bytes:
-    """The `nbytes` bytes in a frame. Errors: WireError, before memory is taken for any other size.
+    """The `nbytes` bytes in a frame.
 
     The library takes memory for the size that a frame declares, whatever its max_output_size says.
+
+    Raises:
+        WireError: before memory is taken for any other size.
     """
     if not nbytes:
         if frame.nbytes:
