@@ -583,6 +583,7 @@ def pool() -> Iterator[Pool]:
         pool.close()
 
 
+@pytest.mark.process
 def test_in_process_equals_over_zeromq_bit_for_bit(
     algorithm: Class, pool: Pool, dense: Callable[[Class], Run], tmp_path: Path
 ) -> None:

@@ -39,6 +39,8 @@ from workers.storage import durability, store
 from workers.storage.recovery import NOTHING, recover
 from workers.storage.store import ClientStates
 
+pytestmark = [pytest.mark.process, pytest.mark.chaos]
+
 ROUNDS = 4
 DIED = 77
 RESUMED = 6

@@ -22,6 +22,8 @@ from launch.runs.reader import Run
 from tests.support.relay import Relay
 from workers.transport.join_credentials import JoinCredentials, KeyPair
 
+pytestmark = pytest.mark.process
+
 DEADLINE = 120.0
 """A loaded machine; on an idle one nothing here takes ten seconds."""
 EXPERIMENT = ("--algo", "fedlap_cov", "--clients", "5", "--rounds", "6", "--model", "logistic")

@@ -9,10 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from workers.storage.scratch import YOUNG_SECONDS, Scratch
+
+pytestmark = pytest.mark.process
 
 MAKES_ONE = """
 import sys, time
+import pytest
+
 from workers.storage.scratch import Scratch
 print(Scratch("mine-", sys.argv[1]).path, flush=True)
 time.sleep(60)

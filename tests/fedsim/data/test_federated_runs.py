@@ -85,6 +85,7 @@ def test_a_task_runs_from_its_files_to_its_metrics(
         assert lines[-1]["recall_at_5"] == summary["recall_at_5"] > 0.5
 
 
+@pytest.mark.process
 def test_two_worker_processes_and_none_give_the_same_bits(files: Path, tmp_path: Path) -> None:
     """The word model: what a worker is sent and sends back, its warm-up and its scores."""
     result = []
