@@ -91,12 +91,6 @@ class Stored:
         Raises:
             MismatchError: if what must not change has changed.
         """
-        for what, before, today in manifest.computing(self.manifest, now):
-            if before is not None and before != today and not self.drift:
-                raise MismatchError(
-                    f"{self.folder} was begun with {what} {before}; here it is {today}. The bits may differ: "
-                    "go on where it was begun, or say --allow-drift"
-                )
         was, today = self.manifest["experiment"], now["experiment"]
         for key, value in dotted({"hyperparameters": today["hyperparameters"]}):
             name = key.partition(".")[2]
@@ -107,4 +101,10 @@ class Stored:
                 raise MismatchError(
                     f"{self.folder} was begun with {key} {was[key]}; now it is {today[key]}: "
                     "other data, other code or another machine"
+                )
+        for what, before, today in manifest.computing(self.manifest, now):
+            if before is not None and before != today and not self.drift:
+                raise MismatchError(
+                    f"{self.folder} was begun with {what} {before}; here it is {today}. The bits may differ: "
+                    "go on where it was begun, or say --allow-drift"
                 )

@@ -24,7 +24,7 @@ from workers.storage.store import read_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 120.0
-SPOILT = """
+REJECTED = """
 from dataclasses import dataclass, replace
 from typing import Literal
 import torch
@@ -55,10 +55,10 @@ class Rejected(FedLapCov):
 
     def client_update(self, client, down, shard, task):
         draft, up = super().client_update(client, down, shard, task)
-        task failures = self.how and (task.round, task.client) == (2, 1) and self.how not in seen
-        if task failures and self.how == "once":
+        fails = self.how and (task.round, task.client) == (2, 1) and self.how not in seen
+        if fails and self.how == "once":
             seen.add(self.how)
-        return draft, CHANGES[self.how](up) if task failures else up
+        return draft, CHANGES[self.how](up) if fails else up
 """
 UPLOAD = r"round 2 cannot be folded: upload of client 1 in round 2 from worker \d: "
 WORKER = r"worker \d failed on client 1 in round 2:\n.*"
@@ -81,14 +81,21 @@ JOB = ("--clients", "3", "--rounds", "3", "--model", "logistic", "--set", "local
 def brought(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the algorithm and a configuration, and what an undisturbed run leaves."""
     folder = tmp_path_factory.mktemp("brought")
-    (folder / "spoilt.py").write_text(SPOILT)
+    (folder / "rejected.py").write_text(REJECTED)
     (folder / "limit.toml").write_text("[experiment]\nmax_norm = 1e4\n")
     assert launch(folder, "sound", "").exit_code == 0
     return folder
 
 
 def launch(folder: Path, name: str, how: str, *more: str) -> Any:
-    selected = ("--algo", f"{folder}/spoilt.py:Spoilt", "--set", f"how={how}", "--out", str(folder / name))
+    selected = (
+        "--algo",
+        f"{folder}/rejected.py:Rejected",
+        "--set",
+        f"how={how}",
+        "--out",
+        str(folder / name),
+    )
     limit = ("--config", str(folder / "limit.toml"))
     return CliRunner(catch_exceptions=False).invoke(
         main, ["launch", "--workers", "0", *JOB, *selected, *limit, *more]
@@ -169,7 +176,7 @@ def test_a_limit_that_is_kept_changes_no_bit(brought: Path) -> None:
 
 @pytest.mark.process
 def test_workers_and_all(brought: Path) -> None:
-    selected = ("--algo", "spoilt.py:Spoilt", "--set", "how=mean nan", "--out", "real")
+    selected = ("--algo", "rejected.py:Rejected", "--set", "how=mean nan", "--out", "real")
     done = subprocess.run(
         [sys.executable, "-m", "launch", "launch", "--workers", "2", *JOB, *selected],
         capture_output=True,

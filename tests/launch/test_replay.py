@@ -23,8 +23,8 @@ def test_the_uploads_give_the_model(name: str, tmp_path: Path) -> None:
 
 def test_a_line_per_round_and_a_file_per_upload(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run", algo="mime", rounds=5)
-    names = {str(p.relative_to(run / "uploads")) for p in (run / "uploads").rglob("*.letter")}
-    assert names == {f"{r:06d}/{e}-{k:06d}.letter" for r in range(1, 6) for e in (1, 2) for k in range(3)}
+    names = {str(p.relative_to(run / "uploads")) for p in (run / "uploads").rglob("*.envelope")}
+    assert names == {f"{r:06d}/{e}-{k:06d}.envelope" for r in range(1, 6) for e in (1, 2) for k in range(3)}
     lines = command("replay", run).out.splitlines()
     assert lines[:2] == [f"round {r}  6 uploads folded again" for r in (1, 2)]
     assert lines[2:5] == [
@@ -63,23 +63,23 @@ def test_rounds_that_are_computed_again_keep_the_same_frames(tmp_path: Path) -> 
 @pytest.mark.parametrize("at", [0.0, 0.003, 0.1, 0.5, 1.0])
 def test_one_bit_of_an_upload(at: float, tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run")
-    flip(run / "uploads" / "000002" / "1-000001.letter", at)
+    flip(run / "uploads" / "000002" / "1-000001.envelope", at)
     output = command("replay", run)
     assert output.code == 1 and "round 1" in output.out and "round 2" not in output.out
-    assert "the upload of client 1 in round 2" in output.err and "1-000001.letter" in output.err
+    assert "the upload of client 1 in round 2" in output.err and "1-000001.envelope" in output.err
     assert "damaged" in output.err
 
 
 def test_an_upload_in_anothers_place(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run")
     folder = run / "uploads" / "000002"
-    (folder / "1-000001.letter").write_bytes((folder / "1-000002.letter").read_bytes())
+    (folder / "1-000001.envelope").write_bytes((folder / "1-000002.envelope").read_bytes())
     assert "is not what this task gave" in command("replay", run).err
 
 
 def test_an_upload_that_is_not_there(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run")
-    (run / "uploads" / "000002" / "1-000001.letter").unlink()
+    (run / "uploads" / "000002" / "1-000001.envelope").unlink()
     output = command("replay", run)
     assert output.code == 2 and "1-000001.envelope: not kept" in output.err
 

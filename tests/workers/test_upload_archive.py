@@ -20,7 +20,7 @@ def test_a_letter_comes_back(envelope: Envelope, tmp_path: Path) -> None:
     keep_upload(tmp_path, envelope)
     h = envelope.header
     path = upload_path(tmp_path, h.round, h.exchange, h.client)
-    assert path.name == f"1-{h.client:06d}.letter" and path.parent.name == "000001"
+    assert path.name == f"1-{h.client:06d}.envelope" and path.parent.name == "000001"
     back = read_upload(path, "upload")
     assert frames(back) == frames(envelope) and back.header == h
 
@@ -50,5 +50,5 @@ def test_a_spool_keeps_what_it_is_given_and_leaves_no_other_file(room: int, tmp_
     for _ in range(2):  # a task that is computed again is written again
         spool.put(1, upload(1))
         assert frames(spool.take(1)[0]) == frames(upload(1))
-    assert [p.name for p in (tmp_path / "uploads").rglob("*") if p.is_file()] == ["1-000001.letter"]
+    assert [p.name for p in (tmp_path / "uploads").rglob("*") if p.is_file()] == ["1-000001.envelope"]
     assert frames(read_upload(upload_path(tmp_path / "uploads", 1, 1, 1), "upload")) == frames(upload(1))

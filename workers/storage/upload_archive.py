@@ -24,7 +24,7 @@ def uploads_folder(run: Path) -> Path:
 
 
 def upload_path(folder: Path, round: int, exchange: int, client: int) -> Path:
-    return folder / f"{round:06d}" / f"{exchange}-{client:06d}.letter"
+    return folder / f"{round:06d}" / f"{exchange}-{client:06d}.envelope"
 
 
 def keep_upload(folder: Path, envelope: Envelope) -> None:

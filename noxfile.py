@@ -1,0 +1,64 @@
+"""The project's verbs: `nox -s fast`, or several, `nox -s lint types fast`. `nox -l` lists them.
+
+Every session uses the environment that nox runs in and installs nothing, so it works without a network.
+`test`, `fast` and `golden` hand on what follows two dashes: `nox -s test -- tests/fedsim -k gaussian`.
+"""
+
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["lint", "types", "fast"]
+
+
+def python(session: nox.Session, *arguments: str) -> None:
+    session.run(sys.executable, *arguments, external=True)
+
+
+@nox.session
+def test(session: nox.Session) -> None:
+    """Run every test."""
+    python(session, "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def fast(session: nox.Session) -> None:
+    """Run the tests that start no process and take no long time."""
+    chosen = "not process and not chaos and not slow"
+    python(session, "-m", "pytest", "-m", chosen, "-n", "auto", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, format and the ladder of imports."""
+    python(session, "-m", "ruff", "check")
+    python(session, "-m", "ruff", "format", "--check")
+    python(session, "-c", "from importlinter.cli import lint_imports_command as check; check()")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check types."""
+    python(session, "-m", "mypy")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site into build/site. Every warning is an error."""
+    python(session, "-m", "mkdocs", "build", "--strict")
+
+
+@nox.session
+def golden(session: nox.Session) -> None:
+    """Compare the bits of short runs with the recorded ones."""
+    python(session, "-m", "tests.golden", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run every benchmark at its smallest size, to see that it still runs."""
+    for file in sorted(Path("tests/benchmarks").glob("[!_]*.py")):
+        if "__main__" in file.read_text(encoding="utf-8"):
+            python(session, "-m", f"tests.benchmarks.{file.stem}", "--tiny")

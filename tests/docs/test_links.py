@@ -1,0 +1,108 @@
+"""Links of the repository's Markdown pages lead to files and headings that exist.
+
+Nothing is fetched: of a link to another site only the address's form is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = (".github", "docs", "fedsim", "protocols", "workers", "launch", "tests")
+PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
+HOST = re.compile(r"([a-z0-9-]+\.)+[a-z]{2,}|localhost", re.IGNORECASE)
+ADDRESS = re.compile(r"[^@\s]+@[^@\s]+\.[a-z]+", re.IGNORECASE)
+
+
+def _tokens(page: Path) -> list[Token]:
+    return MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
+
+
+def _links(page: Path) -> Iterator[str]:
+    for token in _tokens(page):
+        for child in token.children or []:
+            target = child.attrGet("href") or child.attrGet("src")
+            if target is not None:
+                yield str(target)
+
+
+@cache
+def _anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, by GitHub's rule."""
+    tokens = _tokens(page)
+    seen: Counter[str] = Counter()
+    anchors = set()
+    for opening, inline in pairwise(tokens):
+        if opening.type == "heading_open":
+            text = "".join(child.content for child in inline.children or [])
+            slug = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+            anchors.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)
+            seen[slug] += 1
+    return frozenset(anchors)
+
+
+def _complaint(link: str, page: Path, root: Path) -> str | None:
+    """What is wrong with a link on a page, if anything is."""
+    parts = urlsplit(link)
+    if parts.scheme in {"http", "https"}:
+        return None if HOST.fullmatch(parts.hostname or "") else "is no address"
+    if parts.scheme == "mailto":
+        return None if ADDRESS.fullmatch(parts.path) else "is no address"
+    if parts.scheme or parts.netloc or parts.path.startswith("/"):
+        return "is neither relative nor of a known scheme"
+    file = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+    if not file.is_relative_to(root):
+        return "leaves the repository"
+    if not file.exists():
+        return "leads to no file"
+    if parts.fragment and (file.suffix != ".md" or unquote(parts.fragment) not in _anchors(file)):
+        return "leads to no heading"
+    return None
+
+
+def complaints(page: Path, root: Path) -> list[str]:
+    found = ((link, _complaint(link, page, root)) for link in _links(page))
+    return [f"{link} {complaint}" for link, complaint in found if complaint is not None]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    assert complaints(page, ROOT) == []
+
+
+def test_a_broken_link_is_named_until_it_is_mended(tmp_path: Path) -> None:
+    other, page = tmp_path / "other.md", tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    other.write_text("# Title\n\n## What `a_b` costs, in P\n\n## Twice\n\n## Twice\n", encoding="utf-8")
+    broken = {
+        "[a](../othr.md)": "../othr.md leads to no file",
+        "[a](../other.md#what-it-costs)": "../other.md#what-it-costs leads to no heading",
+        "| a |\n|---|\n| [b](#nowhere) |": "#nowhere leads to no heading",
+        "![picture](missing.png)": "missing.png leads to no file",
+        "[a](../../outside.md)": "../../outside.md leaves the repository",
+        "[a](/other.md)": "/other.md is neither relative nor of a known scheme",
+        "[a](https://nowhere)": "https://nowhere is no address",
+        "[a](mailto:nobody)": "mailto:nobody is no address",
+    }
+    page.write_text("\n\n".join(broken), encoding="utf-8")
+    assert complaints(page, tmp_path) == list(broken.values())
+    mended = [
+        "../other.md",
+        "../other.md#what-a_b-costs-in-p",
+        "../other.md#twice-1",
+        "https://example.org/a#b",
+    ]
+    page.write_text(
+        "\n\n".join(f"[a]({link})" for link in mended) + "\n\n`[code](is/no.link)`\n", encoding="utf-8"
+    )
+    assert complaints(page, tmp_path) == []
