@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.errors import DataError, UsageError
@@ -21,7 +21,7 @@ fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80
 
 
 @fixed
-@supplied(st.integers(1, 30), st.data())
+@given(st.integers(1, 30), st.data())
 def test_a_count_draws_that_many_clients_of_the_roster(clients: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, clients))
     participation = schedule(str(count), clients=clients, seed=data.draw(st.integers(0, 99)))
@@ -115,7 +115,7 @@ EVERY = (
 
 
 @fixed
-@supplied(st.sampled_from(EVERY), st.integers(3, 40), st.integers(0, 99))
+@given(st.sampled_from(EVERY), st.integers(3, 40), st.integers(0, 99))
 def test_every_schedule_is_pure_and_of_its_roster(spec: str, clients: int, seed: int) -> None:
     sizes = tuple(1 + k % 7 for k in range(clients))
     created = schedule(spec, clients=clients, seed=seed, sizes=sizes)

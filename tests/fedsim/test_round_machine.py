@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.participation import Participation
@@ -636,7 +636,7 @@ def worlds_with_a_setup(draw: Callable[..., object]) -> World:
 
 
 @fixed
-@supplied(worlds_with_a_setup(), st.integers(0, 10_000))
+@given(worlds_with_a_setup(), st.integers(0, 10_000))
 def test_versions_and_bases_with_a_setup_are_what_the_formula_says(world: World, seed: int) -> None:
     """S + (r-1)*E + e, written out; every base is the last committed version, or within a round the draft
     of the exchange before, folded or not; nobody is lost in the set-up."""

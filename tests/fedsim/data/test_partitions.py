@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.data import PARTITIONS, partition
@@ -303,7 +303,7 @@ def test_dirichlet_proportions_have_the_right_spread() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@supplied(
+@given(
     spec=st.sampled_from(["iid", "two_dirichlet", "two_dirichlet:5,0.1", "dirichlet:0.1"]),
     labels=st.lists(st.integers(0, 4), min_size=60, max_size=300),
     clients=st.integers(1, 8),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def dense_tensors(draw: Any) -> Tensor:
 
 @pytest.mark.parametrize("name", ["dense", "zstd"])
 @fixed
-@supplied(x=dense_tensors())
+@given(x=dense_tensors())
 def test_dense_and_zstd_are_exact_bit_for_bit(name: str, x: Tensor) -> None:
     back = round_trip(name, x)
     assert (back.shape, back.dtype) == (x.shape, x.dtype)
@@ -321,7 +321,7 @@ def test_log8_refuses_an_impossible_range(ends: tuple[float, float]) -> None:
 
 
 @fixed
-@supplied(st.lists(st.floats(0, float(torch.finfo(torch.float32).max), width=32), min_size=1, max_size=50))
+@given(st.lists(st.floats(0, float(torch.finfo(torch.float32).max), width=32), min_size=1, max_size=50))
 def test_log8_of_anything_that_is_not_negative(values: list[float]) -> None:
     x = torch.tensor(values)
     back = round_trip("log8", x)

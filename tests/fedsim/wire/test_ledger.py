@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 import torch
 import zmq
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.wire import zmtp
@@ -70,7 +70,7 @@ def test_framing_of_one_frame(n: int, overhead: int) -> None:
 
 
 @fixed
-@supplied(st.lists(st.integers(0, 2**20)))
+@given(st.lists(st.integers(0, 2**20)))
 def test_framing_adds_over_frames(sizes: list[int]) -> None:
     assert sum(sizes) + zmtp.framing(sizes) == sum(map(f, sizes))
 
@@ -95,7 +95,7 @@ def test_the_handshakes_from_their_parts() -> None:
 
 
 @fixed
-@supplied(st.integers(0, 10_000))
+@given(st.integers(0, 10_000))
 def test_the_ledgers_sum_is_every_frame_and_its_framing(seed: int) -> None:
     ledger, sent = booked(seed)
     on_stream = {
@@ -109,7 +109,7 @@ def test_the_ledgers_sum_is_every_frame_and_its_framing(seed: int) -> None:
 
 
 @fixed
-@supplied(st.integers(0, 10_000))
+@given(st.integers(0, 10_000))
 def test_summary_totals_and_rows_agree(seed: int) -> None:
     ledger, sent = booked(seed)
     nested = ledger.nested()
@@ -184,7 +184,7 @@ def test_a_handshake_is_booked_both_ways() -> None:
 
 
 @fixed
-@supplied(st.integers(0, 10_000))
+@given(st.integers(0, 10_000))
 def test_close_takes_each_row_once_with_its_round(seed: int) -> None:
     everything = booked(seed)[0].close(100)
     ledger, _ = booked(seed)
