@@ -17,8 +17,6 @@ pytestmark = pytest.mark.process
 
 MAKES_ONE = """
 import sys, time
-import pytest
-
 from workers.storage.scratch import Scratch
 print(Scratch("mine-", sys.argv[1]).path, flush=True)
 time.sleep(60)
