@@ -31,7 +31,7 @@ from fedsim.learning.metrics import MEASURES, Measure, Tally, added, classified
 from fedsim.learning.models.paper_models import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
-from fedsim.round_machine import version
+from fedsim.round_events import version
 from fedsim.seeds import RandomStream, seeded_torch
 from fedsim.virtual_clock import Clock, clock
 from fedsim.wire.codecs import Codec, codec

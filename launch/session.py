@@ -17,7 +17,7 @@ from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.participation import Schedule, schedule
 from fedsim.problem import Problem
-from fedsim.round_machine import Commit
+from fedsim.round_events import Commit
 from fedsim.virtual_clock import is_file
 from fedsim.wire.ledger import Entry, Ledger
 from fedsim.wire.schema import all_fields

@@ -16,25 +16,14 @@ import torch
 from fedsim.errors import FedsimError, TaskError
 from fedsim.participation import schedule
 from fedsim.problem import Problem
-from fedsim.round_machine import (
-    Arrived,
-    Close,
-    Commit,
-    Drop,
-    Finish,
-    Folded,
-    Give,
-    Joined,
-    Open,
-    Release,
-    RoundMachine,
-)
+from fedsim.round_events import Arrived, Close, Commit, Drop, Finish, Folded, Give, Joined, Open, Release
+from fedsim.round_machine import RoundMachine
+from fedsim.virtual_clock import ExchangeClock
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger, stream_bytes
 from workers.coordinator import failures
 from workers.coordinator.aggregation import AggregationThread
 from workers.coordinator.broadcasts import Dispatch
-from workers.coordinator.exchange_clock import ExchangeClock
 from workers.storage.store import Checkpoint, ClientStates
 from workers.storage.upload_spool import Spool
 from workers.transport.endpoint import Loopback, Worker

@@ -18,7 +18,7 @@ import torch
 from fedsim.errors import FedsimError, Interrupted, WireError
 from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
 from fedsim.problem import ChunkScore, Problem
-from fedsim.round_machine import TaskId
+from fedsim.round_events import TaskId
 from fedsim.wire.envelope import VERSION, Envelope, Header, blob, decode, decode_own, encode, pack, references
 from fedsim.wire.schema import FullPrecision, Mean, Precision, check_values, map_tensors
 from workers.storage.store import ClientStates

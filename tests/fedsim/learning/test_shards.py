@@ -54,8 +54,8 @@ def test_epochs_reshuffle_and_repeat_with_the_generator(shard: Shard) -> None:
     order = draws(2)
     first, second = (rows(list(shard.batches(5, order)), shard.scale) for _ in range(2))
     assert first != second
-    second = draws(2)
-    assert [first, second] == [rows(list(shard.batches(5, second)), shard.scale) for _ in range(2)]
+    again = draws(2)
+    assert [first, second] == [rows(list(shard.batches(5, again)), shard.scale) for _ in range(2)]
 
 
 def test_scaled_and_raw_inputs(shard: Shard) -> None:
