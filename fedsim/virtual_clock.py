@@ -12,12 +12,14 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsim.errors import DataError, UsageError
 from fedsim.round_events import TaskId
 from fedsim.seeds import RandomStream
+from fedsim.specs import key_values, number, whole
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
@@ -118,16 +120,16 @@ def is_file(link: str) -> bool:
 
 def _links(text: str, clients: int) -> tuple[Link, ...]:
     if not is_file(text):
-        return (_link(text.split(",") if text else [], f"--link {text}"),) * clients
+        return (_link(key_values(text), f"--link {text}"),) * clients
     links: dict[int, Link] = {}
     try:
         with Path(text).open(newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.DictReader(file), start=2):
                 where = f"{text}, line {number}"
                 client = row.pop("client", None) or ""
-                if not client.isdecimal() or int(client) >= clients:
+                if not 0 <= whole(client) < clients:
                     raise DataError(f"{where}: client {client!r}; clients count from 0 to {clients - 1}")
-                links[int(client)] = _link([f"{key}={value}" for key, value in row.items() if value], where)
+                links[int(client)] = _link([(key, value) for key, value in row.items() if value], where)
     except OSError as e:
         raise UsageError(f"--link {text}: {e.strerror}") from None
     missing = [k for k in range(clients) if k not in links]
@@ -136,16 +138,15 @@ def _links(text: str, clients: int) -> tuple[Link, ...]:
     return tuple(links[k] for k in range(clients))
 
 
-def _link(parts: list[str], where: str) -> Link:
+def _link(pairs: Iterable[tuple[str, str]], where: str) -> Link:
     link = Link()
-    for part in parts:
-        key, _, value = part.partition("=")
+    for key, value in pairs:
         if key in ("up", "down"):
             link = replace(link, **{key: _rate(value, where)})
         elif key == "rtt":
             link = replace(link, rtt=_time(value, where))
         else:
-            raise UsageError(f"{where}: {part!r}; write up=10mbit,down=50mbit,rtt=40ms")
+            raise UsageError(f"{where}: '{key}={value}'; write up=10mbit,down=50mbit,rtt=40ms")
     return link
 
 
@@ -165,14 +166,10 @@ def _compute(text: str) -> tuple[float, float]:
     """5ms or 5ms,noise=0.3: seconds per example, and the spread of their logarithm."""
     if not text:
         return 0.0, 0.0
-    first, *rest = text.split(",")
+    first, _, rest = text.partition(",")
     noise = 0.0
-    for part in rest:
-        key, _, value = part.partition("=")
-        try:
-            noise = float(value)
-        except ValueError:
-            noise = math.nan
+    for key, value in key_values(rest):
+        noise = number(value)
         if key != "noise" or not 0 <= noise < math.inf:
             raise UsageError(f"--compute {text}: write 5ms or 5ms,noise=0.3")
     return _time(first, "--compute"), noise

@@ -19,6 +19,7 @@ from fedsim.data.catalogue import DATASETS, DatasetInfo
 from fedsim.data.checks import KINDS, check_kind, checked
 from fedsim.data.readers import cifar, credit, digits, heart, idx, stackoverflow, tff
 from fedsim.errors import DataError, UsageError, unknown
+from fedsim.specs import parse, whole
 
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "load_dataset"]
 
@@ -84,17 +85,13 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
 
 def _selected(name: str) -> DatasetInfo:
     """The catalogue's entry of NAME or NAME:CLIENTS, with the number of clients to read."""
-    base, colon, number = name.partition(":")
-    info = DATASETS.get(base)
-    if info is None:
-        raise unknown("data set", base, DATASETS)
-    if not colon:
+    base, arguments = parse(name, "data set", {key: info.form for key, info in DATASETS.items()})
+    info = DATASETS[base]
+    if not arguments:
         return info
-    if not info.clients:
-        raise UsageError(f"data set {name!r}: {base!r} is always read whole; write just {base}")
-    if not (number.isdecimal() and number.isascii() and int(number) > 0):
-        raise UsageError(f"data set {name!r}: how many clients to read is a whole number, not {number!r}")
-    return replace(info, clients=int(number))
+    if whole(arguments[0]) < 1:
+        raise info.form.misuse("data set", name)
+    return replace(info, clients=whole(arguments[0]))
 
 
 def _data_dir(name: str, data_dir: Path | None) -> Path:
