@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fedsim.errors import UsageError
+from fedsim.evaluation import ChunkScore
 from fedsim.learning.metrics import EXTRA, MEASURES
-from fedsim.problem import ChunkScore
 from workers.coordinator.round_log import RESERVED, RoundLog, RoundRecord
 
 CATEGORICAL = MEASURES["categorical"]

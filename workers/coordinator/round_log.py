@@ -8,9 +8,9 @@ from functools import reduce
 from typing import Any
 
 from fedsim.errors import UsageError
+from fedsim.evaluation import ChunkScore
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.metrics import EXTRA, Measure, added
-from fedsim.problem import ChunkScore
 
 RESERVED = {
     *(

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from fedsim.errors import FedsimError, TaskError
-from fedsim.participation import schedule
 from fedsim.problem import Problem
 from fedsim.round_events import Arrived, Close, Commit, Drop, Finish, Folded, Give, Joined, Open, Release
 from fedsim.round_machine import RoundMachine
@@ -97,12 +96,11 @@ class RoundReplayer:
 
     def _machine(self, before: Checkpoint[Any] | None, last: int) -> RoundMachine:
         """One that gives tasks in ascending client id, so that uploads are folded as they come."""
-        problem = self.problem
-        e, algorithm = problem.experiment, problem.algorithm
+        problem, algorithm = self.problem, self.problem.algorithm
         return RoundMachine(
             rounds=last,
             exchanges=len(algorithm.exchanges),
-            schedule=schedule(e.participation, clients=e.clients, seed=e.seed, sizes=problem.sizes),
+            schedule=problem.schedule(),
             versions=before.versions.tolist() if before else [0] * len(problem.clients),
             cost=lambda k: 0.0,
             chunks=0,

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from fedsim.errors import FedsimError, Interrupted, WireError
+from fedsim.evaluation import ChunkScore
 from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
-from fedsim.problem import ChunkScore, Problem
+from fedsim.problem import Problem
 from fedsim.round_events import TaskId
 from fedsim.wire.envelope import VERSION, Envelope, Header, blob, decode, decode_own, encode, pack, references
 from fedsim.wire.schema import FullPrecision, Mean, Precision, check_values, map_tensors

@@ -229,7 +229,7 @@ def test_only_so_many_users_and_sentences_are_read(tmp_path: Path, monkeypatch: 
     [
         (
             "stackoverflow_nwp:0",
-            "'stackoverflow_nwp:0': write stackoverflow_nwp:CLIENTS or just stackoverflow_nwp, the number of clients to read",
+            "write stackoverflow_nwp:CLIENTS or just stackoverflow_nwp, the number of clients",
         ),
         ("stackoverflow_nwp:", "'stackoverflow_nwp:': write stackoverflow_nwp:CLIENTS or just"),
         ("stackoverflow_lr:all", "'stackoverflow_lr:all': write stackoverflow_lr:CLIENTS or just"),
