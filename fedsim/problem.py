@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, Context, Exchange, Task
+from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import DATASETS, Dataset, load_dataset
-from fedsim.data.digest import data_digest
 from fedsim.data.holdout import hold_out
 from fedsim.data.partitions import partition
 from fedsim.error_feedback import error_feedback
@@ -120,8 +120,9 @@ class Problem:
 
     @cached_property
     def data_digest(self) -> str:
-        """The digest of everything that the experiment reads (fedsim.data.datasets.data_digest)."""
-        return data_digest(self.dataset, self.clients)
+        """The digest of everything that the experiment reads (fedsim.data.arrays.data_digest)."""
+        d = self.dataset
+        return data_digest((d.train_inputs, d.train_targets), (d.test_inputs, d.test_targets), self.clients)
 
     @cached_property
     def dims(self) -> Dims:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from fedsim import plugins
-from fedsim.data.arrays import REQUIRED, Array, Arrays
+from fedsim.data.arrays import ARRAY_RULES, REQUIRED, Array, Arrays, check_array, checked
 from fedsim.data.cache import cached
 from fedsim.data.catalogue import DATASETS, DatasetInfo
-from fedsim.data.checks import KINDS, check_kind, checked
 from fedsim.data.readers import cifar, credit, digits, heart, idx, stackoverflow, tff
 from fedsim.errors import DataError, UsageError, unknown
 from fedsim.specs import parse, whole
@@ -29,7 +28,7 @@ class Dataset:
     """One data set; all arrays are read-only, memory-mapped where they come from the cache.
 
     train_inputs, test_inputs     (n, *shape); uint8 for images, float32 for tables, int32 for tokens
-    train_targets, test_targets   (n,) int64, 0..classes-1; of other likelihoods as fedsim.data.checks says
+    train_targets, test_targets   (n,) int64, 0..classes-1; of other likelihoods as fedsim.data.arrays says
     classes                       what a model puts out per example (or token)
     scale                         "scaled" inputs are x / scale, "raw" are x, both as float32;
                                   255 for images (digits: 16), 1 for tables
@@ -173,12 +172,12 @@ def _users(spec: str) -> Dataset:
             f"{owner} must be a fedsim.data.Dataset, or a function without arguments that returns one; "
             f"it gives a {type(created).__name__}"
         )
-    if created.likelihood not in KINDS:
-        raise unknown(f"likelihood of {owner}", str(created.likelihood), KINDS)
+    if created.likelihood not in ARRAY_RULES:
+        raise unknown(f"likelihood of {owner}", str(created.likelihood), ARRAY_RULES)
     names = REQUIRED if created.centres is None else (*REQUIRED, "centres")
     for name in names:
-        check_kind(owner, name, getattr(created, name), created.likelihood)
-    least = KINDS[created.likelihood].least
+        check_array(owner, name, getattr(created, name), created.likelihood)
+    least = ARRAY_RULES[created.likelihood].least
     if type(created.classes) is not int or created.classes < least:
         raise DataError(
             f"{owner}: classes must be a whole number of at least {least}, not {created.classes!r}"
