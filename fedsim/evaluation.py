@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsim.data.datasets import Dataset
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.metrics import MEASURES, Measure, Tally, added, classified
+from fedsim.learning.likelihoods import LIKELIHOODS, Likelihood, Tally, added, classified
 from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
 
@@ -56,9 +56,9 @@ class Evaluation:
         return -(-len(self.dataset.test_targets) // CHUNK)
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> Likelihood:
         """What the data set's likelihood lets one say about predictions."""
-        return MEASURES[self.dataset.likelihood]
+        return LIKELIHOODS[self.dataset.likelihood]
 
     @property
     def samples(self) -> int:

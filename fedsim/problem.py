@@ -26,9 +26,8 @@ from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.experiment import Experiment, resolved_hyperparameters
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihoods import likelihood
-from fedsim.learning.metrics import Measure
-from fedsim.learning.models.paper_models import build_model
+from fedsim.learning.likelihoods import Likelihood, likelihood
+from fedsim.learning.models.registry import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
 from fedsim.participation import Schedule, schedule
@@ -229,7 +228,7 @@ class Problem:
         return self.evaluation.chunks
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> Likelihood:
         """What the data set's likelihood lets one say about predictions."""
         return self.evaluation.measure
 

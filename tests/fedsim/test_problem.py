@@ -19,7 +19,7 @@ from fedsim.errors import WireError
 from fedsim.evaluation import CHUNK, ChunkScore
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.metrics import added
+from fedsim.learning.likelihoods import added
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.participation import Participation
 from fedsim.problem import Problem

@@ -31,7 +31,7 @@ def pack_score(score: ChunkScore) -> bytes:
 
 
 def unpack_score(envelope: Envelope, width: int, sampled: bool) -> ChunkScore:
-    """The score of a reply; `width` (Measure.width) and `sampled` say how long it is.
+    """The score of a reply; `width` (Likelihood.width) and `sampled` say how long it is.
 
     Raises:
         WireError: if it is damaged or does not fit.
