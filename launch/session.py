@@ -15,9 +15,9 @@ from rich.markup import escape
 from fedsim import plugins, traces
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
-from fedsim.participation import Schedule, schedule
+from fedsim.participation import Schedule
 from fedsim.problem import Problem
-from fedsim.round_machine import Commit
+from fedsim.round_events import Commit
 from fedsim.virtual_clock import is_file
 from fedsim.wire.ledger import Entry, Ledger
 from fedsim.wire.schema import all_fields
@@ -97,9 +97,7 @@ class Session:
         fix_numerics(experiment.threads, "cpu" if execution.workers else device)
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
-        participations = schedule(
-            experiment.participation, clients=experiment.clients, seed=experiment.seed, sizes=problem.sizes
-        )
+        participations = problem.schedule()
         problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
         rundir = RunDir(Path(execution.out) if execution.out else default, resumed=stored is not None)

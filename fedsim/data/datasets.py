@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from fedsim import plugins
-from fedsim.data.arrays import REQUIRED, Array, Arrays
+from fedsim.data.arrays import ARRAY_RULES, REQUIRED, Array, Arrays, check_array, checked
 from fedsim.data.cache import cached
 from fedsim.data.catalogue import DATASETS, DatasetInfo
-from fedsim.data.checks import KINDS, check_kind, checked
 from fedsim.data.readers import cifar, credit, digits, heart, idx, stackoverflow, tff
 from fedsim.errors import DataError, UsageError, unknown
+from fedsim.specs import parse, whole
 
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "load_dataset"]
 
@@ -28,7 +28,7 @@ class Dataset:
     """One data set; all arrays are read-only, memory-mapped where they come from the cache.
 
     train_inputs, test_inputs     (n, *shape); uint8 for images, float32 for tables, int32 for tokens
-    train_targets, test_targets   (n,) int64, 0..classes-1; of other likelihoods as fedsim.data.checks says
+    train_targets, test_targets   (n,) int64, 0..classes-1; of other likelihoods as fedsim.data.arrays says
     classes                       what a model puts out per example (or token)
     scale                         "scaled" inputs are x / scale, "raw" are x, both as float32;
                                   255 for images (digits: 16), 1 for tables
@@ -84,17 +84,13 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
 
 def _selected(name: str) -> DatasetInfo:
     """The catalogue's entry of NAME or NAME:CLIENTS, with the number of clients to read."""
-    base, colon, number = name.partition(":")
-    info = DATASETS.get(base)
-    if info is None:
-        raise unknown("data set", base, DATASETS)
-    if not colon:
+    base, arguments = parse(name, "data set", {key: info.form for key, info in DATASETS.items()})
+    info = DATASETS[base]
+    if not arguments:
         return info
-    if not info.clients:
-        raise UsageError(f"data set {name!r}: {base!r} is always read whole; write just {base}")
-    if not (number.isdecimal() and number.isascii() and int(number) > 0):
-        raise UsageError(f"data set {name!r}: how many clients to read is a whole number, not {number!r}")
-    return replace(info, clients=int(number))
+    if whole(arguments[0]) < 1:
+        raise info.form.misuse("data set", name)
+    return replace(info, clients=whole(arguments[0]))
 
 
 def _data_dir(name: str, data_dir: Path | None) -> Path:
@@ -176,12 +172,12 @@ def _users(spec: str) -> Dataset:
             f"{owner} must be a fedsim.data.Dataset, or a function without arguments that returns one; "
             f"it gives a {type(created).__name__}"
         )
-    if created.likelihood not in KINDS:
-        raise unknown(f"likelihood of {owner}", str(created.likelihood), KINDS)
+    if created.likelihood not in ARRAY_RULES:
+        raise unknown(f"likelihood of {owner}", str(created.likelihood), ARRAY_RULES)
     names = REQUIRED if created.centres is None else (*REQUIRED, "centres")
     for name in names:
-        check_kind(owner, name, getattr(created, name), created.likelihood)
-    least = KINDS[created.likelihood].least
+        check_array(owner, name, getattr(created, name), created.likelihood)
+    least = ARRAY_RULES[created.likelihood].least
     if type(created.classes) is not int or created.classes < least:
         raise DataError(
             f"{owner}: classes must be a whole number of at least {least}, not {created.classes!r}"

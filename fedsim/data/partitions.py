@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data import splits
-from fedsim.errors import DataError, UsageError, unknown
+from fedsim.errors import DataError, UsageError
+from fedsim.specs import Form, number, parse
 
 _WITHOUT_CLASSES = ("iid", "natural")
 
@@ -33,12 +34,14 @@ class PartitionInfo:
     defaults: tuple[float, ...] = ()
 
     @property
-    def required(self) -> int:
-        return len(self.arguments) - len(self.defaults)
+    def form(self) -> Form:
+        """How the partition is written."""
+        return Form(self.name, self.arguments, len(self.defaults))
 
     @property
     def usage(self) -> str:
-        return f"{self.name}:{','.join(self.arguments)}" if self.arguments else self.name
+        """The partition with all its arguments."""
+        return self.form.usage
 
 
 _ALL = (
@@ -74,6 +77,8 @@ _ALL = (
 )
 
 PARTITIONS: Mapping[str, PartitionInfo] = MappingProxyType({info.name: info for info in _ALL})
+
+_FORMS = {name: info.form for name, info in PARTITIONS.items()}
 
 
 def partition(
@@ -130,26 +135,17 @@ def partition(
 
 
 def _parse(spec: str) -> tuple[PartitionInfo, tuple[float, ...]]:
-    """`NAME:1,0.5` -> the partition and all its arguments, positive and finite."""
-    name, colon, rest = spec.partition(":")
-    info = PARTITIONS.get(name)
-    if info is None:
-        raise unknown("partition", name, PARTITIONS)
-    supplied = rest.split(",") if colon else []
-    if not info.required <= len(supplied) <= len(info.arguments):
-        raise UsageError(
-            f"partition {spec!r} has {len(supplied)} arguments; write {info.usage}"
-            + (f" or just {info.name}" if info.arguments and not info.required else "")
-        )
-    values = []
-    for argument, text in zip(info.arguments, supplied, strict=False):
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
+    """The partition of a spec `NAME:1,0.5` and all its arguments, positive and finite.
+
+    Raises:
+        UsageError: If the spec does not fit.
+    """
+    name, texts = parse(spec, "partition", _FORMS)
+    info = PARTITIONS[name]
+    values = tuple(number(text) for text in texts)
+    for argument, text, value in zip(info.arguments, texts, values, strict=False):
         if not (math.isfinite(value) and value > 0):
             raise UsageError(f"partition {spec!r}: {argument} must be a positive number, not {text!r}")
-        values.append(value)
     missing = len(info.arguments) - len(values)
     return info, (*values, *info.defaults[len(info.defaults) - missing :])
 

@@ -1,19 +1,49 @@
-"""How many bytes an envelope has, from its schema, the model's layout and the codecs: nothing is encoded.
+"""The bytes of an envelope, from its schema, the model's layout and the codecs, without encoding anything.
 
-Exact for codecs whose size does not depend on the values (dense, bf16, f16, log8, csr); for the others, and
-for parts of a message that may be absent or shorter, at most this.
+ZMTP 3.1 adds bytes to frames on the stream. The formulas and how they were checked to the byte against a
+counting relay: docs/wire.md and docs/references/bytes.md. They hold for ipc and tcp alike; connections have
+no routing id.
+
+The size is exact for codecs whose size does not depend on the values (dense, bf16, f16, log8, csr). For the
+others, and for parts of a message that may be absent or shorter, it is an upper bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fedsim.learning.params import Layout
-from fedsim.wire import zmtp
 from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import VERSION, Envelope, FieldHeader, Header, PartHeader, field_spec, pack
 from fedsim.wire.schema import Dims, Field, optional_group, schema
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A security mechanism of ZMTP, NULL or CURVE.
+
+    Attributes:
+        per_frame: Bytes that encryption adds to a frame's content.
+        handshake: Bytes of a new connection by direction: its greeting and commands. A worker sends up.
+    """
+
+    name: str
+    per_frame: int
+    handshake: Mapping[str, int]
+
+    def framing(self, frame_bytes: Iterable[int]) -> int:
+        """Overhead of one message: encryption, and a flag byte and a length of 1 or 8 bytes per frame."""
+        extra = self.per_frame
+        return sum(extra + (2 if n + extra <= 255 else 9) for n in frame_bytes)
+
+
+NULL = Mechanism("NULL", 0, MappingProxyType({"up": 107, "down": 107}))
+CURVE = Mechanism("CURVE", 33, MappingProxyType({"up": 567, "down": 301}))
+"""A worker's HELLO and INITIATE, the coordinator's WELCOME and READY."""
+
+framing = NULL.framing
 
 
 @dataclass(frozen=True)
@@ -56,7 +86,7 @@ def envelope_size(
     for h in headers:
         for p in h.parts:
             rows[h.name, p.layer] = rows.get((h.name, p.layer), 0) + p.nbytes
-    rows["", "header"], rows["", "framing"] = len(envelope.head), zmtp.framing(envelope.sizes)
+    rows["", "header"], rows["", "framing"] = len(envelope.head), framing(envelope.sizes)
     return EnvelopeSize(rows, exact)
 
 

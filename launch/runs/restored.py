@@ -14,7 +14,6 @@ from torch import Tensor
 from fedsim import plugins
 from fedsim.errors import DataError, DiskError, WireError
 from fedsim.experiment import build_algorithm
-from fedsim.participation import schedule
 from fedsim.problem import Problem
 from fedsim.wire.envelope import decode_own, encode, references
 from fedsim.wire.schema import check_values, map_tensors, optional_group
@@ -164,15 +163,9 @@ class StoredRun:
 
     def largest_participant(self) -> int:
         """Of the next round, the client with the most examples; of an empty round, of all."""
-        experiment = self.problem.experiment
-        participations = schedule(
-            experiment.participation,
-            clients=experiment.clients,
-            seed=experiment.seed,
-            sizes=self.problem.sizes,
-        )
-        participants = participations(self.round + 1).participants or range(experiment.clients)
-        return max(participants, key=lambda k: self.problem.sizes[k])
+        participants = self.problem.schedule()(self.round + 1).participants
+        everyone = tuple(range(self.problem.experiment.clients))
+        return max(participants or everyone, key=lambda k: self.problem.sizes[k])
 
     def state(self, client: int) -> Any:
         """A client's committed state.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.errors import DataError, DiskError
 from fedsim.learning.gaussian import Gaussian, Point, is_full
-from fedsim.learning.metrics import EXTRA
+from fedsim.learning.likelihoods import EXTRA
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger

@@ -25,7 +25,7 @@ from typing import Any
 from fedsim.errors import FedsimError
 from fedsim.participation import schedule
 from fedsim.problem import Problem
-from fedsim.round_machine import Commit
+from fedsim.round_events import Commit
 from fedsim.wire.ledger import Entry, Ledger
 from launch.runs.writer import RunDir
 from protocols import find

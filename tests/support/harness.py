@@ -22,7 +22,7 @@ from fedsim.algorithm import Algorithm
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.participation import Participation, Schedule, schedule
 from fedsim.problem import Problem
-from fedsim.round_machine import Commit
+from fedsim.round_events import Commit
 from fedsim.wire.envelope import VERSION, Envelope, Header, decode, encode, pack, references, unpack
 from fedsim.wire.ledger import Entry, Ledger
 from fedsim.wire.schema import check_values, optional_group

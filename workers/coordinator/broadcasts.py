@@ -10,11 +10,11 @@ import msgspec
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
-from fedsim.round_machine import Give, Open, ScoreChunk
+from fedsim.round_events import Give, Open, ScoreChunk
+from fedsim.virtual_clock import ExchangeClock
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, decode_own, encode, pack
 from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.schema import check_values
-from workers.coordinator.exchange_clock import ExchangeClock
 from workers.coordinator.task_timeline import Timeline
 from workers.state_transfer import ReplicaMap, state_envelope
 from workers.storage.store import ClientStates
@@ -85,14 +85,14 @@ class Dispatch:
 
     def give_score(self, score: ScoreChunk, model: Point | Gaussian | None) -> None:
         """A chunk to score, and before the first of a round its model."""
-        payload = Payload((), ())
-        if self._models_sent.get(score.worker) != score.round:
+        payload, round, chunk = Payload((), ()), score.chunk.round, score.chunk.chunk
+        if self._models_sent.get(score.worker) != round:
             assert model is not None  # taken at the round's commit, before any Score command
             payload = encode(to_evaluate(model, self.problem.eval_samples), {}, self.problem.dims)
-            self._models_sent[score.worker] = score.round
-        h = Header(VERSION, "evaluate", self.run, self.epoch, score.round, score.chunk, fields=payload.fields)
+            self._models_sent[score.worker] = round
+        h = Header(VERSION, "evaluate", self.run, self.epoch, round, chunk, fields=payload.fields)
         self.send(score.worker, pack(h, payload.frames))
-        self.timeline.gave(score.worker, score.round, score.chunk, NONE, "evaluate")
+        self.timeline.gave(score.worker, round, chunk, NONE, "evaluate")
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
         """A worker that is gone gets nothing: its end is about to be known, and others take over."""

@@ -16,7 +16,7 @@ from fedsim.errors import FedsimError, TaskError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
-from fedsim.round_machine import (
+from fedsim.round_events import (
     Close,
     Command,
     Commit,
@@ -27,17 +27,18 @@ from fedsim.round_machine import (
     Give,
     Open,
     Release,
-    RoundMachine,
     ScoreChunk,
+    WorkItem,
 )
+from fedsim.round_machine import RoundMachine
+from fedsim.virtual_clock import ExchangeClock
 from fedsim.wire.ledger import Entry
 from workers.coordinator import failures
 from workers.coordinator.aggregation import AggregationThread
 from workers.coordinator.broadcasts import Dispatch
-from workers.coordinator.exchange_clock import ExchangeClock
 from workers.coordinator.membership import Membership, Timeouts, WorkerCallbacks
 from workers.coordinator.registration import Registration
-from workers.coordinator.response_filter import Piece, ProtocolViolation, ResponseFilter
+from workers.coordinator.response_filter import ProtocolViolation, ResponseFilter
 from workers.coordinator.responses import UploadHandler
 from workers.coordinator.round_log import RoundLog
 from workers.coordinator.task_timeline import Span, Timeline
@@ -282,8 +283,8 @@ class Coordinator:
                     self._gives(command.worker, command.task)
                     self.dispatch.give(self.server, command)
                 case ScoreChunk():
-                    self._gives(command.worker, (command.round, command.chunk))
-                    self.dispatch.give_score(command, self.round_log[command.round].model)
+                    self._gives(command.worker, command.chunk)
+                    self.dispatch.give_score(command, self.round_log[command.chunk.round].model)
                 case Release(client):
                     self.folder.release(client)
                 case Drop(client):
@@ -301,7 +302,7 @@ class Coordinator:
         if committed:
             self.round_log.flush()
 
-    def _gives(self, worker: int, piece: Piece) -> None:
+    def _gives(self, worker: int, piece: WorkItem) -> None:
         """A lease begins when a worker that was idle gets work."""
         self.response_filter.gave(worker, piece)
         if len(self.machine.held_by(worker)) <= 1:

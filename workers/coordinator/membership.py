@@ -15,7 +15,8 @@ from typing import Protocol
 import msgspec
 
 from fedsim.errors import AccessError, TaskError, WireError
-from fedsim.round_machine import Event, Joined, Left, RoundMachine, TaskId
+from fedsim.round_events import ChunkId, Event, Joined, Left, WorkItem
+from fedsim.round_machine import RoundMachine
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, blob, pack
 from workers.coordinator import failures
 from workers.coordinator.broadcasts import Dispatch
@@ -78,7 +79,7 @@ class Membership:
         self._handle, self._clock = handle, clock
         self.leases = Leases(timeouts.lease, clock)
         self.begun = False
-        self._task_failures: Counter[TaskId | tuple[int, int] | str | None] = Counter()
+        self._task_failures: Counter[WorkItem | str | None] = Counter()
         """How many workers have ended at something."""
 
     @property
@@ -221,7 +222,7 @@ class Membership:
         """Whether a worker holds the task, or chunk, that its envelope is about."""
         h = envelope.header
         if h.client == NONE:
-            return self.machine.holds(worker, (h.round, h.exchange))
+            return self.machine.holds(worker, ChunkId(h.round, h.exchange))
         tasks = self.machine.held_by(worker)
         return (h.round, h.exchange, h.client) in [(t.round, t.exchange, t.client) for t in tasks]
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import Counter
 
 from fedsim.errors import TaskError
-from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, RoundMachine, TaskId
+from fedsim.round_events import ChunkId, TaskId, WorkItem
+from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, RoundMachine
 from fedsim.wire.envelope import Envelope
 from workers.worker.runtime import task_of
 
-Piece = TaskId | tuple[int, int]
-"""A task, or a chunk to score (round, chunk)."""
 REMEMBERED = MAX_EVALUATIONS_BEHIND + 2
 """Rounds of which it is known who was given what, the present one included."""
 
@@ -25,10 +24,10 @@ class ProtocolViolation(Exception):
     """An envelope that no worker sends which keeps to the protocol; its text says what is wrong."""
 
 
-def piece_of(envelope: Envelope) -> Piece:
+def piece_of(envelope: Envelope) -> WorkItem:
     """What an envelope answers."""
     h = envelope.header
-    return (h.round, h.exchange) if h.kind == "score" else task_of(envelope)
+    return ChunkId(h.round, h.exchange) if h.kind == "score" else task_of(envelope)
 
 
 class ResponseFilter:
@@ -37,13 +36,13 @@ class ResponseFilter:
     def __init__(self, epoch: int, machine: RoundMachine) -> None:
         self.epoch, self.machine = epoch, machine
         self.dropped: Counter[str] = Counter()
-        self._supplied: dict[int, set[tuple[int, Piece]]] = {}
+        self._supplied: dict[int, set[tuple[int, WorkItem]]] = {}
         """Who was given what in this start, by round."""
-        self._answers: dict[int, dict[Piece, tuple[int, ...]]] = {}
+        self._answers: dict[int, dict[WorkItem, tuple[int, ...]]] = {}
         """The checksums of accepted uploads, by round."""
 
-    def gave(self, worker: int, piece: Piece) -> None:
-        round = piece.round if isinstance(piece, TaskId) else piece[0]
+    def gave(self, worker: int, piece: WorkItem) -> None:
+        round = piece.round
         if round not in self._supplied:
             for old in [r for r in self._supplied if r <= round - REMEMBERED]:
                 del self._supplied[old], self._answers[old]
@@ -75,7 +74,7 @@ class ResponseFilter:
         self.dropped[h.kind] += 1
         return False
 
-    def _had(self, worker: int, piece: Piece, round: int) -> bool:
+    def _had(self, worker: int, piece: WorkItem, round: int) -> bool:
         """Of rounds long ago it is not known any more, and anybody may have."""
         if round in self._supplied:
             return (worker, piece) in self._supplied[round]

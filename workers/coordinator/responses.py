@@ -7,12 +7,12 @@ from collections.abc import Callable
 from fedsim.errors import WireError
 from fedsim.learning.gaussian import Gaussian
 from fedsim.problem import Problem
-from fedsim.round_machine import Arrived, Event, Rejected, Scored, TaskId
+from fedsim.round_events import Arrived, ChunkId, Event, Rejected, Scored, TaskId
+from fedsim.virtual_clock import ExchangeClock
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger, stream_bytes
 from workers.coordinator.aggregation import read_upload
 from workers.coordinator.broadcasts import Dispatch
-from workers.coordinator.exchange_clock import ExchangeClock
 from workers.coordinator.response_filter import ProtocolViolation, ResponseFilter, checksums
 from workers.coordinator.round_log import RoundLog
 from workers.storage.journal import Journal
@@ -166,7 +166,7 @@ class UploadHandler:
             raise ProtocolViolation(f"sent an unreadable score of round {h.round}: {e}") from None
         self._answered(worker, envelope)
         self.round_log.flush()
-        self._handle(Scored(worker, h.round, h.exchange))
+        self._handle(Scored(worker, ChunkId(h.round, h.exchange)))
 
     def _answered(self, worker: int, envelope: Envelope) -> None:
         h = envelope.header

@@ -8,9 +8,9 @@ from functools import reduce
 from typing import Any
 
 from fedsim.errors import UsageError
+from fedsim.evaluation import ChunkScore
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.metrics import EXTRA, Measure, added
-from fedsim.problem import ChunkScore
+from fedsim.learning.likelihoods import EXTRA, Likelihood, added
 
 RESERVED = {
     *(
@@ -84,7 +84,7 @@ class RoundRecord:
                 raise UsageError(f"an algorithm cannot report {name!r}: metrics.jsonl has its own")
         self.reported.update(numbers)
 
-    def line(self, chunks: int, measure: Measure) -> dict[str, Any]:
+    def line(self, chunks: int, measure: Likelihood) -> dict[str, Any]:
         """One line of metrics.jsonl; sums are combined in chunk order."""
         scores = [self.scores[chunk] for chunk in range(chunks)]
         ensemble = {}
@@ -111,7 +111,7 @@ class RoundRecord:
 class RoundLog:
     """Records by round, from its first broadcast until its line is reported."""
 
-    def __init__(self, chunks: int, report: Callable[[Mapping[str, Any]], None], measure: Measure) -> None:
+    def __init__(self, chunks: int, report: Callable[[Mapping[str, Any]], None], measure: Likelihood) -> None:
         self.chunks, self._report, self._measure = chunks, report, measure
         self._records: dict[int, RoundRecord] = {}
 

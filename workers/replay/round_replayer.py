@@ -14,27 +14,15 @@ from typing import Any
 import torch
 
 from fedsim.errors import FedsimError, TaskError
-from fedsim.participation import schedule
 from fedsim.problem import Problem
-from fedsim.round_machine import (
-    Arrived,
-    Close,
-    Commit,
-    Drop,
-    Finish,
-    Folded,
-    Give,
-    Joined,
-    Open,
-    Release,
-    RoundMachine,
-)
+from fedsim.round_events import Arrived, Close, Commit, Drop, Finish, Folded, Give, Joined, Open, Release
+from fedsim.round_machine import RoundMachine
+from fedsim.virtual_clock import ExchangeClock
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger, stream_bytes
 from workers.coordinator import failures
 from workers.coordinator.aggregation import AggregationThread
 from workers.coordinator.broadcasts import Dispatch
-from workers.coordinator.exchange_clock import ExchangeClock
 from workers.storage.store import Checkpoint, ClientStates
 from workers.storage.upload_spool import Spool
 from workers.transport.endpoint import Loopback, Worker
@@ -108,12 +96,11 @@ class RoundReplayer:
 
     def _machine(self, before: Checkpoint[Any] | None, last: int) -> RoundMachine:
         """One that gives tasks in ascending client id, so that uploads are folded as they come."""
-        problem = self.problem
-        e, algorithm = problem.experiment, problem.algorithm
+        problem, algorithm = self.problem, self.problem.algorithm
         return RoundMachine(
             rounds=last,
             exchanges=len(algorithm.exchanges),
-            schedule=schedule(e.participation, clients=e.clients, seed=e.seed, sizes=problem.sizes),
+            schedule=problem.schedule(),
             versions=before.versions.tolist() if before else [0] * len(problem.clients),
             cost=lambda k: 0.0,
             chunks=0,

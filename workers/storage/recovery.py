@@ -16,7 +16,7 @@ from typing import Any
 from fedsim.errors import DiskError, WireError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
-from fedsim.round_machine import evaluates
+from fedsim.round_events import evaluates
 from workers.coordinator.round_log import RoundRecord
 from workers.storage.journal import read_journal
 from workers.storage.store import Checkpoint, ClientStates, disk_errors, read_checkpoint

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import zmq
 
 from fedsim.errors import AccessError, UsageError, WireError
-from fedsim.wire import zmtp
+from fedsim.wire.wire_size import CURVE, NULL, Mechanism
 from workers.storage.scratch import Scratch
 from workers.transport.dealer import Hello, keep_alive
 from workers.transport.join_credentials import KeyPair
@@ -28,7 +28,7 @@ class Listener(Protocol):
     """mechanism: what its connections add to frames. port: for the kernel's count, 0 if there is none.
     watched: a worker's end is known from its connection, not from a process handle."""
 
-    mechanism: zmtp.Mechanism
+    mechanism: Mechanism
     port: int
     watched: bool
 
@@ -68,7 +68,7 @@ class _TokenListener:
     """Workers of this run's making show its token: libzmq lets in whoever speaks its protocol, `who` does
     not."""
 
-    mechanism = zmtp.NULL
+    mechanism = NULL
     watched = False
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class LocalTcpListener(_TokenListener):
 class CurveListener:
     """tcp for other machines: CURVE with an allow-list. A key is one worker's, until it is revoked."""
 
-    mechanism = zmtp.CURVE
+    mechanism = CURVE
     watched = True
 
     def __init__(

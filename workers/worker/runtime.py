@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from fedsim.errors import FedsimError, Interrupted, WireError
+from fedsim.evaluation import ChunkScore
 from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
-from fedsim.problem import ChunkScore, Problem
-from fedsim.round_machine import TaskId
+from fedsim.problem import Problem
+from fedsim.round_events import TaskId
 from fedsim.wire.envelope import VERSION, Envelope, Header, blob, decode, decode_own, encode, pack, references
 from fedsim.wire.schema import FullPrecision, Mean, Precision, check_values, map_tensors
 from workers.storage.store import ClientStates
@@ -30,7 +31,7 @@ def pack_score(score: ChunkScore) -> bytes:
 
 
 def unpack_score(envelope: Envelope, width: int, sampled: bool) -> ChunkScore:
-    """The score of a reply; `width` (Measure.width) and `sampled` say how long it is.
+    """The score of a reply; `width` (Likelihood.width) and `sampled` say how long it is.
 
     Raises:
         WireError: if it is damaged or does not fit.

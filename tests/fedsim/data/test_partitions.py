@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.data import PARTITIONS, partition
@@ -303,7 +303,7 @@ def test_dirichlet_proportions_have_the_right_spread() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@supplied(
+@given(
     spec=st.sampled_from(["iid", "two_dirichlet", "two_dirichlet:5,0.1", "dirichlet:0.1"]),
     labels=st.lists(st.integers(0, 4), min_size=60, max_size=300),
     clients=st.integers(1, 8),
@@ -339,10 +339,10 @@ def test_splits_are_disjoint_in_range_and_repeatable(
     ("spec", "words"),
     [
         ("idd", "did you mean 'iid'"),
-        ("two_dirichlett:1", "did you mean 'two_dirichlet'"),
+        ("two_dirichlett:1", "did you mean 'two_dirichlet:SIZE_ALPHA,CLASS_ALPHA'"),
         ("iid:3", "write iid"),
         ("dirichlet", "write dirichlet:ALPHA"),
-        ("dirichlet:", "positive number"),
+        ("dirichlet:", "write dirichlet:ALPHA"),
         ("dirichlet:-1", "positive number"),
         ("dirichlet:nan", "positive number"),
         ("two_dirichlet:1,2,3", "two_dirichlet:SIZE_ALPHA,CLASS_ALPHA or just two_dirichlet"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def dense_tensors(draw: Any) -> Tensor:
 
 @pytest.mark.parametrize("name", ["dense", "zstd"])
 @fixed
-@supplied(x=dense_tensors())
+@given(x=dense_tensors())
 def test_dense_and_zstd_are_exact_bit_for_bit(name: str, x: Tensor) -> None:
     back = round_trip(name, x)
     assert (back.shape, back.dtype) == (x.shape, x.dtype)
@@ -189,13 +189,13 @@ def test_an_unknown_codec_is_named_with_the_nearest() -> None:
 )
 def test_a_fraction_is_above_0_and_at_most_1(name: str) -> None:
     with pytest.raises(
-        UsageError, match=f"codec '{name}': give the fraction to keep, 0 < p <= 1, such as csr:0.1"
+        UsageError, match=f"codec '{name}': write csr:p, the fraction to keep, 0 < p <= 1, such as csr:0.1"
     ):
         codec(name)
 
 
 def test_only_some_codecs_have_a_parameter() -> None:
-    with pytest.raises(UsageError, match="codec 'zstd:3': 'zstd' has no parameter"):
+    with pytest.raises(UsageError, match=r"codec 'zstd:3': write zstd$"):
         codec("zstd:3")
 
 
@@ -321,7 +321,7 @@ def test_log8_refuses_an_impossible_range(ends: tuple[float, float]) -> None:
 
 
 @fixed
-@supplied(st.lists(st.floats(0, float(torch.finfo(torch.float32).max), width=32), min_size=1, max_size=50))
+@given(st.lists(st.floats(0, float(torch.finfo(torch.float32).max), width=32), min_size=1, max_size=50))
 def test_log8_of_anything_that_is_not_negative(values: list[float]) -> None:
     x = torch.tensor(values)
     back = round_trip("log8", x)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
@@ -163,7 +163,7 @@ def cases(draw: Any) -> tuple[Layout, Tensor, float]:
 
 
 @fixed
-@supplied(cases())
+@given(cases())
 def test_csr_and_bitmap_follow_the_rule_and_agree_bit_for_bit(case: tuple[Layout, Tensor, float]) -> None:
     layout, x, p = case
     label = spec(layout)
@@ -214,7 +214,7 @@ def test_topk_of_hostile_values(x: Tensor, p: float) -> None:
 
 
 @fixed
-@supplied(cases())
+@given(cases())
 def test_topk_follows_its_rule_bit_for_bit(case: tuple[Layout, Tensor, float]) -> None:
     layout, x, p = case
     label = spec(layout)
@@ -303,7 +303,7 @@ def test_values_of_another_number_are_refused(name: str) -> None:
 
 
 @fixed
-@supplied(
+@given(
     st.sampled_from(["csr:0.2", "bitmap:0.2", "best:0.2", "topk:0.2"]),
     st.integers(0, 10**6),
     st.integers(1, 255),

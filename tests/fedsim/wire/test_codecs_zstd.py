@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from fedsim.errors import UsageError, WireError
 from fedsim.wire.codecs import Part, Spec, codec, raw_bytes, unpack_checked
-from fedsim.wire.codecs.frames import compressed, expanded
-from fedsim.wire.codecs.zstd import ordered
+from fedsim.wire.codecs.zstd import compressed, expanded, ordered
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80)
 LOSSLESS = ["zstd", "delta+zstd"]
@@ -83,7 +82,7 @@ def pairs(draw: Any) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", LOSSLESS)
 @fixed
-@supplied(pair=pairs())
+@given(pair=pairs())
 def test_any_bits_survive_with_any_reference(name: str, pair: tuple[Tensor, Tensor]) -> None:
     assert survives(name, *pair)
 
@@ -222,7 +221,7 @@ def test_a_bomb_takes_no_memory(name: str, declared: str) -> None:
 
 
 @fixed
-@supplied(st.sampled_from(LOSSLESS), st.integers(0, 10**6), st.integers(0, 255), st.booleans())
+@given(st.sampled_from(LOSSLESS), st.integers(0, 10**6), st.integers(0, 255), st.booleans())
 def test_damaged_frames_give_a_tensor_or_a_wire_error(name: str, where: int, byte: int, cut: bool) -> None:
     x = torch.linspace(-1, 1, 300)
     ((layer, data),) = packed(name, x, torch.zeros(300))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from hypothesis import HealthCheck, settings, supplied
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -170,7 +170,7 @@ def changed(envelope: Envelope, index: int, **changes: Any) -> list[bytes]:
 
 
 @fixed
-@supplied(every())
+@given(every())
 def test_every_kind_and_dtype_comes_back_bit_for_bit(message: Every) -> None:
     envelope = unpack(frames_of(envelope_of(message)), "here")
     back = decode(Every, envelope, {}, DIMS, "here")
@@ -184,7 +184,7 @@ def test_every_kind_and_dtype_comes_back_bit_for_bit(message: Every) -> None:
 
 @pytest.mark.parametrize(("name", "half"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
 @fixed
-@supplied(message=every())
+@given(message=every())
 def test_lossy_codecs_on_every_float_field_decode_to_the_rounded_value(
     name: str, half: torch.dtype, message: Every
 ) -> None:
@@ -276,7 +276,7 @@ def test_encoding_copies_nothing() -> None:
 
 
 @fixed
-@supplied(
+@given(
     st.lists(st.integers(-(2**63), 2**63 - 1), min_size=6, max_size=6),
     st.lists(st.floats(width=32), min_size=5, max_size=5),
 )
@@ -291,7 +291,7 @@ def test_a_header_has_one_size_whatever_ids_and_values(numbers: list[int], value
 
 
 @fixed
-@supplied(st.integers(0, 2**64 - 1))
+@given(st.integers(0, 2**64 - 1))
 def test_a_digest_of_any_size_has_nine_bytes(value: int) -> None:
     field = FieldHeader("x", "dense", "f32", (1,), (PartHeader("values", 4, value),))
     assert len(pack(Header(VERSION, "k", "r", fields=(field,))).head) == len(
@@ -342,7 +342,7 @@ def test_every_flipped_bit_is_noticed() -> None:
 
 
 @fixed
-@supplied(st.data())
+@given(st.data())
 def test_truncated_and_extended_frames_are_noticed(data: st.DataObject) -> None:
     frames = frames_of(envelope_of(up()))
     i = data.draw(st.integers(0, len(frames) - 1))
@@ -363,14 +363,14 @@ def test_missing_extra_swapped_and_no_frames_are_noticed() -> None:
 
 
 @fixed
-@supplied(st.lists(st.binary(max_size=200), max_size=4))
+@given(st.lists(st.binary(max_size=200), max_size=4))
 def test_random_bytes_are_refused(frames: list[bytes]) -> None:
     with pytest.raises(WireError, match=r"^here: "):
         unpack(frames, "here")
 
 
 @fixed
-@supplied(st.binary(max_size=300))
+@given(st.binary(max_size=300))
 def test_random_bytes_under_a_valid_checksum_are_refused(body: bytes) -> None:
     with pytest.raises(WireError, match=r"^here: "):
         unpack([repacked(body)], "here")

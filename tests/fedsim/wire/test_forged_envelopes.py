@@ -19,7 +19,7 @@ import pytest
 import torch
 import xxhash
 import zstandard
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -161,7 +161,7 @@ ODD += ("bogus", *sorted(CODED))
 
 
 @much
-@supplied(st.sampled_from(SAMPLES), st.data())
+@given(st.sampled_from(SAMPLES), st.data())
 def test_a_changed_header_field_is_noticed_or_of_no_consequence(sample: Sample, data: st.DataObject) -> None:
     """The values are what they were: nothing in a header changes what its frames mean."""
     header = copy.deepcopy(sample.header)
@@ -190,7 +190,7 @@ def test_a_changed_header_field_is_noticed_or_of_no_consequence(sample: Sample, 
 
 
 @much
-@supplied(st.sampled_from(SAMPLES), st.data())
+@given(st.sampled_from(SAMPLES), st.data())
 def test_changed_bytes_of_a_header_are_noticed_or_of_no_consequence(
     sample: Sample, data: st.DataObject
 ) -> None:
@@ -212,7 +212,7 @@ def with_frame(sample: Sample, index: int, frame: bytes) -> tuple[bytes, list[by
 
 
 @much
-@supplied(st.sampled_from(SAMPLES), st.data())
+@given(st.sampled_from(SAMPLES), st.data())
 def test_changed_frames_become_typed_and_checked_values_or_an_error(
     sample: Sample, data: st.DataObject
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -137,7 +137,7 @@ def test_a_message_without_its_part_comes_back_without_it() -> None:
 
 
 @fixed
-@supplied(st.integers(0, 7), st.lists(st.floats(width=32, allow_nan=False), min_size=4, max_size=4))
+@given(st.integers(0, 7), st.lists(st.floats(width=32, allow_nan=False), min_size=4, max_size=4))
 def test_a_message_with_its_part_comes_back_bit_for_bit(rows: int, values: list[float]) -> None:
     part = replace(extra(rows), shift=torch.tensor(values))
     back = received(Carrier, sent(Carrier(torch.ones(4), part)))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -162,7 +162,7 @@ SMALL = Small(torch.arange(4.0), 0.5)
 
 
 @fixed
-@supplied(trees)
+@given(trees)
 def test_nested_states_come_back_bit_for_bit(tree: Tree) -> None:
     data = encode_state(tree)
     back = decode_state(Tree, data, "here")
@@ -171,7 +171,7 @@ def test_nested_states_come_back_bit_for_bit(tree: Tree) -> None:
 
 
 @fixed
-@supplied(trees)
+@given(trees)
 def test_equal_states_have_equal_bytes(tree: Tree) -> None:
     assert encode_state(copied(tree)) == encode_state(tree)
 
@@ -234,7 +234,7 @@ def test_another_class_is_refused(kind: type) -> None:
 
 
 @fixed
-@supplied(st.binary(max_size=100))
+@given(st.binary(max_size=100))
 def test_random_bytes_are_refused(data: bytes) -> None:
     for wrong in (data, MAGIC + data, packed_envelope(data), packed_envelope(data, data)):
         with pytest.raises(WireError, match=r"^here: "):
@@ -356,7 +356,7 @@ def placements(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 @settings(fixed, max_examples=600)
-@supplied(st.data())
+@given(st.data())
 def test_a_forged_state_is_one_of_its_class_or_refused(data: st.DataObject) -> None:
     """Under a right checksum; what is accepted is whole: it encodes and comes back."""
     sound = encode_state(TREE)
