@@ -38,16 +38,16 @@ from workers.devices import Placement
 from workers.memory import set_malloc_thresholds
 from workers.numerics import fix_numerics
 from workers.probe import probe
+from workers.storage.checkpoints import Checkpoints
+from workers.storage.client_states import ClientStates
 from workers.storage.journal import Journal
 from workers.storage.recovery import NOTHING, Recovery, recover
-from workers.storage.store import Checkpoints, ClientStates
 from workers.storage.upload_archive import uploads_folder
 from workers.transport.dealer import Hello
 from workers.transport.endpoint import Endpoint, Loopback
 from workers.transport.eventfd import Wakeup
-from workers.transport.join_credentials import FORMAT, JOIN, JoinCredentials, KeyPair
+from workers.transport.join_credentials import FORMAT, JOIN, REVOKED, JoinCredentials, KeyPair, Revocations
 from workers.transport.listeners import CurveListener, local_listener
-from workers.transport.revocation import REVOKED, Revocations
 from workers.transport.router import ZmqEndpoint
 from workers.worker.runtime import WorkerRuntime
 

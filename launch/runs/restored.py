@@ -23,9 +23,10 @@ from launch.runs import manifest
 from protocols import find
 from workers.numerics import fix_numerics
 from workers.probe import probe
+from workers.storage.checkpoints import Checkpoint, read_checkpoint
+from workers.storage.client_states import ClientStates
 from workers.storage.journal import read_journal
 from workers.storage.recovery import checkpoint_path
-from workers.storage.store import Checkpoint, ClientStates, read_checkpoint
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,10 @@ from tests.support.harness import Recorder, bits_of, play, problem_of
 from workers.coordinator.loop import Coordinator, Outcome
 from workers.coordinator.membership import Timeouts
 from workers.coordinator.registration import Registration, WorkerManifest
+from workers.storage.checkpoints import Checkpoints
+from workers.storage.client_states import ClientStates
 from workers.storage.journal import Journal, read_journal
 from workers.storage.recovery import metrics_lines, recover
-from workers.storage.store import Checkpoints, ClientStates
 
 BITS = ("model", "client states", "server", "versions", "ledger rows", "metrics")
 DISTURBED_STARTS = 4

@@ -13,7 +13,7 @@ from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, blob, pack
 from tests.simulation.world import Link, World
 from workers.coordinator.registration import WorkerManifest
 from workers.state_transfer import state_envelope
-from workers.storage.store import write_atomically
+from workers.storage.atomic_files import write_atomically
 from workers.transport.dealer import Hello
 from workers.worker.heartbeat import SECONDS
 from workers.worker.runtime import failure

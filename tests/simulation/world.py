@@ -22,7 +22,7 @@ from fedsim.wire.ledger import Ledger
 from tests.simulation.answers import Answers
 from workers.coordinator.loop import Coordinator
 from workers.coordinator.worker_pool import ProcessExit
-from workers.storage.store import ClientStates
+from workers.storage.client_states import ClientStates
 from workers.transport.endpoint import Endpoint, Incoming
 
 if TYPE_CHECKING:

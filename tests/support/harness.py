@@ -36,15 +36,9 @@ from workers.coordinator.registration import Registration, WorkerManifest
 from workers.coordinator.task_timeline import Span
 from workers.coordinator.worker_pool import NoWorkerPool
 from workers.probe import SHORT
+from workers.storage.checkpoints import Checkpoint, Checkpoints, read_checkpoint
+from workers.storage.client_states import ClientStates, clients_digest, model_digest
 from workers.storage.journal import Journal
-from workers.storage.store import (
-    Checkpoint,
-    Checkpoints,
-    ClientStates,
-    clients_digest,
-    model_digest,
-    read_checkpoint,
-)
 from workers.transport.dealer import Hello
 from workers.transport.endpoint import Endpoint, Loopback
 from workers.worker.runtime import WorkerRuntime

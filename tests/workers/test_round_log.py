@@ -11,7 +11,8 @@ import pytest
 from fedsim.errors import UsageError
 from fedsim.learning.metrics import EXTRA, MEASURES
 from fedsim.problem import ChunkScore
-from workers.coordinator.round_log import RESERVED, RoundLog, RoundRecord
+from workers.coordinator.round_log import RoundLog
+from workers.storage.round_record import RESERVED, RoundRecord
 
 CATEGORICAL = MEASURES["categorical"]
 

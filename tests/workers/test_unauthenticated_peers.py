@@ -26,9 +26,8 @@ from tests.support.harness import play, problem_of
 from workers.transport import ingress_limiter, router, tcp_counters
 from workers.transport.dealer import Connection, CurveKeys, Hello, KeyRefused
 from workers.transport.endpoint import Endpoint
-from workers.transport.join_credentials import KeyPair
+from workers.transport.join_credentials import KeyPair, Revocations
 from workers.transport.listeners import CurveListener, IpcListener, Listener, LocalTcpListener
-from workers.transport.revocation import Revocations
 from workers.transport.router import ZmqEndpoint
 from workers.worker.main import announce, serve
 from workers.worker.runtime import WorkerRuntime

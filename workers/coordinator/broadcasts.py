@@ -17,7 +17,7 @@ from fedsim.wire.schema import check_values
 from workers.coordinator.exchange_clock import ExchangeClock
 from workers.coordinator.task_timeline import Timeline
 from workers.state_transfer import ReplicaMap, state_envelope
-from workers.storage.store import ClientStates
+from workers.storage.client_states import ClientStates
 from workers.transport.endpoint import Endpoint
 from workers.worker.runtime import to_evaluate
 

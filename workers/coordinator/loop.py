@@ -43,9 +43,9 @@ from workers.coordinator.round_log import RoundLog
 from workers.coordinator.task_timeline import Span, Timeline
 from workers.coordinator.worker_pool import WorkerPool
 from workers.state_transfer import ReplicaMap
+from workers.storage.checkpoints import Checkpoints
 from workers.storage.journal import Journal
 from workers.storage.recovery import Recovery
-from workers.storage.store import Checkpoints
 from workers.storage.upload_spool import Spool
 from workers.transport.endpoint import Endpoint, Incoming
 from workers.transport.eventfd import Wakeup

@@ -15,8 +15,8 @@ from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.exchange_clock import ExchangeClock
 from workers.coordinator.response_filter import ProtocolViolation, ResponseFilter, checksums
 from workers.coordinator.round_log import RoundLog
+from workers.storage.client_states import ClientStates
 from workers.storage.journal import Journal
-from workers.storage.store import ClientStates
 from workers.storage.upload_spool import Spool
 from workers.worker.runtime import task_of, unpack_score
 

@@ -35,7 +35,8 @@ from workers.coordinator import failures
 from workers.coordinator.aggregation import AggregationThread
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.exchange_clock import ExchangeClock
-from workers.storage.store import Checkpoint, ClientStates
+from workers.storage.checkpoints import Checkpoint
+from workers.storage.client_states import ClientStates
 from workers.storage.upload_spool import Spool
 from workers.transport.endpoint import Loopback, Worker
 from workers.transport.eventfd import Wakeup

@@ -15,7 +15,7 @@ from fedsim.errors import DiskError, WireError
 from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope, Header
 from fedsim.wire.state_file import decode_state
-from workers.storage.store import ClientStates
+from workers.storage.client_states import ClientStates
 from workers.storage.upload_archive import silent
 from workers.worker.runtime import WorkerRuntime
 

@@ -18,7 +18,7 @@ import msgspec
 import xxhash
 
 from fedsim.errors import DiskError
-from workers.storage.store import disk_errors
+from workers.storage.atomic_files import disk_errors
 
 _PREFIX = struct.Struct(">IQ")
 

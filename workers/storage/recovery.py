@@ -17,9 +17,11 @@ from fedsim.errors import DiskError, WireError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
 from fedsim.round_machine import evaluates
-from workers.coordinator.round_log import RoundRecord
+from workers.storage.atomic_files import disk_errors
+from workers.storage.checkpoints import Checkpoint, read_checkpoint
+from workers.storage.client_states import ClientStates
 from workers.storage.journal import read_journal
-from workers.storage.store import Checkpoint, ClientStates, disk_errors, read_checkpoint
+from workers.storage.round_record import RoundRecord
 
 NOTHING = -1
 

@@ -15,7 +15,7 @@ import msgspec
 
 from fedsim.errors import DataError, WireError
 from fedsim.wire.envelope import Envelope, Header, pack, unpack
-from workers.storage.store import disk_errors, write_atomically
+from workers.storage.atomic_files import disk_errors, write_atomically
 
 
 def uploads_folder(run: Path) -> Path:

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from fedsim.wire.envelope import NONE, Buffer, Envelope, unpack
-from workers.storage.store import disk_errors, write_atomically
+from workers.storage.atomic_files import disk_errors, write_atomically
 from workers.storage.upload_archive import keep_upload
 
 MEMORY_BYTES = 256 * 2**20

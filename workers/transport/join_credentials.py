@@ -1,12 +1,17 @@
-"""RUN/join.json: what a worker on another machine needs to come in.
+"""RUN/join.json and RUN/revoked.json: the keys with which remote workers join, and those taken back.
 
-CURVE keys in ZeroMQ's Z85 text, 40 characters. The file holds secrets, so it is 0600, and whoever has it
-can take part in the run; keys are never in argv and never in a log.
+Keys are CURVE keys in ZeroMQ's Z85 text, 40 characters. join.json holds secrets, so its mode is 0600, and
+every holder of the file can take part in the run; keys are never in argv and never in a log. revoked.json is
+written by `fedsim revoke` while a run goes on. The coordinator reads it at every handshake and, for open
+connections, a few times a second.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +23,7 @@ from fedsim.errors import DataError, DiskError, UsageError
 
 FORMAT = 1
 JOIN = "join.json"
+REVOKED = "revoked.json"
 Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
 
 
@@ -78,3 +84,70 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if result.format != FORMAT:
             raise UsageError(f"{path} has format {result.format}; this fedsim reads {FORMAT}")
         return result
+
+
+class _Revoked(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    workers: tuple[Annotated[int, Meta(ge=0)], ...]
+
+
+class Revocations:
+    """What the file says; nobody is revoked while there is none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last: frozenset[int] = frozenset()
+
+    def workers(self) -> frozenset[int]:
+        """Of this moment. A file that cannot be read takes nothing back: it stays as it was."""
+        with suppress(DataError, OSError):
+            self._last = self._read()
+        return self._last
+
+    def _read(self) -> frozenset[int]:
+        """See below.
+
+        Raises:
+            DataError: if data is missing or damaged.
+            OSError: if the system refuses.
+        """
+        try:
+            result = msgspec.json.decode(self.path.read_bytes(), type=_Revoked)
+        except FileNotFoundError:
+            return frozenset()
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            raise DataError(f"{self.path} is damaged: {e}; remove it and revoke again") from None
+        if result.format != FORMAT:
+            raise DataError(f"{self.path} has format {result.format}; this fedsim reads {FORMAT}")
+        return frozenset(result.workers)
+
+    def add(self, workers: Iterable[int]) -> None:
+        """Never half of it, and nobody's that does so at the same time is lost.
+
+        Raises:
+            DataError: if data is missing or damaged.
+            DiskError: if the disk cannot be read or written.
+        """
+        temporary = self.path.with_name(f".{self.path.name}")
+        try:
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX)
+                everybody = tuple(sorted({*self._read(), *workers}))
+                temporary.write_bytes(msgspec.json.encode(_Revoked(FORMAT, everybody)) + b"\n")
+                temporary.rename(self.path)
+            finally:
+                os.close(folder)
+        except OSError as e:
+            raise DiskError(f"cannot write {self.path}: {e.strerror}") from None
+
+    def clear(self) -> None:
+        """New keys have been made.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as e:
+            raise DiskError(f"cannot remove {self.path}: {e.strerror}") from None

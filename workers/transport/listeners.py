@@ -15,10 +15,9 @@ import zmq
 
 from fedsim.errors import AccessError, UsageError, WireError
 from fedsim.wire import zmtp
-from workers.storage.scratch import Scratch
+from workers.scratch import Scratch
 from workers.transport.dealer import Hello, keep_alive
-from workers.transport.join_credentials import KeyPair
-from workers.transport.revocation import Revocations
+from workers.transport.join_credentials import KeyPair, Revocations
 from workers.transport.zap import guard
 
 Transport = Literal["ipc", "tcp"]

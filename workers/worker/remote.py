@@ -18,8 +18,8 @@ import msgspec
 
 from fedsim.errors import AccessError, ConnectionLost, TaskError
 from fedsim.wire.envelope import Envelope
+from workers.scratch import Scratch
 from workers.state_transfer import RemoteStateCache
-from workers.storage.scratch import Scratch
 from workers.transport.dealer import Connection, CurveKeys, Hello, KeyRefused
 from workers.transport.join_credentials import JoinCredentials
 from workers.worker.main import IDLE, JOIN_DEADLINE, announce, serve, set_up

@@ -21,7 +21,7 @@ from fedsim.problem import ChunkScore, Problem
 from fedsim.round_machine import TaskId
 from fedsim.wire.envelope import VERSION, Envelope, Header, blob, decode, decode_own, encode, pack, references
 from fedsim.wire.schema import FullPrecision, Mean, Precision, check_values, map_tensors
-from workers.storage.store import ClientStates
+from workers.storage.client_states import ClientStates
 
 
 def pack_score(score: ChunkScore) -> bytes:

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from workers.storage.store import disk_errors
+from fedsim.errors import DiskError
 
 YOUNG_SECONDS = 60.0
 """A younger one is left alone: its maker may not have locked it yet."""
@@ -31,10 +31,12 @@ class Scratch:
         """
         parent = parent or tempfile.gettempdir()
         _sweep(Path(parent), kind)
-        with disk_errors(f"cannot make a temporary folder in {parent}"):
+        try:
             self.path = Path(tempfile.mkdtemp(prefix=kind, dir=parent))
             self._lock = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as e:
+            raise DiskError(f"cannot make a temporary folder in {parent}: {e.strerror}") from None
 
     def remove(self) -> None:
         """Also a second time."""

@@ -1,14 +1,59 @@
-"""One coordinator per run folder."""
+"""Files that are written whole or not at all, and the lock that gives a run folder one coordinator."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedsim.errors import DiskError, UsageError
+from fedsim.wire.envelope import Buffer
+
+
+@contextmanager
+def disk_errors(what: str | Path) -> Iterator[None]:
+    """OSErrors of the block as DiskErrors that begin with `what`."""
+    try:
+        yield
+    except OSError as e:
+        raise DiskError(f"{what}: {e.strerror}") from None
+
+
+def write_atomically(path: Path, chunks: Iterable[Buffer]) -> int:
+    """Write under a temporary name and rename; returns the bytes.
+
+    Raises:
+        DiskError: with the path.
+    """
+    temporary = f"{path.parent}/.{path.name}.{os.getpid()}"
+    try:
+        with open(temporary, "wb") as file:
+            size = sum(file.write(chunk) for chunk in chunks)
+        os.rename(temporary, path)
+    except OSError as e:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise DiskError(f"cannot write {path}: {e.strerror}") from None
+    return size
+
+
+def remove_temporaries(run: Path) -> None:
+    """Remove the temporary files that killed processes have left in a run's folder.
+
+    Call it while this process holds the run's lock and before its workers start: nothing else writes then.
+
+    Args:
+        run: The run's folder.
+
+    Raises:
+        DiskError: If one cannot be removed.
+    """
+    with disk_errors(f"cannot remove a temporary file in {run}"):
+        for pattern in ("checkpoints/.*.checkpoint.*", "state/*/.*.state.*", "uploads/*/.*.letter.*"):
+            for path in run.glob(pattern):
+                path.unlink(missing_ok=True)
 
 
 class RunLock:
