@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.wire.schema import Check, Flag, Least, Mean, Norm, Scalar, Total
@@ -54,7 +54,7 @@ def test_nothing_is_said_of_tensors_flags_checks_and_parts() -> None:
 
 
 @fixed
-@supplied(
+@given(
     st.lists(
         st.tuples(*[st.floats(-1e6, 1e6)] * 4, st.integers(1, 1000)),
         min_size=1,

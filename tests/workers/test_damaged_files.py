@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from hypothesis import HealthCheck, settings, supplied
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -147,7 +147,7 @@ def read(path: Path, data: bytes) -> JoinCredentials | None:
 
 
 @fixed
-@supplied(data=st.data())
+@given(data=st.data())
 def test_a_forged_join_file_is_usable_or_refused(data: st.DataObject, tmp_path: Path) -> None:
     """Usable: keys that ZeroMQ takes, and a limit that is one (-1 would be none)."""
     created = copy.deepcopy(GOOD)
@@ -169,7 +169,7 @@ def test_a_forged_join_file_is_usable_or_refused(data: st.DataObject, tmp_path: 
 
 
 @fixed
-@supplied(at=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.booleans())
+@given(at=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_join_file_is_usable_or_refused(at: int, byte: int, cut: bool, tmp_path: Path) -> None:
     data = bytearray(msgspec.json.encode(GOOD))
     at %= len(data)
@@ -225,7 +225,7 @@ def test_an_unreadable_ready_is_a_wire_error(data: bytes) -> None:
 
 
 @fixed
-@supplied(st.binary(max_size=80), st.integers(0, 60), st.integers(0, 255))
+@given(st.binary(max_size=80), st.integers(0, 60), st.integers(0, 255))
 def test_any_ready_is_read_or_a_wire_error(rubbish: bytes, at: int, byte: int) -> None:
     sound = bytearray(msgspec.json.encode(WorkerManifest("d", {"a.py": "0" * 64})))
     sound[at] = byte

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import xxhash
-from hypothesis import settings, supplied
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.storage.journal import Journal, _records, read_journal
@@ -62,7 +62,7 @@ def test_a_flipped_byte_costs_its_record_and_no_other(written: Path, flip: int) 
 
 
 @fixed
-@supplied(st.binary(max_size=200), st.integers(0, 5))
+@given(st.binary(max_size=200), st.integers(0, 5))
 def test_rubbish_between_records_is_skipped(rubbish: bytes, before: int) -> None:
     records = [record(r) for r in range(5)]
     data = b"".join([*records[:before], rubbish, *records[before:]])
