@@ -17,9 +17,10 @@ import numpy as np
 from fedsim.errors import Interrupted
 from fedsim.learning.gaussian import Point
 from fedsim.problem import Problem
+from fedsim.round_machine import TaskId
 from fedsim.wire.envelope import decode_own, encode
-from fedsim.wire.schema import map_tensors
 from fedsim.wire.state_file import encode_state
+from workers.task_execution import execute
 
 EXAMPLES = 32
 SHORT = {"epochs": 1, "steps": 1, "samples": 1, "server_steps": 3}
@@ -37,8 +38,8 @@ def probe_digest(problem: Problem) -> str:
     """32 hexadecimal digits of one seeded round with one client of 32 examples: forward, backward, optimiser,
     curvature where the algorithm uses it, the fold, and an evaluation.
 
-    Call workers.numerics.fix_numerics before. An algorithm that cannot work on so few examples counts by the
-    kind of its error, and the evaluation of the start model by its bits.
+    Call workers.worker.main.fix_numerics before. An algorithm that cannot work on so few examples counts by
+    the kind of its error, and the evaluation of the start model by its bits.
     """
     hashed = sha256()
     small = _small(problem)
@@ -74,26 +75,18 @@ def _small(problem: Problem) -> Problem:
 
 
 def _round(problem: Problem) -> Iterator[Any]:
-    """The set-up's exchanges and the first round's: each upload, and each state of server and client."""
-    algorithm, device, dims = problem.algorithm, problem.net.device, problem.dims
-
-    def carried(message: Any) -> Any:
-        return decode_own(type(message), encode(message, {}, dims), {}, dims)
-
+    """Yield every upload and every state of the set-up's exchanges and the first round's, without codecs."""
+    problem = replace(problem, experiment=replace(problem.experiment, codecs={}))
+    algorithm = problem.algorithm
     ctx = problem.context(0, 0)
     server, client = algorithm.server_init(ctx), algorithm.client_init(ctx, 0)
     for r in (0, 1):
         for number in range(1, len(algorithm.exchanges_in(r)) + 1):
-            ctx, task = problem.context(r, number), problem.task(r, number, 0)
-            down = carried(algorithm.broadcast(server, ctx))
-            there, here = (
-                map_tensors(down, lambda t: t.to(device)),
-                map_tensors(client, lambda t: t.to(device)),
-            )
-            draft, up = algorithm.client_update(here, there, problem.shard(0), task)
-            seen = carried(map_tensors(up, lambda t: t.cpu()))
-            draft = map_tensors(draft, lambda t: t.cpu())
-            client = algorithm.client_commit(draft, down, seen, replace(task, start=problem.start))
-            yield seen
-            server = algorithm.server_update(server, down, iter([(0, seen)]), ctx)
+            ctx = problem.context(r, number)
+            sent = algorithm.broadcast(server, ctx)
+            down = decode_own(type(sent), encode(sent, {}, problem.dims), {}, problem.dims)
+            result = execute(problem, TaskId(r, number, 0, 0), client, down)
+            client = result.committed
+            yield result.decoded
+            server = algorithm.server_update(server, down, iter([(0, result.decoded)]), ctx)
             yield from (server, client)

@@ -24,8 +24,9 @@ from fedsim.wire.ledger import Ledger
 from protocols import find
 from tests.support.harness import play, problem_of
 from workers.transport import ingress_limiter, router, tcp_counters
-from workers.transport.dealer import Connection, CurveKeys, Hello, KeyRefused
+from workers.transport.dealer import Connection, CurveKeys, KeyRefused
 from workers.transport.endpoint import Endpoint
+from workers.transport.handshake import Hello
 from workers.transport.join_credentials import KeyPair, Revocations
 from workers.transport.listeners import CurveListener, IpcListener, Listener, LocalTcpListener
 from workers.transport.router import ZmqEndpoint

@@ -31,6 +31,10 @@ class Timeline:
     """Spans that have ended, until they are taken."""
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Count seconds from now on, and forget all spans."""
         self._began = time.monotonic()
         self._open: dict[tuple[int, int, int, int], tuple[str, float]] = {}
         self._done: list[Span] = []

@@ -11,10 +11,8 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import msgspec
-
 from fedsim.errors import DataError, WireError
-from fedsim.wire.envelope import Envelope, Header, pack, unpack
+from fedsim.wire.envelope import Envelope, unpack
 from workers.storage.atomic_files import disk_errors, write_atomically
 
 
@@ -71,37 +69,3 @@ def read_upload(path: Path, owner: str) -> Envelope:
         frames.append(data[at : at + size])
         at += size
     return unpack(frames, record)
-
-
-class RecordedUploads:
-    """A worker without clients: it answers tasks with the uploads that a run has kept."""
-
-    def __init__(self, run: Path) -> None:
-        self.folder, self.read = uploads_folder(run), 0
-
-    def handle(self, envelope: Envelope) -> Envelope:
-        """See below.
-
-        Raises:
-            DataError: if data is missing or damaged.
-            WireError: naming the file.
-        """
-        h = envelope.header
-        if h.kind == "gone":
-            return silent(envelope)
-        path = upload_path(self.folder, h.round, h.exchange, h.client)
-        result = read_upload(path, f"the upload of client {h.client} in round {h.round}")
-        record, due = _description(result.header), _description(h)
-        if result.header.kind != "upload" or record != due:
-            raise WireError(f"{path} is not what this task gave: it is of {record}, and {due} is due")
-        self.read += 1
-        return result
-
-
-def silent(envelope: Envelope) -> Envelope:
-    """The answer to a task from which nothing comes."""
-    return pack(msgspec.structs.replace(envelope.header, kind="absent", fields=()))
-
-
-def _description(h: Header) -> str:
-    return f"run {h.run}, round {h.round}, exchange {h.exchange}, client {h.client}, base {h.base}"

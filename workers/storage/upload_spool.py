@@ -13,10 +13,20 @@ MEMORY_BYTES = 256 * 2**20
 
 
 class Spool:
-    """Envelopes by client. Only the frames go to disk; headers stay. keep: the folder of the message trace,
-    if the run leaves one."""
+    """Envelopes by client; only frames go to disk, headers stay.
+
+    keep: the folder of the message trace, if the run leaves one.
+    """
 
     def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES, keep: Path | None = None) -> None:
+        """Remove what an earlier start of the run has left in the folder: nobody will take it.
+
+        Raises:
+            DiskError: If the folder cannot be cleared.
+        """
+        with disk_errors(folder):
+            for path in folder.glob("*.upload*") if folder.exists() else ():
+                path.unlink()
         self.folder, self.room, self.keep = folder, memory_bytes, keep
         self._lock = threading.Lock()
         """put in the main thread, take in the fold's"""
@@ -55,6 +65,23 @@ class Spool:
         """
         with self._lock:
             return self._pop(client)
+
+    def discard(self, client: int) -> None:
+        """Forget an upload, if there is one: a client that has dropped out has sent none.
+
+        Raises:
+            DiskError: If its file cannot be removed.
+        """
+        with self._lock:
+            if client not in self._envelopes:
+                return
+            envelope, _ = self._envelopes.pop(client)
+            if client not in self._spilled:
+                self.room += envelope.total_bytes()
+                return
+            self._spilled.discard(client)
+            with disk_errors(self._path(client)):
+                self._path(client).unlink()
 
     def _pop(self, client: int) -> tuple[Envelope, int]:
         envelope, worker = self._envelopes.pop(client)

@@ -6,12 +6,13 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from fedsim.errors import AccessError, ConnectionLost, TaskError, WireError
-from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack, unpack
+from fedsim.wire.envelope import Envelope, unpack
+from workers.transport import handshake
+from workers.transport.handshake import Hello
 
 SEND_QUEUE = 8
 """Envelopes queued for one worker; it never holds more than two tasks and a few small letters."""
@@ -27,15 +28,6 @@ _EVENTS = (
 
 class KeyRefused(AccessError):
     """The coordinator does not accept this key, and will not later."""
-
-
-class Hello(msgspec.Struct, forbid_unknown_fields=True):
-    """A worker's first letter. token: of a worker that the run has started itself."""
-
-    token: str
-    index: int
-    pid: int
-    host: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,8 +72,7 @@ class Connection:
             self._socket.connect(address)
             if curve_keys is not None:
                 self._await_handshake(patience)
-            fields, frames = blob("hello", msgspec.json.encode(hello))
-            self.send(pack(Header(VERSION, "hello", "", fields=fields), frames), HELLO_DEADLINE)
+            self.send(handshake.hello(hello), HELLO_DEADLINE)
         except zmq.ZMQError as e:
             self.close()
             raise TaskError(f"cannot connect to {address}: {e.strerror}") from None

@@ -14,14 +14,16 @@ import zmq
 
 from fedsim.wire.envelope import Envelope, unpack
 from fedsim.wire.ledger import Ledger
+from workers.transport.handshake import Hello
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """An envelope from a worker."""
+    """An envelope from a worker; hello: what it says if the envelope is the worker's first."""
 
     worker: int
     envelope: Envelope
+    hello: Hello | None = None
 
 
 class Endpoint(ABC):

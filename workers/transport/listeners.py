@@ -16,7 +16,8 @@ import zmq
 from fedsim.errors import AccessError, UsageError, WireError
 from fedsim.wire import zmtp
 from workers.scratch import Scratch
-from workers.transport.dealer import Hello, keep_alive
+from workers.transport.dealer import keep_alive
+from workers.transport.handshake import Hello
 from workers.transport.join_credentials import KeyPair, Revocations
 from workers.transport.zap import guard
 

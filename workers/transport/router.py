@@ -7,16 +7,16 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from fedsim.errors import AccessError, TaskError, WireError
-from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack, unpack
+from fedsim.wire.envelope import Envelope, unpack
 from fedsim.wire.ledger import Ledger
 from workers.transport import tcp_counters
-from workers.transport.dealer import Hello, bound
+from workers.transport.dealer import bound
 from workers.transport.endpoint import Endpoint, Incoming
+from workers.transport.handshake import Hello, read_hello, refusal, rejoin
 from workers.transport.ingress_limiter import IngressLimiter
 from workers.transport.listeners import Listener
 
@@ -133,6 +133,7 @@ class ZmqEndpoint(Endpoint):
     def _accept(self, route: bytes, frames: list[zmq.Frame]) -> Incoming | None:
         buffers = [f.buffer for f in frames]
         worker = self._workers.get(route)
+        hello: Hello | None = None
         if worker is not None:
             try:
                 envelope = unpack(buffers, f"from worker {worker}")
@@ -144,7 +145,8 @@ class ZmqEndpoint(Endpoint):
         else:
             try:
                 envelope = first_envelope(buffers)
-                worker = self._register(route, envelope, frames[0])
+                hello = read_hello(envelope)
+                worker = self._register(route, hello, frames[0])
             except NoHello:
                 self._call_back(route, frames[0])
                 return None
@@ -159,19 +161,15 @@ class ZmqEndpoint(Endpoint):
         self._book(envelope, worker, "up")
         if self._limiter is not None:
             self._limiter.took(worker, sum(envelope.sizes) + self.listener.mechanism.framing(envelope.sizes))
-        return Incoming(worker, envelope)
+        return Incoming(worker, envelope, hello)
 
-    def _register(self, route: bytes, envelope: Envelope, frame: zmq.Frame) -> int:
+    def _register(self, route: bytes, hello: Hello, frame: zmq.Frame) -> int:
         """Bind a connection to a worker index by its hello.
 
         Raises:
             WireError: for an unauthenticated peer.
             AccessError: for one with a right key that is told why it must not come in.
         """
-        try:
-            hello = msgspec.json.decode(envelope.frames[0], type=Hello)
-        except (msgspec.DecodeError, UnicodeDecodeError) as e:
-            raise WireError(f"an unreadable hello: {e}") from None
         worker = self.listener.who(hello, self._proved(frame))
         if worker in self._routes:
             if self._monitor is None:
@@ -196,7 +194,7 @@ class ZmqEndpoint(Endpoint):
         descriptor = int(frame.get(zmq.SRCFD))
         if self._called_back.get(descriptor) == route:
             return
-        envelope = pack(Header(VERSION, "rejoin", ""))
+        envelope = rejoin()
         with suppress(zmq.ZMQError):  # if its queue is full: with its next envelope
             self._send(route, envelope)
             self._called_back[descriptor] = route
@@ -272,9 +270,3 @@ def first_envelope(buffers: Sequence[memoryview]) -> Envelope:
     if envelope.header.kind != "hello" or len(envelope.frames) != 1:
         raise NoHello(f"an envelope of kind {envelope.header.kind!r} where a hello is due")
     return envelope
-
-
-def refusal(reason: str) -> Envelope:
-    """Tells a worker that it must not come in, and why."""
-    fields, frames = blob("reason", reason.encode())
-    return pack(Header(VERSION, "refused", "", fields=fields), frames)

@@ -1,7 +1,8 @@
 """`fedsim worker --join FILE`: a worker on another machine, or in another container.
 
 It has no folder in common with the coordinator. It comes in with a key of the join file, reads the data
-set from its own folder, borrows clients' states and sends drafts back (workers.state_transfer).
+set from its own folder, is sent clients' states and sends drafts of them back. Clients stay with their
+worker, so that a state is rarely sent to it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from fedsim.errors import AccessError, ConnectionLost, TaskError
+from fedsim.errors import AccessError, ConnectionLost, TaskError, WireError
 from fedsim.wire.envelope import Envelope
+from workers import protocol_messages as messages
 from workers.scratch import Scratch
-from workers.state_transfer import RemoteStateCache
-from workers.transport.dealer import Connection, CurveKeys, Hello, KeyRefused
+from workers.transport.dealer import Connection, CurveKeys, KeyRefused
+from workers.transport.handshake import Hello, refusal_reason
 from workers.transport.join_credentials import JoinCredentials
 from workers.worker.main import IDLE, JOIN_DEADLINE, announce, serve, set_up
+from workers.worker.runtime import WorkerRuntime
 
 Notify = Callable[[str], None]
 
@@ -67,15 +70,16 @@ class RemoteWorker:
             closing.callback(connection.close, linger=1.0)
             if registration_reply.header.kind == "stop":  # it came as the run ended
                 return
-            worker_config = msgspec.json.decode(bytes(registration_reply.frames[0]))
-            experiment = worker_config["experiment"]
-            run, index = registration_reply.header.run, worker_config["index"]
-            notify(f"worker {index} of run {run}: {experiment['algo']} on {experiment['dataset']}")
+            run, config = registration_reply.header.run, messages.read_welcome(registration_reply)
+            experiment = config.experiment
+            notify(
+                f"worker {config.index} of run {run}: {experiment.get('algo')} on {experiment.get('dataset')}"
+            )
             states = Scratch("fedsim-worker-")
             closing.callback(states.remove)
             data_dir = str(self.data_dir) if self.data_dir else None
-            worker_config |= {"run_dir": str(states.path), "data_dir": data_dir}
-            runtime = set_up(connection, registration_reply, worker_config, experiment["device"])
+            config = msgspec.structs.replace(config, run_dir=str(states.path), data_dir=data_dir)
+            runtime = set_up(connection, run, config, experiment.get("device", "cpu"))
             announce(connection, runtime, digest=True)
             serve(connection, runtime, RemoteStateCache(runtime).handle, idle=IDLE)
 
@@ -124,11 +128,11 @@ class RemoteWorker:
             if answer.header.kind != "refused":
                 return index, connection, answer
             connection.close()
-            output = bytes(answer.frames[0]).decode(errors="replace")
+            reason = refusal_reason(answer)
         if len(refused_keys) == len(seats):
             raise refused_keys[0]
         if len(seats) == 1:
-            raise AccessError(f"refused: {output}")
+            raise AccessError(f"refused: {reason}")
         others = (
             f", but for {len(refused_keys)} whose key is not accepted (any longer)" if refused_keys else ""
         )
@@ -157,3 +161,29 @@ class RemoteWorker:
         )
         hello = Hello("", index, os.getpid(), platform.node())
         return Connection(self.url, hello, join_credentials.max_frame, curve_keys, self.patience)
+
+
+class RemoteStateCache:
+    """A WorkerRuntime without the run's folder: it keeps clients' states in a folder of its own."""
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self.runtime = runtime
+
+    def handle(self, envelope: Envelope) -> list[Envelope]:
+        """Return the replies, in order.
+
+        Raises:
+            WireError: If a state is damaged.
+        """
+        h, states = envelope.header, self.runtime.states
+        if h.kind == "state":
+            if len(envelope.frames) != 1:
+                raise WireError(f"a state of client {h.client} in {len(envelope.frames)} frames")
+            states.put(h.client, h.base, bytes(envelope.frames[0]))
+            return []
+        reply = self.runtime.handle(envelope)
+        if reply.header.kind != "upload":
+            return [reply]
+        data = states.read(h.client, self.runtime.problem.version(h.round, h.exchange))
+        states.remove(h.client, below=h.base)
+        return [messages.draft(h, data), reply]
