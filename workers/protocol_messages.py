@@ -92,7 +92,7 @@ def read_welcome(envelope: Envelope) -> WorkerConfig:
     """
     try:
         return msgspec.json.decode(envelope.frames[0], type=WorkerConfig)
-    except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as e:
+    except (IndexError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise WireError(f"an unreadable welcome of the coordinator: {e}") from None
 
 
