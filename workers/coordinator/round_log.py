@@ -17,15 +17,16 @@ class RoundLog:
         self._records: dict[int, RoundRecord] = {}
 
     def open(self, round: int, participants: tuple[int, ...]) -> RoundRecord:
-        """The record of a round, made if this is the first that is heard of it."""
+        """Return the record of a round, and begin it if there is none."""
         return self._records.setdefault(round, RoundRecord(round, participants))
 
     def restore(self, record: RoundRecord) -> None:
+        """Add the record of a round that an earlier start has committed."""
         self._records[record.number] = record
 
     @property
     def oldest(self) -> int | None:
-        """The first round whose line is not reported yet."""
+        """Return the first round whose line is not reported yet."""
         return min(self._records, default=None)
 
     def __getitem__(self, round: int) -> RoundRecord:
@@ -35,11 +36,11 @@ class RoundLog:
         return round in self._records
 
     def drop(self, round: int) -> None:
-        """This round is not evaluated."""
+        """Forget a round that is not evaluated."""
         del self._records[round]
 
     def flush(self) -> None:
-        """Report complete rounds in order: one that is scored early waits for its predecessors."""
+        """Report complete rounds in order; a round that is complete early waits for those before it."""
         while self._records:
             first = self._records[min(self._records)]
             if not first.committed or len(first.scores) < self.chunks:

@@ -17,7 +17,7 @@ class RecordedUploads:
         self.folder, self.read = uploads_folder(run), 0
 
     def handle(self, envelope: Envelope) -> Envelope:
-        """See below.
+        """Return the upload that the run has kept for a task, or absent for a dropout.
 
         Raises:
             DataError: if data is missing or damaged.

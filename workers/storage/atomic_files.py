@@ -14,7 +14,7 @@ from fedsim.wire.envelope import Buffer
 
 @contextmanager
 def disk_errors(what: str | Path) -> Iterator[None]:
-    """OSErrors of the block as DiskErrors that begin with `what`."""
+    """Turn OSErrors of the block into DiskErrors that begin with `what`."""
     try:
         yield
     except OSError as e:
@@ -60,7 +60,7 @@ class RunLock:
     """Held from construction until release, or until this process ends, however it ends."""
 
     def __init__(self, folder: Path) -> None:
-        """See below.
+        """Lock a run's folder.
 
         Raises:
             UsageError: if another process carries this run out.
@@ -90,10 +90,12 @@ class RunLock:
 
 @contextmanager
 def at_rest(folder: Path) -> Iterator[None]:
-    """A block in which nobody goes on with the run; a folder that cannot be written is at rest anyway.
+    """Keep other processes from carrying the run out while the block lasts.
+
+    A folder that cannot be written needs no lock.
 
     Raises:
-        UsageError: if another process carries it out.
+        UsageError: If another process carries the run out.
     """
     lock = None
     if (folder / "lock").exists():

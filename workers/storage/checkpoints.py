@@ -43,7 +43,7 @@ class Checkpoint(Generic[Server]):
 
 
 def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]:
-    """See below.
+    """Read a checkpoint.
 
     Raises:
         WireError: if the file is damaged or of another algorithm.

@@ -40,7 +40,7 @@ class ClientStates:
         return self.folder / f"{client:06d}" / f"{version:06d}.state"
 
     def load(self, client: int, version: int) -> Any:
-        """See below.
+        """Return a client's state.
 
         Raises:
             WireError: if the file is damaged.
@@ -53,20 +53,20 @@ class ClientStates:
         return decode_state(self.kind, self.read(client, version), owner)
 
     def read(self, client: int, version: int) -> bytes:
-        """A state's file.
+        """Return the bytes of a state's file.
 
         Raises:
-            DiskError: if the disk cannot be read or written.
+            DiskError: If it cannot be read.
         """
         path = self.path(client, version)
         with disk_errors(f"the state of client {client}, {path}"):
             return path.read_bytes()
 
     def put(self, client: int, version: int, data: bytes) -> None:
-        """Write a state's file as somebody else has read it.
+        """Write a state's file from the bytes of another one.
 
         Raises:
-            WireError: if it holds no such state.
+            WireError: If they are no state of this algorithm.
             DiskError: if the disk cannot be read or written.
         """
         path = self.path(client, version)
@@ -76,6 +76,11 @@ class ClientStates:
         write_atomically(path, [data])
 
     def save(self, client: int, version: int, state: Any) -> None:
+        """Write a state's file and keep the state in the cache.
+
+        Raises:
+            DiskError: If the file cannot be written.
+        """
         path = self.path(client, version)
         if client not in self._folders:
             with disk_errors(path.parent):
@@ -118,14 +123,14 @@ class ClientStates:
                     os.unlink(folder / name)
 
     def digest(self, client: int, version: int, initial: bytes) -> bytes:
-        """sha256 of the encoded state; `initial` is the encoded version 0."""
+        """Return the sha256 of the encoded state; `initial` is the encoded version 0."""
         path = self.path(client, version)
         with disk_errors(f"the state of client {client}, {path}"):
             return sha256(path.read_bytes() if version else initial).digest()
 
 
 def model_digest(mean: Tensor, precision: Tensor | None) -> str:
-    """sha256 of the little-endian float32 mean in layout order, then of the precision if any."""
+    """Return the sha256 of a model: float32 little-endian mean in layout order, then precision if any."""
     hashed = sha256(raw_bytes(mean.float().cpu()))
     if precision is not None:
         hashed.update(raw_bytes(precision.float().cpu()))
@@ -133,7 +138,7 @@ def model_digest(mean: Tensor, precision: Tensor | None) -> str:
 
 
 def clients_digest(problem: Problem, states: ClientStates, versions: tuple[int, ...]) -> str:
-    """sha256 over the digests of all clients' encoded states, in ascending id."""
+    """Return the sha256 over the digests of all clients' encoded states, in ascending id."""
     ctx = problem.context(0, 0)
     hashed = sha256()
     for k, version in enumerate(versions):

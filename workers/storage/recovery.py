@@ -53,7 +53,7 @@ class Recovery:
 
 
 def recover(folder: Path, problem: Problem) -> Recovery:
-    """See below.
+    """Find the newest round from which a run can go on.
 
     Raises:
         DiskError: if a file cannot be read at all.
@@ -93,7 +93,7 @@ def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]
 
 
 def _check(checkpoint: Checkpoint[Any], problem: Problem, commits: Mapping[int, Any], ledger: int) -> None:
-    """See below.
+    """Check that the other files of the run reach as far as a checkpoint.
 
     Raises:
         WireError: if it is of another run, or the other files do not reach so far.

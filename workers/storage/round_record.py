@@ -28,20 +28,23 @@ RESERVED = {
     *("ensemble_accuracy", "ensemble_nll"),
     *EXTRA,
 }
+"""Names in metrics.jsonl that an algorithm must not report."""
 
 
 KEPT = (
     *("number", "participants", "folded", "late", "refused", "simulated", "seconds", "seconds_clients"),
     *("bytes_down", "bytes_up", "reported"),
 )
+"""The fields that the journal keeps."""
 
 
 @dataclass
 class RoundRecord:
-    """One round. model: what is to be evaluated; reported: what the algorithm says.
+    """One round.
 
-    sampled: posterior samples of the model are averaged beside its mean. committed: traffic and time are
-    known; the line is complete once all chunks are scored too.
+    model: the model to evaluate. reported: the numbers that the algorithm reports. sampled: posterior samples
+    of the model are averaged beside its mean. committed: traffic and time are known; the line is complete
+    once all chunks are evaluated too.
     """
 
     number: int
@@ -49,7 +52,7 @@ class RoundRecord:
     folded: tuple[int, ...] = ()
     late: tuple[int, ...] = ()
     refused: tuple[int, ...] = ()
-    """Whose upload must not be folded (bad_uploads = skip)."""
+    """The clients whose uploads must not be folded (bad_uploads = skip)."""
     simulated: float | None = None
     """Seconds of the round on the virtual clock, if there is one."""
     seconds: float = 0.0
@@ -63,21 +66,21 @@ class RoundRecord:
     scores: dict[int, ChunkScore] = field(default_factory=dict)
 
     def known(self) -> dict[str, Any]:
-        """What the journal keeps of a committed round: all but its model and scores."""
+        """Return what the journal keeps of a committed round: all but its model and scores."""
         reported = {name: float(x) for name, x in self.reported.items()}
         return {name: getattr(self, name) for name in KEPT} | {"reported": reported}
 
     @staticmethod
     def restored(known: Mapping[str, Any], model: Point | Gaussian) -> RoundRecord:
-        """The record of a round that was committed before and is still to be evaluated."""
+        """Return the record of a round that was committed before and is still to be evaluated."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
         return RoundRecord(**values, model=model, committed=True)
 
     def report(self, numbers: Mapping[str, float]) -> None:
-        """Add what the algorithm says.
+        """Add numbers that the algorithm reports.
 
         Raises:
-            UsageError: for a name that a line has already.
+            UsageError: If a line of metrics.jsonl has such a name already.
         """
         for name in numbers:
             if name in RESERVED or name.startswith("seconds"):
@@ -85,7 +88,7 @@ class RoundRecord:
         self.reported.update(numbers)
 
     def line(self, chunks: int, measure: Measure) -> dict[str, Any]:
-        """One line of metrics.jsonl; sums are combined in chunk order."""
+        """Return the round's line of metrics.jsonl; sums are combined in chunk order."""
         scores = [self.scores[chunk] for chunk in range(chunks)]
         ensemble = {}
         if self.sampled:

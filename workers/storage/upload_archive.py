@@ -26,7 +26,7 @@ def upload_path(folder: Path, round: int, exchange: int, client: int) -> Path:
 
 
 def keep_upload(folder: Path, envelope: Envelope) -> None:
-    """See below.
+    """Write an upload's file.
 
     Raises:
         DiskError: if the disk cannot be read or written.
@@ -41,7 +41,7 @@ def keep_upload(folder: Path, envelope: Envelope) -> None:
 
 
 def read_upload(path: Path, owner: str) -> Envelope:
-    """See below.
+    """Read an upload's file; errors begin with `owner`.
 
     Raises:
         DataError: if it is not there.

@@ -19,7 +19,7 @@ class Spool:
     """
 
     def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES, keep: Path | None = None) -> None:
-        """Remove what an earlier start of the run has left in the folder: nobody will take it.
+        """Remove what an earlier start of the run has left in the folder: no fold will take it.
 
         Raises:
             DiskError: If the folder cannot be cleared.
@@ -29,15 +29,15 @@ class Spool:
                 path.unlink()
         self.folder, self.room, self.keep = folder, memory_bytes, keep
         self._lock = threading.Lock()
-        """put in the main thread, take in the fold's"""
+        """put runs in the main thread, take in the fold's"""
         self._envelopes: dict[int, tuple[Envelope, int]] = {}
         self._spilled: set[int] = set()
 
     def put(self, client: int, envelope: Envelope, worker: int = NONE) -> None:
-        """worker: who sent it.
+        """Keep an upload until its turn; worker: the worker that has sent it.
 
         Raises:
-            DiskError: if the disk cannot be read or written.
+            DiskError: If it cannot be written.
         """
         if self.keep is not None:
             keep_upload(self.keep, envelope)
@@ -57,11 +57,11 @@ class Spool:
         self._envelopes[client] = envelope, worker
 
     def take(self, client: int) -> tuple[Envelope, int]:
-        """An upload and who sent it.
+        """Return an upload and the worker that has sent it, and forget it.
 
         Raises:
-            WireError: if the file was damaged on disk.
-            DiskError: if it cannot be read.
+            WireError: If its file was damaged.
+            DiskError: If its file cannot be read.
         """
         with self._lock:
             return self._pop(client)

@@ -65,7 +65,7 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def read(path: Path) -> JoinCredentials:
-        """See below.
+        """Read a join file.
 
         Raises:
             UsageError: if it is not there or open to others.
@@ -105,7 +105,7 @@ class Revocations:
         return self._last
 
     def _read(self) -> frozenset[int]:
-        """See below.
+        """Read the file; no worker is revoked while there is none.
 
         Raises:
             DataError: if data is missing or damaged.

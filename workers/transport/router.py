@@ -83,7 +83,7 @@ class ZmqEndpoint(Endpoint):
         """No connection was lost: the kernel still counts all that there were."""
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """See below.
+        """Send an envelope to a worker and book it.
 
         Raises:
             TaskError: if the worker is gone or does not take its envelopes.

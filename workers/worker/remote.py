@@ -61,7 +61,7 @@ class RemoteWorker:
         notify("the run is over")
 
     def _serve(self, connection: Connection, registration_reply: Envelope, notify: Notify) -> None:
-        """See below.
+        """Set up what the welcome describes, and serve until 'stop'.
 
         Raises:
             ConnectionLost: besides those of run.
