@@ -127,11 +127,11 @@ class Coordinator:
             DiskError: If the disk cannot be read or written.
         """
         try:
-            for left in self.members.waiting(everybody=True):
+            for left in self.members.waiting(all_of_them=True):
                 self._step(left)
             self._begin()
             while not self.executor.finished:
-                for left in self.members.waiting(everybody=False):
+                for left in self.members.waiting(all_of_them=False):
                     self._step(left)
                 if self._step(self.members.patience()):
                     self._silent_since = self._clock()

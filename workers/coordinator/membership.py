@@ -120,14 +120,14 @@ class Membership:
 
     # ---- joining
 
-    def waiting(self, everybody: bool) -> Iterator[float]:
+    def waiting(self, all_of_them: bool) -> Iterator[float]:
         """Yield the seconds that are left to wait, until all workers have joined, or any worker has.
 
         Raises:
             TaskError: If they do not join in time.
         """
         deadline = self._clock() + self.timeouts.join_within
-        while self.registration.missing if everybody else self.size and not self.registration.ready:
+        while self.registration.missing if all_of_them else self.size and not self.registration.ready:
             left = deadline - self._clock()
             if left <= 0:
                 missing = ", ".join(map(str, self.registration.missing))

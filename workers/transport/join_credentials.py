@@ -41,7 +41,7 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """workers: a key pair per worker, by index. max_frame: the largest frame that anybody sends, bytes."""
+    """workers: a key pair per worker, by index. max_frame: the largest frame that a peer sends, in bytes."""
 
     format: int
     run: str
@@ -51,7 +51,7 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: Annotated[tuple[KeyPair, ...], Meta(min_length=1, max_length=4096)]
 
     def write(self, path: Path) -> None:
-        """Readable by its owner only, from the first byte on.
+        """Write the file, readable by its owner only from the first byte on.
 
         Raises:
             DiskError: if the disk cannot be read or written.
@@ -92,14 +92,14 @@ class _Revoked(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Revocations:
-    """What the file says; nobody is revoked while there is none."""
+    """The workers in the file; there are none while there is no file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._last: frozenset[int] = frozenset()
 
     def workers(self) -> frozenset[int]:
-        """Of this moment. A file that cannot be read takes nothing back: it stays as it was."""
+        """Return the workers that are revoked now; if the file cannot be read, those of the last call."""
         with suppress(DataError, OSError):
             self._last = self._read()
         return self._last
@@ -122,7 +122,7 @@ class Revocations:
         return frozenset(result.workers)
 
     def add(self, workers: Iterable[int]) -> None:
-        """Never half of it, and nobody's that does so at the same time is lost.
+        """Add workers to the file; it is replaced as a whole, and processes that do so take turns.
 
         Raises:
             DataError: if data is missing or damaged.
@@ -133,8 +133,8 @@ class Revocations:
             folder = os.open(self.path.parent, os.O_RDONLY)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX)
-                everybody = tuple(sorted({*self._read(), *workers}))
-                temporary.write_bytes(msgspec.json.encode(_Revoked(FORMAT, everybody)) + b"\n")
+                together = tuple(sorted({*self._read(), *workers}))
+                temporary.write_bytes(msgspec.json.encode(_Revoked(FORMAT, together)) + b"\n")
                 temporary.rename(self.path)
             finally:
                 os.close(folder)
@@ -142,7 +142,7 @@ class Revocations:
             raise DiskError(f"cannot write {self.path}: {e.strerror}") from None
 
     def clear(self) -> None:
-        """New keys have been made.
+        """Remove the file: new keys were generated.
 
         Raises:
             DiskError: if the disk cannot be read or written.

@@ -22,33 +22,39 @@ from workers.transport.listeners import Listener
 
 SOCKETS = 64
 HANDSHAKE_MS = 5000
-"""A connection that has not said who it is by then is closed."""
+"""A connection whose handshake takes longer is closed."""
 HELLO_BYTES = 4096
 AHEAD = 16
-"""Frames that a worker may be ahead, if nothing else is said."""
+"""Frames that a worker may be ahead, unless the caller sets another limit."""
 BATCH = 256
-"""Envelopes taken at a time: nobody who sends without end keeps the coordinator from its other work."""
+"""Envelopes taken at a time: a peer that sends without end cannot occupy the coordinator."""
 
 
 class NoHello(WireError):
-    """The envelope of a connection that has not said hello yet, or not since its worker was dismissed."""
+    """The envelope of a connection that has sent no hello yet, or none since its worker was dismissed."""
 
 
 class ZmqEndpoint(Endpoint):
     """A ROUTER socket behind a listener.
 
-    A worker proves itself with its first letter, as the listener wants it; whatever else an unauthenticated
-    peer sends is dropped and not in the ledger. One that was dismissed does not know it, for its connection
-    is open: as soon as it says anything it is told to join again. Routing ids are ZeroMQ's own. MANDATORY: an
-    envelope to a vanished worker is an error, not lost.
+    A worker authenticates itself with its first envelope, as the listener demands; everything else that an
+    unauthenticated peer sends is dropped and not in the ledger. The connection of a dismissed worker stays
+    open: when it sends anything, it is asked to join again. Routing ids are ZeroMQ's own. With MANDATORY an
+    envelope to a vanished worker is an error and not lost.
     """
 
     def __init__(self, ledger: Ledger, listener: Listener, max_frame: int, ahead: int | None = None) -> None:
-        """max_frame: the largest frame that anybody may send, bytes. ahead: so many bytes may a worker have
-        sent that were not taken from it yet; behind a port, whoever sends more is cut off.
+        """Open a listener.
+
+        Args:
+            ledger: Where envelopes are booked.
+            listener: Where to listen.
+            max_frame: The largest frame that a peer may send, in bytes.
+            ahead: How many bytes a worker may have sent that were not taken from it yet; behind a port, a
+                connection that sends more is ended.
 
         Raises:
-            UsageError: if the listener cannot be opened.
+            UsageError: If the listener cannot be opened.
         """
         super().__init__(ledger)
         ledger.mechanism = listener.mechanism
@@ -75,8 +81,8 @@ class ZmqEndpoint(Endpoint):
         self._routes: dict[int, bytes] = {}
         self._descriptors: dict[int, int] = {}
         """Workers by the descriptor of their connection, which is what the monitor knows."""
-        self._called_back: dict[int, bytes] = {}
-        """Connections that were told to join again, once each: nobody gets more out than he puts in."""
+        self._rejoin_sent: dict[int, bytes] = {}
+        """Connections that were asked to join again, once each: a peer is not sent more than it sends."""
         self._poller, self._polled = zmq.Poller(), [-1]
         self.unauthenticated_peers = 0
         self.complete = True
@@ -88,7 +94,7 @@ class ZmqEndpoint(Endpoint):
         Raises:
             TaskError: if the worker is gone or does not take its envelopes.
         """
-        # also what does not go out any more: an algorithm's rows do not depend on who was lost when
+        # also what is not sent any more: an algorithm's rows do not depend on when which worker was lost
         self._book(envelope, worker, "down", retry)
         if worker not in self._routes:
             raise TaskError(f"cannot send to worker {worker}: it has no connection")
@@ -96,7 +102,7 @@ class ZmqEndpoint(Endpoint):
             self._send(self._routes[worker], envelope)
         except zmq.ZMQError as e:
             if e.errno == zmq.EHOSTUNREACH and self._monitor is not None:
-                self._ended(worker)  # before its hello was read: the monitor has told us of nobody's end
+                self._ended(worker)  # before its hello was read, so that the monitor's event named no worker
             raise TaskError(f"cannot send to worker {worker}: {e.strerror}") from None
 
     def _send(self, route: bytes, envelope: Envelope) -> None:
@@ -148,7 +154,7 @@ class ZmqEndpoint(Endpoint):
                 hello = read_hello(envelope)
                 worker = self._register(route, hello, frames[0])
             except NoHello:
-                self._call_back(route, frames[0])
+                self._ask_to_rejoin(route, frames[0])
                 return None
             except AccessError as e:
                 with suppress(zmq.ZMQError):
@@ -164,13 +170,13 @@ class ZmqEndpoint(Endpoint):
         return Incoming(worker, envelope, hello)
 
     def _register(self, route: bytes, hello: Hello, frame: zmq.Frame) -> int:
-        """Bind a connection to a worker index by its hello.
+        """Bind a connection to a worker by its hello.
 
         Raises:
-            WireError: for an unauthenticated peer.
-            AccessError: for one with a right key that is told why it must not come in.
+            WireError: If the peer is not authenticated.
+            AccessError: If the worker must not join; it is sent the reason.
         """
-        worker = self.listener.who(hello, self._proved(frame))
+        worker = self.listener.identify(hello, self._proved(frame))
         if worker in self._routes:
             if self._monitor is None:
                 raise WireError("not of this run")
@@ -185,23 +191,23 @@ class ZmqEndpoint(Endpoint):
         self._routes[worker] = route
         return worker
 
-    def _call_back(self, route: bytes, frame: zmq.Frame) -> None:
-        """Tell the owner of a key to join again; unauthenticated peers hear nothing."""
+    def _ask_to_rejoin(self, route: bytes, frame: zmq.Frame) -> None:
+        """Ask the owner of a key to join again; an unauthenticated peer is sent nothing."""
         worker = self.listener.owner(self._proved(frame))
         if worker is None:
             self.unauthenticated_peers += 1
             return
         descriptor = int(frame.get(zmq.SRCFD))
-        if self._called_back.get(descriptor) == route:
+        if self._rejoin_sent.get(descriptor) == route:
             return
         envelope = rejoin()
         with suppress(zmq.ZMQError):  # if its queue is full: with its next envelope
             self._send(route, envelope)
-            self._called_back[descriptor] = route
+            self._rejoin_sent[descriptor] = route
             self._book(envelope, worker, "down")
 
     def _proved(self, frame: zmq.Frame) -> str:
-        """The public key of the connection that a frame came from; '' without CURVE."""
+        """Return the public key of the connection that a frame came from; '' without CURVE."""
         return str(frame.get("User-Id")) if self._monitor is not None else ""
 
     def _note_ends(self) -> None:
@@ -217,7 +223,7 @@ class ZmqEndpoint(Endpoint):
         self.lost.append(worker)
 
     def dismiss(self, worker: int) -> None:
-        """Forget its connection: another may come in its place."""
+        """Forget a worker's connection: another may join in its place."""
         self.complete = False
         self._workers.pop(self._routes.pop(worker, b""), None)
         self._descriptors = {fd: w for fd, w in self._descriptors.items() if w != worker}
@@ -228,7 +234,7 @@ class ZmqEndpoint(Endpoint):
         return tcp_counters.residual(self.listener.port, self._booked)
 
     def _booked(self) -> tuple[int, int] | None:
-        """Of both directions, with what has just come in: a heartbeat, to which nobody listens now."""
+        """Return the ledger's totals (down, up), with heartbeats that have just come in."""
         self._receive_all()
         if self._monitor is not None:
             self._note_ends()
@@ -239,7 +245,7 @@ class ZmqEndpoint(Endpoint):
         return self.address
 
     def stop_accepting(self) -> None:
-        self.listener.full()
+        self.listener.stop_accepting()
 
     def close(self) -> None:
         if self._limiter is not None:

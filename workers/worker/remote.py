@@ -1,6 +1,6 @@
 """`fedsim worker --join FILE`: a worker on another machine, or in another container.
 
-It has no folder in common with the coordinator. It comes in with a key of the join file, reads the data
+It has no folder in common with the coordinator. It joins with a key of the join file, reads the data
 set from its own folder, is sent clients' states and sends drafts of them back. Clients stay with their
 worker, so that a state is rarely sent to it.
 """
@@ -32,8 +32,11 @@ Notify = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RemoteWorker:
-    """url: where the coordinator is, seen from here. worker: as which to come, None: as the first that is
-    missing. patience: seconds to wait for it to answer."""
+    """A worker that is not on the coordinator's machine.
+
+    url: the coordinator's address, seen from here. worker: the worker to join as, None: the first that is
+    missing. patience: seconds to wait for the coordinator to answer.
+    """
 
     join_credentials: JoinCredentials
     url: str
@@ -84,11 +87,15 @@ class RemoteWorker:
             serve(connection, runtime, RemoteStateCache(runtime).handle, idle=IDLE)
 
     def _join(self, mine: int | None, patience: float) -> tuple[int, Connection, Envelope]:
-        """As which worker, a connection that was let in, and the welcome, or 'stop'.
+        """Join.
 
-        mine: the worker that this one has been, and will be again if it can. patience: how long to try again
-        if all are there already. Whoever was cut off may be one of them: the other side finds out a little
-        later.
+        Args:
+            mine: The worker that this one has been, and will be again if it can.
+            patience: How long to try again if all workers have joined already. After a connection was cut
+                this worker may be one of them: the coordinator finds out a little later.
+
+        Returns:
+            The worker's number, its connection, and the welcome, or 'stop'.
         """
         until = time.monotonic() + patience
         while True:
@@ -102,21 +109,21 @@ class RemoteWorker:
                 time.sleep(0.5)
 
     def _try_all(self, mine: int | None) -> tuple[int, Connection, Envelope]:
-        """As itself, else as the first worker that is missing.
+        """Join as the worker that it has been, else as the first that is missing.
 
         Raises:
-            KeyRefused: also if another's key would do but its own does not.
-            AccessError: if access is refused.
-            TaskError: if a task or a worker fails.
-            ConnectionLost: if the connection has ended.
+            KeyRefused: If its own key is refused, even if another worker's key would be accepted.
+            AccessError: If no worker is missing.
+            TaskError: If the coordinator does not answer.
+            ConnectionLost: If the connection has ended.
         """
-        everybody = range(len(self.join_credentials.workers))
-        if self.worker is not None and self.worker not in everybody:
-            raise AccessError(f"--worker {self.worker}: the run has workers 0 to {len(everybody) - 1}")
+        indices = range(len(self.join_credentials.workers))
+        if self.worker is not None and self.worker not in indices:
+            raise AccessError(f"--worker {self.worker}: the run has workers 0 to {len(indices) - 1}")
         mine = self.worker if mine is None else mine
-        seats = sorted(everybody, key=lambda i: i != mine) if self.worker is None else [self.worker]
+        candidates = sorted(indices, key=lambda i: i != mine) if self.worker is None else [self.worker]
         refused_keys: list[KeyRefused] = []
-        for index in seats:
+        for index in candidates:
             try:
                 connection = self._connect(index)
             except KeyRefused as e:
@@ -129,21 +136,21 @@ class RemoteWorker:
                 return index, connection, answer
             connection.close()
             reason = refusal_reason(answer)
-        if len(refused_keys) == len(seats):
+        if len(refused_keys) == len(candidates):
             raise refused_keys[0]
-        if len(seats) == 1:
+        if len(candidates) == 1:
             raise AccessError(f"refused: {reason}")
         others = (
             f", but for {len(refused_keys)} whose key is not accepted (any longer)" if refused_keys else ""
         )
-        raise AccessError(f"refused: all {len(seats)} workers of the run have joined already{others}")
+        raise AccessError(f"refused: all {len(candidates)} workers of the run have joined already{others}")
 
     def _answer(self, connection: Connection) -> Envelope:
-        """To a hello: 'welcome', 'refused' or 'stop'.
+        """Return the answer to the hello: 'welcome', 'refused' or 'stop'.
 
         Raises:
-            TaskError: if a task or a worker fails.
-            ConnectionLost: if the connection has ended.
+            TaskError: If there is none in time.
+            ConnectionLost: If the connection has ended.
         """
         try:
             answer = connection.receive(JOIN_DEADLINE)
