@@ -21,7 +21,7 @@ from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from workers.coordinator.loop import Outcome
-from workers.storage.store import ClientStates, clients_digest, model_digest
+from workers.storage.client_states import ClientStates, clients_digest, model_digest
 
 
 def process_start() -> float:

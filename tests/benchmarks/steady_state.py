@@ -23,7 +23,7 @@ from fedsim.learning.solvers.first_order import minimise
 from fedsim.problem import Problem
 from protocols import find
 from tests.benchmarks.common import fashion_shaped, launch, round_seconds, spread
-from workers.numerics import fix_numerics
+from workers.worker.main import fix_numerics
 
 WARM = 5
 SETTINGS = {"epochs": 1, "carry": False}

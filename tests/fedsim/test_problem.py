@@ -29,15 +29,8 @@ from launch.cli import main
 from protocols.fedavg import FedAvg
 from protocols.ivon_admm import IvonADMM
 from tests.support.harness import listed, play
-from workers.worker.runtime import (
-    Evaluate,
-    EvaluateFull,
-    WorkerRuntime,
-    pack_score,
-    to_evaluate,
-    to_score,
-    unpack_score,
-)
+from workers.protocol_messages import Evaluate, EvaluateFull, pack_score, to_evaluate, to_score, unpack_score
+from workers.worker.runtime import WorkerRuntime
 
 P, CLASSES, SAMPLES, ROUND = 640, 10, 7, 3
 EQUAL = 1e-6

@@ -21,8 +21,8 @@ from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack, unpack
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.wire_size import framing
 from tests.support.harness import CLIENTS
-from workers.coordinator.registration import WorkerManifest
 from workers.coordinator.worker_pool import ProcessExit
+from workers.protocol_messages import WorkerManifest
 from workers.transport.endpoint import Endpoint, Incoming, Loopback
 from workers.transport.listeners import Transport, local_listener
 from workers.transport.router import ZmqEndpoint

@@ -11,7 +11,8 @@ import pytest
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore
 from fedsim.learning.likelihoods import EXTRA, LIKELIHOODS
-from workers.coordinator.round_log import RESERVED, RoundLog, RoundRecord
+from workers.coordinator.round_log import RoundLog
+from workers.storage.round_record import RESERVED, RoundRecord
 
 CATEGORICAL = LIKELIHOODS["categorical"]
 

@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from workers.storage.scratch import YOUNG_SECONDS, Scratch
+from workers.scratch import YOUNG_SECONDS, Scratch
 
 MAKES_ONE = """
 import sys, time
-from workers.storage.scratch import Scratch
+from workers.scratch import Scratch
 print(Scratch("mine-", sys.argv[1]).path, flush=True)
 time.sleep(60)
 """
