@@ -1,4 +1,4 @@
-"""Errors that say whose fault it is and what to do.
+"""Errors that name the cause and what to do.
 
 Every error a user can meet derives from FedsimError and carries the exit code of the command line
 (docs/references/faults.md#exit-codes). Anything else is a defect of fedsim and shows its traceback.

@@ -1,4 +1,4 @@
-"""The splits by name: `partition("two_dirichlet:1,0.5", ...)` says who gets which training rows."""
+"""The splits by name: `partition("two_dirichlet:1,0.5", ...)` divides the training rows among clients."""
 
 from __future__ import annotations
 
@@ -100,8 +100,11 @@ def partition(
     centres    (n,) natural client of every row, for `natural`
 
     A pure function of its arguments. No client is empty; no two clients share a row, except in
-    `two_classes` when a class runs out. Raises UsageError for a spec or arguments that do not
-    fit, DataError when a client would get no rows.
+    `two_classes` when a class runs out.
+
+    Raises:
+        UsageError: If the spec or another argument does not fit.
+        DataError: If a client would get no rows.
     """
     info, arguments = _parse(spec)
     _check(info, targets, classes, clients, seed, fraction)

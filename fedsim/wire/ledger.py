@@ -64,7 +64,7 @@ class Ledger:
     def book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
         """Book one envelope that crosses the socket, every frame and its framing.
 
-        again: of a task that was given before and whose worker was lost.
+        retry: of a task that was given before and whose worker was lost.
         """
         for entry in self._entries(envelope, worker, direction, retry):
             self._add(entry)

@@ -68,17 +68,24 @@ def envelope_size(
     run: str,
     stored: str = "f32",
 ) -> EnvelopeSize:
-    """Of an envelope of this kind ('task', 'upload') that carries such a message with all its parts.
+    """The size of an envelope of this kind ('task', 'upload') that has such a message with all its parts.
 
-    run: a run's name, whose length is part of the header. stored: dtype of fields that are sent as stored.
+    Args:
+        message: The class of the message.
+        codecs: Codecs by field; dense for others.
+        dims: Sizes by the names of dimensions.
+        layout: The layers of the model.
+        kind: The kind of the envelope.
+        run: The name of the run, whose length is part of the header.
+        stored: The dtype of fields that are sent as they are stored.
     """
     part = optional_group(message)
     fields = schema(message) + (schema(part.message) if part else ())
     headers, exact = [], part is None
     for f in fields:
         dtype = stored if f.kind.stored else f.kind.dtype
-        created, fixed = _field(f, codecs.get(f.name, "dense"), dims, layout, dtype)
-        headers.append(created)
+        field_header, fixed = _field(f, codecs.get(f.name, "dense"), dims, layout, dtype)
+        headers.append(field_header)
         exact = exact and fixed and not f.kind.elastic
     header = Header(VERSION, kind, run, fields=tuple(headers))
     envelope = Envelope(header, pack(header).head, ())

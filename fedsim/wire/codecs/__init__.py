@@ -157,9 +157,9 @@ def unpack_checked(
     expected = selected.bounds(spec)
     if len(parts) != len(expected):
         raise WireError(f"{owner}: {len(parts)} frames where codec {name!r} sends {len(expected)}")
-    for (supplied, part), (layer, least, most) in zip(parts, expected, strict=True):
-        if supplied != layer:
-            raise WireError(f"{owner}: a part of {supplied!r} where codec {name!r} sends {layer!r}")
+    for (sent, part), (layer, least, most) in zip(parts, expected, strict=True):
+        if sent != layer:
+            raise WireError(f"{owner}: a part of {sent!r} where codec {name!r} sends {layer!r}")
         if not least <= part.nbytes <= most:
             size = f"{most}" if least == most else f"{least} to {most}"
             raise WireError(f"{owner}: {part.nbytes} bytes of {layer} where the layout demands {size}")
