@@ -1,4 +1,4 @@
-"""Errors that say whose fault it is and what to do.
+"""Errors that name the cause and what to do.
 
 Every error a user can meet derives from FedsimError and carries the exit code of the command line
 (docs/references/faults.md#exit-codes). Anything else is a defect of fedsim and shows its traceback.
@@ -7,7 +7,7 @@ Every error a user can meet derives from FedsimError and carries the exit code o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class FedsimError(Exception):
@@ -64,9 +64,9 @@ class DiskError(FedsimError):
     exit_code = 5
 
 
-def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """A UsageError for a name that is not known; it names the nearest known one."""
+def unknown(what: str, name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> UsageError:
+    """The error for an unknown name; it shows the nearest known one and all that are known."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return UsageError(f"unknown {what} {name!r}{hint} (known: {', '.join(names)})")
+    hint = f"; did you mean {shown(near[0])!r}?" if near else ""
+    return UsageError(f"unknown {what} {name!r}{hint} (known: {', '.join(map(shown, names))})")

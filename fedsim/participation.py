@@ -1,18 +1,17 @@
-"""Who takes part: pure functions of (seed, round, client population).
+"""Schedules of participation: pure functions of (seed, round, client population).
 
-A schedule is a base, which draws the participants, and what happens to some of them:
+A schedule is a base, which draws the participants, and modifiers, which strike some of them:
 
     BASE[+gone:P][+lost:P]        such as 0.3, coin:0.3, markov:0.1,0.5+lost:0.05, trace:who.csv
 
-gone: a client gets the broadcast and sends nothing back. lost: its upload arrives and is not folded. Both
-strike a participant with probability P, independently, and are drawn apart from the base, so that a base
-gives the same people with and without them.
+gone (dropout): a client gets the broadcast and sends nothing back. lost (upload loss): its upload arrives and
+is not folded. Each modifier strikes a participant with probability P, independently. It is drawn apart from
+the base, so that a base gives the same participants with and without modifiers.
 """
 
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim import traces
-from fedsim.errors import DataError, UsageError, unknown
+from fedsim.errors import DataError, UsageError
 from fedsim.seeds import RandomStream
+from fedsim.specs import Form, parse, probability, split_modifiers, whole
 
 
 @dataclass(frozen=True)
 class Participation:
-    """One round's schedule, ids ascending: who gets the broadcast; whose upload is lost before the fold; who
-    sends none."""
+    """One round's schedule, ids ascending.
+
+    Attributes:
+        participants: The clients that get the broadcast.
+        lost_uploads: Those whose upload is lost before the fold.
+        dropouts: Those that send no upload.
+    """
 
     participants: tuple[int, ...]
     lost_uploads: frozenset[int] = frozenset()
@@ -45,7 +50,7 @@ Participants = Callable[[int], Sequence[int]]
 
 @dataclass(frozen=True)
 class ClientPopulation:
-    """Who could take part: K clients, N_k of each (empty: not known), and the seed of the draws."""
+    """All clients of a run: how many, N_k of each (empty: not known), and the seed of the draws."""
 
     clients: int
     seed: int
@@ -57,17 +62,16 @@ class ClientPopulation:
 
 @dataclass(frozen=True)
 class Base:
-    """A line of `fedsim list schedules`. make(arguments, client population) gives the people of a round."""
+    """A line of `fedsim list schedules`. make(arguments, population) gives the participants of a round."""
 
-    name: str
-    usage: str
+    form: Form
     description: str
     make: Callable[[tuple[str, ...], ClientPopulation], Participants]
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """A spec taken apart: its base with arguments, and the chances of gone and lost."""
+class _Parsed:
+    """A parsed spec: its base with arguments, and the chances of gone and lost."""
 
     base: Base
     arguments: tuple[str, ...]
@@ -77,18 +81,24 @@ class _Chosen:
 def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ()) -> Schedule:
     """The schedule that `--participation` names.
 
+    Args:
+        spec: BASE[+gone:P][+lost:P].
+        clients: How many clients there are.
+        seed: The seed of the draws.
+        sizes: N_k of every client, if known.
+
     Raises:
-        UsageError: if it names none or does not fit the clients.
-        DataError: for a bad trace.
+        UsageError: If the spec names no schedule or does not fit the clients.
+        DataError: If a trace file is wrong.
     """
     population = ClientPopulation(clients, seed, sizes)
-    selection = _parse(spec)
-    participants = selection.base.make(selection.arguments, population)
+    parsed = _parse(spec)
+    participants = parsed.base.make(parsed.arguments, population)
 
     def participation(round: int) -> Participation:
         selected = tuple(participants(round))
-        dropouts = _struck(selected, selection.chances.get("gone", 0.0), population, round, "gone")
-        lost_uploads = _struck(selected, selection.chances.get("lost", 0.0), population, round, "lost")
+        dropouts = _struck(selected, parsed.chances.get("gone", 0.0), population, round, "gone")
+        lost_uploads = _struck(selected, parsed.chances.get("lost", 0.0), population, round, "lost")
         return Participation(selected, lost_uploads - dropouts, dropouts)
 
     return participation
@@ -97,7 +107,7 @@ def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ())
 def _struck(
     participants: tuple[int, ...], chance: float, population: ClientPopulation, round: int, what: str
 ) -> frozenset[int]:
-    """The clients that it affects: one draw per client, so that the other participants do not matter."""
+    """The participants that a modifier strikes: one draw per client, so that the others do not matter."""
     if not chance:
         return frozenset()
     drawn = population.draws(round, what).random(population.clients)
@@ -120,7 +130,7 @@ def _uniform(count: int, population: ClientPopulation) -> Participants:
 
 
 def _coin(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
-    chance = _probability("coin", arguments[0])
+    chance = probability(arguments[0], "--participation coin")
     return lambda round: _ascending(
         np.flatnonzero(population.draws(round).random(population.clients) < chance)
     )
@@ -146,7 +156,7 @@ def _by_size(arguments: tuple[str, ...], population: ClientPopulation) -> Partic
 def _markov(arguments: tuple[str, ...], population: ClientPopulation) -> Participants:
     """Each client is on or off; `leave` and `come` are the chances of a change from round to round. Round 1
     is drawn from the long run, come / (come + leave)."""
-    leave, come = (_probability("markov", text) for text in arguments)
+    leave, come = (probability(text, "--participation markov") for text in arguments)
     if not leave + come:
         raise UsageError("--participation markov:0,0 would never change, and has no long run to start from")
     known: dict[int, npt.NDArray[np.bool_]] = {}
@@ -175,8 +185,8 @@ def _trace(arguments: tuple[str, ...], population: ClientPopulation) -> Particip
             if not {"round", "client"} <= set(rows.fieldnames or ()):
                 raise DataError(f"trace {path}: the first line names the columns round and client")
             for number, row in enumerate(rows, start=2):
-                round, client = _whole(row["round"]), _whole(row["client"])
-                if round is None or round < 1 or client is None or client >= population.clients:
+                round, client = (whole((row[key] or "").strip()) for key in ("round", "client"))
+                if round < 1 or not 0 <= client < population.clients:
                     raise DataError(
                         f"trace {path}, line {number}: rounds count from 1, clients from 0 to "
                         f"{population.clients - 1}; here they are {row['round']!r} and {row['client']!r}"
@@ -190,40 +200,39 @@ def _trace(arguments: tuple[str, ...], population: ClientPopulation) -> Particip
     return lambda round: participations.get(round, ())
 
 
-def _whole(text: str | None) -> int | None:
-    return int(text) if text and text.strip().isdecimal() else None
-
-
 def _ascending(ids: npt.NDArray[np.int64]) -> tuple[int, ...]:
     return tuple(np.sort(ids).tolist())
 
 
-_SHARE = Base("0.3", "0.3", "that share of the clients, uniformly, fresh every round", _full)
-_COUNT = Base("3", "3", "that many clients, uniformly, fresh every round", _full)
+_SHARE = Base(Form("0.3"), "that share of the clients, uniformly, fresh every round", _full)
+_COUNT = Base(Form("3"), "that many clients, uniformly, fresh every round", _full)
 
 BASES: Mapping[str, Base] = MappingProxyType(
     {
-        base.name: base
+        base.form.name: base
         for base in (
-            Base("full", "full", "every client, every round", _full),
+            Base(Form("full"), "every client, every round", _full),
             _SHARE,
             _COUNT,
-            Base("coin", "coin:P", "each client with probability P; a round may be empty", _coin),
-            Base("robin", "robin:N", "N clients in turn: 0 to N-1, then N to 2N-1, ...", _robin),
-            Base("size", "size:N", "N clients, drawn in proportion to their number of examples", _by_size),
+            Base(Form("coin", ("P",)), "each client with probability P; a round may be empty", _coin),
+            Base(Form("robin", ("N",)), "N clients in turn: 0 to N-1, then N to 2N-1, ...", _robin),
+            Base(Form("size", ("N",)), "N clients, in proportion to their number of examples", _by_size),
             Base(
-                "markov",
-                "markov:LEAVE,COME",
+                Form("markov", ("LEAVE", "COME")),
                 "clients go off and come back with these chances from round to round",
                 _markov,
             ),
-            Base("trace", "trace:FILE", "as a CSV file says, columns round and client", _trace),
+            Base(Form("trace", ("FILE",)), "as a CSV file says, columns round and client", _trace),
         )
     }
 )
 
+_FORMS = {name: base.form for name, base in BASES.items()}
+_WORDS = frozenset(name for name in BASES if name.isalpha())
+"""The bases that have a name; the others are a number of clients."""
+
 SPECS = {
-    **{base.usage: base.description for base in BASES.values()},
+    **{base.form.usage: base.description for base in BASES.values()},
     "...+gone:P": "behind any of them: with probability P a participant gets the broadcast and sends nothing",
     "...+lost:P": "behind any of them: with probability P an upload arrives and is not folded",
 }
@@ -232,30 +241,22 @@ SPECS = {
 # ---- specs
 
 
-def _parse(spec: str) -> _Chosen:
-    """See below.
+def _parse(spec: str) -> _Parsed:
+    """The base of a schedule with its arguments, and the chances of its modifiers.
 
     Raises:
-        UsageError: if an argument is wrong.
+        UsageError: If the spec does not fit.
     """
-    first, *modifiers = traces.split(spec) if spec.startswith(traces.PREFIX) else spec.split("+")
-    chances: dict[str, float] = {}
-    for modifier in modifiers:
-        name, _, chance = modifier.partition(":")
-        if name not in ("gone", "lost") or name in chances:
-            raise UsageError(f"--participation {spec!r}: behind a + stands gone:P or lost:P, once each")
-        chances[name] = _probability(name, chance)
-    name, colon, rest = first.partition(":")
-    if not colon and name not in ("full", *(b for b in BASES if b.isalpha())):
-        return _Chosen(_counted(first), (), chances)
-    if name not in BASES:
-        raise unknown("schedule", name, [b.usage for b in BASES.values()])
-    base = BASES[name]
-    arguments = (rest,) if name == "trace" else tuple(rest.split(",")) if colon else ()
-    target = base.usage.count(",") + 1 if ":" in base.usage else 0
-    if len(arguments) != target or not all(arguments):
-        raise UsageError(f"--participation {spec!r}: write {base.usage}")
-    return _Chosen(base, arguments, chances)
+    if spec.startswith(traces.PREFIX):
+        path, modifiers = traces.split(spec)
+        _, chances = split_modifiers(modifiers, "--participation", traces.MODIFIERS)
+        name, arguments = parse(f"{traces.PREFIX}{path}", "schedule", _FORMS)
+        return _Parsed(BASES[name], arguments, chances)
+    head, chances = split_modifiers(spec, "--participation", traces.MODIFIERS)
+    if ":" not in head and head not in _WORDS:
+        return _Parsed(_counted(head), (), chances)
+    name, arguments = parse(head, "schedule", _FORMS)
+    return _Parsed(BASES[name], arguments, chances)
 
 
 def _counted(text: str) -> Base:
@@ -276,22 +277,18 @@ def _counted(text: str) -> Base:
             f"{population.clients}, or one of fedsim list schedules"
         )
 
-    return Base(text, text, "", make)
-
-
-def _probability(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 1:
-        raise UsageError(f"--participation {name}: {text!r} is no probability from 0 to 1")
-    return value
+    return Base(Form(text), "", make)
 
 
 def _number_of_clients(name: str, text: str, population: ClientPopulation) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= population.clients:
+    """A number of clients from 1 to all.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    count = whole(text)
+    if not 0 < count <= population.clients:
         raise UsageError(
             f"--participation {name}:{text}: give a number of clients from 1 to {population.clients}"
         )
-    return int(text)
+    return count

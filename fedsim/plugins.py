@@ -1,4 +1,4 @@
-"""What a user brings in a file of their own: `path/to/file.py:Name` for --algo, --model and --dataset.
+"""Objects from a user's own file: `path/to/file.py:Name` for --algo, --model and --dataset.
 
 A file is executed at most once per process, from the bytes whose digest the manifest records: bits
 depend on them. It stands by itself: what it imports must be installed, or on PYTHONPATH. Imports
@@ -44,7 +44,7 @@ def absolute(spec: str) -> str:
 
 
 def short(choice: str) -> str:
-    """A spec as people need it, mine:Mine; a name of ours as it is."""
+    """A spec for display, mine:Mine; a name of ours as it is."""
     if not is_spec(choice):
         return choice
     path, name = _parts(choice)
@@ -52,10 +52,10 @@ def short(choice: str) -> str:
 
 
 def fingerprint(spec: str) -> str:
-    """What a spec names by the bytes of its file: the same for a copy elsewhere.
+    """The name and file digest of a spec, which are the same for a copy of the file elsewhere.
 
     Raises:
-        UsageError: if an argument is wrong.
+        UsageError: If the file cannot be read.
     """
     path, name = _parts(spec)
     try:

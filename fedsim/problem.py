@@ -1,49 +1,47 @@
-"""An experiment made concrete: data, split, network, start, algorithm.
+"""The problem of an experiment: its data, split, network, start and algorithm.
 
-Every process builds its own from the same Experiment; it is a pure function of the experiment and
-the data files, so nothing of it needs to be sent.
+Every process builds its own from the same Experiment. It is a pure function of the experiment and the data
+files, so nothing of it needs to be sent.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, Context, Exchange, Task
+from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import DATASETS, Dataset, load_dataset
-from fedsim.data.digest import data_digest
 from fedsim.data.holdout import hold_out
 from fedsim.data.partitions import partition
 from fedsim.error_feedback import error_feedback
-from fedsim.errors import UsageError, unknown
+from fedsim.errors import UsageError
+from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.experiment import Experiment, resolved_hyperparameters
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihoods import likelihood
-from fedsim.learning.metrics import MEASURES, Measure, Tally, added, classified
-from fedsim.learning.models.paper_models import build_model
+from fedsim.learning.likelihoods import Likelihood, likelihood
+from fedsim.learning.models.registry import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
-from fedsim.round_machine import version
+from fedsim.participation import Schedule, schedule
+from fedsim.round_events import version
 from fedsim.seeds import RandomStream, seeded_torch
 from fedsim.virtual_clock import Clock, clock
+from fedsim.wire.codec_selection import select_codecs, unfit
 from fedsim.wire.codecs import Codec, codec
-from fedsim.wire.schema import TRIANGLE, Dims, FieldKind, all_fields, schema
-
-CHUNK = 2000
-"""Examples per evaluation chunk: fixed, so that float sums do not depend on who computes them."""
+from fedsim.wire.schema import TRIANGLE, Dims, FieldKind, all_fields
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What one process knows of the experiment. `clients` are training-row indices per client."""
+    """What one process knows of the experiment; `clients` are training-row indices per client."""
 
     experiment: Experiment
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -60,11 +58,11 @@ class Problem:
         data_dir: Path | None,
         device: str = "cpu",
     ) -> Problem:
-        """See below.
+        """The problem of an experiment, with its data loaded and divided among the clients.
 
         Raises:
-            UsageError: if an argument is wrong.
-            DataError: naming what does not exist or does not fit.
+            UsageError: If an argument is wrong.
+            DataError: If data do not exist or do not fit; the message names them.
         """
         experiment = resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)
@@ -98,10 +96,12 @@ class Problem:
     def outline(
         experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any], data_dir: Path | None
     ) -> Problem:
-        """What messages need, without a split: every client has the one example 0. For plans of any K.
+        """A problem for plans of any number of clients, without a split: every client has the one example 0.
+
+        It has all that the sizes of messages depend on.
 
         Raises:
-            FedsimError: as build, but for the partition.
+            FedsimError: As build, except for errors of the partition.
         """
         experiment = resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)
@@ -119,8 +119,9 @@ class Problem:
 
     @cached_property
     def data_digest(self) -> str:
-        """Of everything that the experiment reads (fedsim.data.digest)."""
-        return data_digest(self.dataset, self.clients)
+        """The digest of everything that the experiment reads (fedsim.data.arrays.data_digest)."""
+        d = self.dataset
+        return data_digest((d.train_inputs, d.train_targets), (d.test_inputs, d.test_targets), self.clients)
 
     @cached_property
     def dims(self) -> Dims:
@@ -133,6 +134,16 @@ class Problem:
             "I": int(np.prod(self.dataset.train_inputs.shape[1:])),
             **self.algorithm.sizes_on_wire(clients, classes),
         }
+
+    def schedule(self) -> Schedule:
+        """The schedule of participation.
+
+        Raises:
+            UsageError: If it does not fit the clients.
+            DataError: If its trace file is wrong.
+        """
+        e = self.experiment
+        return schedule(e.participation, clients=e.clients, seed=e.seed, sizes=self.sizes)
 
     @cached_property
     def clock(self) -> Clock | None:
@@ -150,51 +161,16 @@ class Problem:
     @cached_property
     def codecs(self) -> Mapping[str, Mapping[str, str]]:
         """Codecs by direction and field, from `--codec field=codec` or `up.field=codec`."""
-        sides: dict[str, dict[str, str]] = {"down": {}, "up": {}}
-        fields = {side: [f for e in self.exchanges for f in all_fields(getattr(e, side))] for side in sides}
-        known = {side: {f.name for f in fields[side]} for side in sides}
-        for name, selected in self.experiment.codecs.items():
-            created = codec(selected)
-            direction, _, field = name.rpartition(".")
-            if direction not in ("", "down", "up"):
-                raise UsageError(f"--codec {name}: the direction is 'down' or 'up', not {direction!r}")
-            hit = [s for s in sides if direction in ("", s) and field in known[s]]
-            if not hit:
-                raise unknown("message field", field, known["down"] | known["up"])
-            for side in hit:
-                for kind in dict.fromkeys(f.kind for f in fields[side] if f.name == field):
-                    if why := self.unfit(created, side, field, kind):
-                        raise UsageError(f"--codec {name}={selected}: {why}")
-                sides[side][field] = created.name
-        return sides
+        return select_codecs(self.experiment.codecs, self.exchanges, self._stored_as_bytes)
 
-    def unfit(self, created: Codec, side: str, field: str, kind: FieldKind) -> str:
+    def unfit(self, candidate: Codec, side: str, field: str, kind: FieldKind) -> str:
         """Why a codec cannot encode this field; '' if it can."""
-        floats = kind.dtype.startswith("f")
-        if (created.lossy or created.delta) and not floats:
-            return f"{field!r} holds no floats"
-        if (created.lossy or created.delta) and kind.stored and self.dataset.train_inputs.dtype == np.uint8:
-            return (
-                f"{field!r} is sent as it is stored, in whole numbers of one byte; this codec is for floats"
-            )
-        if created.lossy and kind.dims == (TRIANGLE,) and (kind.positive or created.kinds is not None):
-            return (
-                "a full precision whose entries are rounded or left out one by one is in general not "
-                "positive definite any more; send it dense or by a lossless codec"
-            )
-        if created.kinds is not None and kind.name not in created.kinds:
-            return f"{created.why}, and {field!r} is a {kind.name}"
-        if created.delta and side == "down":
-            return (
-                "a broadcast has nothing to refer to, because a client may have missed the last one; "
-                f"use it upwards (up.{field})"
-            )
-        if created.delta and not all(_refers(e, field, kind) for e in self.exchanges):
-            return (
-                f"the broadcast has no field {field!r} of the same shape to refer to; use zstd, "
-                "which needs none"
-            )
-        return ""
+        return unfit(candidate, side, field, kind, self.exchanges, self._stored_as_bytes)
+
+    @property
+    def _stored_as_bytes(self) -> bool:
+        """Whether inputs are whole numbers of one byte."""
+        return self.dataset.train_inputs.dtype == np.uint8
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -238,60 +214,32 @@ class Problem:
             self.scale,
         )
 
+    # ---- evaluation
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """The evaluation of models on the test set."""
+        e = self.experiment
+        return Evaluation(self.net, self.dataset, self.read, e.seed, e.eval_samples)
+
     @property
     def chunks(self) -> int:
         """Number of evaluation chunks of the test set."""
-        return -(-len(self.dataset.test_targets) // CHUNK)
+        return self.evaluation.chunks
 
     @property
-    def measure(self) -> Measure:
+    def measure(self) -> Likelihood:
         """What the data set's likelihood lets one say about predictions."""
-        return MEASURES[self.dataset.likelihood]
+        return self.evaluation.measure
 
     @property
     def eval_samples(self) -> int:
         """Posterior samples to average predictions over; 0 where targets are not classes."""
-        return self.experiment.eval_samples if self.measure.averages else 0
+        return self.evaluation.samples
 
     def score(self, model: Point | Gaussian, chunk: int, round: int) -> ChunkScore:
-        """One test chunk, at the mean of `model` and, if it is a Gaussian and posterior samples are
-        asked for, with the softmax averaged over samples of it (the same ones for every chunk)."""
-        rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
-        inputs = torch.from_numpy(np.array(self.dataset.test_inputs[rows])).to(self.net.device)
-        targets = torch.from_numpy(np.array(self.dataset.test_targets[rows])).to(self.net.device)
-        floats = self.read(inputs)
-
-        def logits(weights: Tensor, rows: Tensor) -> Tensor:
-            return self.net.logits(weights.to(self.net.device), rows).double()
-
-        measure = self.measure
-        pieces = zip(torch.split(floats, measure.rows), torch.split(targets, measure.rows), strict=True)
-        tally = reduce(added, (measure.tally(logits(model.mean, x), y) for x, y in pieces))
-        count = self.eval_samples
-        if not count or isinstance(model, Point):
-            return ChunkScore(tally)
-        rng = RandomStream(self.experiment.seed, "posterior", round)
-        total = torch.full((len(targets), self.dataset.classes), -math.inf, dtype=torch.float64)
-        total = total.to(floats.device)
-        for weights in model.samples(count, rng.torch("samples")):  # in logs: a probability may underflow
-            total = torch.logaddexp(total, logits(weights, floats).log_softmax(dim=1))
-        return ChunkScore(tally, classified(total - math.log(count), targets))
-
-
-def _refers(exchange: Exchange, field: str, kind: FieldKind) -> bool:
-    """Whether every broadcast of an exchange that sends `field` up has one of the same name and shape."""
-    if field not in {f.name for f in all_fields(exchange.up)}:
-        return True
-    down = {f.name: f for f in schema(exchange.down) if f.python is Tensor and not f.kind.elastic}
-    return field in down and (down[field].kind.dims, down[field].kind.dtype) == (kind.dims, kind.dtype)
-
-
-class ChunkScore(NamedTuple):
-    """Of one test chunk: the tally of the model's mean, and that of the average over posterior samples
-    (none: there was no average)."""
-
-    tally: Tally
-    ensemble: Tally = ()
+        """The score of one test chunk (Evaluation.score)."""
+        return self.evaluation.score(model, chunk, round)
 
 
 def resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -> Experiment:

@@ -1,4 +1,8 @@
-"""Trace files of schedules, trace:FILE[+...], by name only: options are resolved before numpy is imported."""
+"""Trace files of schedules, trace:FILE[+...], by name only.
+
+They are apart from fedsim.participation because options are resolved, and the manifest is written, before
+the fork server imports numpy.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +10,38 @@ import hashlib
 from pathlib import Path
 
 PREFIX = "trace:"
+MODIFIERS = ("gone", "lost")
 
 
-def split(spec: str) -> list[str]:
-    """trace:FILE and the modifiers behind it. A path may have a + in it; only what reads like a modifier
-    is one."""
-    parts = [spec]
+def split(spec: str) -> tuple[str, str]:
+    """The file of trace:FILE[+...], and the modifiers after it, each with its +.
+
+    A path may contain a +, so only text of the form of a modifier is one.
+    """
+    path, modifiers = spec.removeprefix(PREFIX), ""
     while True:
-        path, plus, last = parts[0].rpartition("+")
-        if not plus or last.partition(":")[0] not in ("gone", "lost"):
-            return parts
-        parts = [path, last, *parts[1:]]
+        rest, plus, last = path.rpartition("+")
+        if not plus or last.partition(":")[0] not in MODIFIERS:
+            return path, modifiers
+        path, modifiers = rest, f"+{last}{modifiers}"
 
 
 def absolute(spec: str) -> str:
-    """The same schedule, its trace file named for every working directory."""
+    """The same schedule, with a path of its trace file that is valid in every working directory."""
     if not spec.startswith(PREFIX):
         return spec
-    first, *modifiers = split(spec)
-    return "+".join([f"{PREFIX}{Path(first.removeprefix(PREFIX)).resolve()}", *modifiers])
+    path, modifiers = split(spec)
+    return f"{PREFIX}{Path(path).resolve()}{modifiers}"
 
 
 def digest(spec: str) -> dict[str, str]:
-    """{path: sha256} of the trace file that a schedule is read from, if it is."""
+    """{path: sha256} of the trace file that a schedule is read from; empty for other schedules."""
     if not spec.startswith(PREFIX):
         return {}
-    path = split(spec)[0].removeprefix(PREFIX)
+    path, _ = split(spec)
     return {path: sha256(path)}
 
 
 def sha256(path: str) -> str:
-    """Of a file that bits depend on."""
+    """The digest of a file that results depend on."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()

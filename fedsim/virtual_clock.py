@@ -1,10 +1,10 @@
-"""The virtual clock: how long a client would take over a given link with a given computer.
+"""The virtual clock computes how long a client would take over a given link with a given computer.
 
     seconds = rtt + 8 bytes_down / down + N_k compute exp(noise z) + 8 bytes_up / up,     z ~ N(0, 1)
 
 z is drawn from (seed, round, client). Bytes are those of the ledger, so a codec that saves them saves time.
-Nothing sleeps, and measured time never decides anything: who meets a deadline is a pure function of the
-configuration.
+No code sleeps, and measured time decides nothing: whether a client meets a deadline is a pure function of
+the configuration.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsim.errors import DataError, UsageError
+from fedsim.round_events import TaskId
 from fedsim.seeds import RandomStream
+from fedsim.specs import key_values, number, whole
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
@@ -54,12 +57,52 @@ class Clock:
         return link.seconds(bytes_down, bytes_up) + examples * self.compute * factor
 
 
+class ExchangeClock:
+    """The time of one exchange after another.
+
+    Without a clock, no upload is late and an exchange has no duration.
+    """
+
+    def __init__(self, clock: Clock | None, sizes: tuple[int, ...]) -> None:
+        self._clock, self._sizes = clock, sizes
+        self._down: dict[int, int] = {}
+        """Stream bytes of the broadcast, by client."""
+        self._answers: dict[int, float] = {}
+        """Seconds until the upload arrived, by client."""
+
+    def gave(self, client: int, stream_bytes: int) -> None:
+        """Record that the broadcast was sent to a client."""
+        self._down[client] = stream_bytes
+
+    def late(self, task: TaskId, stream_bytes: int) -> bool:
+        """Whether an upload of so many bytes arrives after the deadline."""
+        if self._clock is None:
+            return False
+        k = task.client
+        seconds = self._clock.seconds(task.round, k, self._sizes[k], self._down[k], stream_bytes)
+        self._answers[k] = seconds
+        return seconds > self._clock.deadline
+
+    def close(self) -> float | None:
+        """End the exchange and return its duration in seconds; None without a clock.
+
+        It lasts until the slowest upload arrives. If a client missed the deadline or sent nothing, it lasts
+        until the deadline.
+        """
+        if self._clock is None:
+            return None
+        slowest, limit = max(self._answers.values(), default=0.0), self._clock.deadline
+        silent = len(self._answers) < len(self._down) and limit < math.inf
+        self._down, self._answers = {}, {}
+        return limit if silent else min(slowest, limit)
+
+
 def clock(link: str, compute: str, deadline: str, *, clients: int, seed: int) -> Clock | None:
-    """The clock that --link, --compute and --deadline describe; None if there is none of them.
+    """The clock that --link, --compute and --deadline describe; None if none of them is set.
 
     Raises:
-        UsageError: for what cannot be read.
-        DataError: for a bad file of links.
+        UsageError: If one of them cannot be parsed.
+        DataError: If the file of links is wrong.
     """
     if not (link or compute or deadline):
         return None
@@ -77,16 +120,16 @@ def is_file(link: str) -> bool:
 
 def _links(text: str, clients: int) -> tuple[Link, ...]:
     if not is_file(text):
-        return (_link(text.split(",") if text else [], f"--link {text}"),) * clients
+        return (_link(key_values(text), f"--link {text}"),) * clients
     links: dict[int, Link] = {}
     try:
         with Path(text).open(newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.DictReader(file), start=2):
                 where = f"{text}, line {number}"
                 client = row.pop("client", None) or ""
-                if not client.isdecimal() or int(client) >= clients:
+                if not 0 <= whole(client) < clients:
                     raise DataError(f"{where}: client {client!r}; clients count from 0 to {clients - 1}")
-                links[int(client)] = _link([f"{key}={value}" for key, value in row.items() if value], where)
+                links[int(client)] = _link([(key, value) for key, value in row.items() if value], where)
     except OSError as e:
         raise UsageError(f"--link {text}: {e.strerror}") from None
     missing = [k for k in range(clients) if k not in links]
@@ -95,17 +138,16 @@ def _links(text: str, clients: int) -> tuple[Link, ...]:
     return tuple(links[k] for k in range(clients))
 
 
-def _link(parts: list[str], where: str) -> Link:
-    created = Link()
-    for part in parts:
-        key, _, value = part.partition("=")
+def _link(pairs: Iterable[tuple[str, str]], where: str) -> Link:
+    link = Link()
+    for key, value in pairs:
         if key in ("up", "down"):
-            created = replace(created, **{key: _rate(value, where)})
+            link = replace(link, **{key: _rate(value, where)})
         elif key == "rtt":
-            created = replace(created, rtt=_time(value, where))
+            link = replace(link, rtt=_time(value, where))
         else:
-            raise UsageError(f"{where}: {part!r}; write up=10mbit,down=50mbit,rtt=40ms")
-    return created
+            raise UsageError(f"{where}: '{key}={value}'; write up=10mbit,down=50mbit,rtt=40ms")
+    return link
 
 
 def _rate(text: str, where: str) -> float:
@@ -124,14 +166,10 @@ def _compute(text: str) -> tuple[float, float]:
     """5ms or 5ms,noise=0.3: seconds per example, and the spread of their logarithm."""
     if not text:
         return 0.0, 0.0
-    first, *rest = text.split(",")
+    first, _, rest = text.partition(",")
     noise = 0.0
-    for part in rest:
-        key, _, value = part.partition("=")
-        try:
-            noise = float(value)
-        except ValueError:
-            noise = math.nan
+    for key, value in key_values(rest):
+        noise = number(value)
         if key != "noise" or not 0 <= noise < math.inf:
             raise UsageError(f"--compute {text}: write 5ms or 5ms,noise=0.3")
     return _time(first, "--compute"), noise

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from fedsim.learning.metrics import EXTRA
+from fedsim.learning.likelihoods import EXTRA
 
 
 class Display:

@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from fedsim.errors import UsageError
-from launch.lock import RunLock
 from launch.runs import manifest
-from workers.transport.join_credentials import JOIN, JoinCredentials
-from workers.transport.revocation import REVOKED, Revocations
+from workers.storage.atomic_files import RunLock
+from workers.transport.join_credentials import JOIN, REVOKED, JoinCredentials, Revocations
 
 
 def revoke(run: Path, workers: Sequence[int]) -> None:

@@ -15,9 +15,9 @@ from rich.markup import escape
 from fedsim import plugins, traces
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
-from fedsim.participation import Schedule, schedule
+from fedsim.participation import Schedule
 from fedsim.problem import Problem
-from fedsim.round_machine import Commit
+from fedsim.round_events import Commit
 from fedsim.virtual_clock import is_file
 from fedsim.wire.ledger import Entry, Ledger
 from fedsim.wire.schema import all_fields
@@ -30,25 +30,26 @@ from launch.runs.summary import process_start, summarise, write_model
 from launch.runs.writer import RunDir
 from protocols import find
 from workers.coordinator.loop import Coordinator, Outcome
-from workers.coordinator.membership import Timeouts
-from workers.coordinator.registration import Registration, WorkerManifest
+from workers.coordinator.membership import Timeouts, Workers
+from workers.coordinator.registration import Registration
+from workers.coordinator.run_records import RunIdentity, Storage
 from workers.coordinator.task_timeline import Span
 from workers.coordinator.worker_pool import NoWorkerPool
 from workers.devices import Placement
-from workers.memory import set_malloc_thresholds
-from workers.numerics import fix_numerics
 from workers.probe import probe
+from workers.protocol_messages import WorkerConfig, WorkerManifest
+from workers.storage.checkpoints import Checkpoints
+from workers.storage.client_states import ClientStates
 from workers.storage.journal import Journal
 from workers.storage.recovery import NOTHING, Recovery, recover
-from workers.storage.store import Checkpoints, ClientStates
 from workers.storage.upload_archive import uploads_folder
-from workers.transport.dealer import Hello
 from workers.transport.endpoint import Endpoint, Loopback
 from workers.transport.eventfd import Wakeup
-from workers.transport.join_credentials import FORMAT, JOIN, JoinCredentials, KeyPair
+from workers.transport.handshake import Hello
+from workers.transport.join_credentials import FORMAT, JOIN, REVOKED, JoinCredentials, KeyPair, Revocations
 from workers.transport.listeners import CurveListener, local_listener
-from workers.transport.revocation import REVOKED, Revocations
 from workers.transport.router import ZmqEndpoint
+from workers.worker.main import fix_numerics, set_malloc_thresholds
 from workers.worker.runtime import WorkerRuntime
 
 FRAME_SLACK = 1 << 16
@@ -97,9 +98,7 @@ class Session:
         fix_numerics(experiment.threads, "cpu" if execution.workers else device)
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
-        participations = schedule(
-            experiment.participation, clients=experiment.clients, seed=experiment.seed, sizes=problem.sizes
-        )
+        participations = problem.schedule()
         problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
         rundir = RunDir(Path(execution.out) if execution.out else default, resumed=stored is not None)
@@ -235,20 +234,15 @@ class Session:
             closing.callback((rundir.path / JOIN).unlink, missing_ok=True)  # its keys open nothing any more
             closing.callback(lambda: rundir.append_ledger(self.ledger.close(problem.experiment.rounds)))
             self.display.header(self._header())
+            pool = supervisor if self._own_workers else NoWorkerPool(wakeup)
+            keep = uploads_folder(rundir.path) if self.execution.keep_uploads else None
             coordinator = Coordinator(
                 problem,
-                endpoint,
-                supervisor if self._own_workers else NoWorkerPool(wakeup),
-                checkpoints,
                 self.schedule,
+                RunIdentity(self.run_name, process_start()),
+                Workers(endpoint, pool, self._registration(), self._timeouts()),
+                Storage(checkpoints, journal, self.recovery, keep),
                 self,
-                journal,
-                run=self.run_name,
-                registration=self._registration(),
-                timeouts=self._timeouts(),
-                started=process_start(),
-                recovery=self.recovery,
-                keep=uploads_folder(rundir.path) if self.execution.keep_uploads else None,
             )
             outcome = coordinator.run()
             write_model(rundir.path / "model.safetensors", problem, outcome.model)
@@ -267,11 +261,11 @@ class Session:
         e, problem, execution = self.problem.experiment, self.problem, self.execution
         remote = bool(execution.remote_workers)
         data = problem.data_digest if remote else ""
-        worker_config = {
-            "experiment": asdict(e),
-            "data_dir": str(Path(execution.data_dir).resolve()) if execution.data_dir else None,
-            "run_dir": None if remote else str(self.rundir.path.resolve()),
-        }
+        worker_config = WorkerConfig(
+            experiment=asdict(e),
+            data_dir=str(Path(execution.data_dir).resolve()) if execution.data_dir else None,
+            run_dir=None if remote else str(self.rundir.path.resolve()),
+        )
         return Registration(
             worker_config,
             WorkerManifest(data, plugins.sources((e.algo, e.model, e.dataset))),

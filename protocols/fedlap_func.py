@@ -34,7 +34,6 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
-from fedsim.errors import WireError
 from fedsim.learning.function_space import FunctionTerm, Held, Memory
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise, minimise_memory
@@ -155,7 +154,8 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
         rows = fresh & (server.memory.owners != k)
         if not bool(rows.any()):
             return None
-        return NewMemory(server.memory.inputs[rows], server.memory.weights[rows], server.memory.owners[rows])
+        news = server.memory.rows(rows)
+        return NewMemory(news.inputs, news.weights, news.owners)
 
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         if down.news is not None:
@@ -207,17 +207,10 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
         for k, up in ups:
             dual += self.dual_step(down, up, k, ctx.sizes)
             synced[k] = ctx.round
-            known = int((memory.owners == k).sum())
-            if len(up.logits) != (len(up.own.weights) if up.own is not None else known) or (up.own and known):
-                raise WireError(f"client {k} labels {len(up.logits)} points; the server has {known} of it")
-            if up.own is not None:
+            first = None if up.own is None else Memory(up.own.inputs, up.own.weights)
+            memory, labels = memory.labelled(labels, k, up.logits, first)
+            if first is not None:
                 arrived[k] = ctx.round
-                mine = Held.of(up.own.inputs, up.own.weights, k)
-                order, memory = memory.order_with(mine), memory.joined(mine)
-                labels = torch.cat([labels.reshape(-1, up.logits.shape[1]), up.logits])[order]
-            else:
-                labels = labels.clone()
-                labels[memory.owners == k] = up.logits
         mean = self.server_step(dual, memory, labels, ctx)
         return Server(dual, mean, memory, labels, arrived, synced)
 

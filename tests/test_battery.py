@@ -57,8 +57,8 @@ from tests.support.harness import (
     short_settings,
     steps,
 )
-from workers.numerics import fix_numerics
 from workers.transport.endpoint import Endpoint
+from workers.worker.main import fix_numerics
 from workers.worker.runtime import WorkerRuntime
 
 EVERYONE = Participation((0, 1, 2))

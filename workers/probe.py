@@ -8,23 +8,19 @@ So a probe computes one small federated round of the run's own model and algorit
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
 import numpy as np
 
-from fedsim import plugins
-from fedsim.errors import UsageError
+from fedsim.errors import Interrupted
 from fedsim.learning.gaussian import Point
-from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.problem import Problem
-from fedsim.seeds import RandomStream
-from fedsim.wire.codecs import raw_bytes
-from fedsim.wire.envelope import Buffer, decode_own, encode
-from fedsim.wire.schema import map_tensors
+from fedsim.round_events import TaskId
+from fedsim.wire.envelope import decode_own, encode
 from fedsim.wire.state_file import encode_state
+from workers.task_execution import execute
 
 EXAMPLES = 32
 SHORT = {"epochs": 1, "steps": 1, "samples": 1, "server_steps": 3}
@@ -39,33 +35,23 @@ def probe(problem: Problem) -> dict[str, str]:
 
 
 def probe_digest(problem: Problem) -> str:
-    """Hash one small seeded computation: 32 hexadecimal digits.
+    """32 hexadecimal digits of one seeded round with one client of 32 examples: forward, backward, optimiser,
+    curvature where the algorithm uses it, the fold, and an evaluation.
 
-    Every probe has an epoch of training and an evaluation of the run's own model, and its diagonal GGN where
-    targets are classes. With an algorithm of the registry it also has one round of that algorithm with one
-    client: set-up, local training, dual step and fold. A user's own algorithm is not called, because its code
-    may keep something from call to call. Call fix_numerics before.
+    Call workers.worker.main.fix_numerics before. An algorithm that cannot work on so few examples counts by
+    the kind of its error, and the evaluation of the start model by its bits.
     """
     hashed = sha256()
     small = _small(problem)
-    for value in _training(small):
-        hashed.update(value)
-    if not plugins.is_spec(problem.experiment.algo):
-        for state in _round(small):
-            hashed.update(encode_state(state))
+    hashed.update(np.array(small.score(Point(problem.start), 0, 0).tally, "<f8").tobytes())
+    try:
+        for value in _round(small):
+            hashed.update(encode_state(value))
+    except Interrupted:
+        raise
+    except Exception as e:  # a user's algorithm may do anything; the same on every machine
+        hashed.update(type(e).__name__.encode())
     return hashed.hexdigest()[:32]
-
-
-def _training(problem: Problem) -> Iterator[Buffer]:
-    """One epoch of Adam on the run's model, the score and the curvature of what it gives."""
-    shard, rng = problem.shard(0), RandomStream(problem.experiment.seed, "probe")
-    start = problem.start.to(problem.net.device)
-    fit = minimise(shard, start, how=LocalTraining(epochs=1), rng=rng)
-    yield raw_bytes(fit.weights.cpu())
-    yield np.array(problem.score(Point(fit.weights), 0, 0).tally, "<f8").tobytes()
-    if problem.dataset.likelihood == "categorical":
-        with suppress(UsageError):  # a layer of a user's model without a rule
-            yield raw_bytes(shard.curvature(fit.weights, "exact", rng).cpu())
 
 
 def shortened(value: T) -> T:
@@ -89,26 +75,18 @@ def _small(problem: Problem) -> Problem:
 
 
 def _round(problem: Problem) -> Iterator[Any]:
-    """The set-up's exchanges and the first round's: each upload, and each state of server and client."""
-    algorithm, device, dims = problem.algorithm, problem.net.device, problem.dims
-
-    def carried(message: Any) -> Any:
-        return decode_own(type(message), encode(message, {}, dims), {}, dims)
-
+    """Yield every upload and every state of the set-up's exchanges and the first round's, without codecs."""
+    problem = replace(problem, experiment=replace(problem.experiment, codecs={}))
+    algorithm = problem.algorithm
     ctx = problem.context(0, 0)
     server, client = algorithm.server_init(ctx), algorithm.client_init(ctx, 0)
     for r in (0, 1):
         for number in range(1, len(algorithm.exchanges_in(r)) + 1):
-            ctx, task = problem.context(r, number), problem.task(r, number, 0)
-            down = carried(algorithm.broadcast(server, ctx))
-            there, here = (
-                map_tensors(down, lambda t: t.to(device)),
-                map_tensors(client, lambda t: t.to(device)),
-            )
-            draft, up = algorithm.client_update(here, there, problem.shard(0), task)
-            seen = carried(map_tensors(up, lambda t: t.cpu()))
-            draft = map_tensors(draft, lambda t: t.cpu())
-            client = algorithm.client_commit(draft, down, seen, replace(task, start=problem.start))
-            yield seen
-            server = algorithm.server_update(server, down, iter([(0, seen)]), ctx)
+            ctx = problem.context(r, number)
+            sent = algorithm.broadcast(server, ctx)
+            down = decode_own(type(sent), encode(sent, {}, problem.dims), {}, problem.dims)
+            result = execute(problem, TaskId(r, number, 0, 0), client, down)
+            client = result.committed
+            yield result.decoded
+            server = algorithm.server_update(server, down, iter([(0, result.decoded)]), ctx)
             yield from (server, client)

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedsim.algorithm import Algorithm
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, identity, is_full
-from fedsim.learning.models.paper_models import build_model
+from fedsim.learning.models.registry import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.von import VonTraining, von

@@ -21,7 +21,7 @@ import torch
 from report import Page, options, table
 from torch import Tensor, nn
 
-from fedsim.learning.models.paper_models import build_model
+from fedsim.learning.models.registry import build_model
 from launch.runs.reader import Run, run_experiment
 
 MIB = 1024**2

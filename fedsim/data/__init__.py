@@ -1,11 +1,12 @@
 """Data: named data sets as plain arrays, and the ways of dividing them among clients.
 
-catalogue   what data sets there are, without opening any of them
-datasets    Dataset and load_dataset: files to arrays, decoded once per machine (cache)
-checks      what the arrays of a data set must look like, by likelihood
-digits, idx, cifar, credit, heart, tff, stackoverflow      one file format each
-tokens      how words are numbered
-partition   the splits by name; splits holds their arithmetic
+catalogue    what data sets there are, without opening any of them
+datasets     Dataset and load_dataset: files to arrays, decoded once per machine (cache)
+arrays       the arrays of a data set: what they must look like by likelihood, and their digest
+readers      one module per file format
+vocabulary   how words are numbered
+partitions   the splits by name; splits has their arithmetic
+holdout      training rows held out for evaluation
 """
 
 from __future__ import annotations

@@ -1,17 +1,36 @@
-"""What a reader of one file format hands to load_dataset, before it becomes a Dataset."""
+"""The arrays of a data set: what a reader makes, what they must look like, and their digest.
+
+    likelihood    inputs (n, *shape)    targets
+    categorical   float32 or uint8      (n,) int64, 0..C-1
+    bernoulli     float32 or uint8      (n, C) uint8, 0 or 1
+    tokens        int32 or int64 ids    (n, *shape) int64, -1..C-1 (fedsim/data/vocabulary.py)
+    gaussian      float32 or uint8      (n, C) float32
+
+The likelihoods are those of fedsim/learning/likelihoods.py. A reader of one file format makes the arrays, and
+load_dataset checks them before they become a Dataset.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
+
+from fedsim.data import vocabulary
+from fedsim.errors import DataError
 
 Array = npt.NDArray[Any]
 
-# train_inputs, train_targets, test_inputs, test_targets and, where a data set has one, centres.
-# A plain mapping because each entry becomes one file of the cache.
 Arrays = dict[str, Array]
+"""train_inputs, train_targets, test_inputs, test_targets and, where a data set has one, centres.
+
+It is a plain mapping because each entry becomes one file of the cache.
+"""
 
 REQUIRED = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
@@ -34,3 +53,137 @@ def bundle(
     if centres is not None:
         arrays["centres"] = np.ascontiguousarray(centres, dtype=np.int64)
     return arrays
+
+
+# ---- checks
+
+
+@dataclass(frozen=True)
+class ArrayRules:
+    """The dtypes under one likelihood, and the smallest possible number of classes (outputs)."""
+
+    inputs: tuple[str, ...]
+    targets: str
+    least: int
+
+
+_NUMBERS = ("float32", "uint8")
+
+ARRAY_RULES: Mapping[str, ArrayRules] = MappingProxyType(
+    {
+        "categorical": ArrayRules(_NUMBERS, "int64", 2),
+        "bernoulli": ArrayRules(_NUMBERS, "uint8", 1),
+        "tokens": ArrayRules(("int32", "int64"), "int64", vocabulary.SPECIALS + 1),
+        "gaussian": ArrayRules(_NUMBERS, "float32", 1),
+    }
+)
+
+
+def checked(
+    owner: str, shape: tuple[int, ...], classes: int, arrays: Arrays, hint: str, likelihood: str
+) -> Arrays:
+    """Check that arrays fit each other, the shape of one input, the classes and the likelihood.
+
+    Dtypes are those of the table above.
+
+    Returns:
+        The same arrays.
+
+    Raises:
+        DataError: If they do not fit; its text begins with `owner`.
+    """
+    for part in ("train", "test"):
+        inputs, targets = arrays[f"{part}_inputs"], arrays[f"{part}_targets"]
+        if inputs.shape[1:] != shape:
+            raise DataError(
+                f"{owner}: the {part} inputs have shape {inputs.shape[1:]} each, not {shape}; {hint}"
+            )
+        if len(inputs) != len(targets) or len(targets) == 0:
+            raise DataError(
+                f"{owner}: {len(inputs)} {part} inputs but {len(targets)} labels; they do not belong together"
+            )
+        row = {"categorical": (), "tokens": shape}.get(likelihood, (classes,))
+        if targets.shape[1:] != row:
+            raise DataError(
+                f"{owner}: the {part} targets have shape {targets.shape[1:]} each; {likelihood} targets of "
+                f"this data set have {row}"
+            )
+        if likelihood == "gaussian":
+            if not np.isfinite(targets).all():
+                raise DataError(f"{owner}: a {part} target is not a finite number")
+        else:
+            _check_labels(f"{owner}: {part} labels", targets, classes, likelihood)
+        if likelihood == "tokens" and (inputs.min() < 0 or inputs.max() >= classes):
+            raise DataError(f"{owner}: {part} inputs reach {_reach(inputs)}, not 0 to {classes - 1}")
+        if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+            raise DataError(f"{owner}: a {part} input is not a finite number")
+    return arrays
+
+
+def _check_labels(what: str, targets: Array, classes: int, likelihood: str) -> None:
+    lowest = vocabulary.NO_TARGET if likelihood == "tokens" else 0
+    highest = 1 if likelihood == "bernoulli" else classes - 1
+    if targets.min() < lowest or targets.max() > highest:
+        raise DataError(f"{what} reach {_reach(targets)}, not {lowest} to {highest}")
+
+
+def _reach(values: Array) -> str:
+    return f"from {values.min()} to {values.max()}"
+
+
+def check_array(owner: str, name: str, array: object, likelihood: str) -> None:
+    """Check that a user's array is a numpy array of the right dtype and number of dimensions.
+
+    Raises:
+        DataError: If it is not; its text begins with `owner`.
+    """
+    rules = ARRAY_RULES[likelihood]
+    inputs, centres = name.endswith("inputs"), name == "centres"
+    dtypes = rules.inputs if inputs else ("int64",) if centres else (rules.targets,)
+    if not isinstance(array, np.ndarray):
+        raise DataError(f"{owner}: {name} must be a numpy array, not a {type(array).__name__}")
+    if array.dtype.name not in dtypes or not array.dtype.isnative:
+        raise DataError(
+            f"{owner}: {name} must be {' or '.join(dtypes)}, not {array.dtype}; convert it with "
+            f".astype(numpy.{dtypes[0]})"
+        )
+    if inputs:
+        fits, needed = array.ndim >= 2, "(examples, ...)"
+    elif centres or likelihood == "categorical":
+        fits, needed = array.ndim == 1, "(examples,)"
+    else:
+        fits, needed = array.ndim >= 2, "(examples, ...)"
+    if not fits:
+        raise DataError(f"{owner}: {name} must have the shape {needed}, not {array.shape}")
+
+
+# ---- the digest
+
+_ROWS = 4096
+"""Rows that are hashed at a time."""
+
+
+def data_digest(
+    train: tuple[Array, Array], test: tuple[Array, Array], clients: Sequence[npt.NDArray[np.int64]]
+) -> str:
+    """One number for all data of an experiment: equal digests mean the same data in the same split.
+
+    Args:
+        train: Inputs and targets for training.
+        test: Inputs and targets for evaluation.
+        clients: The training rows of every client, in the client's order.
+
+    Returns:
+        32 hexadecimal digits (xxh3_128) over shapes, dtypes and values.
+    """
+    hashed = xxhash.xxh3_128()
+    for k, rows in enumerate(clients):
+        for values in train:
+            hashed.update(f"client {k} {values.dtype.str} {values.shape[1:]} {len(rows)}".encode())
+            for at in range(0, len(rows), _ROWS):
+                hashed.update(values[rows[at : at + _ROWS]].tobytes())
+    for values in test:
+        hashed.update(f"test {values.dtype.str} {values.shape}".encode())
+        for at in range(0, len(values), _ROWS):
+            hashed.update(values[at : at + _ROWS].tobytes())
+    return hashed.hexdigest()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from fedsim.specs import Form
+
 Inputs = Literal["scaled", "raw"]
 
 
@@ -35,6 +37,13 @@ class DatasetInfo:
     source: str
     likelihood: str = "categorical"
     clients: int = 0
+
+    @property
+    def form(self) -> Form:
+        """How the data set is written."""
+        if not self.clients:
+            return Form(self.name, help="which is always read whole")
+        return Form(self.name, ("CLIENTS",), 1, "the number of clients to read")
 
 
 def _idx_files(folder: str) -> tuple[str, ...]:

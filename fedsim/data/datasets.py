@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from fedsim import plugins
-from fedsim.data.arrays import REQUIRED, Array, Arrays
+from fedsim.data.arrays import ARRAY_RULES, REQUIRED, Array, Arrays, check_array, checked
 from fedsim.data.cache import cached
 from fedsim.data.catalogue import DATASETS, DatasetInfo
-from fedsim.data.checks import KINDS, check_kind, checked
 from fedsim.data.readers import cifar, credit, digits, heart, idx, stackoverflow, tff
 from fedsim.errors import DataError, UsageError, unknown
+from fedsim.specs import parse, whole
 
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "load_dataset"]
 
@@ -28,7 +28,7 @@ class Dataset:
     """One data set; all arrays are read-only, memory-mapped where they come from the cache.
 
     train_inputs, test_inputs     (n, *shape); uint8 for images, float32 for tables, int32 for tokens
-    train_targets, test_targets   (n,) int64, 0..classes-1; of other likelihoods as fedsim.data.checks says
+    train_targets, test_targets   (n,) int64, 0..classes-1; of other likelihoods as fedsim.data.arrays says
     classes                       what a model puts out per example (or token)
     scale                         "scaled" inputs are x / scale, "raw" are x, both as float32;
                                   255 for images (digits: 16), 1 for tables
@@ -55,8 +55,9 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     Dataset or a callable without arguments that returns one. NAME:CLIENTS reads that many clients of a
     data set that is not read whole (DatasetInfo.clients).
 
-    Raises UsageError for an unknown name and for what is wrong with a user's file, DataError for a
-    missing or malformed file and for arrays that do not fit.
+    Raises:
+        UsageError: If the name is unknown or a user's file is wrong.
+        DataError: If a file is missing or malformed, or if arrays do not fit.
     """
     if plugins.is_spec(name):
         return _users(name)
@@ -84,17 +85,13 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
 
 def _selected(name: str) -> DatasetInfo:
     """The catalogue's entry of NAME or NAME:CLIENTS, with the number of clients to read."""
-    base, colon, number = name.partition(":")
-    info = DATASETS.get(base)
-    if info is None:
-        raise unknown("data set", base, DATASETS)
-    if not colon:
+    base, arguments = parse(name, "data set", {key: info.form for key, info in DATASETS.items()})
+    info = DATASETS[base]
+    if not arguments:
         return info
-    if not info.clients:
-        raise UsageError(f"data set {name!r}: {base!r} is always read whole; write just {base}")
-    if not (number.isdecimal() and number.isascii() and int(number) > 0):
-        raise UsageError(f"data set {name!r}: how many clients to read is a whole number, not {number!r}")
-    return replace(info, clients=int(number))
+    if whole(arguments[0]) < 1:
+        raise info.form.misuse("data set", name)
+    return replace(info, clients=whole(arguments[0]))
 
 
 def _data_dir(name: str, data_dir: Path | None) -> Path:
@@ -113,11 +110,11 @@ def _data_dir(name: str, data_dir: Path | None) -> Path:
 def _source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Callable[[], Arrays]]:
     """The files that `info` is read from in `root`, all existing, and how to read them."""
     if info.name in ("mnist", "fashion_mnist"):
-        files = _receivers(info, root, suffixes=("", ".gz"))
+        files = _source_files(info, root, suffixes=("", ".gz"))
         return files, partial(idx.read_mnist_like, files)
     if info.name in ("cifar10", "cifar100"):
         return _cifar_source(info, root)
-    files = _receivers(info, root)
+    files = _source_files(info, root)
     if info.name == "cifar10_jpeg":
         return files, partial(cifar.read_jpeg, files[0])
     if info.name == "uci_credit":
@@ -140,12 +137,16 @@ def _cifar_source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Call
     if not binary.is_dir() and pickled.is_dir():
         files = tuple(sorted(path for path in pickled.iterdir() if path.is_file()))
         return files, partial(cifar.read_torchvision, root, info.name)
-    files = _receivers(info, root)
+    files = _source_files(info, root)
     return files, partial(cifar.read_binary, files, label_bytes)
 
 
-def _receivers(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = ("",)) -> tuple[Path, ...]:
-    """The first existing variant of every file of `info`; DataError names the missing one."""
+def _source_files(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = ("",)) -> tuple[Path, ...]:
+    """The first existing variant of every file of `info`.
+
+    Raises:
+        DataError: If a file is missing; the message names it.
+    """
     result = []
     for name in info.files:
         variants = [root / (name + suffix) for suffix in suffixes]
@@ -167,44 +168,44 @@ def _public(info: DatasetInfo, arrays: Arrays) -> Arrays:
 
 def _users(spec: str) -> Dataset:
     """The data set of a user's file, with everything checked that an experiment relies on."""
-    created, owner = plugins.load(spec, "--dataset"), f"--dataset {plugins.short(spec)}"
-    if callable(created):
+    dataset, owner = plugins.load(spec, "--dataset"), f"--dataset {plugins.short(spec)}"
+    if callable(dataset):
         with plugins.user_code_errors(spec, "--dataset", "calling it"):
-            created = created()
-    if not isinstance(created, Dataset):
+            dataset = dataset()
+    if not isinstance(dataset, Dataset):
         raise UsageError(
             f"{owner} must be a fedsim.data.Dataset, or a function without arguments that returns one; "
-            f"it gives a {type(created).__name__}"
+            f"it gives a {type(dataset).__name__}"
         )
-    if created.likelihood not in KINDS:
-        raise unknown(f"likelihood of {owner}", str(created.likelihood), KINDS)
-    names = REQUIRED if created.centres is None else (*REQUIRED, "centres")
+    if dataset.likelihood not in ARRAY_RULES:
+        raise unknown(f"likelihood of {owner}", str(dataset.likelihood), ARRAY_RULES)
+    names = REQUIRED if dataset.centres is None else (*REQUIRED, "centres")
     for name in names:
-        check_kind(owner, name, getattr(created, name), created.likelihood)
-    least = KINDS[created.likelihood].least
-    if type(created.classes) is not int or created.classes < least:
+        check_array(owner, name, getattr(dataset, name), dataset.likelihood)
+    least = ARRAY_RULES[dataset.likelihood].least
+    if type(dataset.classes) is not int or dataset.classes < least:
         raise DataError(
-            f"{owner}: classes must be a whole number of at least {least}, not {created.classes!r}"
+            f"{owner}: classes must be a whole number of at least {least}, not {dataset.classes!r}"
         )
-    if not isinstance(created.scale, int | float) or not (math.isfinite(created.scale) and created.scale > 0):
-        raise DataError(f"{owner}: scale must be a positive number, not {created.scale!r}")
-    if created.test_inputs.dtype != created.train_inputs.dtype:
+    if not isinstance(dataset.scale, int | float) or not (math.isfinite(dataset.scale) and dataset.scale > 0):
+        raise DataError(f"{owner}: scale must be a positive number, not {dataset.scale!r}")
+    if dataset.test_inputs.dtype != dataset.train_inputs.dtype:
         raise DataError(
-            f"{owner}: train_inputs are {created.train_inputs.dtype} but test_inputs "
-            f"{created.test_inputs.dtype}; they share one scale, so make them alike"
+            f"{owner}: train_inputs are {dataset.train_inputs.dtype} but test_inputs "
+            f"{dataset.test_inputs.dtype}; they share one scale, so make them alike"
         )
-    if created.likelihood == "tokens" and created.scale != 1:
-        raise DataError(f"{owner}: tokens are ids, so scale must be 1, not {created.scale!r}")
-    if created.centres is not None and len(created.centres) != len(created.train_targets):
+    if dataset.likelihood == "tokens" and dataset.scale != 1:
+        raise DataError(f"{owner}: tokens are ids, so scale must be 1, not {dataset.scale!r}")
+    if dataset.centres is not None and len(dataset.centres) != len(dataset.train_targets):
         raise DataError(
-            f"{owner}: {len(created.centres)} centres but {len(created.train_targets)} training rows"
+            f"{owner}: {len(dataset.centres)} centres but {len(dataset.train_targets)} training rows"
         )
     # contiguous, and read-only without a change to the user's own arrays
-    arrays: Arrays = {name: np.ascontiguousarray(getattr(created, name)).view() for name in names}
-    shape = created.train_inputs.shape[1:]
+    arrays: Arrays = {name: np.ascontiguousarray(getattr(dataset, name)).view() for name in names}
+    shape = dataset.train_inputs.shape[1:]
     hint = "train and test inputs must be alike"
-    checked(owner, shape, created.classes, arrays, hint, created.likelihood)
+    checked(owner, shape, dataset.classes, arrays, hint, dataset.likelihood)
     for array in arrays.values():
         array.setflags(write=False)
-    changes: dict[str, Any] = {**arrays, "scale": float(created.scale)}
-    return replace(created, **changes)
+    changes: dict[str, Any] = {**arrays, "scale": float(dataset.scale)}
+    return replace(dataset, **changes)

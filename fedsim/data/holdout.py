@@ -1,5 +1,6 @@
-"""Which rows a run is scored on: the test set, or training rows held out, so that hyperparameters can be
-chosen without looking at the test set.
+"""The rows that a run is evaluated on: the test set, or training rows held out.
+
+Held-out rows allow to choose hyperparameters without looking at the test set.
 
     test          the data set's own test rows
     unused:N      N random training rows that no client has (with --fraction below 1)
@@ -8,12 +9,17 @@ chosen without looking at the test set.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.errors import DataError, UsageError
+from fedsim.errors import DataError
+from fedsim.specs import Form, parse, whole
+
+_FORMS = {
+    "test": Form("test"),
+    "unused": Form("unused", ("N",), help="N training rows that no client has"),
+    "fold": Form("fold", ("I/N",), help="such as fold:1/5 to fold:5/5 for five folds"),
+}
 
 Rows = npt.NDArray[np.int64]
 
@@ -26,28 +32,29 @@ def hold_out(
     A pure function of its arguments; the folds of one seed divide the clients' rows.
 
     Raises:
-        UsageError: for a spec that does not exist.
-        DataError: where it does not fit the data.
+        UsageError: If there is no such spec.
+        DataError: If it does not fit the data.
     """
-    if spec == "test":
+    name, arguments = parse(spec, "evaluate_on", _FORMS)
+    if name == "test":
         return clients, None
     used = np.zeros(examples, dtype=bool)
     for rows in clients:
         used[rows] = True
     draws = np.random.Generator(np.random.PCG64([seed, 0x5C0]))
-    if result := re.fullmatch(r"unused:(\d+)", spec):
-        free, count = np.flatnonzero(~used), int(result[1])
+    if name == "unused":
+        free, count = np.flatnonzero(~used), whole(arguments[0])
+        if count < 0:
+            raise _FORMS[name].misuse("evaluate_on", spec)
         if not 0 < count <= len(free):
             raise DataError(f"evaluate_on {spec!r}: the clients leave {len(free)} training rows unused")
         return clients, np.sort(draws.choice(free, count, replace=False))
-    if result := re.fullmatch(r"fold:(\d+)/(\d+)", spec):
-        fold, folds = int(result[1]), int(result[2])
-        if folds < 2 or not 1 <= fold <= folds:
-            raise UsageError(f"evaluate_on {spec!r}: write fold:1/5 to fold:5/5 for five folds")
-        taken = np.zeros(examples, dtype=bool)
-        taken[draws.permutation(np.flatnonzero(used))[fold - 1 :: folds]] = True
-        kept = tuple(rows[~taken[rows]] for rows in clients)
-        if empty := [k for k, rows in enumerate(kept) if not len(rows)]:
-            raise DataError(f"evaluate_on {spec!r} leaves client {empty[0]} without training examples")
-        return kept, np.flatnonzero(taken)
-    raise UsageError(f"evaluate_on {spec!r}: it is test, unused:N or fold:I/N, such as fold:1/5")
+    fold, folds = (whole(text) for text in arguments[0].partition("/")[::2])
+    if folds < 2 or not 1 <= fold <= folds:
+        raise _FORMS[name].misuse("evaluate_on", spec)
+    taken = np.zeros(examples, dtype=bool)
+    taken[draws.permutation(np.flatnonzero(used))[fold - 1 :: folds]] = True
+    kept = tuple(rows[~taken[rows]] for rows in clients)
+    if empty := [k for k, rows in enumerate(kept) if not len(rows)]:
+        raise DataError(f"evaluate_on {spec!r} leaves client {empty[0]} without training examples")
+    return kept, np.flatnonzero(taken)

@@ -1,4 +1,4 @@
-"""The splits by name: `partition("two_dirichlet:1,0.5", ...)` says who gets which training rows."""
+"""The splits by name: `partition("two_dirichlet:1,0.5", ...)` divides the training rows among clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.data import splits
-from fedsim.errors import DataError, UsageError, unknown
+from fedsim.errors import DataError, UsageError
+from fedsim.specs import Form, number, parse
 
 _WITHOUT_CLASSES = ("iid", "natural")
 
@@ -33,12 +34,14 @@ class PartitionInfo:
     defaults: tuple[float, ...] = ()
 
     @property
-    def required(self) -> int:
-        return len(self.arguments) - len(self.defaults)
+    def form(self) -> Form:
+        """How the partition is written."""
+        return Form(self.name, self.arguments, len(self.defaults))
 
     @property
     def usage(self) -> str:
-        return f"{self.name}:{','.join(self.arguments)}" if self.arguments else self.name
+        """The partition with all its arguments."""
+        return self.form.usage
 
 
 _ALL = (
@@ -75,6 +78,8 @@ _ALL = (
 
 PARTITIONS: Mapping[str, PartitionInfo] = MappingProxyType({info.name: info for info in _ALL})
 
+_FORMS = {name: info.form for name, info in PARTITIONS.items()}
+
 
 def partition(
     spec: str,
@@ -95,8 +100,11 @@ def partition(
     centres    (n,) natural client of every row, for `natural`
 
     A pure function of its arguments. No client is empty; no two clients share a row, except in
-    `two_classes` when a class runs out. Raises UsageError for a spec or arguments that do not
-    fit, DataError when a client would get no rows.
+    `two_classes` when a class runs out.
+
+    Raises:
+        UsageError: If the spec or another argument does not fit.
+        DataError: If a client would get no rows.
     """
     info, arguments = _parse(spec)
     _check(info, targets, classes, clients, seed, fraction)
@@ -130,26 +138,17 @@ def partition(
 
 
 def _parse(spec: str) -> tuple[PartitionInfo, tuple[float, ...]]:
-    """`NAME:1,0.5` -> the partition and all its arguments, positive and finite."""
-    name, colon, rest = spec.partition(":")
-    info = PARTITIONS.get(name)
-    if info is None:
-        raise unknown("partition", name, PARTITIONS)
-    supplied = rest.split(",") if colon else []
-    if not info.required <= len(supplied) <= len(info.arguments):
-        raise UsageError(
-            f"partition {spec!r} has {len(supplied)} arguments; write {info.usage}"
-            + (f" or just {info.name}" if info.arguments and not info.required else "")
-        )
-    values = []
-    for argument, text in zip(info.arguments, supplied, strict=False):
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
+    """The partition of a spec `NAME:1,0.5` and all its arguments, positive and finite.
+
+    Raises:
+        UsageError: If the spec does not fit.
+    """
+    name, texts = parse(spec, "partition", _FORMS)
+    info = PARTITIONS[name]
+    values = tuple(number(text) for text in texts)
+    for argument, text, value in zip(info.arguments, texts, values, strict=False):
         if not (math.isfinite(value) and value > 0):
             raise UsageError(f"partition {spec!r}: {argument} must be a positive number, not {text!r}")
-        values.append(value)
     missing = len(info.arguments) - len(values)
     return info, (*values, *info.defaults[len(info.defaults) - missing :])
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the splits: who gets which training rows.
+"""The arithmetic of the splits, which divide the training rows among clients.
 
 Every function returns one int64 array of row indices per client, in the order the client sees
 them, and draws from a legacy numpy RandomState that it gets freshly seeded. Legacy because the

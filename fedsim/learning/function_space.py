@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsim.errors import WireError
 from fedsim.learning.params import Net
 
 
@@ -34,18 +35,24 @@ class Held:
 
     @staticmethod
     def nothing() -> Held:
+        """No memory points."""
         return Held(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
 
     @staticmethod
     def of(inputs: Tensor, weights: Tensor, owner: int) -> Held:
+        """The memory of one client."""
         return Held(inputs, weights, torch.full((len(weights),), owner, device=weights.device))
 
+    def rows(self, selected: Tensor) -> Held:
+        """The rows that a mask selects."""
+        return Held(self.inputs[selected], self.weights[selected], self.owners[selected])
+
     def order_with(self, other: Held) -> Tensor:
-        """Sorts the rows of both by owner, keeping the order within one."""
+        """The permutation that sorts the rows of both by owner and keeps the order within one owner."""
         return torch.cat([self.owners, other.owners]).argsort(stable=True)
 
     def joined(self, other: Held) -> Held:
-        """Both, in the order of owners."""
+        """The rows of both, in the order of owners."""
         if not len(self.weights):
             return other
         order = self.order_with(other)
@@ -54,6 +61,31 @@ class Held:
             torch.cat([self.weights, other.weights])[order],
             torch.cat([self.owners, other.owners])[order],
         )
+
+    def labelled(
+        self, labels: Tensor, owner: int, latest: Tensor, first: Memory | None
+    ) -> tuple[Held, Tensor]:
+        """This memory and its labels after an upload of one client.
+
+        Args:
+            labels: The labels (M, C) of this memory's rows.
+            owner: The client.
+            latest: The client's labels of its own rows, in their order.
+            first: The client's memory, if this upload is the first one that has it.
+
+        Raises:
+            WireError: If the labels do not fit the client's rows, or if it sends its memory a second time.
+        """
+        known = int((self.owners == owner).sum())
+        if len(latest) != (known if first is None else len(first.weights)) or (first is not None and known):
+            raise WireError(f"client {owner} labels {len(latest)} points; the server has {known} of it")
+        if first is None:
+            labels = labels.clone()
+            labels[self.owners == owner] = latest
+            return self, labels
+        added = Held.of(first.inputs, first.weights, owner)
+        both = torch.cat([labels.reshape(-1, latest.shape[1]), latest])
+        return self.joined(added), both[self.order_with(added)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +108,10 @@ class FunctionTerm:
 
 
 def choose(inputs: Tensor, targets: Tensor, points: int, draws: torch.Generator) -> Memory:
-    """`points` random examples of every class that is present (fewer where a class has fewer), by class."""
+    """`points` random examples of every class that is present, by class.
+
+    A class with fewer examples gives all of them.
+    """
     rows, weights = [], []
     for c in sorted(set(targets.tolist())):
         members = (targets == c).nonzero()[:, 0].cpu()

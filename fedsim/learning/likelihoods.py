@@ -1,4 +1,4 @@
-"""What a network's outputs say about the targets: the loss of one batch, by the name a data set gives it.
+"""The likelihoods: what a network's outputs say about the targets, and how good predictions are.
 
     categorical   outputs (n, C) logits,     targets (n,) int64 classes      cross-entropy
     bernoulli     outputs (n, C) logits,     targets (n, C) 0/1              summed over C tags
@@ -6,6 +6,23 @@
     gaussian      outputs (n, C) means,      targets (n, C) float32          1/2 |y - f(x)|^2
 
 Losses are MEANS over the examples of the batch (tokens: over its tokens), in nats; constants are left out.
+
+A tally is a tuple of float64 sums, of which every entry adds up over examples. So it does not matter which
+worker computes which part. Predictions that count as numbers of examples are whole, hence exact.
+
+    likelihood    test_accuracy                               test_nll (nats)        more
+    categorical   share of examples                           per example
+    bernoulli     share of (example, tag) pairs, at p = 1/2   per example (all tags) precision, micro_f1,
+                                                                                     macro_f1, recall_at_5,
+                                                                                     micro_recall_at_5
+    tokens        share of content words (fedsim.data.vocabulary) per token
+    gaussian      None                                        per example, 1/2 |y - f|^2
+
+precision and micro_f1 are over all pairs. macro_f1 is the mean of F1 over all tags; a tag that neither
+occurs nor is predicted counts as 0. recall_at_5 is the mean over examples with a tag of the share of
+their tags among the 5 largest outputs; micro_recall_at_5 the same share of all tags together, which is
+what TensorFlow's Recall(top_k=5), and so FedPA's table, reports. A ratio of nothing is None (precision,
+micro_f1: 0, as elsewhere).
 """
 
 from __future__ import annotations
@@ -14,24 +31,45 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedsim.data import vocabulary
 from fedsim.errors import UsageError, unknown
+
+Tally = tuple[float, ...]
+Numbers = dict[str, float | None]
+
+TOP = 5
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """loss(outputs, targets): the batch's mean negative log-likelihood, 0-d."""
+    """One row of the table: how a network is trained and measured.
+
+    Attributes:
+        loss: From outputs and targets of a batch to its mean negative log-likelihood, 0-d.
+        width: The length of a tally, from the number of classes.
+        tally: Of outputs (n, ..., C) float64 and their targets.
+        numbers: From a sum of tallies to test_accuracy, test_nll and, by name, what else there is.
+        rows: How many examples' outputs are computed at a time, to bound memory.
+        averages: Whether predictions can be averaged over samples of a posterior.
+    """
 
     name: str
     loss: Callable[[Tensor, Tensor], Tensor]
+    width: Callable[[int], int]
+    tally: Callable[[Tensor, Tensor], Tally]
+    numbers: Callable[[Tally], Numbers]
+    rows: int = 2000
+    averages: bool = False
 
     def classes_only(self, what: str) -> None:
-        """See below.
+        """Check that targets are classes, which `what` relies on.
 
         Raises:
-            UsageError: unless targets are classes, which `what` relies on.
+            UsageError: If they are not.
         """
         if self.name != "categorical":
             raise UsageError(
@@ -40,11 +78,14 @@ class Likelihood:
             )
 
 
+# ---- losses
+
+
 def _fits(outputs: Tensor, shape: tuple[int, ...], what: str) -> None:
-    """See below.
+    """Check the shape of outputs, where a loss would fail obscurely or would broadcast.
 
     Raises:
-        UsageError: where a loss would fail obscurely, or worse, broadcast.
+        UsageError: If the shape is wrong.
     """
     if outputs.shape != shape:
         raise UsageError(
@@ -52,43 +93,158 @@ def _fits(outputs: Tensor, shape: tuple[int, ...], what: str) -> None:
         )
 
 
-def _bernoulli(outputs: Tensor, targets: Tensor) -> Tensor:
+def _bernoulli_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     _fits(outputs, targets.shape, "bernoulli targets")
     summed = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="sum")
     return summed / len(outputs)
 
 
-def _tokens(outputs: Tensor, targets: Tensor) -> Tensor:
+def _tokens_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     _fits(outputs, (*targets.shape, outputs.shape[-1]), "tokens")
     each = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
     return each / (targets >= 0).sum().clamp(min=1)
 
 
-def _gaussian(outputs: Tensor, targets: Tensor) -> Tensor:
+def _gaussian_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     _fits(outputs, targets.shape, "gaussian targets")
     return (outputs - targets).square().sum() / 2 / len(outputs)
 
 
-CATEGORICAL = Likelihood("categorical", F.cross_entropy)
+# ---- tallies
+
+
+def added(one: Tally, other: Tally) -> Tally:
+    """The tally of both parts together."""
+    return tuple(a + b for a, b in zip(one, other, strict=True))
+
+
+# ---- categorical: examples, correct, nll
+
+
+def classified(log_probabilities: Tensor, targets: Tensor) -> Tally:
+    """The categorical tally of log-probabilities (n, C)."""
+    nll = F.nll_loss(log_probabilities, targets, reduction="sum")
+    correct = (log_probabilities.argmax(dim=1) == targets).sum()
+    return float(len(targets)), float(correct), float(nll)
+
+
+def _categorical_tally(outputs: Tensor, targets: Tensor) -> Tally:
+    return classified(outputs.log_softmax(dim=1), targets)
+
+
+def _categorical_numbers(tally: Tally) -> Numbers:
+    examples, correct, nll = tally
+    return {"test_accuracy": correct / examples, "test_nll": nll / examples}
+
+
+# ---- bernoulli: examples, nll, examples with a tag, their summed recall, found tags, then per class
+# true positives, false positives, false negatives
+
+_HEAD = 5
+
+
+def _bernoulli_tally(outputs: Tensor, targets: Tensor) -> Tally:
+    applies, predicted = targets > 0, outputs > 0
+    nll = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="sum")
+    # stable, so that equal outputs (a model of zeros) have an order: the lower class first
+    order = outputs.sort(dim=1, descending=True, stable=True).indices[:, :TOP]
+    result, tags = applies.gather(1, order).sum(dim=1), applies.sum(dim=1)
+    tagged = tags > 0
+    recall = (result[tagged].double() / tags[tagged]).sum()
+    head = (float(len(targets)), float(nll), float(tagged.sum()), float(recall), float(result.sum()))
+    per_class = torch.stack(
+        [
+            (applies & predicted).sum(dim=0),
+            (predicted & ~applies).sum(dim=0),
+            (applies & ~predicted).sum(dim=0),
+        ]
+    )
+    return (*head, *per_class.double().flatten().tolist())
+
+
+def _bernoulli_numbers(tally: Tally) -> Numbers:
+    examples, nll, tagged, recall, result = tally[:_HEAD]
+    classes = (len(tally) - _HEAD) // 3
+    right, false, missed = (tally[_HEAD + i * classes : _HEAD + (i + 1) * classes] for i in range(3))
+    all_right, all_false, all_missed = sum(right), sum(false), sum(missed)
+    each = [
+        2 * r / (2 * r + f + m) if r + f + m else 0.0 for r, f, m in zip(right, false, missed, strict=True)
+    ]
+    return {
+        "test_accuracy": 1 - (all_false + all_missed) / (examples * classes),
+        "test_nll": nll / examples,
+        "recall_at_5": recall / tagged if tagged else None,
+        "micro_recall_at_5": result / (all_right + all_missed) if tagged else None,
+        "precision": all_right / max(all_right + all_false, 1.0),
+        "micro_f1": 2 * all_right / max(2 * all_right + all_false + all_missed, 1.0),
+        "macro_f1": sum(each) / classes,
+    }
+
+
+# ---- tokens: tokens, nll, content words, correct ones
+
+
+def _tokens_tally(outputs: Tensor, targets: Tensor) -> Tally:
+    there = targets >= 0
+    log_probabilities, target = outputs[there].log_softmax(dim=1), targets[there]
+    nll = F.nll_loss(log_probabilities, target, reduction="sum")
+    content = (target >= 1) & (target <= vocabulary.words(outputs.shape[-1]))
+    correct = (log_probabilities.argmax(dim=1) == target) & content
+    return float(len(target)), float(nll), float(content.sum()), float(correct.sum())
+
+
+def _tokens_numbers(tally: Tally) -> Numbers:
+    count, nll, content, correct = tally
+    return {
+        "test_accuracy": correct / content if content else None,
+        "test_nll": nll / count if count else None,
+    }
+
+
+# ---- gaussian: examples, nll
+
+
+def _gaussian_tally(outputs: Tensor, targets: Tensor) -> Tally:
+    return float(len(targets)), float((outputs - targets).square().sum() / 2)
+
+
+def _gaussian_numbers(tally: Tally) -> Numbers:
+    examples, nll = tally
+    return {"test_accuracy": None, "test_nll": nll / examples}
+
+
+CATEGORICAL = Likelihood(
+    "categorical", F.cross_entropy, lambda classes: 3, _categorical_tally, _categorical_numbers, averages=True
+)
 
 LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
     {
-        created.name: created
-        for created in (
+        row.name: row
+        for row in (
             CATEGORICAL,
-            Likelihood("bernoulli", _bernoulli),
-            Likelihood("tokens", _tokens),
-            Likelihood("gaussian", _gaussian),
+            Likelihood(
+                "bernoulli",
+                _bernoulli_loss,
+                lambda classes: _HEAD + 3 * classes,
+                _bernoulli_tally,
+                _bernoulli_numbers,
+            ),
+            # 32 sentences of 20 words over 10,004 ids are 51 MB in float64
+            Likelihood("tokens", _tokens_loss, lambda classes: 4, _tokens_tally, _tokens_numbers, rows=32),
+            Likelihood("gaussian", _gaussian_loss, lambda classes: 2, _gaussian_tally, _gaussian_numbers),
         )
     }
 )
 
+EXTRA = ("recall_at_5", "micro_recall_at_5", "precision", "micro_f1", "macro_f1")
+"""Keys of metrics.jsonl that some likelihoods have besides test_accuracy and test_nll."""
+
 
 def likelihood(name: str) -> Likelihood:
-    """See below.
+    """The likelihood of a name.
 
     Raises:
-        UsageError: naming the nearest known one.
+        UsageError: If there is none; the message names the nearest known one.
     """
     if name not in LIKELIHOODS:
         raise unknown("likelihood", name, LIKELIHOODS)

@@ -1,15 +1,22 @@
-"""What a client may see of its data: how much there is, batches, curvature."""
+"""A client's local loss, as its algorithm sees it: gradients, batches, curvature, memory points.
+
+Shard has examples and a network, and QuadraticShard a loss in closed form. Both have the same methods, except
+that only a QuadraticShard has a minimiser in closed form (`exact`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedsim.errors import UsageError
 from fedsim.learning.curvature.diagonal_ggn import best_chunk, diagonal_ggn
+from fedsim.learning.curvature.fisher import squared_gradients
 from fedsim.learning.curvature.full_ggn import full_ggn
 from fedsim.learning.function_space import Memory, choose
 from fedsim.learning.gaussian import Distance, Penalty
@@ -21,6 +28,30 @@ def as_floats(rows: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
     """Stored inputs (n, ...) as a network takes them: (n, *shape) float32, divided by `scale`."""
     floats = rows.to(torch.float32).reshape(len(rows), *shape)
     return floats if scale == 1.0 else floats / scale
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some examples of a client, with its network."""
+
+    net: Net
+    inputs: Tensor
+    targets: Tensor
+
+    @property
+    def size(self) -> int:
+        """The number of examples."""
+        return len(self.targets)
+
+    def loss_gradient(self, weights: Tensor) -> tuple[Tensor, float]:
+        """The gradient of the mean loss in training mode, and the mean loss.
+
+        The gradient is the network's own buffer, valid until its next use.
+        """
+        self.net.load(weights)
+        self.net.module.train()
+        loss = self.net.loss_gradient(self.inputs, self.targets, 1.0)
+        return self.net.grads, float(loss)
 
 
 @dataclass(frozen=True)
@@ -36,6 +67,9 @@ class Shard:
     inputs: Tensor
     targets: Tensor
     scale: float
+
+    exact: ClassVar[bool] = False
+    """Whether the loss has a minimiser in closed form."""
 
     @property
     def size(self) -> int:
@@ -60,6 +94,23 @@ class Shard:
         rows = torch.randperm(self.size, generator=order).to(self.targets.device)
         for selected in torch.split(rows, size):
             yield self.floats(self.inputs[selected]), self.targets[selected]
+
+    def epoch(self, size: int, order: torch.Generator) -> Iterator[Batch]:
+        """The batches of one epoch in random order, as losses of their own."""
+        for inputs, targets in self.batches(size, order):
+            yield Batch(self.net, inputs, targets)
+
+    def noise(self, key: int) -> AbstractContextManager[None]:
+        """A block in which the network's own draws (dropout) are those of `key`."""
+        return self.net.noise(key)
+
+    def mean_fisher(self, weights: Tensor, chunk: int = 64) -> Tensor:
+        """The diagonal of the empirical Fisher, (1/N_k) sum_i (grad log p(y_i | x_i, w))^2: (P,)."""
+        total = torch.zeros_like(weights)
+        chunks = (torch.split(part, chunk) for part in (self.inputs, self.targets))
+        for inputs, targets in zip(*chunks, strict=True):
+            total += squared_gradients(self.net, weights, self.floats(inputs), targets)
+        return total / self.size
 
     def curvature(self, weights: Tensor, estimator: str, rng: RandomStream) -> Tensor:
         """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative."""
@@ -106,11 +157,14 @@ class QuadraticShard:
     linear: Tensor
     size: int = 1
 
+    exact: ClassVar[bool] = True
+    """Whether the loss has a minimiser in closed form."""
+
     def minimiser(self, weight: float, penalties: tuple[Penalty, ...]) -> Tensor:
         """argmin weight/N_k * l_k(w) - sum of log factors.
 
         Raises:
-            UsageError: for a penalty that is not quadratic.
+            UsageError: If a penalty is not quadratic.
         """
         scale = weight / self.size
         matrix, vector = scale * self.hessian, scale * self.linear
@@ -141,26 +195,42 @@ class QuadraticShard:
         gradient: Tensor = self.hessian @ weights.to(self.linear) - self.linear
         return gradient
 
+    def loss_gradient(self, weights: Tensor) -> tuple[Tensor, float]:
+        """The gradient of the mean loss, and the mean loss."""
+        return self.gradient(weights) / self.size, self.loss(weights)
+
+    def epoch(self, size: int, order: torch.Generator) -> Iterator[QuadraticShard]:
+        """One batch with the whole loss: an epoch has one exact gradient."""
+        yield self
+
+    def noise(self, key: int) -> AbstractContextManager[None]:
+        """A block without effect, because a quadratic loss draws nothing."""
+        return nullcontext()
+
+    def mean_fisher(self, weights: Tensor, chunk: int = 64) -> Tensor:
+        """The diagonal of A / N_k, which is the Fisher information of a linear-Gaussian model."""
+        return self.hessian.diagonal() / self.size
+
     def memory(self, points: int, draws: torch.Generator) -> Memory:
-        """None: there are no examples."""
+        """No memory points, because there are no examples."""
         return Memory(torch.zeros(0, 0), torch.zeros(0))
 
     def logits(self, weights: Tensor, stored: Tensor) -> Tensor:
-        """Of no examples."""
+        """The outputs of no examples."""
         return torch.zeros(0, 0)
 
     def floats(self, rows: Tensor) -> Tensor:
-        """As they are."""
+        """The rows as they are."""
         return rows
 
 
 def check_optimiser(shard: Shard | QuadraticShard, optimiser: str, instead: str) -> None:
-    """'exact' is for quadratic clients and nothing else is.
+    """Check that the optimiser is 'exact' for a loss with a closed-form minimiser, and only for such a loss.
 
     Raises:
-        UsageError: naming what to use.
+        UsageError: If it is not; the message names the optimiser to use.
     """
-    if isinstance(shard, QuadraticShard) and optimiser != "exact":
+    if shard.exact and optimiser != "exact":
         raise UsageError("clients with a quadratic loss are solved with --set optimiser=exact")
-    if isinstance(shard, Shard) and optimiser == "exact":
+    if not shard.exact and optimiser == "exact":
         raise UsageError(f"optimiser 'exact' needs a quadratic loss; use {instead} for a network")

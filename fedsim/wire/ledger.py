@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fedsim.wire import zmtp
 from fedsim.wire.envelope import NONE, Envelope
 from fedsim.wire.schema import DTYPES
+from fedsim.wire.wire_size import NULL, Mechanism, framing
 
 KINDS = {
     "task": "algorithm",
@@ -52,7 +52,7 @@ COLUMNS = Entry._fields
 class Ledger:
     """Entries not yet written, and totals of all entries ever booked."""
 
-    def __init__(self, mechanism: zmtp.Mechanism = zmtp.NULL) -> None:
+    def __init__(self, mechanism: Mechanism = NULL) -> None:
         self.mechanism = mechanism
         self._open: list[Entry] = []
         self.totals: Counter[tuple[str, str, str, str]] = Counter()
@@ -64,7 +64,7 @@ class Ledger:
     def book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
         """Book one envelope that crosses the socket, every frame and its framing.
 
-        again: of a task that was given before and whose worker was lost.
+        retry: of a task that was given before and whose worker was lost.
         """
         for entry in self._entries(envelope, worker, direction, retry):
             self._add(entry)
@@ -153,7 +153,7 @@ class Ledger:
 def stream_bytes(envelope: Envelope) -> int:
     """What an envelope puts on a stream without encryption, which is what the virtual clock counts: its time
     must not depend on how this run is carried out."""
-    return sum(envelope.sizes) + zmtp.framing(envelope.sizes)
+    return sum(envelope.sizes) + framing(envelope.sizes)
 
 
 def total(entries: Iterable[Entry]) -> int:

@@ -1,19 +1,49 @@
-"""How many bytes an envelope has, from its schema, the model's layout and the codecs: nothing is encoded.
+"""The bytes of an envelope, from its schema, the model's layout and the codecs, without encoding anything.
 
-Exact for codecs whose size does not depend on the values (dense, bf16, f16, log8, csr); for the others, and
-for parts of a message that may be absent or shorter, at most this.
+ZMTP 3.1 adds bytes to frames on the stream. The formulas and how they were checked to the byte against a
+counting relay: docs/wire.md and docs/references/bytes.md. They hold for ipc and tcp alike; connections have
+no routing id.
+
+The size is exact for codecs whose size does not depend on the values (dense, bf16, f16, log8, csr). For the
+others, and for parts of a message that may be absent or shorter, it is an upper bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fedsim.learning.params import Layout
-from fedsim.wire import zmtp
 from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import VERSION, Envelope, FieldHeader, Header, PartHeader, field_spec, pack
 from fedsim.wire.schema import Dims, Field, optional_group, schema
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A security mechanism of ZMTP, NULL or CURVE.
+
+    Attributes:
+        per_frame: Bytes that encryption adds to a frame's content.
+        handshake: Bytes of a new connection by direction: its greeting and commands. A worker sends up.
+    """
+
+    name: str
+    per_frame: int
+    handshake: Mapping[str, int]
+
+    def framing(self, frame_bytes: Iterable[int]) -> int:
+        """Overhead of one message: encryption, and a flag byte and a length of 1 or 8 bytes per frame."""
+        extra = self.per_frame
+        return sum(extra + (2 if n + extra <= 255 else 9) for n in frame_bytes)
+
+
+NULL = Mechanism("NULL", 0, MappingProxyType({"up": 107, "down": 107}))
+CURVE = Mechanism("CURVE", 33, MappingProxyType({"up": 567, "down": 301}))
+"""A worker's HELLO and INITIATE, the coordinator's WELCOME and READY."""
+
+framing = NULL.framing
 
 
 @dataclass(frozen=True)
@@ -38,17 +68,24 @@ def envelope_size(
     run: str,
     stored: str = "f32",
 ) -> EnvelopeSize:
-    """Of an envelope of this kind ('task', 'upload') that carries such a message with all its parts.
+    """The size of an envelope of this kind ('task', 'upload') that has such a message with all its parts.
 
-    run: a run's name, whose length is part of the header. stored: dtype of fields that are sent as stored.
+    Args:
+        message: The class of the message.
+        codecs: Codecs by field; dense for others.
+        dims: Sizes by the names of dimensions.
+        layout: The layers of the model.
+        kind: The kind of the envelope.
+        run: The name of the run, whose length is part of the header.
+        stored: The dtype of fields that are sent as they are stored.
     """
     part = optional_group(message)
     fields = schema(message) + (schema(part.message) if part else ())
     headers, exact = [], part is None
     for f in fields:
         dtype = stored if f.kind.stored else f.kind.dtype
-        created, fixed = _field(f, codecs.get(f.name, "dense"), dims, layout, dtype)
-        headers.append(created)
+        field_header, fixed = _field(f, codecs.get(f.name, "dense"), dims, layout, dtype)
+        headers.append(field_header)
         exact = exact and fixed and not f.kind.elastic
     header = Header(VERSION, kind, run, fields=tuple(headers))
     envelope = Envelope(header, pack(header).head, ())
@@ -56,7 +93,7 @@ def envelope_size(
     for h in headers:
         for p in h.parts:
             rows[h.name, p.layer] = rows.get((h.name, p.layer), 0) + p.nbytes
-    rows["", "header"], rows["", "framing"] = len(envelope.head), zmtp.framing(envelope.sizes)
+    rows["", "header"], rows["", "framing"] = len(envelope.head), framing(envelope.sizes)
     return EnvelopeSize(rows, exact)
 
 

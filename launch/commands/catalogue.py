@@ -13,7 +13,7 @@ from rich.table import Table
 from fedsim.data.catalogue import DATASETS
 from fedsim.data.partitions import PARTITIONS
 from fedsim.experiment import resolved_hyperparameters
-from fedsim.learning.models.paper_models import MODELS
+from fedsim.learning.models.registry import MODELS
 from fedsim.participation import SPECS
 from fedsim.wire.codecs import CODECS
 from fedsim.wire.schema import Field, optional_group, schema

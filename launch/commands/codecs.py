@@ -30,7 +30,7 @@ from fedsim.errors import DiskError, UsageError
 from fedsim.experiment import Experiment
 from fedsim.problem import Problem
 from fedsim.wire.codecs import CODECS, Codec, Spec, codec
-from fedsim.wire.codecs.frames import expanded
+from fedsim.wire.codecs.zstd import expanded
 from fedsim.wire.schema import Field, values_of
 from launch.execution import Execution
 from launch.run import launch

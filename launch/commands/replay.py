@@ -10,12 +10,14 @@ from typing import Any
 from rich.console import Console
 
 from fedsim.errors import DataError, FedsimError, UsageError
-from launch.lock import at_rest
 from launch.runs.restored import StoredRun
 from launch.runs.summary import precision_of
+from workers.replay.recorded_uploads import RecordedUploads
 from workers.replay.round_replayer import RoundReplayer
-from workers.storage.store import Checkpoint, model_digest
-from workers.storage.upload_archive import RecordedUploads, uploads_folder
+from workers.storage.atomic_files import at_rest
+from workers.storage.checkpoints import Checkpoint
+from workers.storage.client_states import model_digest
+from workers.storage.upload_archive import uploads_folder
 
 
 def replay(folder: Path, data_dir: Path | None) -> None:

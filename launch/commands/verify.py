@@ -16,13 +16,14 @@ from rich.console import Console
 
 from fedsim import plugins
 from fedsim.errors import DataError, DiskError, FedsimError, UsageError
-from launch.lock import at_rest
 from launch.runs.restored import StoredRun
 from launch.runs.summary import stored_model_digest
 from workers.replay.round_replayer import RoundReplayer
 from workers.replay.task_verifier import Difference, Digests, TaskVerifier, digests
+from workers.storage.atomic_files import at_rest
+from workers.storage.checkpoints import Checkpoint
+from workers.storage.client_states import ClientStates, clients_digest
 from workers.storage.recovery import checkpoint_path
-from workers.storage.store import Checkpoint, ClientStates, clients_digest
 
 SHOWN = 5
 """Differences of a round that are printed."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 from fedsim.errors import DiskError
-from fedsim.learning.metrics import EXTRA
+from fedsim.learning.likelihoods import EXTRA
 from launch.results.columns import heading, percent, shown
 from launch.results.frontier import reaching
 from launch.results.groups import Group

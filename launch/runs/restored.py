@@ -14,18 +14,20 @@ from torch import Tensor
 from fedsim import plugins
 from fedsim.errors import DataError, DiskError, WireError
 from fedsim.experiment import build_algorithm
-from fedsim.participation import schedule
 from fedsim.problem import Problem
+from fedsim.round_events import TaskId
 from fedsim.wire.envelope import decode_own, encode, references
-from fedsim.wire.schema import check_values, map_tensors, optional_group
+from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
 from launch.runs import manifest
 from protocols import find
-from workers.numerics import fix_numerics
 from workers.probe import probe
+from workers.storage.checkpoints import Checkpoint, read_checkpoint
+from workers.storage.client_states import ClientStates
 from workers.storage.journal import read_journal
 from workers.storage.recovery import checkpoint_path
-from workers.storage.store import Checkpoint, ClientStates, read_checkpoint
+from workers.task_execution import execute
+from workers.worker.main import fix_numerics
 
 
 @dataclass(frozen=True)
@@ -164,15 +166,9 @@ class StoredRun:
 
     def largest_participant(self) -> int:
         """Of the next round, the client with the most examples; of an empty round, of all."""
-        experiment = self.problem.experiment
-        participations = schedule(
-            experiment.participation,
-            clients=experiment.clients,
-            seed=experiment.seed,
-            sizes=self.problem.sizes,
-        )
-        participants = participations(self.round + 1).participants or range(experiment.clients)
-        return max(participants, key=lambda k: self.problem.sizes[k])
+        participants = self.problem.schedule()(self.round + 1).participants
+        everyone = tuple(range(self.problem.experiment.clients))
+        return max(participants or everyone, key=lambda k: self.problem.sizes[k])
 
     def state(self, client: int) -> Any:
         """A client's committed state.
@@ -191,7 +187,7 @@ class StoredRun:
     def next_messages(self, client: int) -> Iterator[Message]:
         """What crosses the wire in the next round if this client is the only one who takes part."""
         problem, algorithm = self.problem, self.problem.algorithm
-        codecs, dims, layout, device = problem.codecs, problem.dims, problem.net.layout, problem.net.device
+        codecs, dims, layout = problem.codecs, problem.dims, problem.net.layout
         server, state, round = self.checkpoint.server, self.state(client), self.round + 1
         for number in range(1, len(algorithm.exchanges_in(round)) + 1):
             types, ctx = problem.exchange(round, number), problem.context(round, number)
@@ -203,22 +199,12 @@ class StoredRun:
             payload = encode(sent, codecs["down"], dims, layout=layout)
             down: Any = decode_own(types.down, payload, codecs["down"], dims, layout=layout)
             check_values(down, f"broadcast of round {round}")
-            task, refs = problem.task(round, number, client), references(down)
-            draft, up = algorithm.client_update(
-                map_tensors(state, lambda t: t.to(device)),
-                map_tensors(down, lambda t: t.to(device)),
-                problem.shard(client),
-                task,
-            )
-            up = map_tensors(up, lambda t: t.cpu())
-            yield Message("up", number, self._plain(up), refs)
-            payload = encode(up, codecs["up"], dims, refs, layout)
-            seen: Any = decode_own(types.up, payload, codecs["up"], dims, refs, layout)
-            check_values(seen, f"upload of client {client}")
+            result = execute(problem, TaskId(round, number, client, 0), state, down)
+            yield Message("up", number, self._plain(result.up), references(down))
+            check_values(result.decoded, f"upload of client {client}")
             if number < len(algorithm.exchanges_in(round)):
-                draft = map_tensors(draft, lambda t: t.cpu())
-                state = algorithm.client_commit(draft, down, seen, replace(task, start=problem.start))
-                server = algorithm.server_update(server, down, iter([(client, seen)]), ctx)
+                state = result.committed
+                server = algorithm.server_update(server, down, iter([(client, result.decoded)]), ctx)
 
     def _plain(self, message: Any) -> Any:
         """The message as the other side would get it dense."""

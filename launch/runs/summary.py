@@ -16,12 +16,12 @@ from torch import Tensor
 
 from fedsim.errors import DataError, DiskError
 from fedsim.learning.gaussian import Gaussian, Point, is_full
-from fedsim.learning.metrics import EXTRA
+from fedsim.learning.likelihoods import EXTRA
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from workers.coordinator.loop import Outcome
-from workers.storage.store import ClientStates, clients_digest, model_digest
+from workers.storage.client_states import ClientStates, clients_digest, model_digest
 
 
 def process_start() -> float:

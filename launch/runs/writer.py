@@ -15,8 +15,8 @@ from typing import Any, Literal, TextIO, get_type_hints
 from fedsim import plugins
 from fedsim.errors import DiskError, UsageError
 from fedsim.wire.ledger import COLUMNS, Entry
-from launch.lock import RunLock
 from workers.coordinator import task_timeline
+from workers.storage.atomic_files import RunLock
 from workers.storage.durability import fsync
 from workers.storage.recovery import Recovery, metrics_lines
 

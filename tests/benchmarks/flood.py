@@ -22,10 +22,10 @@ from fedsim.wire.envelope import VERSION, Header, blob, pack
 from fedsim.wire.ledger import Ledger
 from tests.benchmarks.common import options_of
 from workers.transport import ingress_limiter
-from workers.transport.dealer import CurveKeys, Hello
-from workers.transport.join_credentials import KeyPair
+from workers.transport.dealer import CurveKeys
+from workers.transport.handshake import Hello
+from workers.transport.join_credentials import KeyPair, Revocations
 from workers.transport.listeners import CurveListener, LocalTcpListener
-from workers.transport.revocation import Revocations
 from workers.transport.router import ZmqEndpoint
 
 PART = bytes(1_000_000)

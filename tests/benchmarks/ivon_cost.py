@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from ivon import IVON
 
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.models.paper_models import build_model
+from fedsim.learning.models.registry import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise

@@ -26,8 +26,8 @@ from launch.runs.reader import Run
 from tests.benchmarks import steady_state as steady
 from tests.benchmarks.common import FEW, FULL, fashion_shaped, options_of
 from tests.support.commands import fedsim, start
+from workers.storage.checkpoints import Checkpoints
 from workers.storage.journal import Journal
-from workers.storage.store import Checkpoints
 
 PAIRS = 5
 
@@ -38,7 +38,7 @@ def nothing_kept() -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(patch.object(Checkpoints, "commit", lambda *_: None))
         patches.enter_context(patch.object(Journal, "append", lambda *_, **__: None))
-        patches.enter_context(patch("workers.storage.store.write_atomically", lambda path, _: 0))
+        patches.enter_context(patch("workers.storage.client_states.write_atomically", lambda path, _: 0))
         patches.enter_context(patch("launch.session.summarise", lambda *_, **__: SUMMARY))
         yield
 

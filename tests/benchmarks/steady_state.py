@@ -32,7 +32,7 @@ from tests.benchmarks.common import (
     round_seconds,
     spread,
 )
-from workers.numerics import fix_numerics
+from workers.worker.main import fix_numerics
 
 WARM = 5
 SETTINGS = {"epochs": 1, "carry": False}

@@ -31,7 +31,7 @@ def test_a_count_draws_that_many_clients_of_the_roster(clients: int, data: st.Da
         assert list(participants) == sorted(set(participants))
         assert set(participants) <= set(range(clients))
         assert all(type(k) is int for k in participants)
-        assert participation(round).lost == frozenset()
+        assert participation(round).lost_uploads == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_every_schedule_is_pure_and_of_its_roster(spec: str, clients: int, seed:
     for t in forwards:
         assert list(t.participants) == sorted(set(t.participants))
         assert all(type(k) is int and 0 <= k < clients for k in t.participants)
-        assert t.lost | t.dropouts <= set(t.participants) and not t.lost & t.dropouts
+        assert t.lost_uploads | t.dropouts <= set(t.participants) and not t.lost_uploads & t.dropouts
 
 
 def test_modifiers_leave_the_people_as_they_are() -> None:
@@ -133,7 +133,7 @@ def test_modifiers_leave_the_people_as_they_are() -> None:
     for r in range(1, 30):
         assert plain(r).participants == struck(r).participants
     dropouts = sum(len(struck(r).dropouts) for r in range(1, 301)) / 3000
-    lost = sum(len(struck(r).lost) for r in range(1, 301)) / 3000
+    lost = sum(len(struck(r).lost_uploads) for r in range(1, 301)) / 3000
     assert abs(dropouts - 0.2) < 0.03 and abs(lost - 0.3 * 0.8) < 0.03
 
 
@@ -171,7 +171,7 @@ def test_a_trace_is_read_with_its_mistakes_named(tmp_path: Path) -> None:
     path.write_text("client,round\n2,1\n0,1\n2,3\n2,3\n")
     created = schedule(f"trace:{path}+lost:1", clients=3, seed=0)
     assert [created(r).participants for r in (1, 2, 3, 4)] == [(0, 2), (), (2,), ()]
-    assert created(1).lost == {0, 2}
+    assert created(1).lost_uploads == {0, 2}
     for text, says in (
         ("round,client\n1,3\n", "line 2"),
         ("1,2\n", "first line"),

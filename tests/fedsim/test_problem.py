@@ -14,29 +14,23 @@ import torch
 from click.testing import CliRunner
 from torch import Tensor
 
-import fedsim.problem
+import fedsim.evaluation
 from fedsim.errors import WireError
+from fedsim.evaluation import CHUNK, ChunkScore
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.metrics import added
+from fedsim.learning.likelihoods import added
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.participation import Participation
-from fedsim.problem import CHUNK, ChunkScore, Problem
+from fedsim.problem import Problem
 from fedsim.seeds import RandomStream
 from fedsim.wire.envelope import VERSION, Envelope, Header, decode, encode, pack, unpack
 from launch.cli import main
 from protocols.fedavg import FedAvg
 from protocols.ivon_admm import IvonADMM
 from tests.support.harness import listed, play
-from workers.worker.runtime import (
-    Evaluate,
-    EvaluateFull,
-    WorkerRuntime,
-    pack_score,
-    to_evaluate,
-    to_score,
-    unpack_score,
-)
+from workers.protocol_messages import Evaluate, EvaluateFull, pack_score, to_evaluate, to_score, unpack_score
+from workers.worker.runtime import WorkerRuntime
 
 P, CLASSES, SAMPLES, ROUND = 640, 10, 7, 3
 EQUAL = 1e-6
@@ -156,7 +150,7 @@ def test_an_ensemble_does_not_depend_on_the_chunks(
     q = posterior(mean, kind)
     whole = problem.score(q, 0, ROUND)
     assert problem.chunks == 1 and whole.tally[0] < CHUNK
-    monkeypatch.setattr(fedsim.problem, "CHUNK", 100)
+    monkeypatch.setattr(fedsim.evaluation, "CHUNK", 100)
     assert problem.chunks == 4
     parts = [problem.score(q, chunk, ROUND) for chunk in (3, 1, 0, 2)]
     tally, ensemble = (reduce(added, tallies) for tallies in zip(*parts, strict=True))

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.participation import Participation
-from fedsim.round_machine import (
-    MAX_EVALUATIONS_BEHIND,
+from fedsim.round_events import (
     Arrived,
+    ChunkId,
     Close,
     Command,
     Commit,
@@ -31,15 +31,15 @@ from fedsim.round_machine import (
     Joined,
     Left,
     Open,
-    ProtocolError,
     Rejected,
     Release,
-    RoundMachine,
     ScoreChunk,
     Scored,
     TaskId,
+    WorkItem,
     version,
 )
+from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, ProtocolError, RoundMachine
 
 MOST_HELD = 2
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80)
@@ -144,9 +144,9 @@ class Simulator:
     spoil: float = 0.0
     taken_back: set[TaskId] = field(default_factory=set)
     log: list[Command] = field(default_factory=list)
-    held: dict[int, list[TaskId | tuple[int, int]]] = field(default_factory=dict)
+    held: dict[int, list[WorkItem]] = field(default_factory=dict)
     supplied: list[TaskId] = field(default_factory=list)
-    scored: list[tuple[int, int]] = field(default_factory=list)
+    scored: list[ChunkId] = field(default_factory=list)
     committed: int = 0
     open: Open | None = None
     released: list[int] = field(default_factory=list)
@@ -177,7 +177,7 @@ class Simulator:
         events: list[Event] = [Folded()] if self.closed else []
         for worker, pieces in self.held.items():
             for piece in pieces:
-                events.append(Arrived(worker, piece) if isinstance(piece, TaskId) else Scored(worker, *piece))
+                events.append(Arrived(worker, piece) if isinstance(piece, TaskId) else Scored(worker, piece))
                 if isinstance(piece, TaskId) and self.rng.random() < self.spoil:
                     events[-1] = Rejected(worker, piece)
         return events
@@ -205,8 +205,8 @@ class Simulator:
                 self.held[worker].remove(task)
                 self.supplied.remove(task)
                 self.taken_back.add(task)
-            case Scored(worker, number, chunk):
-                self.held[worker].remove((number, chunk))
+            case Scored(worker, chunk):
+                self.held[worker].remove(chunk)
             case Folded():
                 self.closed = False
         self.carry_out(self.machine.handle(event))
@@ -267,10 +267,10 @@ class Simulator:
                     assert number == self.committed + 1
                     self.committed = number
                     self.open = None
-                case ScoreChunk(worker, number, chunk):
-                    assert number <= self.committed, "scored before its commit"
-                    self.scored.append((number, chunk))
-                    self.held[worker].append((number, chunk))
+                case ScoreChunk(worker, chunk):
+                    assert chunk.round <= self.committed, "scored before its commit"
+                    self.scored.append(chunk)
+                    self.held[worker].append(chunk)
                 case Finish():
                     assert self.committed == self.world.rounds
                     assert not any(self.held.values())
@@ -298,7 +298,7 @@ def test_any_world_in_any_order(seed: int, leave: float) -> None:
     end = simulated(world, seed + 1000, leave=leave, spoil=leave)
     assert Counter(end.supplied) == Counter(world.tasks()), "every task exactly once, from the right version"
     assert kept(end.log) == world.expected()
-    pieces = Counter((r, chunk) for r in world.evaluated() for chunk in range(world.chunks))
+    pieces = Counter(ChunkId(r, chunk) for r in world.evaluated() for chunk in range(world.chunks))
     assert Counter(end.scored) == pieces, "every chunk of every evaluated round exactly once"
     assert end.log.count(Finish()) == 1
     commits = [c for c in end.log if isinstance(c, Commit)]
@@ -398,7 +398,7 @@ def test_no_rounds_and_nothing_to_evaluate_is_the_end() -> None:
 
 
 def test_the_start_model_is_evaluated_also_without_rounds() -> None:
-    assert simulated(World(1, 0, 1, (), 2, 5), 0).scored == [(0, 0), (0, 1)]
+    assert simulated(World(1, 0, 1, (), 2, 5), 0).scored == [ChunkId(0, 0), ChunkId(0, 1)]
 
 
 def test_uploads_are_released_in_ascending_order_however_they_arrive() -> None:
@@ -449,7 +449,7 @@ def test_evaluation_cannot_fall_behind_for_ever() -> None:
     while not end.finished:
         oldest_first = sorted(end.possible(), key=lambda e: isinstance(e, Scored))
         end.feed(oldest_first[0])
-        unscored = [r for r in world.evaluated() if r <= end.committed and (r, 0) not in end.scored]
+        unscored = [r for r in world.evaluated() if r <= end.committed and ChunkId(r, 0) not in end.scored]
         behind = max(behind, end.committed - min(unscored, default=end.committed))
     assert behind <= MAX_EVALUATIONS_BEHIND + 1
 
@@ -487,9 +487,9 @@ def wrong_events(sim: Simulator) -> list[Event]:
                     Arrived(worker, TaskId(piece.round, piece.exchange + 1, piece.client, piece.base))
                 )
             else:
-                events += [Scored(w, *piece) for w in (*sim.held, unauthenticated_peer) if w != worker]
-        events.append(Scored(worker, -1, 0))
-        events.append(Scored(worker, 0, 99))
+                events += [Scored(w, piece) for w in (*sim.held, unauthenticated_peer) if w != worker]
+        events.append(Scored(worker, ChunkId(-1, 0)))
+        events.append(Scored(worker, ChunkId(0, 99)))
     held = {t for pieces in sim.held.values() for t in pieces}
     events += [Arrived(w, t) for t in sim.supplied[-3:] if t not in held for w in sim.held]  # a second time
     return events + ([] if sim.closed else [Folded()])
@@ -590,14 +590,14 @@ def test_the_schedule_is_asked_for_every_round_but_the_setup(setup: int) -> None
 @pytest.mark.parametrize("setup", [0, 1, 2])
 def test_the_start_model_is_evaluated_once_also_beside_a_setup(setup: int) -> None:
     end = simulated(set_up((Participation((0, 1)), Participation((2,))), setup=setup, chunks=3), 4)
-    assert Counter(end.scored) == Counter((r, chunk) for r in range(3) for chunk in range(3))
+    assert Counter(end.scored) == Counter(ChunkId(r, chunk) for r in range(3) for chunk in range(3))
 
 
 def test_the_start_model_can_be_scored_while_the_setup_is_under_way() -> None:
     """Nothing of round 0 changes it, so nobody has to wait for the commit."""
     machine = set_up((Participation((0,)),), clients=1, chunks=1).machine()
     machine.start()
-    assert machine.handle(Joined(0)) == [Give(0, TaskId(0, 1, 0, 0)), ScoreChunk(0, 0, 0)]
+    assert machine.handle(Joined(0)) == [Give(0, TaskId(0, 1, 0, 0)), ScoreChunk(0, ChunkId(0, 0))]
 
 
 @pytest.mark.parametrize("setup", [1, 2])
@@ -659,5 +659,5 @@ def test_versions_and_bases_with_a_setup_are_what_the_formula_says(world: World,
     assert len(end.supplied) == len(bases)
     assert [c for c in end.log if isinstance(c, Commit)] == commits
     assert end.machine.versions == held
-    pieces = Counter((r, chunk) for r in range(world.rounds + 1) for chunk in range(world.chunks))
+    pieces = Counter(ChunkId(r, chunk) for r in range(world.rounds + 1) for chunk in range(world.chunks))
     assert Counter(end.scored) == pieces

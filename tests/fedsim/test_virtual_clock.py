@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedsim.errors import DataError, UsageError
-from fedsim.virtual_clock import Clock, Link, clock
+from fedsim.round_events import TaskId
+from fedsim.virtual_clock import Clock, ExchangeClock, Link, clock
 
 
 def created(link: str = "", compute: str = "", deadline: str = "", clients: int = 3, seed: int = 0) -> Clock:
@@ -69,3 +70,18 @@ def test_links_by_client(tmp_path: Path) -> None:
 def test_mistakes_are_named(link: str, compute: str, deadline: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         created(link, compute, deadline)
+
+
+def test_exchange_lasts_until_the_deadline_if_a_client_sends_nothing() -> None:
+    c = clock("", "1ms", "5s", clients=2, seed=0)
+    exchange = ExchangeClock(c, (10, 10))
+    for k in (0, 1):
+        exchange.gave(k, 100)
+    assert not exchange.late(TaskId(1, 1, 0, 0), 100)
+    assert exchange.close() == 5.0
+    without = ExchangeClock(clock("", "1ms", "", clients=2, seed=0), (10, 10))
+    for k in (0, 1):
+        without.gave(k, 100)
+    assert not without.late(TaskId(1, 1, 0, 0), 100)
+    assert without.close() == pytest.approx(0.01)
+    assert ExchangeClock(None, (10, 10)).close() is None

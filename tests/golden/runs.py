@@ -149,8 +149,8 @@ def probe() -> str:
     """The probe digest of this machine for the main job."""
     from fedsim.experiment import Experiment, build_algorithm
     from fedsim.problem import Problem
-    from workers.numerics import fix_numerics
     from workers.probe import probe_digest
+    from workers.worker.main import fix_numerics
 
     experiment = Experiment(clients=4)
     algorithm = build_algorithm(find(experiment.algo), {})

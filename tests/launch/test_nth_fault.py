@@ -20,7 +20,7 @@ from launch.run import launch, resume
 from launch.runs import writer
 from launch.runs.resume import Stored
 from tests.support.reproducible import fresh_processes, without_seconds
-from workers.storage import store
+from workers.storage import atomic_files
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos]
 
@@ -81,7 +81,7 @@ def inject(fault: Fault) -> None:
         file = builtins.open(path, mode, **more)  # noqa: SIM115
         return Torn(file, fault) if mode == "wb" else file
 
-    store.open = opened  # type: ignore[attr-defined]
+    atomic_files.open = opened  # type: ignore[attr-defined]
     append = writer.RunDir._append
 
     def appended(self: writer.RunDir, file: Any, write: Any) -> None:

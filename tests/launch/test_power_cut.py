@@ -35,9 +35,9 @@ from launch.runs.summary import stored_model_digest
 from protocols import find
 from tests.launch.test_nth_fault import digests
 from tests.support.reproducible import fresh_processes
-from workers.storage import durability, store
+from workers.storage import atomic_files, durability
+from workers.storage.client_states import ClientStates
 from workers.storage.recovery import NOTHING, recover
-from workers.storage.store import ClientStates
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos]
 
@@ -142,7 +142,7 @@ class Recorder:
         for name in ("rename", "link", "unlink", "mkdir", "write", "ftruncate"):
             setattr(os, name, watched(getattr(os, name)))
         os.fsync = watched(self.synced)  # the disk itself need not be troubled
-        store.open = watched(builtins.open)  # type: ignore[attr-defined]
+        atomic_files.open = watched(builtins.open)  # type: ignore[attr-defined]
         writer.RunDir._append = watched(writer.RunDir._append)  # type: ignore[method-assign]
 
 

@@ -19,8 +19,8 @@ from launch.cli import main
 from protocols import find
 from protocols.fedlap_cov import FedLapCov
 from tests.support.harness import listed, play, problem_of
+from workers.storage.checkpoints import read_checkpoint
 from workers.storage.journal import read_journal
-from workers.storage.store import read_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 120.0

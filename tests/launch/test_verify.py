@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.lock import RunLock
 from tests.support.kept_runs import RUNS, algorithm_file, command, files, flip, kept_run
+from workers.storage.atomic_files import RunLock
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from fedsim.problem import Problem
 from protocols.fedlap import FedLap
 from protocols.fedlap_func import Client, Down, FedLapFunc, Held, LabelledDown, Up
 from tests.support.harness import CLIENTS, Run, listed, play, steps
-from workers.numerics import fix_numerics
+from workers.worker.main import fix_numerics
 
 P, CLASSES, INPUTS = 640, 10, 64
 EVERYONE = Participation((0, 1, 2))

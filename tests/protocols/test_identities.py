@@ -30,7 +30,7 @@ from protocols.fedavg import FedAvg
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
 from protocols.fedprox import FedProx
-from workers.storage.store import model_digest
+from workers.storage.client_states import model_digest
 
 EXACT = LocalTraining(optimiser="exact")
 DELTA = 0.3

@@ -16,7 +16,8 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from fedsim.seeds import RandomStream
 from protocols.precond_admm import PrecondADMM
-from workers.storage.store import ClientStates, read_checkpoint
+from workers.storage.checkpoints import read_checkpoint
+from workers.storage.client_states import ClientStates
 
 P, CLIENTS = 640, 4
 COMMON: dict[str, Any] = {

@@ -13,7 +13,7 @@ import msgspec
 
 from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope, pack
-from workers.coordinator.response_filter import checksums
+from workers.coordinator.responses import checksums
 from workers.worker.runtime import WorkerRuntime
 
 Key = tuple[object, ...]

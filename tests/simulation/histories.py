@@ -25,7 +25,7 @@ from typing import Any
 from fedsim.errors import FedsimError
 from fedsim.participation import schedule
 from fedsim.problem import Problem
-from fedsim.round_machine import Commit
+from fedsim.round_events import Commit
 from fedsim.wire.ledger import Entry, Ledger
 from launch.runs.writer import RunDir
 from protocols import find
@@ -34,11 +34,14 @@ from tests.simulation.workers import Person
 from tests.simulation.world import Killed, Odds, World
 from tests.support.harness import Recorder, bits_of, play, problem_of
 from workers.coordinator.loop import Coordinator, Outcome
-from workers.coordinator.membership import Timeouts
-from workers.coordinator.registration import Registration, WorkerManifest
+from workers.coordinator.membership import Timeouts, Workers
+from workers.coordinator.registration import Registration
+from workers.coordinator.run_records import RunIdentity, Storage
+from workers.protocol_messages import WorkerConfig, WorkerManifest
+from workers.storage.checkpoints import Checkpoints
+from workers.storage.client_states import ClientStates
 from workers.storage.journal import Journal, read_journal
 from workers.storage.recovery import metrics_lines, recover
-from workers.storage.store import Checkpoints, ClientStates
 
 BITS = ("model", "client states", "server", "versions", "ledger rows", "metrics")
 DISTURBED_STARTS = 4
@@ -150,25 +153,22 @@ def _start(ground: Ground, created: History, rng: random.Random, folder: Path, o
         world = World(ledger, odds, rng, ground.answers, states, Person)
         coordinator = Coordinator(
             problem,
-            world,
-            world,
-            checkpoints,
             schedule(
                 experiment.participation,
                 clients=experiment.clients,
                 seed=experiment.seed,
                 sizes=problem.sizes,
             ),
-            files,
-            journal,
-            run="run",
-            registration=Registration(
-                {"experiment": asdict(experiment)}, WorkerManifest("", {}), odds.workers
+            RunIdentity("run", 0.0),
+            Workers(
+                world,
+                world,
+                Registration(WorkerConfig(asdict(experiment)), WorkerManifest("", {}), odds.workers),
+                Timeouts(**TERMS, remote=odds.remote),
             ),
-            timeouts=Timeouts(**TERMS, remote=odds.remote),
-            started=0.0,
-            recovery=recovery,
-            clock=world.clock,
+            Storage(checkpoints, journal, recovery),
+            files,
+            world.clock,
         )
         world.watch(coordinator)
         closing.callback(lambda: created.given_up.extend(n for n in files.news if " left: " in n))

@@ -6,17 +6,13 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-import msgspec
-
 from fedsim.errors import DiskError
-from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, blob, pack
+from fedsim.wire.envelope import Envelope, Header
 from tests.simulation.world import Link, World
-from workers.coordinator.registration import WorkerManifest
-from workers.state_transfer import state_envelope
-from workers.storage.store import write_atomically
-from workers.transport.dealer import Hello
+from workers import protocol_messages as messages
+from workers.storage.atomic_files import write_atomically
+from workers.transport.handshake import Hello, hello
 from workers.worker.heartbeat import SECONDS
-from workers.worker.runtime import failure
 
 IDLE_SECONDS = 5.0
 SLOW = 35.0
@@ -62,8 +58,7 @@ class Person:
     def join(self) -> None:
         self.link, self._at = Link(self.index), None
         self._envelopes.clear()
-        hello = msgspec.json.encode(Hello("", self.index, os.getpid()))
-        self._say(self.link, "hello", hello)
+        self._send(self.link, hello(Hello("", self.index, os.getpid())))
 
     def message(self, link: Link, what: str) -> None:
         """By its socket, or in few words: its connection was cut, it was refused, it was given up."""
@@ -94,14 +89,14 @@ class Person:
             raise AssertionError(f"a worker got an envelope of kind {kind!r}")
 
     def _ready(self, link: Link) -> None:
-        self._say(link, "ready", msgspec.json.encode(WorkerManifest("", {})))
+        self._send(link, messages.ready("run", messages.WorkerManifest("", {})))
         if self.world.odds.remote:
             self.after(IDLE_SECONDS, lambda _: self._idle(link))
 
     def _idle(self, link: Link) -> None:
         if link is self.link:
             if self._at is None:
-                self._send(link, pack(Header(VERSION, "alive", "run", 1, NONE, NONE, NONE, NONE)))
+                self._send(link, messages.idle("run"))
             self.after(IDLE_SECONDS, lambda _: self._idle(link))
 
     # ---- work
@@ -125,11 +120,8 @@ class Person:
         self.after(seconds, lambda _: self._finish(link, envelope, moment))
 
     def _heartbeat(self, link: Link, envelope: Envelope) -> None:
-        h = envelope.header
         if self._at is envelope and link is self.link:
-            self._send(
-                link, pack(Header(VERSION, "alive", "run", h.epoch, h.round, h.exchange, h.client, NONE))
-            )
+            self._send(link, messages.heartbeat(envelope.header))
             self.after(SECONDS, lambda _: self._heartbeat(link, envelope))
 
     def _finish(self, link: Link, envelope: Envelope, dies: str) -> None:
@@ -151,13 +143,12 @@ class Person:
     def _answer(self, envelope: Envelope, torn: bool) -> list[Envelope]:
         h, answers = envelope.header, self.world.answers
         if h.kind == "gone":
-            return [pack(Header(VERSION, "absent", "run", h.epoch, h.round, h.exchange, h.client, h.base))]
+            return [messages.absent(h)]
         if h.kind == "evaluate":
             self._model = answers.model(envelope) or self._model
             return [answers.score(envelope, self._model)]
         if h.base and not self._has_base(h):
-            fields, frames = failure(DiskError(f"the state of client {h.client} is not there"))
-            return [pack(msgspec.structs.replace(h, kind="failed", fields=fields), frames)]
+            return [messages.failed("run", DiskError(f"the state of client {h.client} is not there"), h)]
         state, reply = answers.upload(envelope)
         created = answers.problem.version(h.round, h.exchange)
         if self.world.odds.remote:
@@ -165,7 +156,7 @@ class Person:
                 key: s for key, s in self._states.items() if key[0] != h.client or key[1] >= h.base
             }
             self._states[h.client, created] = state
-            return [state_envelope("draft", "run", h, state), reply]
+            return [messages.draft(h, state), reply]
         path = self.world.states.path(h.client, created)
         path.parent.mkdir(exist_ok=True)
         if torn:
@@ -181,10 +172,6 @@ class Person:
         return self.world.states.path(h.client, h.base).exists()
 
     # ---- envelopes
-
-    def _say(self, link: Link, kind: str, data: bytes) -> None:
-        fields, frames = blob(kind, data)
-        self._send(link, pack(Header(VERSION, kind, "run" if kind == "ready" else "", fields=fields), frames))
 
     def _send(self, link: Link, envelope: Envelope) -> None:
         if link.open:

@@ -22,8 +22,9 @@ from fedsim.wire.ledger import Ledger
 from tests.simulation.answers import Answers
 from workers.coordinator.loop import Coordinator
 from workers.coordinator.worker_pool import ProcessExit
-from workers.storage.store import ClientStates
+from workers.storage.client_states import ClientStates
 from workers.transport.endpoint import Endpoint, Incoming
+from workers.transport.handshake import read_hello
 
 if TYPE_CHECKING:
     from tests.simulation.workers import Person
@@ -126,13 +127,13 @@ class World(Endpoint):
 
     def watch(self, coordinator: Coordinator) -> None:
         """Let the fold, which is a real thread, take a while of virtual time."""
-        close = coordinator.folder.close
+        close = coordinator.aggregation.close
 
         def closed() -> None:
             close()
             self.at(self.rng.uniform(0.0, 0.5), self._fold)
 
-        coordinator.folder.close = closed  # type: ignore[method-assign]
+        coordinator.aggregation.close = closed  # type: ignore[method-assign]
 
     # ---- time
 
@@ -173,7 +174,7 @@ class World(Endpoint):
         raise Killed
 
     def draw(self, chance: float, what: str) -> bool:
-        """Whether a fault task failures."""
+        """Whether a fault occurs."""
         if self.rng.random() >= chance:
             return False
         self.happened.append(what)
@@ -251,7 +252,8 @@ class World(Endpoint):
 
     def _come_in(self, link: Link, envelope: Envelope) -> None:
         self._book(envelope, link.worker, "up")
-        self._incoming.append(Incoming(link.worker, envelope))
+        hello = read_hello(envelope) if envelope.header.kind == "hello" else None
+        self._incoming.append(Incoming(link.worker, envelope, hello))
 
     def cut(self, link: Link, noticed: float) -> None:
         """End a connection, with what is on its way; the coordinator learns of it after a while."""

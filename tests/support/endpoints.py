@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from fedsim.problem import Problem
-from fedsim.wire import zmtp
 from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack, unpack
 from fedsim.wire.ledger import Ledger
+from fedsim.wire.wire_size import framing
 from tests.support.harness import CLIENTS
-from workers.coordinator.registration import WorkerManifest
 from workers.coordinator.worker_pool import ProcessExit
+from workers.protocol_messages import WorkerManifest
 from workers.transport.endpoint import Endpoint, Incoming, Loopback
 from workers.transport.listeners import Transport, local_listener
 from workers.transport.router import ZmqEndpoint
@@ -103,7 +103,7 @@ class Counting(Loopback):
     def count(self, direction: str, envelope: Envelope) -> None:
         sizes = [len(envelope.head), *(memoryview(f).nbytes for f in envelope.frames)]
         self.frames[direction] += sum(sizes)
-        self.framing[direction] += zmtp.framing(sizes)
+        self.framing[direction] += framing(sizes)
 
     def send(self, worker: int, envelope: Envelope, second: bool = False) -> None:
         self.count("down", envelope)

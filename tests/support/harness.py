@@ -22,7 +22,7 @@ from fedsim.algorithm import Algorithm
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
 from fedsim.participation import Participation, Schedule, schedule
 from fedsim.problem import Problem
-from fedsim.round_machine import Commit
+from fedsim.round_events import Commit
 from fedsim.wire.envelope import VERSION, Envelope, Header, decode, encode, pack, references, unpack
 from fedsim.wire.ledger import Entry, Ledger
 from fedsim.wire.schema import check_values, optional_group
@@ -31,22 +31,18 @@ from launch.runs.summary import precision_of
 from protocols import REGISTRY, find
 from tests.support.reproducible import without_seconds
 from workers.coordinator.loop import Coordinator, Outcome
-from workers.coordinator.membership import Timeouts
-from workers.coordinator.registration import Registration, WorkerManifest
+from workers.coordinator.membership import Timeouts, Workers
+from workers.coordinator.registration import Registration
+from workers.coordinator.run_records import RunIdentity, Storage
 from workers.coordinator.task_timeline import Span
 from workers.coordinator.worker_pool import NoWorkerPool
 from workers.probe import SHORT
+from workers.protocol_messages import WorkerConfig, WorkerManifest
+from workers.storage.checkpoints import Checkpoint, Checkpoints, read_checkpoint
+from workers.storage.client_states import ClientStates, clients_digest, model_digest
 from workers.storage.journal import Journal
-from workers.storage.store import (
-    Checkpoint,
-    Checkpoints,
-    ClientStates,
-    clients_digest,
-    model_digest,
-    read_checkpoint,
-)
-from workers.transport.dealer import Hello
 from workers.transport.endpoint import Endpoint, Loopback
+from workers.transport.handshake import Hello
 from workers.worker.runtime import WorkerRuntime
 
 Class = type[Algorithm[Any, Any, Any, Any]]
@@ -84,7 +80,7 @@ def has_setting(algorithm: Class, name: str) -> bool:
 
 @dataclass
 class Recorder:
-    """workers.coordinator.loop.Observer: keeps what it is told."""
+    """workers.coordinator.loop.RunCallbacks: keeps what it is informed of."""
 
     entries: list[Entry] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
@@ -172,21 +168,18 @@ def play(
     states = ClientStates(folder / "state", kind)
     checkpoints = Checkpoints(folder / "checkpoints", states)
     endpoint = connect(problem, folder, ledger)
-    worker_config = {"experiment": asdict(experiment), "data_dir": None, "run_dir": str(folder)}
+    registration = Registration(
+        WorkerConfig(asdict(experiment), run_dir=str(folder)), WorkerManifest("", {}), workers
+    )
     journal = Journal(folder / "journal")
     try:
         coordinator = Coordinator(
             problem,
-            endpoint,
-            worker_pool or NoWorkerPool(),
-            checkpoints,
             participations,
+            RunIdentity("run", 0.0),
+            Workers(endpoint, worker_pool or NoWorkerPool(), registration, Timeouts(60.0, 60.0, 60.0)),
+            Storage(checkpoints, journal),
             recorder,
-            journal,
-            run="run",
-            registration=Registration(worker_config, WorkerManifest("", {}), workers),
-            timeouts=Timeouts(60.0, 60.0, 60.0),
-            started=0.0,
         )
         outcome = coordinator.run()
     finally:

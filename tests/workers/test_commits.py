@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import workers.storage.store
+import workers.storage.checkpoints
+import workers.storage.durability
 from fedsim.errors import DiskError
 from fedsim.wire.envelope import Buffer
-from workers.storage.store import Checkpoints, ClientStates
+from workers.storage.checkpoints import Checkpoints
+from workers.storage.client_states import ClientStates
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,13 @@ def test_the_next_commit_waits_until_the_last_one_is_written(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk_is_free, second = threading.Event(), threading.Event()
-    written = workers.storage.store.write_atomically
+    written = workers.storage.checkpoints.write_atomically
 
     def slow(path: Path, chunks: Iterable[Buffer]) -> int:
         assert disk_is_free.wait(30)
         return written(path, chunks)
 
-    monkeypatch.setattr(workers.storage.store, "write_atomically", slow)
+    monkeypatch.setattr(workers.storage.checkpoints, "write_atomically", slow)
     checkpoints.commit(1, Server(torch.ones(2)), (0,), ())  # returns at once
 
     def next_round() -> None:
@@ -65,7 +67,7 @@ def test_an_error_of_the_writer_reaches_the_next_commit(
     def full(path: Path, chunks: Iterable[Buffer]) -> int:
         raise DiskError(f"cannot write {path}: No space left on device")
 
-    monkeypatch.setattr(workers.storage.store, "write_atomically", full)
+    monkeypatch.setattr(workers.storage.checkpoints, "write_atomically", full)
     checkpoints.commit(1, Server(torch.ones(2)), (0,), ())
     with pytest.raises(DiskError, match="checkpoint: No space left"):
         checkpoints.commit(2, Server(torch.ones(2)), (0,), ())
@@ -77,7 +79,7 @@ def test_an_error_of_fsync_reaches_the_end(checkpoints: Checkpoints, monkeypatch
     def broken(handle: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(workers.storage.store.os, "fsync", broken)
+    monkeypatch.setattr(workers.storage.durability.os, "fsync", broken)
     checkpoints.commit(1, Server(torch.ones(2)), (0,), ())
     with pytest.raises(DiskError, match="Input/output error"):
         checkpoints.close()

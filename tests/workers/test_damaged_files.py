@@ -19,8 +19,10 @@ from torch import Tensor
 from fedsim.errors import DataError, FedsimError, UsageError, WireError
 from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack
 from fedsim.wire.state_file import encode_state
-from workers.coordinator.registration import WorkerManifest
-from workers.storage.store import Checkpoint, ClientStates, read_checkpoint, write_atomically
+from workers.protocol_messages import WorkerManifest
+from workers.storage.atomic_files import write_atomically
+from workers.storage.checkpoints import Checkpoint, read_checkpoint
+from workers.storage.client_states import ClientStates
 from workers.transport.join_credentials import FORMAT, JoinCredentials, KeyPair
 
 fixed = settings(

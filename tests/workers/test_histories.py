@@ -12,7 +12,7 @@ from fedsim.wire.envelope import Envelope
 from tests.simulation.histories import EXPERIMENTS, TERMS, Ground, history
 from tests.simulation.workers import SLOW
 from tests.simulation.world import Odds
-from workers.coordinator.response_filter import ResponseFilter
+from workers.coordinator.responses import ResponseFilter
 
 pytestmark = pytest.mark.chaos
 
@@ -80,7 +80,7 @@ def test_a_task_that_ends_all_its_workers_stops_the_run(small: Ground, tmp_path:
     assert all("3 workers have ended there" in error for error in created.errors) and created.errors
 
 
-@pytest.mark.parametrize("what", ["here, dies", "elsewhere, dies", "elsewhere, cut"])
+@pytest.mark.parametrize("what", ["local, dies", "remote, dies", "remote, cut"])
 def test_any_letter_may_be_the_last(what: str, small: Ground, tmp_path: Path) -> None:
     """At the n-th envelope of every start its sender dies, or its connection ends, for every n until none is
     struck."""

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from fedsim.errors import UsageError
-from fedsim.learning.metrics import EXTRA, MEASURES
-from fedsim.problem import ChunkScore
+from fedsim.evaluation import ChunkScore
+from fedsim.learning.likelihoods import EXTRA, LIKELIHOODS
 from tests.support.reproducible import without_seconds
-from workers.coordinator.round_log import RESERVED, RoundLog, RoundRecord
+from workers.coordinator.round_log import RoundLog
+from workers.storage.round_record import RESERVED, RoundRecord
 
-CATEGORICAL = MEASURES["categorical"]
+CATEGORICAL = LIKELIHOODS["categorical"]
 
 
 def round_log(chunks: int = 2) -> tuple[RoundLog, list[Mapping[str, Any]]]:
@@ -113,7 +114,7 @@ def test_reserved_names_are_all_that_a_line_has() -> None:
     keys = set(*without_seconds([record.line(1, CATEGORICAL)]))
     assert keys == RESERVED - set(EXTRA)
     tags = RoundRecord(1, scores={0: ChunkScore((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3))})
-    keys = set(*without_seconds([tags.line(1, MEASURES["bernoulli"])]))
+    keys = set(*without_seconds([tags.line(1, LIKELIHOODS["bernoulli"])]))
     now_and_then = {"folded", "late", "refused", "simulated_seconds"}
     assert keys == {k for k in RESERVED - now_and_then if not k.startswith("ensemble")}
 
@@ -127,5 +128,5 @@ def test_what_is_reported_stands_in_the_line() -> None:
 
 def test_regression_has_no_accuracy() -> None:
     record = RoundRecord(1, scores={0: ChunkScore((4.0, 2.0)), 1: ChunkScore((4.0, 6.0))})
-    line = record.line(2, MEASURES["gaussian"])
+    line = record.line(2, LIKELIHOODS["gaussian"])
     assert (line["test_accuracy"], line["test_nll"]) == (None, 1.0)

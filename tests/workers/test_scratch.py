@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from workers.storage.scratch import YOUNG_SECONDS, Scratch
+from workers.scratch import YOUNG_SECONDS, Scratch
 
 pytestmark = pytest.mark.process
 
 MAKES_ONE = """
 import sys, time
-from workers.storage.scratch import Scratch
+from workers.scratch import Scratch
 print(Scratch("mine-", sys.argv[1]).path, flush=True)
 time.sleep(60)
 """

@@ -16,16 +16,10 @@ from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
 from fedsim.wire.state_file import decode_state, encode_state
-from workers.storage import durability, store
-from workers.storage.store import (
-    KEEP,
-    Checkpoint,
-    Checkpoints,
-    ClientStates,
-    model_digest,
-    read_checkpoint,
-    write_atomically,
-)
+from workers.storage import client_states, durability
+from workers.storage.atomic_files import write_atomically
+from workers.storage.checkpoints import KEEP, Checkpoint, Checkpoints, read_checkpoint
+from workers.storage.client_states import ClientStates, model_digest
 
 
 @dataclass(frozen=True)
@@ -142,7 +136,7 @@ def test_the_cache_is_bounded_and_its_account_is_right(
     states: ClientStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(encode_state(client(0)))
-    monkeypatch.setattr(store, "CACHE_BYTES", 3 * size)
+    monkeypatch.setattr(client_states, "CACHE_BYTES", 3 * size)
     for version in range(1, 11):
         states.save(0, version, client(0))
         states.save(0, version, client(0))  # a task that was computed again

@@ -24,11 +24,11 @@ from fedsim.wire.ledger import Ledger
 from protocols import find
 from tests.support.harness import play, problem_of
 from workers.transport import ingress_limiter, router, tcp_counters
-from workers.transport.dealer import Connection, CurveKeys, Hello, KeyRefused
+from workers.transport.dealer import Connection, CurveKeys, KeyRefused
 from workers.transport.endpoint import Endpoint
-from workers.transport.join_credentials import KeyPair
+from workers.transport.handshake import Hello
+from workers.transport.join_credentials import KeyPair, Revocations
 from workers.transport.listeners import CurveListener, IpcListener, Listener, LocalTcpListener
-from workers.transport.revocation import Revocations
 from workers.transport.router import ZmqEndpoint
 from workers.worker.main import announce, serve
 from workers.worker.runtime import WorkerRuntime
@@ -267,7 +267,7 @@ def test_a_worker_that_was_given_up_is_told_so_and_comes_in_again(
         worker.send(
             pack(Header(VERSION, "upload", "run", fields=blob("x", bytes(nbytes))[0]), [bytes(nbytes)])
         )
-    assert until(endpoint, lambda: bool(endpoint._called_back)) == []
+    assert until(endpoint, lambda: bool(endpoint._rejoin_sent)) == []
     with pytest.raises(ConnectionLost, match="had given this worker up"):
         worker.receive(DEADLINE)
     assert endpoint.wait([], 0.05) == ([], [])
@@ -382,7 +382,7 @@ def test_a_key_that_is_revoked_opens_nothing_and_what_it_has_opened_ends(
         with pytest.raises(KeyRefused, match="does not accept this key"):
             come(1)
         with pytest.raises(AccessError, match="the key of worker 1 was revoked"):
-            endpoint.listener.who(Hello("", 1, 1), KNOWN[1].public)
+            endpoint.listener.identify(Hello("", 1, 1), KNOWN[1].public)
         endpoint.send(0, pack(Header(VERSION, "stop", "run")))
         answer = stays.receive(DEADLINE)
         assert answer is not None and answer.header.kind == "stop"

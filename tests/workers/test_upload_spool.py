@@ -118,3 +118,22 @@ def test_a_file_damaged_on_disk_is_noticed(tmp_path: Path, damage: str) -> None:
     path.write_bytes(data)
     with pytest.raises(WireError, match=r"spooled upload of client 7, .*000007\.upload: field "):
         spool.take(7)
+
+
+def test_what_an_earlier_start_has_left_is_removed(tmp_path: Path) -> None:
+    left = Spool(tmp_path / "spool", 0)
+    left.put(3, upload(3))
+    (tmp_path / "spool" / ".000004.upload.17").write_bytes(b"half")
+    Spool(tmp_path / "spool", 0)
+    assert on_disk(tmp_path / "spool") == []
+
+
+@pytest.mark.parametrize("room", [0, 100 * SIZE])
+def test_a_discarded_upload_leaves_neither_file_nor_memory(tmp_path: Path, room: int) -> None:
+    spool = Spool(tmp_path / "spool", room)
+    spool.put(3, upload(3))
+    spool.discard(3)
+    spool.discard(5)  # it has sent none
+    assert on_disk(tmp_path / "spool") == [] and spool.room == room
+    with pytest.raises(KeyError):
+        spool.take(3)

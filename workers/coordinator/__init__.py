@@ -1,1 +1,1 @@
-"""The coordinator's parts: what goes out, who is there, what is folded, what is reported."""
+"""The coordinator's parts: dispatch, responses, membership, aggregation, commands and records."""

@@ -33,12 +33,15 @@ class Fold:
 
 
 class AggregationThread:
-    """One fold at a time: start, release ..., close; then `on_done` is signalled and `result` waits."""
+    """One fold at a time: start, release any number of uploads, close; then on_done is called.
+
+    After on_done, result() has the fold.
+    """
 
     def __init__(
         self, problem: Problem, take: Callable[[int], tuple[Envelope, int]], on_done: Callable[[], None]
     ) -> None:
-        """take: a client's upload and whom it came from."""
+        """take: returns a client's upload and the worker that has sent it."""
         self.problem, self._take, self._on_done = problem, take, on_done
         self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[tuple[Any, Any, int, int] | None] = queue.SimpleQueue()
@@ -47,18 +50,19 @@ class AggregationThread:
         self._thread.start()
 
     def start(self, server: Any, down: Any, round: int, exchange: int) -> None:
+        """Begin the fold of an exchange; down: the broadcast as clients decode it."""
         self._jobs.put((server, down, round, exchange))
 
     def release(self, client: int) -> None:
-        """This client is next; its upload is taken from the spool when its turn comes."""
+        """Let this client be next; its upload is taken from the spool when its turn comes."""
         self._uploads.put(client)
 
     def close(self) -> None:
-        """No further upload in this exchange."""
+        """End the fold: there is no further upload in this exchange."""
         self._uploads.put(None)
 
     def result(self) -> Fold:
-        """Call once after on_done.
+        """Return the fold; call it once after on_done.
 
         Raises:
             FedsimError: whatever server_update or an upload's checks raised.
@@ -110,7 +114,7 @@ class AggregationThread:
         return Fold(next_server, scalars.result())
 
     def _next(self) -> int | None:
-        """The client whose upload is next; None: no further one."""
+        """Return the client whose upload is next; None: there is no further one."""
         k = self._uploads.get()
         if isinstance(k, _Stop):
             raise k
@@ -118,10 +122,16 @@ class AggregationThread:
 
 
 def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = NONE) -> Any:
-    """The message of an upload; down: the decoded broadcast that it answers; worker: who sent it.
+    """Return the message of an upload.
+
+    Args:
+        problem: The experiment.
+        envelope: The upload.
+        down: The decoded broadcast that it answers.
+        worker: The worker that has sent it.
 
     Raises:
-        WireError: naming client, round, worker and field if it must not be folded.
+        WireError: If it must not be folded; it names client, round, worker and field.
     """
     h = envelope.header
     sender = f" from worker {worker}" if worker != NONE else ""

@@ -1,30 +1,49 @@
-"""What goes out: broadcasts, tasks, models to score, and states on loan."""
+"""Sends broadcasts, tasks, evaluation requests and client states to workers."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
-from fedsim.round_machine import Give, Open, ScoreChunk
-from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, decode_own, encode, pack
+from fedsim.round_events import Give, Open, ScoreChunk
+from fedsim.virtual_clock import ExchangeClock
+from fedsim.wire.envelope import NONE, Envelope, Header, Payload, decode_own, encode
 from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.schema import check_values
-from workers.coordinator.exchange_clock import ExchangeClock
+from workers import protocol_messages as messages
 from workers.coordinator.task_timeline import Timeline
-from workers.state_transfer import ReplicaMap, state_envelope
-from workers.storage.store import ClientStates
+from workers.storage.client_states import ClientStates
 from workers.transport.endpoint import Endpoint
-from workers.worker.runtime import to_evaluate
+
+
+class ReplicaMap:
+    """The versions of clients' states that every remote worker has, as the coordinator knows them."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, dict[int, set[int]]] = {}
+
+    def lacks(self, worker: int, client: int, version: int) -> bool:
+        """Whether a worker needs a state; version 0 is client_init, which every worker can make."""
+        return bool(version) and version not in self._held.get(worker, {}).get(client, set())
+
+    def has(self, worker: int, client: int, *versions: int) -> None:
+        """Note that a worker has these versions now, and that it has deleted older ones."""
+        self._held.setdefault(worker, {})[client] = set(versions)
+
+    def forget(self, worker: int) -> None:
+        """Note that a worker has left."""
+        self._held.pop(worker, None)
 
 
 class Dispatch:
-    """Envelopes to workers. epoch: of this start of the run, in every task; `loans` is of remote workers,
-    else None."""
+    """Sends envelopes to workers, and notes for clock and timeline when.
+
+    epoch: the number of this start of the run, which every task names. replicas: of remote workers, None if
+    all workers share the run's folder.
+    """
 
     def __init__(
         self,
@@ -35,21 +54,25 @@ class Dispatch:
         states: ClientStates,
         exchange_clock: ExchangeClock,
         replicas: ReplicaMap | None,
+        timeline: Timeline,
     ) -> None:
         self.run, self.epoch, self.problem = run, epoch, problem
         self.endpoint = endpoint
         self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
-        self.timeline = Timeline()
+        self.timeline = timeline
         self._payload = Payload((), ())
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
         self._models_sent: dict[int, int] = {}
 
     def encode_broadcast(self, server: Any, command: Open) -> Any:
-        """Encode the broadcast of an exchange once; returns it as clients will decode it.
+        """Encode the broadcast of an exchange, once for all its tasks.
+
+        Returns:
+            The broadcast as clients will decode it.
 
         Raises:
-            WireError: if the algorithm's message has values that must not be sent.
+            WireError: If the algorithm's message has values that must not be sent.
         """
         problem = self.problem
         down = problem.algorithm.broadcast(server, problem.context(command.round, command.exchange))
@@ -60,54 +83,51 @@ class Dispatch:
         return self.sent
 
     def give(self, server: Any, give: Give) -> None:
-        """The broadcast, and behind it what only this client gets."""
+        """Send a task: the broadcast, and behind it the fields that only this client gets."""
         payload, problem, task = self._payload, self.problem, give.task
-        kind = "gone" if give.dropout else "task"
-        h = Header(VERSION, kind, self.run, self.epoch, task.round, task.exchange, task.client, task.base)
-        if not give.dropout:
-            self._transfer_state(give.worker, h)
         ctx = problem.context(task.round, task.exchange)
         extra = problem.algorithm.broadcast_to(server, task.client, ctx)
         if extra is not None:
             own = encode(extra, problem.codecs["down"], problem.dims, layout=problem.net.layout)
             payload = Payload(payload.fields + own.fields, payload.frames + own.frames)
-        envelope = pack(msgspec.structs.replace(h, fields=payload.fields), payload.frames)
+        envelope = messages.task(self.run, self.epoch, task, payload, give.dropout)
+        if not give.dropout:
+            self._transfer_state(give.worker, envelope.header)
         self.send(give.worker, envelope, give.retry)
         self.exchange_clock.gave(task.client, stream_bytes(envelope))
-        self.timeline.gave(give.worker, task.round, task.exchange, task.client, kind)
+        self.timeline.gave(give.worker, task.round, task.exchange, task.client, envelope.header.kind)
 
     def _transfer_state(self, worker: int, of: Header) -> None:
         """Send a remote worker the state that a task starts from, if it does not have it."""
         if self.replicas is not None and self.replicas.lacks(worker, of.client, of.base):
             data = self.states.read(of.client, of.base)
-            self.send(worker, state_envelope("state", self.run, of, data))
+            self.send(worker, messages.state(of, data))
             self.replicas.has(worker, of.client, of.base)
 
     def give_score(self, score: ScoreChunk, model: Point | Gaussian | None) -> None:
-        """A chunk to score, and before the first of a round its model."""
-        payload = Payload((), ())
-        if self._models_sent.get(score.worker) != score.round:
+        """Ask a worker to evaluate a chunk; the first request of a round carries the model."""
+        payload, round, chunk = messages.NO_PAYLOAD, score.chunk.round, score.chunk.chunk
+        if self._models_sent.get(score.worker) != round:
             assert model is not None  # taken at the round's commit, before any Score command
-            payload = encode(to_evaluate(model, self.problem.eval_samples), {}, self.problem.dims)
-            self._models_sent[score.worker] = score.round
-        h = Header(VERSION, "evaluate", self.run, self.epoch, score.round, score.chunk, fields=payload.fields)
-        self.send(score.worker, pack(h, payload.frames))
-        self.timeline.gave(score.worker, score.round, score.chunk, NONE, "evaluate")
+            payload = encode(messages.to_evaluate(model, self.problem.eval_samples), {}, self.problem.dims)
+            self._models_sent[score.worker] = round
+        self.send(score.worker, messages.evaluate(self.run, self.epoch, round, chunk, payload))
+        self.timeline.gave(score.worker, round, chunk, NONE, "evaluate")
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """A worker that is gone gets nothing: its end is about to be known, and others take over."""
+        """Send an envelope, unless the worker has gone: its end will soon be known."""
         with suppress(TaskError):
             self.endpoint.send(worker, envelope, retry)
 
     def left(self, worker: int) -> None:
-        """A remote worker is gone, and with it what it had been sent."""
+        """Forget what a worker that has left had been sent."""
         if self.replicas is not None:
             self.replicas.forget(worker)
         self._models_sent.pop(worker, None)
         self.timeline.left(worker)
 
     def stop(self, workers: int) -> None:
-        """Tell all workers that there is no more to do."""
+        """Tell all workers that the run is over."""
         for worker in range(workers):
-            with suppress(TaskError):  # a worker that is gone already has no more to do
-                self.endpoint.send(worker, pack(Header(VERSION, "stop", self.run)))
+            with suppress(TaskError):  # it has ended already
+                self.endpoint.send(worker, messages.stop(self.run))

@@ -1,31 +1,30 @@
-"""What went wrong, whose task it was, and what to do: the coordinator's errors."""
+"""The coordinator's errors: what went wrong, in which worker and task, and what to do."""
 
 from __future__ import annotations
-
-import msgspec
 
 from fedsim.errors import DiskError, FedsimError, TaskError
 from fedsim.round_machine import RoundMachine
 from fedsim.wire.envelope import NONE, Envelope
 from workers.coordinator.worker_pool import ProcessExit
+from workers.protocol_messages import read_failure
 
 
 def silence(machine: RoundMachine, workers: int, patience: float) -> TaskError:
-    """Nothing has happened for `patience` seconds."""
+    """Return the error of a run in which nothing has happened for `patience` seconds."""
     held = {w: machine.held_by(w) for w in range(max(1, workers))}
-    who = "; ".join(
+    holders = "; ".join(
         f"worker {w} holds " + ", ".join(f"client {t.client}" for t in tasks)
         for w, tasks in held.items()
         if tasks
     )
     return TaskError(
         f"nothing has happened for {patience:g} s in round {machine.round}: "
-        f"{who or 'no worker holds a task, so the fold hangs'} (raise the limit with --patience)"
+        f"{holders or 'no worker holds a task, so the fold hangs'} (raise the limit with --patience)"
     )
 
 
 def doing(machine: RoundMachine, worker: int) -> str:
-    """What a worker was at: its round and clients."""
+    """Describe what a worker is doing: its round and clients."""
     held = machine.held_by(worker)
     if not held:
         return f"in round {machine.round}, between tasks"
@@ -34,7 +33,7 @@ def doing(machine: RoundMachine, worker: int) -> str:
 
 
 def task_failures(machine: RoundMachine, last: ProcessExit, count: int) -> TaskError:
-    """Workers keep ending at the same thing."""
+    """Return the error of a run whose workers keep dying at the same task."""
     at = doing(machine, last.worker)
     return TaskError(
         f"worker {last.worker} {last.how} {at}: {count} workers have ended there, so it is not tried again. "
@@ -43,12 +42,9 @@ def task_failures(machine: RoundMachine, last: ProcessExit, count: int) -> TaskE
 
 
 def failure(worker: int, envelope: Envelope) -> FedsimError:
-    """A worker says that it could not do what it was told."""
+    """Return the error that a worker has reported."""
     h = envelope.header
-    try:
-        code, what = msgspec.json.decode(envelope.frames[0], type=tuple[int, str])
-    except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
-        code, what = 1, "(it does not say readably what)"
+    code, what = read_failure(envelope)
     kind = DiskError if code == DiskError.exit_code else TaskError
     if h.round == NONE:
         return kind(f"worker {worker} could not set itself up:\n{what.rstrip()}")

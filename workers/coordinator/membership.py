@@ -1,7 +1,8 @@
-"""The workers of a run: who comes, who goes, and who takes whose place.
+"""The workers of a run: their registration, their leases, and what follows when one leaves.
 
-A worker on this machine that dies, or whose lease runs out, is replaced, unless what it was at has ended
-too many. One elsewhere that is gone is made good by the others until somebody comes in its place.
+A local worker that dies, or whose lease ends, is replaced, unless too many workers have died at the same
+task. The tasks of a remote worker that leaves are computed by the others until it, or another one, joins in
+its place.
 """
 
 from __future__ import annotations
@@ -12,28 +13,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
-
 from fedsim.errors import AccessError, TaskError, WireError
-from fedsim.round_machine import Event, Joined, Left, RoundMachine, TaskId
-from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, blob, pack
+from fedsim.round_events import ChunkId, Event, Joined, Left, WorkItem
+from fedsim.round_machine import RoundMachine
+from fedsim.wire.envelope import NONE, Envelope
+from workers import protocol_messages as messages
 from workers.coordinator import failures
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.registration import Registration
-from workers.coordinator.response_filter import ProtocolViolation
+from workers.coordinator.responses import ProtocolViolation
 from workers.coordinator.worker_pool import ProcessExit, WorkerPool
 from workers.storage.journal import Journal
-from workers.transport.dealer import Hello
 from workers.transport.endpoint import Endpoint
-from workers.transport.router import refusal
-from workers.worker.heartbeat import Leases
+from workers.transport.handshake import Hello, refusal
 
 MAX_TASK_FAILURES = 3
-"""A task at which so many workers have ended is not given again."""
+"""A task at which so many workers have died is not given again."""
 
 
 class WorkerCallbacks(Protocol):
-    """Who writes down who was there."""
+    """Is informed of workers that join and leave."""
 
     def joined(self, worker: int, hello: Hello) -> None: ...
 
@@ -42,8 +41,11 @@ class WorkerCallbacks(Protocol):
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds in which workers must join, after which a silent one is given up, and in which something has
-    to happen at all (the longest task, generously). elsewhere: they come from other machines."""
+    """Limits in seconds.
+
+    join_within: until all workers have joined. lease: until a silent worker is given up. patience: until the
+    run stops because nothing has happened. remote: the workers are on other machines.
+    """
 
     join_within: float
     lease: float
@@ -51,51 +53,82 @@ class Timeouts:
     remote: bool = False
 
 
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a run: how they are reached, who they must be, and how long they may take."""
+
+    endpoint: Endpoint
+    pool: WorkerPool
+    registration: Registration
+    timeouts: Timeouts
+
+
+class Leases:
+    """When each worker that holds work was last heard of, as the coordinator knows it."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self._clock = seconds, clock
+        self._heard: dict[int, float] = {}
+
+    def heard(self, worker: int) -> None:
+        """Renew a worker's lease."""
+        self._heard[worker] = self._clock()
+
+    def forget(self, worker: int) -> None:
+        """End a worker's lease."""
+        self._heard.pop(worker, None)
+
+    def left(self, working: list[int]) -> float:
+        """Return the seconds until the first lease of these workers ends, never less than 0."""
+        now = self._clock()
+        ends = [self._heard.setdefault(worker, now) + self.seconds for worker in working]
+        return max(0.0, min(ends, default=now + self.seconds) - now)
+
+    def over(self, working: list[int]) -> list[int]:
+        """Return those of these workers whose leases have ended."""
+        now = self._clock()
+        return [w for w in working if self._heard.setdefault(w, now) + self.seconds <= now]
+
+
 class Membership:
-    """handle: gives the machine an event, and carries out what follows; `begun` once the first round is open,
-    before which nobody is told of workers."""
+    """Which workers take part. Methods return the events that follow, for the round machine.
+
+    begun: the first round is open; before, the machine is not informed of workers.
+    """
 
     def __init__(
         self,
-        registration: Registration,
-        timeouts: Timeouts,
-        endpoint: Endpoint,
-        worker_pool: WorkerPool,
+        workers: Workers,
         dispatch: Dispatch,
         machine: RoundMachine,
         callbacks: WorkerCallbacks,
         journal: Journal,
-        handle: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.registration, self.timeouts, self.endpoint, self.worker_pool = (
-            registration,
-            timeouts,
-            endpoint,
-            worker_pool,
-        )
+        self.registration, self.timeouts = workers.registration, workers.timeouts
+        self.endpoint, self.worker_pool = workers.endpoint, workers.pool
         self.dispatch, self.machine, self.callbacks, self.journal = dispatch, machine, callbacks, journal
-        self._handle, self._clock = handle, clock
-        self.leases = Leases(timeouts.lease, clock)
+        self._clock = clock
+        self.leases = Leases(workers.timeouts.lease, clock)
         self.begun = False
-        self._task_failures: Counter[TaskId | tuple[int, int] | str | None] = Counter()
-        """How many workers have ended at something."""
+        self._task_failures: Counter[WorkItem | str | None] = Counter()
+        """How many workers have died, by what they were doing."""
 
     @property
     def size(self) -> int:
-        """How many there should be; 0 in process."""
+        """Return how many workers there should be, 0 in process."""
         return self.registration.workers
 
-    # ---- coming
+    # ---- joining
 
-    def waiting(self, everybody: bool) -> Iterator[float]:
-        """Until all are there, or anybody: the seconds that are left, to wait in and look again.
+    def waiting(self, all_of_them: bool) -> Iterator[float]:
+        """Yield the seconds that are left to wait, until all workers have joined, or any worker has.
 
         Raises:
-            TaskError: if they do not come in time.
+            TaskError: If they do not join in time.
         """
         deadline = self._clock() + self.timeouts.join_within
-        while self.registration.missing if everybody else self.size and not self.registration.ready:
+        while self.registration.missing if all_of_them else self.size and not self.registration.ready:
             left = deadline - self._clock()
             if left <= 0:
                 missing = ", ".join(map(str, self.registration.missing))
@@ -105,59 +138,60 @@ class Membership:
                 )
             yield left
 
-    def begin(self) -> None:
-        """The first round is open: all who are there take part."""
+    def begin(self) -> list[Event]:
+        """Let all workers that are ready take part: the first round is open."""
         self.begun = True
-        for worker in sorted(self.registration.ready) if self.size else [0]:
-            self._handle(Joined(worker))
         self._stop_accepting()
+        return [Joined(worker) for worker in (sorted(self.registration.ready) if self.size else [0])]
 
-    def hello(self, worker: int, envelope: Envelope) -> None:
-        """Tell a newcomer what to do."""
-        fields, frames = blob("welcome", self.registration.registration_reply(worker))
-        run = self.dispatch.run
-        self.dispatch.send(worker, pack(Header(VERSION, "welcome", run, fields=fields), frames))
-        self.callbacks.joined(worker, msgspec.json.decode(envelope.frames[0], type=Hello))
+    def hello(self, worker: int, hello: Hello) -> None:
+        """Send a worker that has connected its configuration."""
+        config = self.registration.config_of(worker)
+        self.dispatch.send(worker, messages.welcome(self.dispatch.run, config))
+        self.callbacks.joined(worker, hello)
 
-    def ready(self, worker: int, envelope: Envelope) -> None:
-        """See below.
+    def ready(self, worker: int, envelope: Envelope) -> list[Event]:
+        """Let a worker that is set up take part, if it has what the run needs.
 
         Raises:
-            AccessError: if a worker of this machine does not have what the run needs.
-            ProtocolViolation: if the message breaks the protocol.
+            AccessError: If a worker of this machine does not have it.
+            ProtocolViolation: If the message breaks the protocol.
         """
         if not self.size:
-            raise ProtocolViolation("says that it is ready, and nobody was waited for")
+            raise ProtocolViolation("says that it is ready, but this run expects no workers")
         if worker in self.registration.ready:
-            return
+            return []
         try:
             why = self.registration.check_worker(worker, envelope)
         except WireError as e:
             raise ProtocolViolation(f"sends {e}") from None
         if not why:
-            if self.begun:
-                self._handle(Joined(worker))
-                self._stop_accepting()
-            return
+            if not self.begun:
+                return []
+            self._stop_accepting()
+            return [Joined(worker)]
         if not self.timeouts.remote:
             raise AccessError(f"worker {worker}: {why}")
         self.endpoint.send(worker, refusal(why))
         self.endpoint.dismiss(worker)
         self.callbacks.left(worker, f"refused: {why}")
+        return []
 
     def _stop_accepting(self) -> None:
         if not self.registration.missing:
             self.endpoint.stop_accepting()
 
-    # ---- going
+    # ---- leaving
 
     def failed(self, worker: int, envelope: Envelope) -> None:
-        """One elsewhere that cannot set itself up may come again; whatever else fails, fails everywhere. What
-        the worker does not hold (any more) may fail.
+        """Handle a worker's error.
+
+        A remote worker that cannot set itself up may join again. The error of a task that the worker does not
+        hold (any more) is ignored; of one that it holds, it would occur in any other worker, too.
 
         Raises:
-            TaskError: if a task or a worker fails.
-            DiskError: if the disk cannot be read or written.
+            TaskError: If a task has failed, or a local worker's set-up.
+            DiskError: If the worker could not read or write a file.
         """
         if envelope.header.round != NONE and not self._holds(worker, envelope):
             return
@@ -167,71 +201,71 @@ class Membership:
         self.endpoint.dismiss(worker)
         self.callbacks.left(worker, str(error))
 
-    def died(self, process_exit: ProcessExit) -> None:
-        """Put another process in its place.
+    def died(self, process_exit: ProcessExit) -> list[Event]:
+        """Replace a process that has ended.
 
         Raises:
-            TaskError: after STRIKES at the same thing.
+            TaskError: If MAX_TASK_FAILURES workers have died at the same task.
         """
         worker = process_exit.worker
         at = self.machine.doing(worker) if worker in self.registration.ready else "start"
         self._task_failures[at] += 1
         if self._task_failures[at] >= MAX_TASK_FAILURES:
             raise failures.task_failures(self.machine, process_exit, self._task_failures[at])
-        self.left(worker, process_exit.how)
+        events = self.left(worker, process_exit.how)
         self.worker_pool.replace(worker, self.endpoint.accept())
+        return events
 
-    def left(self, worker: int, why: str) -> None:
-        """A worker is gone: others take over what it held, and another may come in its place."""
+    def left(self, worker: int, why: str) -> list[Event]:
+        """Let others take over the tasks of a worker that has left; another may join in its place."""
         self.callbacks.left(worker, f"{why} {failures.doing(self.machine, worker)}")
         self.journal.append("left", worker=worker, round=self.machine.round)
         self.endpoint.dismiss(worker)
         self.leases.forget(worker)
         self.dispatch.left(worker)
-        if worker in self.registration.ready:
-            self.registration.ready.discard(worker)
-            if self.begun:
-                self._handle(Left(worker))
+        if worker not in self.registration.ready:
+            return []
+        self.registration.ready.discard(worker)
+        return [Left(worker)] if self.begun else []
 
-    def give_up(self, worker: int, why: str) -> None:
-        """End with a worker that hangs, or does not keep to the protocol; its work is done by others.
+    def give_up(self, worker: int, why: str) -> list[Event]:
+        """Dismiss or kill a worker that hangs, or that breaks the protocol; others do its work.
 
         Raises:
-            TaskError: in process, where nobody else is.
+            TaskError: In process, where there is no other worker.
         """
         if not self.size:
             raise TaskError(f"worker {worker} {why}")
         self.leases.forget(worker)
         if self.timeouts.remote:
-            self.left(worker, why)
-        else:
-            self.callbacks.left(worker, f"{why} {failures.doing(self.machine, worker)}, and is killed")
-            self.worker_pool.kill(worker)
+            return self.left(worker, why)
+        self.callbacks.left(worker, f"{why} {failures.doing(self.machine, worker)}, and is killed")
+        self.worker_pool.kill(worker)  # its end is known from its process handle
+        return []
 
-    # ---- silence
+    # ---- leases
 
     def alive(self, worker: int, envelope: Envelope) -> bool:
-        """A heartbeat counts for the task, or chunk, that it names."""
+        """Renew a lease if the worker holds what its heartbeat names; else return False."""
         counts = self._holds(worker, envelope)
         if counts:
             self.leases.heard(worker)
         return counts
 
     def _holds(self, worker: int, envelope: Envelope) -> bool:
-        """Whether a worker holds the task, or chunk, that its envelope is about."""
+        """Whether a worker holds the task or chunk that its envelope names."""
         h = envelope.header
         if h.client == NONE:
-            return self.machine.holds(worker, (h.round, h.exchange))
+            return self.machine.holds(worker, ChunkId(h.round, h.exchange))
         tasks = self.machine.held_by(worker)
         return (h.round, h.exchange, h.client) in [(t.round, t.exchange, t.client) for t in tasks]
 
     def patience(self) -> float:
-        """How long to wait for anything: until the first lease runs out."""
+        """Return how long to wait for anything: until the first lease ends."""
         if not self.size:
             return self.timeouts.patience
         return min(self.timeouts.patience, self.leases.left(self.machine.working))
 
-    def end_leases(self) -> None:
-        """Give up the workers that were silent for too long: they hang or are stopped."""
-        for worker in self.leases.over(self.machine.working) if self.size else ():
-            self.give_up(worker, f"was silent for {self.timeouts.lease:g} s")
+    def silent(self) -> list[int]:
+        """Return the workers whose leases have ended: they hang or are stopped."""
+        return self.leases.over(self.machine.working) if self.size else []

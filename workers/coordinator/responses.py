@@ -1,91 +1,175 @@
-"""What comes in from workers that have joined: uploads, absences, states and scores."""
+"""Handles workers' responses: uploads, absences, drafts of states, and scores.
+
+A task's response counts once: from the worker that holds the task, and in the start of the run that gave it.
+What an honest worker may send besides (a response twice, one to a task that was taken back from it, one to an
+earlier start) is dropped and counted; what no worker sends that keeps to the protocol is a ProtocolViolation.
+Two uploads of one task must be the same bits: tasks are pure, so the second is compared before it is dropped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
 
-from fedsim.errors import WireError
+from fedsim.errors import TaskError, WireError
 from fedsim.learning.gaussian import Gaussian
 from fedsim.problem import Problem
-from fedsim.round_machine import Arrived, Event, Rejected, Scored, TaskId
+from fedsim.round_events import Arrived, ChunkId, Event, Rejected, Scored, TaskId, WorkItem
+from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, RoundMachine
 from fedsim.wire.envelope import Envelope
-from fedsim.wire.ledger import Ledger, stream_bytes
+from fedsim.wire.ledger import stream_bytes
 from workers.coordinator.aggregation import read_upload
 from workers.coordinator.broadcasts import Dispatch
-from workers.coordinator.exchange_clock import ExchangeClock
-from workers.coordinator.response_filter import ProtocolViolation, ResponseFilter, checksums
 from workers.coordinator.round_log import RoundLog
+from workers.protocol_messages import task_of, unpack_score
 from workers.storage.journal import Journal
-from workers.storage.store import ClientStates
 from workers.storage.upload_spool import Spool
-from workers.worker.runtime import task_of, unpack_score
+
+REMEMBERED = MAX_EVALUATIONS_BEHIND + 2
+"""Rounds of which it is known which worker was given what, the present one included."""
 
 
-class UploadHandler:
-    """handle: gives the machine an event, and carries out what follows."""
+class ProtocolViolation(Exception):
+    """An envelope that no worker sends which keeps to the protocol; the text says what is wrong."""
+
+
+def piece_of(envelope: Envelope) -> WorkItem:
+    """Return the task or chunk that an envelope answers."""
+    h = envelope.header
+    return ChunkId(h.round, h.exchange) if h.kind == "score" else task_of(envelope)
+
+
+class ResponseFilter:
+    """Tells responses that count from duplicate and stale ones.
+
+    epoch: the number of this start of the run. dropped: how many envelopes were dropped, by kind.
+    """
+
+    def __init__(self, epoch: int, machine: RoundMachine) -> None:
+        self.epoch, self.machine = epoch, machine
+        self.dropped: Counter[str] = Counter()
+        self._given: dict[int, set[tuple[int, WorkItem]]] = {}
+        """Which worker was given what in this start, by round."""
+        self._answers: dict[int, dict[WorkItem, tuple[int, ...]]] = {}
+        """The checksums of accepted uploads, by round."""
+
+    def gave(self, worker: int, piece: WorkItem) -> None:
+        """Note that a worker is given a task or a chunk."""
+        round = piece.round
+        if round not in self._given:
+            for old in [r for r in self._given if r <= round - REMEMBERED]:
+                del self._given[old], self._answers[old]
+            self._given[round], self._answers[round] = set(), {}
+        self._given[round].add((worker, piece))
+
+    def accepts(self, worker: int, envelope: Envelope) -> bool:
+        """Whether a response counts; else it is a duplicate or stale, and dropped.
+
+        Raises:
+            ProtocolViolation: If the message breaks the protocol.
+            TaskError: If two uploads of a task are not the same; it names client and round.
+        """
+        h, piece = envelope.header, piece_of(envelope)
+        if h.epoch > self.epoch:
+            raise ProtocolViolation(f"answers to start {h.epoch} of this run, which is in start {self.epoch}")
+        if h.epoch == self.epoch:
+            if self.machine.holds(worker, piece):
+                dropout = isinstance(piece, TaskId) and self.machine.is_dropout(piece)
+                if (h.kind == "absent") != dropout:
+                    raise ProtocolViolation(f"answers {piece} with an envelope of kind {h.kind!r}")
+                return True
+            if not self._had(worker, piece, h.round):
+                raise ProtocolViolation(
+                    f"answers {piece}, which it was not given, with an envelope of kind {h.kind!r}"
+                )
+            if h.kind == "upload":
+                self._compare(worker, envelope)
+        self.dropped[h.kind] += 1
+        return False
+
+    def _had(self, worker: int, piece: WorkItem, round: int) -> bool:
+        """Whether a worker was given this; of rounds long ago it is not known, and assumed."""
+        if round in self._given:
+            return (worker, piece) in self._given[round]
+        return 0 <= round <= self.machine.round - REMEMBERED
+
+    def answered(self, envelope: Envelope) -> None:
+        """Remember the checksums of an upload that counts."""
+        self._answers[envelope.header.round][piece_of(envelope)] = checksums(envelope)
+
+    def _compare(self, worker: int, envelope: Envelope) -> None:
+        task = piece_of(envelope)
+        first = self._answers.get(envelope.header.round, {}).get(task)
+        if first is not None and first != checksums(envelope):
+            raise TaskError(
+                f"worker {worker} has computed {task} anew, and its upload is not that which was accepted: "
+                "the client's code is not deterministic (fedsim verify finds out where)"
+            )
+
+
+def checksums(envelope: Envelope) -> tuple[int, ...]:
+    """Return the checksums of all frames behind the header."""
+    return tuple(p.digest for f in envelope.header.fields for p in f.parts)
+
+
+class ResponseHandler:
+    """Decides what a response means, keeps what it carries, and returns the events for the round machine."""
 
     def __init__(
         self,
         problem: Problem,
-        response_filter: ResponseFilter,
+        machine: RoundMachine,
         dispatch: Dispatch,
-        exchange_clock: ExchangeClock,
         round_log: RoundLog,
         spool: Spool,
-        states: ClientStates,
-        ledger: Ledger,
         journal: Journal,
-        handle: Callable[[Event], None],
     ) -> None:
-        self.problem, self.response_filter, self.dispatch, self.exchange_clock = (
-            problem,
-            response_filter,
-            dispatch,
-            exchange_clock,
-        )
-        self.round_log, self.spool, self.states = round_log, spool, states
-        self.ledger, self.journal, self._handle = ledger, journal, handle
+        self.problem, self.dispatch, self.round_log = problem, dispatch, round_log
+        self.spool, self.journal, self.states = spool, journal, dispatch.states
+        self.filter = ResponseFilter(dispatch.epoch, machine)
         self.seconds_clients = 0.0
+        """What workers have spent on accepted uploads."""
         self._retried: set[TaskId] = set()
         """Tasks of this exchange that are computed once more (bad_uploads = retry)."""
 
-    def take(self, worker: int, envelope: Envelope) -> bool:
-        """False: a duplicate, which was dropped.
+    def take(self, worker: int, envelope: Envelope) -> list[Event] | None:
+        """Handle a response.
+
+        Returns:
+            The events that follow; None if it is a duplicate or stale, and was dropped.
 
         Raises:
-            ProtocolViolation: if no worker that keeps to the protocol sends this.
-            TaskError: if a task or a worker fails.
-            DiskError: if the disk cannot be read or written.
+            ProtocolViolation: If no worker that keeps to the protocol sends this.
+            TaskError: If two uploads of a task are not the same.
+            DiskError: If the disk cannot be read or written.
         """
         try:
-            counts = self._take(worker, envelope)
+            events = self._take(worker, envelope)
         except ProtocolViolation:
             self._does_not_count(worker, envelope)
             raise
-        if not counts:
+        if events is None:
             h = envelope.header
             self.journal.append("echo", kind=h.kind, round=h.round, client=h.client, worker=worker)
             self._does_not_count(worker, envelope)
-        return counts
+        return events
 
     def _does_not_count(self, worker: int, envelope: Envelope) -> None:
-        """An algorithm's rows are of what was folded, or lost by the schedule."""
+        """Book an upload as a retry: an algorithm's rows are of what was folded, or lost by the schedule."""
         if envelope.header.kind == "upload":
-            self.ledger.book_as_retry(envelope, worker)
+            self.dispatch.endpoint.ledger.book_as_retry(envelope, worker)
 
-    def _take(self, worker: int, envelope: Envelope) -> bool:
+    def _take(self, worker: int, envelope: Envelope) -> list[Event] | None:
         h = envelope.header
         if h.run != self.dispatch.run:
             raise ProtocolViolation(f"answers for run {h.run!r}, and this is {self.dispatch.run!r}")
         take = {"upload": self._upload, "absent": self._absent, "draft": self._draft, "score": self._score}
         if h.kind not in take:
             raise ProtocolViolation(f"sent an envelope of kind {h.kind!r}")
-        if not self.response_filter.accepts(worker, envelope):
-            return False
-        take[h.kind](worker, envelope)
-        return True
+        if not self.filter.accepts(worker, envelope):
+            return None
+        return take[h.kind](worker, envelope)
 
-    def _upload(self, worker: int, envelope: Envelope) -> None:
+    def _upload(self, worker: int, envelope: Envelope) -> list[Event]:
         task, h, replicas = task_of(envelope), envelope.header, self.dispatch.replicas
         if replicas is not None and replicas.lacks(worker, task.client, self._makes(task)):
             raise ProtocolViolation(f"uploaded {task} without the state that goes with it")
@@ -95,10 +179,9 @@ class UploadHandler:
         self.seconds_clients += seconds
         bad, policy = self._unfit(worker, envelope), self.problem.experiment.bad_uploads
         if bad and policy == "retry" and task not in self._retried:
-            self._once_more(worker, envelope, bad)
-            return
+            return self._once_more(worker, envelope, bad)
         self._retried.discard(task)
-        self.response_filter.answered(envelope)
+        self.filter.answered(envelope)
         self.journal.append(
             "upload",
             round=task.round,
@@ -108,18 +191,20 @@ class UploadHandler:
             xxh3=checksums(envelope),
         )
         self.spool.put(task.client, envelope, worker)
-        late = self.exchange_clock.late(task, stream_bytes(envelope))
+        late = self.dispatch.exchange_clock.late(task, stream_bytes(envelope))
         skipped = bool(bad) and policy == "skip" and not late
         if late:
             record.late = tuple(sorted({*record.late, task.client}))
         if skipped:
             self.journal.append("refused", round=h.round, exchange=h.exchange, client=h.client, why=bad)
             record.refused = tuple(sorted({*record.refused, h.client}))
-        self._handle(Arrived(worker, task, late or skipped))
+        return [Arrived(worker, task, late or skipped)]
 
     def _unfit(self, worker: int, envelope: Envelope) -> str:
-        """Why this upload must not be folded, if somebody is to know before the fold; '' otherwise: with
-        bad_uploads = stop the fold finds out, and the run stops."""
+        """Return why an upload must not be folded, '' if nothing is wrong.
+
+        With bad_uploads = stop it is not checked here: the fold checks it, and the run stops.
+        """
         if self.problem.experiment.bad_uploads == "stop":
             return ""
         try:
@@ -128,35 +213,40 @@ class UploadHandler:
             return str(e)
         return ""
 
-    def _once_more(self, worker: int, envelope: Envelope, why: str) -> None:
-        """Tasks are pure, so this helps against broken memory and the like, and not against a divergence."""
+    def _once_more(self, worker: int, envelope: Envelope, why: str) -> list[Event]:
+        """Have a task computed again.
+
+        Tasks are pure, so this helps against broken memory and the like, and not against a divergence.
+        """
         task = task_of(envelope)
         self._retried.add(task)
         self._does_not_count(worker, envelope)
         self.journal.append(
             "retried", round=task.round, exchange=task.exchange, client=task.client, worker=worker, why=why
         )
-        self._handle(Rejected(worker, task))
+        return [Rejected(worker, task)]
 
-    def _draft(self, worker: int, envelope: Envelope) -> None:
-        """The state that a remote worker has made, which comes before its upload."""
+    def _draft(self, worker: int, envelope: Envelope) -> list[Event]:
+        """Keep the state that a remote worker has made; its upload comes next."""
         task, replicas = task_of(envelope), self.dispatch.replicas
         if replicas is None or len(envelope.frames) != 1:
-            raise ProtocolViolation(f"sent a state of {task}, for which nobody asked")
+            raise ProtocolViolation(f"sent a state of {task}, for which it was not asked")
         try:
             self.states.put(task.client, self._makes(task), bytes(envelope.frames[0]))
         except WireError as e:
             raise ProtocolViolation(f"sent an unreadable state of {task}: {e}") from None
         replicas.has(worker, task.client, task.base, self._makes(task))
+        return []
 
-    def _absent(self, worker: int, envelope: Envelope) -> None:
-        """A client that the schedule takes out after the download."""
+    def _absent(self, worker: int, envelope: Envelope) -> list[Event]:
+        """Note a client that the schedule takes out after the download."""
         task = task_of(envelope)
         self._answered(worker, envelope)
         self.journal.append("gone", round=task.round, client=task.client)
-        self._handle(Arrived(worker, task))
+        return [Arrived(worker, task)]
 
-    def _score(self, worker: int, envelope: Envelope) -> None:
+    def _score(self, worker: int, envelope: Envelope) -> list[Event]:
+        """Keep a chunk's score, and report the rounds that are complete with it."""
         h, record = envelope.header, self.round_log[envelope.header.round]
         record.sampled = bool(self.problem.eval_samples) and isinstance(record.model, Gaussian)
         width = self.problem.measure.width(self.problem.dataset.classes)
@@ -166,12 +256,12 @@ class UploadHandler:
             raise ProtocolViolation(f"sent an unreadable score of round {h.round}: {e}") from None
         self._answered(worker, envelope)
         self.round_log.flush()
-        self._handle(Scored(worker, h.round, h.exchange))
+        return [Scored(worker, ChunkId(h.round, h.exchange))]
 
     def _answered(self, worker: int, envelope: Envelope) -> None:
         h = envelope.header
         self.dispatch.timeline.arrived(worker, h.round, h.exchange, h.client, h.micros)
 
     def _makes(self, task: TaskId) -> int:
-        """The version of the client's state that a task makes."""
+        """Return the version of the client's state that a task makes."""
         return self.problem.version(task.round, task.exchange)

@@ -1,130 +1,32 @@
-"""What metrics.jsonl says about every round: gathered as it becomes known, reported in order."""
+"""The records of rounds that are not reported yet; complete ones are reported in ascending order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any
 
-from fedsim.errors import UsageError
-from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.metrics import EXTRA, Measure, added
-from fedsim.problem import ChunkScore
-
-RESERVED = {
-    *(
-        "round",
-        "participants",
-        "folded",
-        "late",
-        "refused",
-        "simulated_seconds",
-        "test_accuracy",
-        "test_nll",
-        "bytes_down",
-        "bytes_up",
-    ),
-    *("ensemble_accuracy", "ensemble_nll"),
-    *EXTRA,
-}
-
-
-KEPT = (
-    *("number", "participants", "folded", "late", "refused", "simulated", "seconds", "seconds_clients"),
-    *("bytes_down", "bytes_up", "reported"),
-)
-
-
-@dataclass
-class RoundRecord:
-    """One round. model: what is to be evaluated; reported: what the algorithm says.
-
-    sampled: posterior samples of the model are averaged beside its mean. committed: traffic and time are
-    known; the line is complete once all chunks are scored too.
-    """
-
-    number: int
-    participants: tuple[int, ...] = ()
-    folded: tuple[int, ...] = ()
-    late: tuple[int, ...] = ()
-    refused: tuple[int, ...] = ()
-    """Whose upload must not be folded (bad_uploads = skip)."""
-    simulated: float | None = None
-    """Seconds of the round on the virtual clock, if there is one."""
-    seconds: float = 0.0
-    seconds_clients: float = 0.0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    reported: dict[str, float] = field(default_factory=dict)
-    model: Point | Gaussian | None = None
-    committed: bool = False
-    sampled: bool = False
-    scores: dict[int, ChunkScore] = field(default_factory=dict)
-
-    def known(self) -> dict[str, Any]:
-        """What the journal keeps of a committed round: all but its model and scores."""
-        reported = {name: float(x) for name, x in self.reported.items()}
-        return {name: getattr(self, name) for name in KEPT} | {"reported": reported}
-
-    @staticmethod
-    def restored(known: Mapping[str, Any], model: Point | Gaussian) -> RoundRecord:
-        """The record of a round that was committed before and is still to be evaluated."""
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
-        return RoundRecord(**values, model=model, committed=True)
-
-    def report(self, numbers: Mapping[str, float]) -> None:
-        """Add what the algorithm says.
-
-        Raises:
-            UsageError: for a name that a line has already.
-        """
-        for name in numbers:
-            if name in RESERVED or name.startswith("seconds"):
-                raise UsageError(f"an algorithm cannot report {name!r}: metrics.jsonl has its own")
-        self.reported.update(numbers)
-
-    def line(self, chunks: int, measure: Measure) -> dict[str, Any]:
-        """One line of metrics.jsonl; sums are combined in chunk order."""
-        scores = [self.scores[chunk] for chunk in range(chunks)]
-        ensemble = {}
-        if self.sampled:
-            averaged = measure.numbers(reduce(added, (s.ensemble for s in scores)))
-            ensemble = {f"ensemble_{name.removeprefix('test_')}": n for name, n in averaged.items()}
-        return {
-            "round": self.number,
-            "participants": list(self.participants),
-            **({"folded": list(self.folded)} if self.folded != self.participants and self.number else {}),
-            **({"late": list(self.late)} if self.late else {}),
-            **({"refused": list(self.refused)} if self.refused else {}),
-            **({} if self.simulated is None else {"simulated_seconds": self.simulated}),
-            **measure.numbers(reduce(added, (s.tally for s in scores))),
-            **ensemble,
-            "bytes_down": self.bytes_down,
-            "bytes_up": self.bytes_up,
-            **self.reported,
-            "seconds": round(self.seconds, 6),
-            "seconds_clients": round(self.seconds_clients, 6),
-        }
+from fedsim.learning.likelihoods import Likelihood
+from workers.storage.round_record import RoundRecord
 
 
 class RoundLog:
     """Records by round, from its first broadcast until its line is reported."""
 
-    def __init__(self, chunks: int, report: Callable[[Mapping[str, Any]], None], measure: Measure) -> None:
+    def __init__(self, chunks: int, report: Callable[[Mapping[str, Any]], None], measure: Likelihood) -> None:
         self.chunks, self._report, self._measure = chunks, report, measure
         self._records: dict[int, RoundRecord] = {}
 
     def open(self, round: int, participants: tuple[int, ...]) -> RoundRecord:
-        """The record of a round, made if this is the first that is heard of it."""
+        """Return the record of a round, and begin it if there is none."""
         return self._records.setdefault(round, RoundRecord(round, participants))
 
     def restore(self, record: RoundRecord) -> None:
+        """Add the record of a round that an earlier start has committed."""
         self._records[record.number] = record
 
     @property
     def oldest(self) -> int | None:
-        """The first round whose line is not reported yet."""
+        """Return the first round whose line is not reported yet."""
         return min(self._records, default=None)
 
     def __getitem__(self, round: int) -> RoundRecord:
@@ -134,11 +36,11 @@ class RoundLog:
         return round in self._records
 
     def drop(self, round: int) -> None:
-        """This round is not evaluated."""
+        """Forget a round that is not evaluated."""
         del self._records[round]
 
     def flush(self) -> None:
-        """Report complete rounds in order: one that is scored early waits for its predecessors."""
+        """Report complete rounds in order; a round that is complete early waits for those before it."""
         while self._records:
             first = self._records[min(self._records)]
             if not first.committed or len(first.scores) < self.chunks:

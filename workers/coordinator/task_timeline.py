@@ -1,4 +1,4 @@
-"""When every task was given and answered, for a picture of who waited for whom."""
+"""When every task was given and answered, for a picture of which workers waited."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ COLUMNS = Span._fields
 
 
 class Timeline:
-    """Spans that have ended, until they are taken."""
+    """Collects spans that have ended until they are taken."""
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Count seconds from now on, and forget all spans."""
         self._began = time.monotonic()
         self._open: dict[tuple[int, int, int, int], tuple[str, float]] = {}
         self._done: list[Span] = []
@@ -45,7 +49,7 @@ class Timeline:
             self._done.append(Span(round, exchange, client, worker, what, given, self._now(), spent))
 
     def left(self, worker: int) -> None:
-        """What it held will not be answered."""
+        """Forget the open spans of a worker that has left."""
         self._open = {key: value for key, value in self._open.items() if key[0] != worker}
 
     def take(self) -> list[Span]:

@@ -25,7 +25,7 @@ class WorkerPool(Protocol):
         """Descriptors that become readable when a worker ends or a signal asks to stop."""
 
     def check(self, ready: list[int]) -> ProcessExit | None:
-        """What happened, if it was a death.
+        """Return the end of a process if that is what has happened.
 
         Raises:
             Interrupted: if a signal asked to stop.
@@ -35,16 +35,16 @@ class WorkerPool(Protocol):
         """Start another process in the place of one that has ended.
 
         Raises:
-            TaskError: if a task or a worker fails.
-            Interrupted: if a signal asked to stop.
+            TaskError: If it cannot be started.
+            Interrupted: If a signal has asked to stop.
         """
 
     def kill(self, worker: int) -> None:
-        """End a worker's process, -9; its death is known from fds() as any other."""
+        """Send a worker's process SIGKILL; fds() reports its end as any other."""
 
 
 class NoWorkerPool:
-    """The worker pool of `--workers 0`: nobody, but a signal may still ask to stop."""
+    """The worker pool of `--workers 0`: it has no processes, but a signal may still ask to stop."""
 
     def __init__(self, interrupted: Wakeup | None = None) -> None:
         self._interrupted = interrupted
@@ -58,7 +58,7 @@ class NoWorkerPool:
         return None
 
     def replace(self, worker: int, address: str) -> None:
-        """There is nobody."""
+        """Do nothing: there are no processes."""
 
     def kill(self, worker: int) -> None:
-        """There is nobody."""
+        """Do nothing: there are no processes."""

@@ -15,8 +15,8 @@ from fedsim.errors import DiskError, WireError
 from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope, Header
 from fedsim.wire.state_file import decode_state
-from workers.storage.store import ClientStates
-from workers.storage.upload_archive import silent
+from workers.protocol_messages import absent
+from workers.storage.client_states import ClientStates
 from workers.worker.runtime import WorkerRuntime
 
 Digests = Mapping[tuple[int, int, int], Sequence[int]]
@@ -87,7 +87,7 @@ class TaskVerifier:
             return self._worker.handle(envelope)
         if self._is_left_out(h):
             self.left_out += 1
-            return silent(envelope)
+            return absent(h)
         reply = self._worker.handle(envelope)
         if reply.header.kind != "upload":
             return reply

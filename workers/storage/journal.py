@@ -18,7 +18,7 @@ import msgspec
 import xxhash
 
 from fedsim.errors import DiskError
-from workers.storage.store import disk_errors
+from workers.storage.atomic_files import disk_errors
 
 _PREFIX = struct.Struct(">IQ")
 
@@ -75,7 +75,7 @@ class Journal:
             os.ftruncate(self._file, ends[-1] if ends else 0)
 
     def append(self, what: str, **label: Any) -> None:
-        """See below.
+        """Append one record.
 
         Raises:
             DiskError: if the disk cannot be read or written.

@@ -16,10 +16,12 @@ from typing import Any
 from fedsim.errors import DiskError, WireError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
-from fedsim.round_machine import evaluates
-from workers.coordinator.round_log import RoundRecord
+from fedsim.round_events import evaluates
+from workers.storage.atomic_files import disk_errors
+from workers.storage.checkpoints import Checkpoint, read_checkpoint
+from workers.storage.client_states import ClientStates
 from workers.storage.journal import read_journal
-from workers.storage.store import Checkpoint, ClientStates, disk_errors, read_checkpoint
+from workers.storage.round_record import RoundRecord
 
 NOTHING = -1
 
@@ -51,7 +53,7 @@ class Recovery:
 
 
 def recover(folder: Path, problem: Problem) -> Recovery:
-    """See below.
+    """Find the newest round from which a run can go on.
 
     Raises:
         DiskError: if a file cannot be read at all.
@@ -91,7 +93,7 @@ def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]
 
 
 def _check(checkpoint: Checkpoint[Any], problem: Problem, commits: Mapping[int, Any], ledger: int) -> None:
-    """See below.
+    """Check that the other files of the run reach as far as a checkpoint.
 
     Raises:
         WireError: if it is of another run, or the other files do not reach so far.

@@ -1,6 +1,6 @@
 """The message trace: uploads as they arrived, one file each, from which the folds can be done again.
 
-RUN/uploads/<round>/<exchange>-<client>.envelope = number of frames (u32) | bytes of each (u64) | the frames,
+RUN/uploads/<round>/<exchange>-<client>.letter = number of frames (u32) | bytes of each (u64) | the frames,
 the header's first. The envelope's own checksums cover them. A task that is computed again is written again:
 the frames of its fields have the same bytes; its header says anew which start of the run it was and how long
 it took.
@@ -11,11 +11,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import msgspec
-
 from fedsim.errors import DataError, WireError
-from fedsim.wire.envelope import Envelope, Header, pack, unpack
-from workers.storage.store import disk_errors, write_atomically
+from fedsim.wire.envelope import Envelope, unpack
+from workers.storage.atomic_files import disk_errors, write_atomically
 
 
 def uploads_folder(run: Path) -> Path:
@@ -28,7 +26,7 @@ def upload_path(folder: Path, round: int, exchange: int, client: int) -> Path:
 
 
 def keep_upload(folder: Path, envelope: Envelope) -> None:
-    """See below.
+    """Write an upload's file.
 
     Raises:
         DiskError: if the disk cannot be read or written.
@@ -43,7 +41,7 @@ def keep_upload(folder: Path, envelope: Envelope) -> None:
 
 
 def read_upload(path: Path, owner: str) -> Envelope:
-    """See below.
+    """Read an upload's file; errors begin with `owner`.
 
     Raises:
         DataError: if it is not there.
@@ -71,37 +69,3 @@ def read_upload(path: Path, owner: str) -> Envelope:
         frames.append(data[at : at + size])
         at += size
     return unpack(frames, record)
-
-
-class RecordedUploads:
-    """A worker without clients: it answers tasks with the uploads that a run has kept."""
-
-    def __init__(self, run: Path) -> None:
-        self.folder, self.read = uploads_folder(run), 0
-
-    def handle(self, envelope: Envelope) -> Envelope:
-        """See below.
-
-        Raises:
-            DataError: if data is missing or damaged.
-            WireError: naming the file.
-        """
-        h = envelope.header
-        if h.kind == "gone":
-            return silent(envelope)
-        path = upload_path(self.folder, h.round, h.exchange, h.client)
-        result = read_upload(path, f"the upload of client {h.client} in round {h.round}")
-        record, due = _description(result.header), _description(h)
-        if result.header.kind != "upload" or record != due:
-            raise WireError(f"{path} is not what this task gave: it is of {record}, and {due} is due")
-        self.read += 1
-        return result
-
-
-def silent(envelope: Envelope) -> Envelope:
-    """The answer to a task from which nothing comes."""
-    return pack(msgspec.structs.replace(envelope.header, kind="absent", fields=()))
-
-
-def _description(h: Header) -> str:
-    return f"run {h.run}, round {h.round}, exchange {h.exchange}, client {h.client}, base {h.base}"

@@ -6,28 +6,38 @@ import threading
 from pathlib import Path
 
 from fedsim.wire.envelope import NONE, Buffer, Envelope, unpack
-from workers.storage.store import disk_errors, write_atomically
+from workers.storage.atomic_files import disk_errors, write_atomically
 from workers.storage.upload_archive import keep_upload
 
 MEMORY_BYTES = 256 * 2**20
 
 
 class Spool:
-    """Envelopes by client. Only the frames go to disk; headers stay. keep: the folder of the message trace,
-    if the run leaves one."""
+    """Envelopes by client; only frames go to disk, headers stay.
+
+    keep: the folder of the message trace, if the run leaves one.
+    """
 
     def __init__(self, folder: Path, memory_bytes: int = MEMORY_BYTES, keep: Path | None = None) -> None:
+        """Remove what an earlier start of the run has left in the folder: no fold will take it.
+
+        Raises:
+            DiskError: If the folder cannot be cleared.
+        """
+        with disk_errors(folder):
+            for path in folder.glob("*.upload*") if folder.exists() else ():
+                path.unlink()
         self.folder, self.room, self.keep = folder, memory_bytes, keep
         self._lock = threading.Lock()
-        """put in the main thread, take in the fold's"""
+        """put runs in the main thread, take in the fold's"""
         self._envelopes: dict[int, tuple[Envelope, int]] = {}
         self._spilled: set[int] = set()
 
     def put(self, client: int, envelope: Envelope, worker: int = NONE) -> None:
-        """worker: who sent it.
+        """Keep an upload until its turn; worker: the worker that has sent it.
 
         Raises:
-            DiskError: if the disk cannot be read or written.
+            DiskError: If it cannot be written.
         """
         if self.keep is not None:
             keep_upload(self.keep, envelope)
@@ -47,14 +57,31 @@ class Spool:
         self._envelopes[client] = envelope, worker
 
     def take(self, client: int) -> tuple[Envelope, int]:
-        """An upload and who sent it.
+        """Return an upload and the worker that has sent it, and forget it.
 
         Raises:
-            WireError: if the file was damaged on disk.
-            DiskError: if it cannot be read.
+            WireError: If its file was damaged.
+            DiskError: If its file cannot be read.
         """
         with self._lock:
             return self._pop(client)
+
+    def discard(self, client: int) -> None:
+        """Forget an upload, if there is one: a client that has dropped out has sent none.
+
+        Raises:
+            DiskError: If its file cannot be removed.
+        """
+        with self._lock:
+            if client not in self._envelopes:
+                return
+            envelope, _ = self._envelopes.pop(client)
+            if client not in self._spilled:
+                self.room += envelope.total_bytes()
+                return
+            self._spilled.discard(client)
+            with disk_errors(self._path(client)):
+                self._path(client).unlink()
 
     def _pop(self, client: int) -> tuple[Envelope, int]:
         envelope, worker = self._envelopes.pop(client)

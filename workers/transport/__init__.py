@@ -1,1 +1,1 @@
-"""How envelopes travel: endpoints, listeners, connections, and what the kernel says of them."""
+"""Endpoints, listeners and connections for envelopes, and the kernel's counters of them."""

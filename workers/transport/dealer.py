@@ -6,15 +6,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from fedsim.errors import AccessError, ConnectionLost, TaskError, WireError
-from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack, unpack
+from fedsim.wire.envelope import Envelope, unpack
+from workers.transport import handshake
+from workers.transport.handshake import Hello
 
 SEND_QUEUE = 8
-"""Envelopes queued for one worker; it never holds more than two tasks and a few small letters."""
+"""Envelopes queued for one worker; it never holds more than two tasks and a few small envelopes."""
 HELLO_DEADLINE = 30.0
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -29,15 +30,6 @@ class KeyRefused(AccessError):
     """The coordinator does not accept this key, and will not later."""
 
 
-class Hello(msgspec.Struct, forbid_unknown_fields=True):
-    """A worker's first letter. token: of a worker that the run has started itself."""
-
-    token: str
-    index: int
-    pid: int
-    host: str = ""
-
-
 @dataclass(frozen=True)
 class CurveKeys:
     """CURVE keys in Z85: the worker's own pair, and the coordinator's public one."""
@@ -48,8 +40,10 @@ class CurveKeys:
 
 
 class Connection:
-    """One connection, from its hello on. With credentials it is encrypted and watched: whoever waits on it
-    learns that the other side is gone."""
+    """A connection to the coordinator, from its hello on.
+
+    With CURVE keys it is encrypted and watched: receive and send find out that the other side has gone.
+    """
 
     def __init__(
         self,
@@ -59,12 +53,12 @@ class Connection:
         curve_keys: CurveKeys | None = None,
         patience: float = HELLO_DEADLINE,
     ) -> None:
-        """Connect and say hello.
+        """Connect and send the hello.
 
         Raises:
-            TaskError: if nobody answers within `patience` seconds.
-            KeyRefused: (both with credentials only).
-            WireError: if it is damaged or does not fit.
+            TaskError: If no coordinator answers within `patience` seconds.
+            KeyRefused: If the coordinator does not accept the key.
+            WireError: If the hello cannot be sent.
         """
         self.address = address
         self._context = zmq.Context()
@@ -80,8 +74,7 @@ class Connection:
             self._socket.connect(address)
             if curve_keys is not None:
                 self._await_handshake(patience)
-            fields, frames = blob("hello", msgspec.json.encode(hello))
-            self.send(pack(Header(VERSION, "hello", "", fields=fields), frames), HELLO_DEADLINE)
+            self.send(handshake.hello(hello), HELLO_DEADLINE)
         except zmq.ZMQError as e:
             self.close()
             raise TaskError(f"cannot connect to {address}: {e.strerror}") from None
@@ -114,7 +107,7 @@ class Connection:
         )
 
     def send(self, envelope: Envelope, deadline: float = 60.0) -> None:
-        """See below.
+        """Send an envelope to the coordinator.
 
         Raises:
             ConnectionLost: if the connection has ended.
@@ -138,15 +131,15 @@ class Connection:
         return ConnectionLost(f"the connection to {self.address} was lost")
 
     def offer(self, envelope: Envelope) -> None:
-        """Send if it can be sent at once; what is not sent is not missed."""
+        """Send an envelope if that is possible at once, else drop it."""
         with suppress(zmq.Again):
             self._socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK)
 
     def receive(self, deadline: float) -> Envelope | None:
-        """The next envelope, or None after `deadline` seconds.
+        """Return the next envelope, or None after `deadline` seconds.
 
         Raises:
-            ConnectionLost: also if the other side has forgotten whose connection this is.
+            ConnectionLost: If the connection has ended, or the coordinator has given this worker up.
         """
         ready = dict(self._poller.poll(int(deadline * 1000)))
         if self._socket in ready:
@@ -169,7 +162,7 @@ class Connection:
 
 
 def bound(socket: zmq.Socket[bytes], max_frame: int) -> None:
-    """What both ends have: no waiting at the end, short queues, no frame above `max_frame` bytes."""
+    """Set what both ends have: no lingering, short queues, no frame above `max_frame` bytes."""
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
     socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)

@@ -14,14 +14,16 @@ import zmq
 
 from fedsim.wire.envelope import Envelope, unpack
 from fedsim.wire.ledger import Ledger
+from workers.transport.handshake import Hello
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """An envelope from a worker."""
+    """An envelope from a worker; hello: what it says if the envelope is the worker's first."""
 
     worker: int
     envelope: Envelope
+    hello: Hello | None = None
 
 
 class Endpoint(ABC):
@@ -32,32 +34,34 @@ class Endpoint(ABC):
         self.total_bytes = {"up": 0, "down": 0}
         """Frame bytes that passed this endpoint, counted apart from the ledger."""
         self.lost: list[int] = []
-        """Workers whose connection has ended, until somebody takes note of them."""
+        """Workers whose connection has ended, until the coordinator handles them."""
         self.unreadable: dict[int, str] = {}
-        """Workers that have sent what cannot be read, and why not, until somebody takes note of it."""
+        """Workers that have sent what cannot be read, and why, until the coordinator handles them."""
 
     @abstractmethod
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """again: it repeats an envelope that a lost worker had; its bytes are of kind retry."""
+        """Send an envelope; retry: another worker had it before, and its bytes are of kind retry."""
 
     @abstractmethod
     def wait(self, fds: list[int], timeout: float) -> tuple[list[Incoming], list[int]]:
-        """Envelopes that have arrived and descriptors that are readable; both empty after `timeout`."""
+        """Return envelopes that have arrived and readable descriptors; both are empty after `timeout`."""
 
     def residual(self) -> dict[str, int] | None:
-        """The kernel's count of the streams minus the ledger's, by direction; None where it has none (ipc,
-        in process)."""
+        """Return the kernel's count of the streams minus the ledger's, by direction.
+
+        None where the kernel has none (ipc, in process).
+        """
         return None
 
     def dismiss(self, worker: int) -> None:
         """Forget a worker's connection."""
 
     def accept(self) -> str:
-        """Let somebody in again after close_door(); returns the address."""
+        """Accept connections again after stop_accepting(); return the address."""
         return ""
 
     def stop_accepting(self) -> None:
-        """Everybody has joined: nothing need be there for others to connect to."""
+        """Stop listening: all workers have joined."""
 
     def close(self) -> None:
         """Release sockets and files; envelopes that are still on their way may be lost."""
@@ -68,7 +72,7 @@ class Endpoint(ABC):
 
 
 class Worker(Protocol):
-    """Who answers envelopes, as workers.worker.runtime.WorkerRuntime does."""
+    """Answers envelopes, as workers.worker.runtime.WorkerRuntime does."""
 
     def handle(self, envelope: Envelope) -> Envelope: ...
 

@@ -1,4 +1,4 @@
-"""Ends connections that send more than they may, or that must not be there any more.
+"""Ends connections that send more than they may, and those of revoked workers.
 
 libzmq has no means for either. Its limits are per frame and per number of whole messages: of a message that
 never ends it keeps every part, and its reader sees nothing. A key that is taken off the list is refused at
@@ -48,11 +48,12 @@ class IngressLimiter:
         self._current: dict[int, _Account] = {}
         """By worker."""
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="bailiff", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="ingress-limiter", daemon=True)
         self._thread.start()
 
     def register(self, descriptor: int, worker: int) -> None:
-        """Whose connection this is, and will be until it ends, also if the worker is dismissed."""
+        """Note the worker of a connection; it stays the same until the connection ends, also if the worker is
+        dismissed."""
         account = _Account(worker, self._greeting + self._ahead)
         with suppress(OSError):  # it has ended already
             self._accounts[os.fstat(descriptor).st_ino] = account

@@ -1,12 +1,17 @@
-"""RUN/join.json: what a worker on another machine needs to come in.
+"""RUN/join.json and RUN/revoked.json: the keys with which remote workers join, and those taken back.
 
-CURVE keys in ZeroMQ's Z85 text, 40 characters. The file holds secrets, so it is 0600, and whoever has it
-can take part in the run; keys are never in argv and never in a log.
+Keys are CURVE keys in ZeroMQ's Z85 text, 40 characters. join.json holds secrets, so its mode is 0600, and
+every holder of the file can take part in the run; keys are never in argv and never in a log. revoked.json is
+written by `fedsim revoke` while a run goes on. The coordinator reads it at every handshake and, for open
+connections, a few times a second.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +23,7 @@ from fedsim.errors import DataError, DiskError, UsageError
 
 FORMAT = 1
 JOIN = "join.json"
+REVOKED = "revoked.json"
 Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
 
 
@@ -35,7 +41,7 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """workers: a key pair per worker, by index. max_frame: the largest frame that anybody sends, bytes."""
+    """workers: a key pair per worker, by index. max_frame: the largest frame that a peer sends, in bytes."""
 
     format: int
     run: str
@@ -45,7 +51,7 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: Annotated[tuple[KeyPair, ...], Meta(min_length=1, max_length=4096)]
 
     def write(self, path: Path) -> None:
-        """Readable by its owner only, from the first byte on.
+        """Write the file, readable by its owner only from the first byte on.
 
         Raises:
             DiskError: if the disk cannot be read or written.
@@ -59,7 +65,7 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def read(path: Path) -> JoinCredentials:
-        """See below.
+        """Read a join file.
 
         Raises:
             UsageError: if it is not there or open to others.
@@ -78,3 +84,70 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if result.format != FORMAT:
             raise UsageError(f"{path} has format {result.format}; this fedsim reads {FORMAT}")
         return result
+
+
+class _Revoked(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    workers: tuple[Annotated[int, Meta(ge=0)], ...]
+
+
+class Revocations:
+    """The workers in the file; there are none while there is no file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last: frozenset[int] = frozenset()
+
+    def workers(self) -> frozenset[int]:
+        """Return the workers that are revoked now; if the file cannot be read, those of the last call."""
+        with suppress(DataError, OSError):
+            self._last = self._read()
+        return self._last
+
+    def _read(self) -> frozenset[int]:
+        """Read the file; no worker is revoked while there is none.
+
+        Raises:
+            DataError: if data is missing or damaged.
+            OSError: if the system refuses.
+        """
+        try:
+            result = msgspec.json.decode(self.path.read_bytes(), type=_Revoked)
+        except FileNotFoundError:
+            return frozenset()
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            raise DataError(f"{self.path} is damaged: {e}; remove it and revoke again") from None
+        if result.format != FORMAT:
+            raise DataError(f"{self.path} has format {result.format}; this fedsim reads {FORMAT}")
+        return frozenset(result.workers)
+
+    def add(self, workers: Iterable[int]) -> None:
+        """Add workers to the file; it is replaced as a whole, and processes that do so take turns.
+
+        Raises:
+            DataError: if data is missing or damaged.
+            DiskError: if the disk cannot be read or written.
+        """
+        temporary = self.path.with_name(f".{self.path.name}")
+        try:
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX)
+                together = tuple(sorted({*self._read(), *workers}))
+                temporary.write_bytes(msgspec.json.encode(_Revoked(FORMAT, together)) + b"\n")
+                temporary.rename(self.path)
+            finally:
+                os.close(folder)
+        except OSError as e:
+            raise DiskError(f"cannot write {self.path}: {e.strerror}") from None
+
+    def clear(self) -> None:
+        """Remove the file: new keys were generated.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as e:
+            raise DiskError(f"cannot remove {self.path}: {e.strerror}") from None

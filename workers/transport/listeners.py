@@ -1,8 +1,8 @@
-"""How workers come in: where the coordinator listens, and what a newcomer has to show.
+"""Where the coordinator listens, and how workers authenticate themselves there.
 
-A private folder (ipc) and a port of this machine (tcp) are for workers that the run starts itself: they
-show the run's token. A CURVE listener is for remote workers: CURVE, and only with a key of the list.
-Whoever does not speak ZMTP 3 is refused by libzmq itself at every listener (workers.transport.zap).
+A private folder (ipc) and a port of this machine (tcp) are for workers that the run starts itself: they send
+the run's token. A CURVE listener is for remote workers, which need a key of its list. At every listener
+libzmq itself refuses peers that do not speak ZMTP 3 (workers.transport.zap).
 """
 
 from __future__ import annotations
@@ -14,68 +14,73 @@ from typing import Literal, Protocol
 import zmq
 
 from fedsim.errors import AccessError, UsageError, WireError
-from fedsim.wire import zmtp
-from workers.storage.scratch import Scratch
-from workers.transport.dealer import Hello, keep_alive
-from workers.transport.join_credentials import KeyPair
-from workers.transport.revocation import Revocations
+from fedsim.wire import wire_size
+from workers.scratch import Scratch
+from workers.transport.dealer import keep_alive
+from workers.transport.handshake import Hello
+from workers.transport.join_credentials import KeyPair, Revocations
 from workers.transport.zap import guard
 
 Transport = Literal["ipc", "tcp"]
 
 
 class Listener(Protocol):
-    """mechanism: what its connections add to frames. port: for the kernel's count, 0 if there is none.
-    watched: a worker's end is known from its connection, not from a process handle."""
+    """One way to listen.
 
-    mechanism: zmtp.Mechanism
+    mechanism: what its connections add to frames. port: for the kernel's count, 0 if there is none. watched:
+    a worker's end is known from its connection, not from a process handle.
+    """
+
+    mechanism: wire_size.Mechanism
     port: int
     watched: bool
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
-        """Bind; returns the address to connect to.
+        """Bind; return the address to connect to.
 
         Raises:
             UsageError: if an argument is wrong.
         """
 
     def reopen(self, socket: zmq.Socket[bytes]) -> str:
-        """Let somebody in after full(); returns the address, which may be another one."""
+        """Listen again after stop_accepting(); return the address, which may be another one."""
 
-    def who(self, hello: Hello, key: str) -> int:
-        """The worker that says hello; key: the public key that its connection has proved to own, '' without
-        CURVE.
+    def identify(self, hello: Hello, key: str) -> int:
+        """Return the worker that has sent a hello.
+
+        Args:
+            hello: The hello.
+            key: The public key that its connection has proved to own, '' without CURVE.
 
         Raises:
-            WireError: for an unauthenticated peer.
-            AccessError: for a worker that was revoked.
+            WireError: If the peer is not authenticated.
+            AccessError: If the worker was revoked.
         """
 
     def owner(self, key: str) -> int | None:
-        """Whose public key this is; None if it is nobody's (any longer), and where there are no keys."""
+        """Return the worker with a public key; None if there is none (any longer), or no keys at all."""
 
     def revoked(self) -> frozenset[int]:
-        """The workers whose keys are nobody's any longer; asked by other threads, too."""
+        """Return the workers whose keys were revoked; other threads call this, too."""
 
-    def full(self) -> None:
-        """Everybody has joined."""
+    def stop_accepting(self) -> None:
+        """Stop listening if that is possible: all workers have joined."""
 
     def close(self) -> None:
-        """After the socket."""
+        """Release what the listener holds; call it after the socket is closed."""
 
 
 class _TokenListener:
-    """Workers of this run's making show its token: libzmq lets in whoever speaks its protocol, `who` does
-    not."""
+    """For workers that the run has started: libzmq accepts every peer, and identify() checks the token."""
 
-    mechanism = zmtp.NULL
+    mechanism = wire_size.NULL
     watched = False
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(16)
         self.port = 0
 
-    def who(self, hello: Hello, key: str) -> int:
+    def identify(self, hello: Hello, key: str) -> int:
         if not secrets.compare_digest(hello.token.encode(), self.token.encode()):
             raise WireError("not of this run")
         return hello.index
@@ -86,16 +91,19 @@ class _TokenListener:
     def revoked(self) -> frozenset[int]:
         return frozenset()
 
-    def full(self) -> None:
+    def stop_accepting(self) -> None:
         pass
 
     def close(self) -> None:
-        self.full()
+        self.stop_accepting()
 
 
 class IpcListener(_TokenListener):
-    """ipc in a folder that only this user can enter; removed as soon as everybody is in, so that only a crash
-    before that leaves it behind, and that until the next run. Open connections stay."""
+    """ipc in a folder that only this user can enter.
+
+    The folder is removed as soon as all workers have joined; open connections stay. Only a crash before that
+    leaves it behind, and the next run removes it.
+    """
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
         guard(socket, lambda key: True)
@@ -108,12 +116,12 @@ class IpcListener(_TokenListener):
 
     def _bind(self, socket: zmq.Socket[bytes]) -> str:
         short = len(tempfile.gettempdir()) < 60  # a socket's path has at most 107 bytes
-        self._folder = Scratch("fedsim-door-", None if short else "/tmp")
+        self._folder = Scratch("fedsim-listener-", None if short else "/tmp")
         self._address = f"ipc://{self._folder.path}/coordinator"
         socket.bind(self._address)
         return self._address
 
-    def full(self) -> None:
+    def stop_accepting(self) -> None:
         self._folder.remove()
 
 
@@ -130,9 +138,9 @@ class LocalTcpListener(_TokenListener):
 
 
 class CurveListener:
-    """tcp for other machines: CURVE with an allow-list. A key is one worker's, until it is revoked."""
+    """tcp for other machines: CURVE with an allow-list. A key belongs to one worker until it is revoked."""
 
-    mechanism = zmtp.CURVE
+    mechanism = wire_size.CURVE
     watched = True
 
     def __init__(
@@ -164,7 +172,7 @@ class CurveListener:
     def reopen(self, socket: zmq.Socket[bytes]) -> str:
         return self.bind
 
-    def who(self, hello: Hello, key: str) -> int:
+    def identify(self, hello: Hello, key: str) -> int:
         worker = self._workers.get(key)
         if worker is None:
             raise WireError("not of this run")
@@ -176,7 +184,7 @@ class CurveListener:
         worker = self._workers.get(key)
         return None if worker in self.revoked() else worker
 
-    def full(self) -> None:
+    def stop_accepting(self) -> None:
         pass
 
     def close(self) -> None:

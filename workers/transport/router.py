@@ -7,48 +7,54 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from fedsim.errors import AccessError, TaskError, WireError
-from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack, unpack
+from fedsim.wire.envelope import Envelope, unpack
 from fedsim.wire.ledger import Ledger
 from workers.transport import tcp_counters
-from workers.transport.dealer import Hello, bound
+from workers.transport.dealer import bound
 from workers.transport.endpoint import Endpoint, Incoming
+from workers.transport.handshake import Hello, read_hello, refusal, rejoin
 from workers.transport.ingress_limiter import IngressLimiter
 from workers.transport.listeners import Listener
 
 SOCKETS = 64
 HANDSHAKE_MS = 5000
-"""A connection that has not said who it is by then is closed."""
+"""A connection whose handshake takes longer is closed."""
 HELLO_BYTES = 4096
 AHEAD = 16
-"""Frames that a worker may be ahead, if nothing else is said."""
+"""Frames that a worker may be ahead, unless the caller sets another limit."""
 BATCH = 256
-"""Envelopes taken at a time: nobody who sends without end keeps the coordinator from its other work."""
+"""Envelopes taken at a time: a peer that sends without end cannot occupy the coordinator."""
 
 
 class NoHello(WireError):
-    """The envelope of a connection that has not said hello yet, or not since its worker was dismissed."""
+    """The envelope of a connection that has sent no hello yet, or none since its worker was dismissed."""
 
 
 class ZmqEndpoint(Endpoint):
     """A ROUTER socket behind a listener.
 
-    A worker proves itself with its first letter, as the listener wants it; whatever else an unauthenticated
-    peer sends is dropped and not in the ledger. One that was dismissed does not know it, for its connection
-    is open: as soon as it says anything it is told to join again. Routing ids are ZeroMQ's own. MANDATORY: an
-    envelope to a vanished worker is an error, not lost.
+    A worker authenticates itself with its first envelope, as the listener demands; everything else that an
+    unauthenticated peer sends is dropped and not in the ledger. The connection of a dismissed worker stays
+    open: when it sends anything, it is asked to join again. Routing ids are ZeroMQ's own. With MANDATORY an
+    envelope to a vanished worker is an error and not lost.
     """
 
     def __init__(self, ledger: Ledger, listener: Listener, max_frame: int, ahead: int | None = None) -> None:
-        """max_frame: the largest frame that anybody may send, bytes. ahead: so many bytes may a worker have
-        sent that were not taken from it yet; behind a port, whoever sends more is cut off.
+        """Open a listener.
+
+        Args:
+            ledger: Where envelopes are booked.
+            listener: Where to listen.
+            max_frame: The largest frame that a peer may send, in bytes.
+            ahead: How many bytes a worker may have sent that were not taken from it yet; behind a port, a
+                connection that sends more is ended.
 
         Raises:
-            UsageError: if the listener cannot be opened.
+            UsageError: If the listener cannot be opened.
         """
         super().__init__(ledger)
         ledger.mechanism = listener.mechanism
@@ -75,20 +81,20 @@ class ZmqEndpoint(Endpoint):
         self._routes: dict[int, bytes] = {}
         self._descriptors: dict[int, int] = {}
         """Workers by the descriptor of their connection, which is what the monitor knows."""
-        self._called_back: dict[int, bytes] = {}
-        """Connections that were told to join again, once each: nobody gets more out than he puts in."""
+        self._rejoin_sent: dict[int, bytes] = {}
+        """Connections that were asked to join again, once each: a peer is not sent more than it sends."""
         self._poller, self._polled = zmq.Poller(), [-1]
         self.unauthenticated_peers = 0
         self.complete = True
         """No connection was lost: the kernel still counts all that there were."""
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
-        """See below.
+        """Send an envelope to a worker and book it.
 
         Raises:
             TaskError: if the worker is gone or does not take its envelopes.
         """
-        # also what does not go out any more: an algorithm's rows do not depend on who was lost when
+        # also what is not sent any more: an algorithm's rows do not depend on when which worker was lost
         self._book(envelope, worker, "down", retry)
         if worker not in self._routes:
             raise TaskError(f"cannot send to worker {worker}: it has no connection")
@@ -96,7 +102,7 @@ class ZmqEndpoint(Endpoint):
             self._send(self._routes[worker], envelope)
         except zmq.ZMQError as e:
             if e.errno == zmq.EHOSTUNREACH and self._monitor is not None:
-                self._ended(worker)  # before its hello was read: the monitor has told us of nobody's end
+                self._ended(worker)  # before its hello was read, so that the monitor's event named no worker
             raise TaskError(f"cannot send to worker {worker}: {e.strerror}") from None
 
     def _send(self, route: bytes, envelope: Envelope) -> None:
@@ -133,6 +139,7 @@ class ZmqEndpoint(Endpoint):
     def _accept(self, route: bytes, frames: list[zmq.Frame]) -> Incoming | None:
         buffers = [f.buffer for f in frames]
         worker = self._workers.get(route)
+        hello: Hello | None = None
         if worker is not None:
             try:
                 envelope = unpack(buffers, f"from worker {worker}")
@@ -144,9 +151,10 @@ class ZmqEndpoint(Endpoint):
         else:
             try:
                 envelope = first_envelope(buffers)
-                worker = self._register(route, envelope, frames[0])
+                hello = read_hello(envelope)
+                worker = self._register(route, hello, frames[0])
             except NoHello:
-                self._call_back(route, frames[0])
+                self._ask_to_rejoin(route, frames[0])
                 return None
             except AccessError as e:
                 with suppress(zmq.ZMQError):
@@ -159,20 +167,16 @@ class ZmqEndpoint(Endpoint):
         self._book(envelope, worker, "up")
         if self._limiter is not None:
             self._limiter.took(worker, sum(envelope.sizes) + self.listener.mechanism.framing(envelope.sizes))
-        return Incoming(worker, envelope)
+        return Incoming(worker, envelope, hello)
 
-    def _register(self, route: bytes, envelope: Envelope, frame: zmq.Frame) -> int:
-        """Bind a connection to a worker index by its hello.
+    def _register(self, route: bytes, hello: Hello, frame: zmq.Frame) -> int:
+        """Bind a connection to a worker by its hello.
 
         Raises:
-            WireError: for an unauthenticated peer.
-            AccessError: for one with a right key that is told why it must not come in.
+            WireError: If the peer is not authenticated.
+            AccessError: If the worker must not join; it is sent the reason.
         """
-        try:
-            hello = msgspec.json.decode(envelope.frames[0], type=Hello)
-        except (msgspec.DecodeError, UnicodeDecodeError) as e:
-            raise WireError(f"an unreadable hello: {e}") from None
-        worker = self.listener.who(hello, self._proved(frame))
+        worker = self.listener.identify(hello, self._proved(frame))
         if worker in self._routes:
             if self._monitor is None:
                 raise WireError("not of this run")
@@ -187,23 +191,23 @@ class ZmqEndpoint(Endpoint):
         self._routes[worker] = route
         return worker
 
-    def _call_back(self, route: bytes, frame: zmq.Frame) -> None:
-        """Tell the owner of a key to join again; unauthenticated peers hear nothing."""
+    def _ask_to_rejoin(self, route: bytes, frame: zmq.Frame) -> None:
+        """Ask the owner of a key to join again; an unauthenticated peer is sent nothing."""
         worker = self.listener.owner(self._proved(frame))
         if worker is None:
             self.unauthenticated_peers += 1
             return
         descriptor = int(frame.get(zmq.SRCFD))
-        if self._called_back.get(descriptor) == route:
+        if self._rejoin_sent.get(descriptor) == route:
             return
-        envelope = pack(Header(VERSION, "rejoin", ""))
+        envelope = rejoin()
         with suppress(zmq.ZMQError):  # if its queue is full: with its next envelope
             self._send(route, envelope)
-            self._called_back[descriptor] = route
+            self._rejoin_sent[descriptor] = route
             self._book(envelope, worker, "down")
 
     def _proved(self, frame: zmq.Frame) -> str:
-        """The public key of the connection that a frame came from; '' without CURVE."""
+        """Return the public key of the connection that a frame came from; '' without CURVE."""
         return str(frame.get("User-Id")) if self._monitor is not None else ""
 
     def _note_ends(self) -> None:
@@ -219,7 +223,7 @@ class ZmqEndpoint(Endpoint):
         self.lost.append(worker)
 
     def dismiss(self, worker: int) -> None:
-        """Forget its connection: another may come in its place."""
+        """Forget a worker's connection: another may join in its place."""
         self.complete = False
         self._workers.pop(self._routes.pop(worker, b""), None)
         self._descriptors = {fd: w for fd, w in self._descriptors.items() if w != worker}
@@ -230,7 +234,7 @@ class ZmqEndpoint(Endpoint):
         return tcp_counters.residual(self.listener.port, self._booked)
 
     def _booked(self) -> tuple[int, int] | None:
-        """Of both directions, with what has just come in: a heartbeat, to which nobody listens now."""
+        """Return the ledger's totals (down, up), with heartbeats that have just come in."""
         self._receive_all()
         if self._monitor is not None:
             self._note_ends()
@@ -241,7 +245,7 @@ class ZmqEndpoint(Endpoint):
         return self.address
 
     def stop_accepting(self) -> None:
-        self.listener.full()
+        self.listener.stop_accepting()
 
     def close(self) -> None:
         if self._limiter is not None:
@@ -272,9 +276,3 @@ def first_envelope(buffers: Sequence[memoryview]) -> Envelope:
     if envelope.header.kind != "hello" or len(envelope.frames) != 1:
         raise NoHello(f"an envelope of kind {envelope.header.kind!r} where a hello is due")
     return envelope
-
-
-def refusal(reason: str) -> Envelope:
-    """Tells a worker that it must not come in, and why."""
-    fields, frames = blob("reason", reason.encode())
-    return pack(Header(VERSION, "refused", "", fields=fields), frames)

@@ -46,7 +46,7 @@ def streams(port: int) -> list[TcpStream]:
 
 
 def _stream(descriptor: int, port: int) -> TcpStream | None:
-    """See below.
+    """Return the connection behind a descriptor; None if it is not on this port.
 
     Raises:
         OSError: if it is no connection.

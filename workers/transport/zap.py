@@ -19,18 +19,18 @@ from fedsim.errors import UsageError
 OLDEST = (4, 3, 5)
 """Older libzmq has holes that need no key: CVE-2019-6250, CVE-2019-13132, CVE-2020-15166 and others."""
 DOMAIN = b"fedsim"
-"""Matched exactly: libzmq asks nobody about a domain that no handler knows, and then refuses all."""
+"""Matched exactly: libzmq refuses all connections of a domain that no handler knows."""
 _ADDRESS = "inproc://zeromq.zap.01"
 
 
 def guard(socket: zmq.Socket[bytes], accepts: Callable[[str], bool]) -> None:
-    """Ask `admits` about every newcomer of `socket`, before it is bound: of a CURVE connection the public key
-    that it has proved to own (Z85), else ''. The thread ends with the socket's context.
+    """Let `accepts` decide about every connection of a socket; call it before the socket is bound.
 
-    What a newcomer has shown is the frame property "User-Id" of all that it sends.
+    `accepts` gets the public key (Z85) that a CURVE connection has proved to own, else ''. The key is also
+    the frame property "User-Id" of all that the connection sends. The thread ends with the socket's context.
 
     Raises:
-        UsageError: if libzmq is too old to listen with.
+        UsageError: If libzmq is too old to listen with.
     """
     if zmq.zmq_version_info() < OLDEST:
         needed = ".".join(map(str, OLDEST))

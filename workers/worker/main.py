@@ -1,39 +1,75 @@
-"""A worker process from its first connection to its last envelope."""
+"""A worker process, from its first connection to its last envelope, and its settings of torch and malloc."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
 from fedsim import plugins
-from fedsim.errors import AccessError
+from fedsim.errors import AccessError, UsageError, WireError
 from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.problem import Problem
 from fedsim.seeds import RandomStream
-from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack
+from fedsim.wire.envelope import Envelope
 from protocols import find
-from workers.coordinator.registration import WorkerManifest
-from workers.memory import set_malloc_thresholds
-from workers.numerics import fix_numerics
-from workers.transport.dealer import Connection, Hello
+from workers import protocol_messages as messages
+from workers.transport.dealer import Connection
+from workers.transport.handshake import Hello, refusal_reason
 from workers.worker.heartbeat import Heartbeat
-from workers.worker.runtime import WorkerRuntime, failure
+from workers.worker.runtime import WorkerRuntime
 
 JOIN_DEADLINE = 120.0
+"""Seconds within which the coordinator answers a hello."""
 IDLE = 5.0
 """A remote worker that has heard nothing for so long says that it is there: if the coordinator has given
 it up meanwhile, its answer is that it must join again."""
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+
+
+def fix_numerics(threads: int, device: str) -> None:
+    """Fix the settings that float results depend on; every process that computes calls it first.
+
+    Denormals are flushed to zero: saturated units give gradients near 1e-20 whose squares would be
+    denormal, and slow. Threads that are started afterwards inherit the flag.
+
+    Raises:
+        UsageError: if `device` is cuda and torch has none.
+    """
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise UsageError("this installation of torch cannot use the GPU here; give --devices cpu")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def set_malloc_thresholds() -> None:
+    """Give back what the set-up left behind, then keep what training and messages free.
+
+    Large buffers come and go with every message and batch; mapping them anew each time costs a worker
+    5 % of its time in page faults. Does nothing where the C library has no such settings.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return
+    libc.malloc_trim(0)
+    libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+    libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+    libc.mallopt(M_TOP_PAD, 1 << 24)
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -45,9 +81,9 @@ def run(spec: dict[str, Any]) -> int:
         if registration_reply is None or registration_reply.header.kind != "welcome":
             print(f"no welcome from the coordinator within {JOIN_DEADLINE:g} s", file=sys.stderr)
             return 4
-        worker_config = msgspec.json.decode(bytes(registration_reply.frames[0]))
         try:
-            runtime = set_up(connection, registration_reply, worker_config, spec["device"])
+            config = messages.read_welcome(registration_reply)
+            runtime = set_up(connection, registration_reply.header.run, config, spec["device"])
         except Exception:
             traceback.print_exc()
             connection.close(linger=5.0)
@@ -60,37 +96,33 @@ def run(spec: dict[str, Any]) -> int:
         connection.close(linger=1.0)
 
 
-def set_up(
-    connection: Connection, registration_reply: Envelope, worker_config: Mapping[str, Any], device: str
-) -> WorkerRuntime:
-    """What the orders describe.
+def set_up(connection: Connection, run: str, config: messages.WorkerConfig, device: str) -> WorkerRuntime:
+    """Build what the configuration describes.
 
     Raises:
-        FedsimError: whatever goes wrong, which the coordinator has been told.
+        FedsimError: If anything goes wrong; the coordinator has been informed.
     """
     try:
-        experiment = convert(Experiment, worker_config["experiment"], "the coordinator's experiment")
+        if config.run_dir is None:
+            raise WireError("the coordinator's welcome names no folder for clients' states")
+        experiment = convert(Experiment, config.experiment, "the coordinator's experiment")
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
         fix_numerics(experiment.threads, device)
-        data_dir = Path(worker_config["data_dir"]) if worker_config["data_dir"] else None
+        data_dir = Path(config.data_dir) if config.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, device)
         warm_up(problem)
-        return WorkerRuntime(
-            problem, Path(worker_config["run_dir"]), registration_reply.header.run, worker_config["index"]
-        )
+        return WorkerRuntime(problem, Path(config.run_dir), run, config.index)
     except Exception as e:
-        fields, frames = failure(e)
-        connection.send(pack(Header(VERSION, "failed", registration_reply.header.run, fields=fields), frames))
+        connection.send(messages.failed(run, e))
         raise
 
 
 def announce(connection: Connection, runtime: WorkerRuntime, digest: bool = False) -> None:
-    """Say that this worker is ready, and by what it has. digest: also of the data."""
+    """Tell the coordinator that this worker is ready, and what it has; digest: also which data."""
     problem, e = runtime.problem, runtime.problem.experiment
     data = problem.data_digest if digest else ""
-    has = WorkerManifest(data, plugins.sources((e.algo, e.model, e.dataset)))
-    fields, frames = blob("ready", msgspec.json.encode(has))
-    connection.send(pack(Header(VERSION, "ready", runtime.run, fields=fields), frames))
+    manifest = messages.WorkerManifest(data, plugins.sources((e.algo, e.model, e.dataset)))
+    connection.send(messages.ready(runtime.run, manifest))
 
 
 def warm_up(problem: Problem) -> None:
@@ -121,12 +153,12 @@ def serve(
         envelope = connection.receive(idle or 60.0)
         if envelope is None:
             if idle:  # about no task: it renews no lease, for a task may have been lost on its way
-                connection.offer(pack(Header(VERSION, "alive", runtime.run)))
+                connection.offer(messages.idle(runtime.run))
             continue
         if envelope.header.kind == "stop":
             return
         if envelope.header.kind == "refused":
-            raise AccessError(f"refused: {bytes(envelope.frames[0]).decode(errors='replace')}")
+            raise AccessError(f"refused: {refusal_reason(envelope)}")
         heartbeat.begin(envelope.header)
         replies = handle(envelope)
         heartbeat.end()

@@ -1,7 +1,8 @@
 """`fedsim worker --join FILE`: a worker on another machine, or in another container.
 
-It has no folder in common with the coordinator. It comes in with a key of the join file, reads the data
-set from its own folder, borrows clients' states and sends drafts back (workers.state_transfer).
+It has no folder in common with the coordinator. It joins with a key of the join file, reads the data
+set from its own folder, is sent clients' states and sends drafts of them back. Clients stay with their
+worker, so that a state is rarely sent to it.
 """
 
 from __future__ import annotations
@@ -16,21 +17,26 @@ from pathlib import Path
 
 import msgspec
 
-from fedsim.errors import AccessError, ConnectionLost, TaskError
+from fedsim.errors import AccessError, ConnectionLost, TaskError, WireError
 from fedsim.wire.envelope import Envelope
-from workers.state_transfer import RemoteStateCache
-from workers.storage.scratch import Scratch
-from workers.transport.dealer import Connection, CurveKeys, Hello, KeyRefused
+from workers import protocol_messages as messages
+from workers.scratch import Scratch
+from workers.transport.dealer import Connection, CurveKeys, KeyRefused
+from workers.transport.handshake import Hello, refusal_reason
 from workers.transport.join_credentials import JoinCredentials
 from workers.worker.main import IDLE, JOIN_DEADLINE, announce, serve, set_up
+from workers.worker.runtime import WorkerRuntime
 
 Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class RemoteWorker:
-    """url: where the coordinator is, seen from here. worker: as which to come, None: as the first that is
-    missing. patience: seconds to wait for it to answer."""
+    """A worker that is not on the coordinator's machine.
+
+    url: the coordinator's address, seen from here. worker: the worker to join as, None: the first that is
+    missing. patience: seconds to wait for the coordinator to answer.
+    """
 
     join_credentials: JoinCredentials
     url: str
@@ -58,7 +64,7 @@ class RemoteWorker:
         notify("the run is over")
 
     def _serve(self, connection: Connection, registration_reply: Envelope, notify: Notify) -> None:
-        """See below.
+        """Set up what the welcome describes, and serve until 'stop'.
 
         Raises:
             ConnectionLost: besides those of run.
@@ -67,24 +73,29 @@ class RemoteWorker:
             closing.callback(connection.close, linger=1.0)
             if registration_reply.header.kind == "stop":  # it came as the run ended
                 return
-            worker_config = msgspec.json.decode(bytes(registration_reply.frames[0]))
-            experiment = worker_config["experiment"]
-            run, index = registration_reply.header.run, worker_config["index"]
-            notify(f"worker {index} of run {run}: {experiment['algo']} on {experiment['dataset']}")
+            run, config = registration_reply.header.run, messages.read_welcome(registration_reply)
+            experiment = config.experiment
+            notify(
+                f"worker {config.index} of run {run}: {experiment.get('algo')} on {experiment.get('dataset')}"
+            )
             states = Scratch("fedsim-worker-")
             closing.callback(states.remove)
             data_dir = str(self.data_dir) if self.data_dir else None
-            worker_config |= {"run_dir": str(states.path), "data_dir": data_dir}
-            runtime = set_up(connection, registration_reply, worker_config, experiment["device"])
+            config = msgspec.structs.replace(config, run_dir=str(states.path), data_dir=data_dir)
+            runtime = set_up(connection, run, config, experiment.get("device", "cpu"))
             announce(connection, runtime, digest=True)
             serve(connection, runtime, RemoteStateCache(runtime).handle, idle=IDLE)
 
     def _join(self, mine: int | None, patience: float) -> tuple[int, Connection, Envelope]:
-        """As which worker, a connection that was let in, and the welcome, or 'stop'.
+        """Join.
 
-        mine: the worker that this one has been, and will be again if it can. patience: how long to try again
-        if all are there already. Whoever was cut off may be one of them: the other side finds out a little
-        later.
+        Args:
+            mine: The worker that this one has been, and will be again if it can.
+            patience: How long to try again if all workers have joined already. After a connection was cut
+                this worker may be one of them: the coordinator finds out a little later.
+
+        Returns:
+            The worker's number, its connection, and the welcome, or 'stop'.
         """
         until = time.monotonic() + patience
         while True:
@@ -98,21 +109,21 @@ class RemoteWorker:
                 time.sleep(0.5)
 
     def _try_all(self, mine: int | None) -> tuple[int, Connection, Envelope]:
-        """As itself, else as the first worker that is missing.
+        """Join as the worker that it has been, else as the first that is missing.
 
         Raises:
-            KeyRefused: also if another's key would do but its own does not.
-            AccessError: if access is refused.
-            TaskError: if a task or a worker fails.
-            ConnectionLost: if the connection has ended.
+            KeyRefused: If its own key is refused, even if another worker's key would be accepted.
+            AccessError: If no worker is missing.
+            TaskError: If the coordinator does not answer.
+            ConnectionLost: If the connection has ended.
         """
-        everybody = range(len(self.join_credentials.workers))
-        if self.worker is not None and self.worker not in everybody:
-            raise AccessError(f"--worker {self.worker}: the run has workers 0 to {len(everybody) - 1}")
+        indices = range(len(self.join_credentials.workers))
+        if self.worker is not None and self.worker not in indices:
+            raise AccessError(f"--worker {self.worker}: the run has workers 0 to {len(indices) - 1}")
         mine = self.worker if mine is None else mine
-        seats = sorted(everybody, key=lambda i: i != mine) if self.worker is None else [self.worker]
+        candidates = sorted(indices, key=lambda i: i != mine) if self.worker is None else [self.worker]
         refused_keys: list[KeyRefused] = []
-        for index in seats:
+        for index in candidates:
             try:
                 connection = self._connect(index)
             except KeyRefused as e:
@@ -124,22 +135,22 @@ class RemoteWorker:
             if answer.header.kind != "refused":
                 return index, connection, answer
             connection.close()
-            output = bytes(answer.frames[0]).decode(errors="replace")
-        if len(refused_keys) == len(seats):
+            reason = refusal_reason(answer)
+        if len(refused_keys) == len(candidates):
             raise refused_keys[0]
-        if len(seats) == 1:
-            raise AccessError(f"refused: {output}")
+        if len(candidates) == 1:
+            raise AccessError(f"refused: {reason}")
         others = (
             f", but for {len(refused_keys)} whose key is not accepted (any longer)" if refused_keys else ""
         )
-        raise AccessError(f"refused: all {len(seats)} workers of the run have joined already{others}")
+        raise AccessError(f"refused: all {len(candidates)} workers of the run have joined already{others}")
 
     def _answer(self, connection: Connection) -> Envelope:
-        """To a hello: 'welcome', 'refused' or 'stop'.
+        """Return the answer to the hello: 'welcome', 'refused' or 'stop'.
 
         Raises:
-            TaskError: if a task or a worker fails.
-            ConnectionLost: if the connection has ended.
+            TaskError: If there is none in time.
+            ConnectionLost: If the connection has ended.
         """
         try:
             answer = connection.receive(JOIN_DEADLINE)
@@ -157,3 +168,29 @@ class RemoteWorker:
         )
         hello = Hello("", index, os.getpid(), platform.node())
         return Connection(self.url, hello, join_credentials.max_frame, curve_keys, self.patience)
+
+
+class RemoteStateCache:
+    """A WorkerRuntime without the run's folder: it keeps clients' states in a folder of its own."""
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self.runtime = runtime
+
+    def handle(self, envelope: Envelope) -> list[Envelope]:
+        """Return the replies, in order.
+
+        Raises:
+            WireError: If a state is damaged.
+        """
+        h, states = envelope.header, self.runtime.states
+        if h.kind == "state":
+            if len(envelope.frames) != 1:
+                raise WireError(f"a state of client {h.client} in {len(envelope.frames)} frames")
+            states.put(h.client, h.base, bytes(envelope.frames[0]))
+            return []
+        reply = self.runtime.handle(envelope)
+        if reply.header.kind != "upload":
+            return [reply]
+        data = states.read(h.client, self.runtime.problem.version(h.round, h.exchange))
+        states.remove(h.client, below=h.base)
+        return [messages.draft(h, data), reply]

@@ -50,10 +50,10 @@ class ClientFile:
             raise DataError(f"{self.path}: {key} cannot be read ({error}); fetch it again") from error
 
     def alike(self, client: str, names: tuple[str, ...], columns: tuple[Array, ...]) -> None:
-        """See below.
+        """Check that the columns of a client have equally many rows.
 
         Raises:
-            DataError: unless the columns of a client have as many rows each.
+            DataError: If they have not.
         """
         counts = [len(column) for column in columns]
         if len(set(counts)) > 1:

@@ -4,13 +4,14 @@ docs/references/curvature-and-solvers.md#empirical-fisher."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedsim.learning.curvature.diagonal_ggn import contracts, squared_pullback
 from fedsim.learning.params import Net
-from fedsim.learning.shards import QuadraticShard, Shard
 
 
 def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -41,13 +42,12 @@ def _uphill(net: Net, outputs: Tensor, targets: Tensor) -> Tensor:
     return gradient * len(targets)
 
 
-def mean_fisher(shard: Shard | QuadraticShard, weights: Tensor, chunk: int = 64) -> Tensor:
-    """(1/N_k) sum_i (grad log p(y_i | x_i, w))^2: (P,). Of a quadratic client: the diagonal of A / N_k,
-    which is what the Fisher information of a linear-Gaussian model is."""
-    if isinstance(shard, QuadraticShard):
-        return shard.hessian.diagonal() / shard.size
-    total = torch.zeros_like(weights)
-    chunks = (torch.split(part, chunk) for part in (shard.inputs, shard.targets))
-    for inputs, targets in zip(*chunks, strict=True):
-        total += squared_gradients(shard.net, weights, shard.floats(inputs), targets)
-    return total / shard.size
+class _HasFisher(Protocol):
+    """A client whose loss has an empirical Fisher information."""
+
+    def mean_fisher(self, weights: Tensor, chunk: int) -> Tensor: ...
+
+
+def mean_fisher(shard: _HasFisher, weights: Tensor, chunk: int = 64) -> Tensor:
+    """The mean of the squared gradients of a client's examples, (P,); `chunk` examples at a time."""
+    return shard.mean_fisher(weights, chunk)

@@ -2,7 +2,7 @@
 
     GGN = sum_n J_n' H_n J_n = sum_n M_n M_n',    M_n = J_n' S_n (P, C),    J_n = dz_n/dw (C, P)
 
-with H_n = S_n S_n' and S_n as in curvature.py, whose diagonal_ggn is the diagonal of this matrix. Where
+with H_n = S_n S_n' and S_n as in diagonal_ggn.py, whose diagonal_ggn is the diagonal of this matrix. Where
 the logits are linear in the parameters, z_n = W a_n, the blocks of two classes are
 sum_n H_n[c, d] a_n a_n': one product of (C^2, n) with (n, I^2) instead of (P, nC) with (nC, P).
 

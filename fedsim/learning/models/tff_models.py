@@ -2,7 +2,7 @@
 
 Sources: TensorFlow Federated (TFF) `simulation/baselines` and google-research/federated `utils/models`,
 whose layers, sizes and initialisation these follow; the truncation of Keras' normal draws is left out.
-`logistic_bias` is the fourth, for tags. See models.py for what a model is.
+`logistic_bias` is the fourth, for tags. fedsim.learning.models.registry says what a model is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.errors import UsageError
-from fedsim.learning.models.shapes import Shape, image
+from fedsim.learning.models.paper_models import Shape, image
 
 
 def cnn_emnist(shape: Shape, classes: int) -> nn.Module:

@@ -7,7 +7,6 @@ and says so in the header.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -15,14 +14,15 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fedsim.errors import UsageError, WireError, unknown
+from fedsim.errors import WireError
+from fedsim.specs import Form, number, parse
 from fedsim.wire.codecs import bitmap, csr, float_formats, log8, zstd
 from fedsim.wire.codecs.base import Codec, Part, Spec, from_bytes, raw_bytes
 
 __all__ = [
     "CODECS",
     "Codec",
-    "Family",
+    "CodecFamily",
     "Part",
     "Spec",
     "codec",
@@ -43,8 +43,16 @@ class CodecFamily:
     fraction: bool = False
 
     @property
+    def form(self) -> Form:
+        """How the codec is written."""
+        if not self.fraction:
+            return Form(self.name)
+        return Form(self.name, ("p",), help=f"the fraction to keep, 0 < p <= 1, such as {self.name}:0.1")
+
+    @property
     def usage(self) -> str:
-        return f"{self.name}:p" if self.fraction else self.name
+        """The codec with its parameter."""
+        return self.form.usage
 
 
 _KEEPS = "per layer the largest fraction p and the mean of the rest"
@@ -112,22 +120,15 @@ def codec(name: str) -> Codec:
     """The codec of a name such as 'bf16' or 'csr:0.1'.
 
     Raises:
-        UsageError: saying what there is.
+        UsageError: If there is no such codec, or if its parameter does not fit.
     """
-    family_name, colon, parameter = name.partition(":")
-    if family_name not in CODECS:
-        raise unknown("codec", family_name, [f.usage for f in CODECS.values()])
+    family_name, arguments = parse(name, "codec", {f.name: f.form for f in CODECS.values()})
     family = CODECS[family_name]
     if not family.fraction:
-        if colon:
-            raise UsageError(f"codec {name!r}: {family_name!r} has no parameter")
         return family.make()
-    try:
-        p = float(parameter)
-    except ValueError:
-        p = math.nan
+    p = number(arguments[0])
     if not 0 < p <= 1:
-        raise UsageError(f"codec {name!r}: give the fraction to keep, 0 < p <= 1, such as {family_name}:0.1")
+        raise family.form.misuse("codec", name)
     return family.make(p)
 
 
@@ -156,9 +157,9 @@ def unpack_checked(
     expected = selected.bounds(spec)
     if len(parts) != len(expected):
         raise WireError(f"{owner}: {len(parts)} frames where codec {name!r} sends {len(expected)}")
-    for (supplied, part), (layer, least, most) in zip(parts, expected, strict=True):
-        if supplied != layer:
-            raise WireError(f"{owner}: a part of {supplied!r} where codec {name!r} sends {layer!r}")
+    for (sent, part), (layer, least, most) in zip(parts, expected, strict=True):
+        if sent != layer:
+            raise WireError(f"{owner}: a part of {sent!r} where codec {name!r} sends {layer!r}")
         if not least <= part.nbytes <= most:
             size = f"{most}" if least == most else f"{least} to {most}"
             raise WireError(f"{owner}: {part.nbytes} bytes of {layer} where the layout demands {size}")

@@ -1,4 +1,4 @@
-"""Tensors as bytes, and what a codec is told about a tensor beside its values."""
+"""Codecs: tensors as bytes, and what a codec knows about a tensor besides its values."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from fedsim.wire.codecs.csr import (
     largest,
     largest_and_means,
 )
-from fedsim.wire.codecs.frames import bound, compressed, expanded, shuffled, unshuffled
+from fedsim.wire.codecs.zstd import bound, compressed, expanded, shuffled, unshuffled
 
 _WHY_INCREMENTS = (
     "this codec sets all but the entries of largest magnitude of a layer to zero; "

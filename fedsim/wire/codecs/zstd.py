@@ -1,5 +1,7 @@
 """Lossless codecs: byte shuffle and zstd, of the values or of their distance from a reference.
 
+The zstd frames declare their size, so a receiver knows it before it decompresses them.
+
     delta:  key(x) = b if b >= 0 else b xor (2^(n-1) - 1),  b = the bits of x as a signed integer
             z      = zigzag(key(x) - key(ref) mod 2^n)
 
@@ -12,10 +14,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import zstandard
 from torch import Tensor
 
+from fedsim.errors import WireError
 from fedsim.wire.codecs.base import Array, Bound, Codec, Part, Spec, from_bytes, raw_bytes
-from fedsim.wire.codecs.frames import bound, compressed, expanded, shuffled, unshuffled
 
 _SIGNED: dict[int, np.dtype[Any]] = {4: np.dtype(np.int32), 8: np.dtype(np.int64)}
 _UNSIGNED: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
@@ -76,3 +79,58 @@ def _zigzag(difference: Array) -> Array:
     top = 8 * difference.itemsize - 1
     z: Array = ((difference << 1) ^ (difference >> top)).view(_UNSIGNED[difference.itemsize])
     return z
+
+
+# ---- byte shuffle and zstd frames
+
+LEVEL = 3
+SLACK = 64
+"""Bytes that a zstd frame may add to its content, beside 1/256 of it."""
+
+
+def compressed(data: bytes) -> bytes:
+    """One zstd frame that declares its size; of nothing, nothing."""
+    return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(data) if data else b""
+
+
+def expanded(frame: memoryview, nbytes: int) -> bytes:
+    """The `nbytes` bytes in a frame.
+
+    The library takes memory for the size that a frame declares, whatever its max_output_size says. So the
+    declared size is checked first.
+
+    Raises:
+        WireError: If the frame is damaged or declares another size.
+    """
+    if not nbytes:
+        if frame.nbytes:
+            raise WireError(f"{frame.nbytes} bytes where there is nothing to compress")
+        return b""
+    try:
+        declared = zstandard.frame_content_size(frame)
+        if declared != nbytes:
+            what = f"declares {declared} bytes" if declared >= 0 else "does not declare its size"
+            raise WireError(f"a zstd frame {what}; the layout demands {nbytes}")
+        data = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as e:
+        raise WireError(f"a damaged zstd frame: {e}") from None
+    if len(data) != nbytes:
+        raise WireError(f"a zstd frame of {len(data)} bytes; the layout demands {nbytes}")
+    return data
+
+
+def bound(layer: str, nbytes: int, spec: Spec, beside: int = 0) -> Bound:
+    """Bytes of a part of `beside` plain bytes and `nbytes` compressed ones; dense is sent above its size."""
+    most = beside + (nbytes + (nbytes >> 8) + SLACK if nbytes else 0)
+    return Bound(layer, beside, min(most, spec.dense_bytes + beside + SLACK))
+
+
+def shuffled(array: Array) -> bytes:
+    """All first bytes of the values, then all second bytes, ..."""
+    return np.ascontiguousarray(array).view(np.uint8).reshape(-1, array.itemsize).T.tobytes()
+
+
+def unshuffled(data: bytes, dtype: np.dtype[np.generic]) -> Array:
+    """The values of shuffled bytes, in an array of its own."""
+    columns = np.frombuffer(data, dtype=np.uint8).reshape(dtype.itemsize, -1)
+    return np.ascontiguousarray(columns.T).reshape(-1).view(dtype)

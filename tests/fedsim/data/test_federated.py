@@ -227,10 +227,13 @@ def test_only_so_many_users_and_sentences_are_read(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("stackoverflow_nwp:0", "how many clients to read is a whole number, not '0'"),
-        ("stackoverflow_nwp:", "not ''"),
-        ("stackoverflow_lr:all", "not 'all'"),
-        ("emnist62:10", "'emnist62' is always read whole; write just emnist62"),
+        (
+            "stackoverflow_nwp:0",
+            "write stackoverflow_nwp:CLIENTS or just stackoverflow_nwp, the number of clients",
+        ),
+        ("stackoverflow_nwp:", "'stackoverflow_nwp:': write stackoverflow_nwp:CLIENTS or just"),
+        ("stackoverflow_lr:all", "'stackoverflow_lr:all': write stackoverflow_lr:CLIENTS or just"),
+        ("emnist62:10", "'emnist62:10': write emnist62, which is always read whole"),
         ("stackoverflow:10", "did you mean 'stackoverflow_"),
     ],
 )

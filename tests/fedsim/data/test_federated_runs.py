@@ -124,7 +124,10 @@ def test_two_worker_processes_and_none_give_the_same_bits(files: Path, tmp_path:
             "--dataset stackoverflow_lr --clients 2 --model logistic --partition two_dirichlet",
             "are not classes",
         ),
-        ("--dataset stackoverflow_lr:x --clients 2", "how many clients to read is a whole number, not 'x'"),
+        (
+            "--dataset stackoverflow_lr:x --clients 2",
+            "or just stackoverflow_lr, the number of clients to read",
+        ),
         ("--dataset emnist62 --clients 2 --partition pachinko", "for 'cifar100' (100 fine classes)"),
     ],
 )

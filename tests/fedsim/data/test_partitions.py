@@ -339,10 +339,10 @@ def test_splits_are_disjoint_in_range_and_repeatable(
     ("spec", "words"),
     [
         ("idd", "did you mean 'iid'"),
-        ("two_dirichlett:1", "did you mean 'two_dirichlet'"),
+        ("two_dirichlett:1", "did you mean 'two_dirichlet:SIZE_ALPHA,CLASS_ALPHA'"),
         ("iid:3", "write iid"),
         ("dirichlet", "write dirichlet:ALPHA"),
-        ("dirichlet:", "positive number"),
+        ("dirichlet:", "write dirichlet:ALPHA"),
         ("dirichlet:-1", "positive number"),
         ("dirichlet:nan", "positive number"),
         ("two_dirichlet:1,2,3", "two_dirichlet:SIZE_ALPHA,CLASS_ALPHA or just two_dirichlet"),

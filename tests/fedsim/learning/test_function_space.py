@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsim.learning.function_space import FunctionTerm, Memory, choose
+from fedsim.errors import WireError
+from fedsim.learning.function_space import FunctionTerm, Held, Memory, choose
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.params import Net
 from fedsim.learning.solvers.first_order import minimise_memory
@@ -134,6 +135,33 @@ def test_points_are_drawn_from_the_generator() -> None:
     first = Counter(int(drawn(seed).inputs[0, 0]) for seed in range(60))
     assert set(first) <= set((targets == 0).nonzero()[:, 0].tolist())
     assert len(first) == 10  # each of ten is missed by 60 draws with probability 0.002
+
+
+# ---- memory of several clients
+
+
+def held(owner: int, count: int) -> Held:
+    return Held.of(torch.full((count, 2), owner), torch.arange(1.0, count + 1), owner)
+
+
+def test_labels_follow_their_memory_into_the_order_of_owners() -> None:
+    memory, labels = Held.nothing(), torch.zeros(0, 0)
+    for owner, count in ((2, 2), (0, 1)):
+        first = Memory(torch.full((count, 2), owner), torch.arange(1.0, count + 1))
+        memory, labels = memory.labelled(labels, owner, torch.full((count, 3), float(owner)), first)
+    assert memory.owners.tolist() == [0, 2, 2] and labels[:, 0].tolist() == [0.0, 2.0, 2.0]
+    before = labels.clone()
+    same, second = memory.labelled(labels, 2, torch.full((2, 3), 9.0), None)
+    assert same is memory and second[:, 0].tolist() == [0.0, 9.0, 9.0]
+    assert torch.equal(labels, before)
+    assert memory.rows(memory.owners != 2).owners.tolist() == [0]
+
+
+@pytest.mark.parametrize(("owner", "count", "again"), [(1, 3, False), (1, 2, True), (5, 1, False)])
+def test_labels_that_do_not_fit_the_memory_are_refused(owner: int, count: int, again: bool) -> None:
+    first = Memory(torch.zeros(count, 2), torch.ones(count)) if again else None
+    with pytest.raises(WireError, match=f"client {owner} labels {count} points; the server has"):
+        held(1, 2).labelled(torch.zeros(2, 3), owner, torch.zeros(count, 3), first)
 
 
 # ---- the server's problem

@@ -139,13 +139,13 @@ def test_momentum_and_step_count_carry_over_as_in_one_optimiser_whose_curvature_
     later = replace(RNG, round=2)
     stock.group["hess"].zero_()
     stock.train(shard, later)
-    second = {"start": first.mean, "rng": later, "h0": None}
-    second = solve(shard, moments=first.moments, **second)
+    later_inputs = {"start": first.mean, "rng": later, "h0": None}
+    second = solve(shard, moments=first.moments, **later_inputs)
     assert stock.same(second)
     assert second.moments is not None and second.moments.steps == 120
 
-    reset = solve(shard, replace(STEPS, carry=False), moments=first.moments, **second)
-    fresh = solve(shard, **second)
+    reset = solve(shard, replace(STEPS, carry=False), moments=first.moments, **later_inputs)
+    fresh = solve(shard, **later_inputs)
     assert reset.moments is None
     assert torch.equal(reset.mean, fresh.mean) and not torch.equal(reset.mean, second.mean)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedsim.errors import UsageError
 from fedsim.learning.curvature.diagonal_ggn import best_chunk, diagonal_ggn
-from fedsim.learning.models.paper_models import MODELS, build_model
+from fedsim.learning.models.registry import MODELS, build_model
 
 CIFAR = (3, 32, 32)
 MNIST = (1, 28, 28)

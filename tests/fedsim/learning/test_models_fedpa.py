@@ -11,7 +11,7 @@ from torch import nn
 from fedsim.data import DATASETS, vocabulary
 from fedsim.errors import UsageError
 from fedsim.learning.likelihoods import likelihood
-from fedsim.learning.models.paper_models import MODELS, build_model
+from fedsim.learning.models.registry import MODELS, build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise

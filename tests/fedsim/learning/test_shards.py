@@ -10,7 +10,7 @@ from fedsim.errors import UsageError
 from fedsim.learning.curvature.diagonal_ggn import diagonal_ggn
 from fedsim.learning.gaussian import Distance, Gaussian
 from fedsim.learning.params import Net
-from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.seeds import RandomStream
 
 N = 23
@@ -54,8 +54,8 @@ def test_epochs_reshuffle_and_repeat_with_the_generator(shard: Shard) -> None:
     order = draws(2)
     first, second = (rows(list(shard.batches(5, order)), shard.scale) for _ in range(2))
     assert first != second
-    second = draws(2)
-    assert [first, second] == [rows(list(shard.batches(5, second)), shard.scale) for _ in range(2)]
+    again = draws(2)
+    assert [first, second] == [rows(list(shard.batches(5, again)), shard.scale) for _ in range(2)]
 
 
 def test_scaled_and_raw_inputs(shard: Shard) -> None:
@@ -121,3 +121,34 @@ def test_quadratic_curvature_is_the_diagonal(quadratic: QuadraticShard) -> None:
 def test_no_closed_form_for_the_unsquared_norm(quadratic: QuadraticShard) -> None:
     with pytest.raises(UsageError, match="squared"):
         quadratic.minimiser(1.0, (Distance(torch.zeros(D), 1.0),))
+
+
+def test_batch_of_a_shard_has_the_gradient_of_its_mean_loss(shard: Shard) -> None:
+    weights = torch.randn(shard.net.layout.size, generator=draws(3))
+    total, examples = torch.zeros_like(weights), 0
+    with shard.noise(7):
+        for batch in shard.epoch(5, draws(2)):
+            gradient, loss = batch.loss_gradient(weights)
+            total += gradient * batch.size
+            examples += batch.size
+            assert loss > 0
+    assert examples == N
+    assert torch.allclose(total, shard.gradient(weights), atol=1e-5)
+
+
+def test_quadratic_epoch_is_one_exact_gradient(quadratic: QuadraticShard) -> None:
+    weights = torch.randn(D, generator=draws(6), dtype=torch.float64)
+    with quadratic.noise(7):
+        (batch,) = quadratic.epoch(5, draws(2))
+    gradient, loss = batch.loss_gradient(weights)
+    assert torch.equal(gradient, quadratic.gradient(weights) / 20)
+    assert loss == quadratic.loss(weights) and batch.size == 20
+
+
+def test_exact_optimiser_is_for_a_closed_form_only(shard: Shard, quadratic: QuadraticShard) -> None:
+    check_optimiser(shard, "adam", "adam or sgd")
+    check_optimiser(quadratic, "exact", "adam or sgd")
+    with pytest.raises(UsageError, match="needs a quadratic loss; use adam or sgd"):
+        check_optimiser(shard, "exact", "adam or sgd")
+    with pytest.raises(UsageError, match="optimiser=exact"):
+        check_optimiser(quadratic, "adam", "adam or sgd")

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedsim.errors import UsageError, WireError
 from fedsim.wire.codecs import Part, Spec, codec, raw_bytes, unpack_checked
-from fedsim.wire.codecs.frames import compressed, expanded
-from fedsim.wire.codecs.zstd import ordered
+from fedsim.wire.codecs.zstd import compressed, expanded, ordered
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80)
 LOSSLESS = ["zstd", "delta+zstd"]

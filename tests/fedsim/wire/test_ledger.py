@@ -15,10 +15,10 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.wire import zmtp
 from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import NONE, VERSION, Envelope, FieldHeader, Header, PartHeader, blob, digest, pack
 from fedsim.wire.ledger import COLUMNS, KINDS, Entry, Ledger, total
+from fedsim.wire.wire_size import CURVE, NULL, framing
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 PATIENCE = 20.0
@@ -66,20 +66,20 @@ def booked(seed: int, envelopes: int = 12) -> tuple[Ledger, list[tuple[Envelope,
 
 @pytest.mark.parametrize(("n", "overhead"), [(0, 2), (1, 2), (255, 2), (256, 9), (712_440, 9), (2**33, 9)])
 def test_framing_of_one_frame(n: int, overhead: int) -> None:
-    assert zmtp.framing([n]) == overhead == f(n) - n
+    assert framing([n]) == overhead == f(n) - n
 
 
 @fixed
 @given(st.lists(st.integers(0, 2**20)))
 def test_framing_adds_over_frames(sizes: list[int]) -> None:
-    assert sum(sizes) + zmtp.framing(sizes) == sum(map(f, sizes))
+    assert sum(sizes) + framing(sizes) == sum(map(f, sizes))
 
 
 def test_the_references_vector() -> None:
     assert sum(map(sum, VECTOR)) == PAYLOAD
     stream = {
         m.name: {d: n + sum(sum(s) + m.framing(s) for s in VECTOR) for d, n in m.handshake.items()}
-        for m in (zmtp.NULL, zmtp.CURVE)
+        for m in (NULL, CURVE)
     }
     assert stream == {"NULL": {"up": STREAM, "down": STREAM}, "CURVE": {"up": 8_714_672, "down": 8_714_406}}
 
@@ -89,9 +89,9 @@ def test_the_handshakes_from_their_parts() -> None:
     HELLO 200 and INITIATE 257 + metadata up, WELCOME 168 and READY 30 + metadata down."""
     for socket_type in ("DEALER", "ROUTER"):
         metadata = (1 + 11 + 4 + len(socket_type)) + (1 + 8 + 4)
-        assert 64 + f(6 + metadata) == zmtp.NULL.handshake["up"] == zmtp.NULL.handshake["down"]
-        assert 64 + f(200) + f(257 + metadata) == zmtp.CURVE.handshake["up"]
-        assert 64 + f(168) + f(30 + metadata) == zmtp.CURVE.handshake["down"]
+        assert 64 + f(6 + metadata) == NULL.handshake["up"] == NULL.handshake["down"]
+        assert 64 + f(200) + f(257 + metadata) == CURVE.handshake["up"]
+        assert 64 + f(168) + f(30 + metadata) == CURVE.handshake["down"]
 
 
 @fixed

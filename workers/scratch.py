@@ -1,7 +1,7 @@
 """Temporary folders that end with their process.
 
-Nobody removes the folder of a process that was killed -9. So whoever makes one holds a lock on it, which the
-kernel gives up with the process, and first removes those of its kind whose lock nobody holds.
+A process that is killed -9 cannot remove its folder. So a process holds a lock on the folder that it makes,
+which the kernel releases with the process, and first removes the folders of this kind that are not locked.
 """
 
 from __future__ import annotations
@@ -14,30 +14,32 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from workers.storage.store import disk_errors
+from fedsim.errors import DiskError
 
 YOUNG_SECONDS = 60.0
-"""A younger one is left alone: its maker may not have locked it yet."""
+"""A younger folder is left alone: its process may not have locked it yet."""
 
 
 class Scratch:
     """A folder that only this user can enter, until remove()."""
 
     def __init__(self, kind: str, parent: str | None = None) -> None:
-        """kind: what its name begins with.
+        """Make a folder whose name begins with `kind`.
 
         Raises:
-            DiskError: if the disk cannot be read or written.
+            DiskError: If it cannot be made.
         """
         parent = parent or tempfile.gettempdir()
         _sweep(Path(parent), kind)
-        with disk_errors(f"cannot make a temporary folder in {parent}"):
+        try:
             self.path = Path(tempfile.mkdtemp(prefix=kind, dir=parent))
             self._lock = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as e:
+            raise DiskError(f"cannot make a temporary folder in {parent}: {e.strerror}") from None
 
     def remove(self) -> None:
-        """Also a second time."""
+        """Remove the folder; a second call does nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -47,7 +49,7 @@ class Scratch:
 def _sweep(parent: Path, kind: str) -> None:
     """Remove what killed processes of this user have left."""
     for path in parent.glob(f"{kind}*"):
-        with suppress(OSError):  # somebody else's, or gone by now
+        with suppress(OSError):  # another user's, or removed meanwhile
             record = path.lstat()
             if record.st_uid != os.getuid() or time.time() - record.st_mtime < YOUNG_SECONDS:
                 continue

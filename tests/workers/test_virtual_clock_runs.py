@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.round_machine import TaskId
-from fedsim.virtual_clock import clock
 from fedsim.wire.state_file import encode_state
 from protocols import find
 from tests.support.harness import Run, play, problem_of
-from workers.coordinator.exchange_clock import ExchangeClock
 
 LINK = {"link": "up=1mbit,down=8mbit,rtt=10ms"}
 
@@ -58,18 +55,3 @@ def test_if_all_are_late_nothing_changes(name: str, tmp_path: Path) -> None:
     before, after = run.checkpoint(1), run.checkpoint(2)
     assert encode_state(before.server) == encode_state(after.server)
     assert run.outcome.versions == (0, 0, 0)
-
-
-def test_who_sends_nothing_is_waited_for_until_the_deadline() -> None:
-    c = clock("", "1ms", "5s", clients=2, seed=0)
-    exchange = ExchangeClock(c, (10, 10))
-    for k in (0, 1):
-        exchange.gave(k, 100)
-    assert not exchange.late(TaskId(1, 1, 0, 0), 100)
-    assert exchange.close() == 5.0
-    without = ExchangeClock(clock("", "1ms", "", clients=2, seed=0), (10, 10))
-    for k in (0, 1):
-        without.gave(k, 100)
-    assert not without.late(TaskId(1, 1, 0, 0), 100)
-    assert without.close() == pytest.approx(0.01)
-    assert ExchangeClock(None, (10, 10)).close() is None

@@ -12,11 +12,10 @@ import torch
 from sklearn import metrics as reference
 from torch import Tensor
 
-from fedsim.data import checks, vocabulary
+from fedsim.data.arrays import ARRAY_RULES, vocabulary
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihoods import LIKELIHOODS, likelihood
-from fedsim.learning.metrics import EXTRA, MEASURES, Tally, added
+from fedsim.learning.likelihoods import EXTRA, LIKELIHOODS, Tally, added, likelihood
 from fedsim.problem import Problem
 from protocols.fedavg import FedAvg
 
@@ -45,7 +44,7 @@ def outputs_and_targets(kind: str, n: int = 40) -> tuple[Tensor, Tensor]:
 
 
 def measured(kind: str) -> dict[str, float | None]:
-    measure = MEASURES[kind]
+    measure = LIKELIHOODS[kind]
     return measure.numbers(measure.tally(*outputs_and_targets(kind)))
 
 
@@ -53,15 +52,15 @@ def measured(kind: str) -> dict[str, float | None]:
 
 
 def test_every_likelihood_is_measured_and_checked() -> None:
-    assert set(MEASURES) == set(LIKELIHOODS) == set(checks.KINDS)
-    assert all(key == created.name for key, created in MEASURES.items())
-    extra = {k for kind in MEASURES for k in measured(kind)} - {"test_accuracy", "test_nll"}
+    assert set(LIKELIHOODS) == set(ARRAY_RULES)
+    assert all(key == created.name for key, created in LIKELIHOODS.items())
+    extra = {k for kind in LIKELIHOODS for k in measured(kind)} - {"test_accuracy", "test_nll"}
     assert extra == set(EXTRA)
 
 
-@pytest.mark.parametrize("kind", MEASURES)
+@pytest.mark.parametrize("kind", LIKELIHOODS)
 def test_a_tally_adds_up_over_parts(kind: str) -> None:
-    measure = MEASURES[kind]
+    measure = LIKELIHOODS[kind]
     outputs, targets = outputs_and_targets(kind)
     whole = measure.tally(outputs, targets)
     assert len(whole) == measure.width(outputs.shape[-1])
@@ -70,16 +69,16 @@ def test_a_tally_adds_up_over_parts(kind: str) -> None:
     np.testing.assert_allclose(reduce(added, parts), whole, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", MEASURES)
+@pytest.mark.parametrize("kind", LIKELIHOODS)
 def test_the_nll_is_the_mean_loss(kind: str) -> None:
     outputs, targets = outputs_and_targets(kind)
     result = measured(kind)["test_nll"]
     assert result == pytest.approx(float(likelihood(kind).loss(outputs, targets)), rel=1e-12)
 
 
-@pytest.mark.parametrize("kind", MEASURES)
+@pytest.mark.parametrize("kind", LIKELIHOODS)
 def test_a_model_that_is_not_a_number_has_a_score(kind: str) -> None:
-    measure = MEASURES[kind]
+    measure = LIKELIHOODS[kind]
     outputs, targets = outputs_and_targets(kind)
     numbers = measure.numbers(measure.tally(torch.full_like(outputs, math.nan), targets))
     assert math.isnan(numbers["test_nll"] or 0.0)
@@ -128,7 +127,7 @@ def test_tags_by_hand() -> None:
     """Two examples, three tags: pairs right 4 of 6; tag 0 found once, tag 1 missed once, tag 2 false once."""
     outputs = torch.tensor([[2.0, -1.0, 1.0], [-1.0, -1.0, -1.0]]).double()
     targets = torch.tensor([[1, 1, 0], [0, 0, 0]], dtype=torch.uint8)
-    measure = MEASURES["bernoulli"]
+    measure = LIKELIHOODS["bernoulli"]
     result = measure.numbers(measure.tally(outputs, targets))
     assert result["test_accuracy"] == pytest.approx(4 / 6)
     assert (result["precision"], result["micro_f1"], result["macro_f1"]) == (1 / 2, 2 / 4, 1 / 3)
@@ -140,7 +139,7 @@ def test_tags_by_hand() -> None:
 
 def test_tags_of_a_model_of_zeros_and_of_no_tags() -> None:
     """Equal outputs are ordered by class, so that recall does not depend on the machine."""
-    measure = MEASURES["bernoulli"]
+    measure = LIKELIHOODS["bernoulli"]
     targets = torch.zeros(4, CLASSES, dtype=torch.uint8)
     none = measure.numbers(measure.tally(torch.zeros(4, CLASSES).double(), targets))
     assert none["test_accuracy"] == 1.0 and none["recall_at_5"] is None and none["micro_recall_at_5"] is None
@@ -155,7 +154,7 @@ def test_words_by_hand() -> None:
     targets = torch.tensor([[3, 9, 11, -1], [8, 1, -1, -1]])
     predicted = torch.tensor([[3, 9, 11, 5], [1, 9, 2, 2]])
     outputs = torch.nn.functional.one_hot(predicted, CLASSES).double()
-    measure = MEASURES["tokens"]
+    measure = LIKELIHOODS["tokens"]
     tally = measure.tally(outputs, targets)
     right, wrong = math.log(math.e + 11) - 1, math.log(math.e + 11)
     assert tally == pytest.approx((5.0, 3 * right + 2 * wrong, 3.0, 1.0))
@@ -210,7 +209,7 @@ def test_a_problem_scores_in_pieces_what_is_right_as_a_whole(
         algo="fedavg", dataset=f"{path}:{name}", model=model, partition="iid", clients=2, eval_samples=4
     )
     problem = Problem.build(experiment, build_algorithm(FedAvg, {}), None)
-    assert problem.measure is MEASURES[kind]
+    assert problem.measure is LIKELIHOODS[kind]
     assert problem.eval_samples == 0  # only classes have predictions to average
     score = problem.score(Gaussian.at(problem.start, 4.0), 0, 1)
     assert score == problem.score(Point(problem.start), 0, 1)

@@ -1,0 +1,93 @@
+"""Evaluation of models on the test set, in chunks that any worker may compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.data.datasets import Dataset
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.likelihoods import LIKELIHOODS, Likelihood, Tally, added, classified
+from fedsim.learning.params import Net
+from fedsim.seeds import RandomStream
+
+CHUNK = 2000
+"""Examples per evaluation chunk: fixed, so that float sums do not depend on which worker computes them."""
+
+
+class ChunkScore(NamedTuple):
+    """The score of one test chunk.
+
+    Attributes:
+        tally: The tally of the predictions at the model's mean.
+        ensemble: The tally of predictions averaged over posterior samples; empty if there was no average.
+    """
+
+    tally: Tally
+    ensemble: Tally = ()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The test set of an experiment, and how models are evaluated on it.
+
+    Attributes:
+        read: Maps stored inputs to the network's inputs, on its device.
+        seed: The seed of the experiment, from which posterior samples are drawn.
+        requested_samples: Posterior samples that the experiment asks for.
+    """
+
+    net: Net
+    dataset: Dataset
+    read: Callable[[Tensor], Tensor]
+    seed: int
+    requested_samples: int
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks of the test set."""
+        return -(-len(self.dataset.test_targets) // CHUNK)
+
+    @property
+    def measure(self) -> Likelihood:
+        """What the data set's likelihood lets one say about predictions."""
+        return LIKELIHOODS[self.dataset.likelihood]
+
+    @property
+    def samples(self) -> int:
+        """Posterior samples to average predictions over; 0 where targets are not classes."""
+        return self.requested_samples if self.measure.averages else 0
+
+    def score(self, model: Point | Gaussian, chunk: int, round: int) -> ChunkScore:
+        """Score one test chunk at the mean of `model`.
+
+        If the model is a Gaussian and posterior samples are asked for, the softmax is also averaged over
+        samples of it, which are the same ones for every chunk.
+        """
+        rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+        inputs = torch.from_numpy(np.array(self.dataset.test_inputs[rows])).to(self.net.device)
+        targets = torch.from_numpy(np.array(self.dataset.test_targets[rows])).to(self.net.device)
+        floats = self.read(inputs)
+
+        def logits(weights: Tensor, rows: Tensor) -> Tensor:
+            return self.net.logits(weights.to(self.net.device), rows).double()
+
+        measure = self.measure
+        pieces = zip(torch.split(floats, measure.rows), torch.split(targets, measure.rows), strict=True)
+        tally = reduce(added, (measure.tally(logits(model.mean, x), y) for x, y in pieces))
+        if not self.samples or isinstance(model, Point):
+            return ChunkScore(tally)
+        rng = RandomStream(self.seed, "posterior", round)
+        total = torch.full((len(targets), self.dataset.classes), -math.inf, dtype=torch.float64)
+        total = total.to(floats.device)
+        for weights in model.samples(self.samples, rng.torch("samples")):
+            # in logarithms, because a probability may underflow
+            total = torch.logaddexp(total, logits(weights, floats).log_softmax(dim=1))
+        return ChunkScore(tally, classified(total - math.log(self.samples), targets))

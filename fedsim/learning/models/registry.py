@@ -1,0 +1,127 @@
+"""Models by name.
+
+Every model maps a float32 batch (n, *shape) to outputs (n, classes); a sequence model maps ids
+(n, T), exact in float32, to (n, T, classes). Dense models flatten by themselves, so a table (42,)
+and an image (1, 28, 28) both fit; convolutional models take (channels, height, width) of any size
+that leaves at least one pixel before the first dense layer.
+
+Initialisation is PyTorch's default unless a model says otherwise, layer by layer in the order of the
+forward pass, drawn from torch's global generator: `torch.manual_seed(seed)` and then `build_model`
+gives the start of the released code (bayes-admm `models.py`, `train.py` L195-225). No activation
+works in place, so that layer outputs may be recorded by hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from fedsim import plugins
+from fedsim.errors import UsageError, unknown
+from fedsim.learning.models.paper_models import (
+    Shape,
+    cnn_acar,
+    cnn_mcmahan,
+    cnn_zenke,
+    logistic,
+    mlp,
+    resnet20,
+)
+from fedsim.learning.models.tff_models import cnn_emnist, lstm, resnet18_gn
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """One entry of the registry: `build(shape, classes)` returns a freshly initialised module.
+
+    sequence: it has outputs for every place of a row of tokens, not one row of outputs per example.
+    """
+
+    name: str
+    description: str
+    build: Callable[[Shape, int], nn.Module]
+    sequence: bool = False
+
+
+def build_model(name: str, shape: Shape, classes: int, likelihood: str = "categorical") -> nn.Module:
+    """The model `name`, or path/to/file.py:NAME, for inputs (n, *shape) and `classes` outputs.
+
+    Draws the initialisation from torch's global generator; the caller seeds it.
+
+    Raises:
+        UsageError: If the name is unknown, the shape is empty, there are too few classes, the model cannot
+            take inputs of this shape, its outputs do not suit the likelihood, or a user's own model is wrong.
+    """
+    if name not in MODELS and not plugins.is_spec(name):
+        raise unknown("model", name, MODELS)
+    if not shape or any(side < 1 for side in shape):
+        raise UsageError(f"model {name!r}: an input shape needs sides of at least 1, got {shape}")
+    if likelihood == "categorical" and classes < 2:
+        raise UsageError(f"model {name!r}: a classifier needs at least 2 classes, got {classes}")
+    sequence = likelihood == "tokens"
+    if name not in MODELS:
+        return _users_model(name, shape, classes, (2, *shape, classes) if sequence else (2, classes))
+    if MODELS[name].sequence is not sequence:
+        fit = ", ".join(info.name for info in MODELS.values() if info.sequence is sequence)
+        has = "one row of outputs per example" if sequence else "outputs at every place of a sentence"
+        raise UsageError(
+            f"model {name!r} has {has}, and this data set's targets are {likelihood}; choose from: {fit}"
+        )
+    return MODELS[name].build(shape, classes)
+
+
+def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.Module:
+    """A new module from the callable NAME(shape, classes) of a user's file, tried on two blank examples,
+    of which it must make a tensor of the `expected` shape."""
+    owner = f"--model {plugins.short(spec)}"
+    with torch.random.fork_rng(devices=[]):  # executing the file may draw, but only the first time
+        build = plugins.load(spec, "--model")
+    if not callable(build) or isinstance(build, nn.Module):
+        raise UsageError(
+            f"{owner} is a {type(build).__name__}; name a class or function that makes a new torch.nn.Module "
+            "from (shape, classes)"
+        )
+    with plugins.user_code_errors(spec, "--model", f"calling it with shape {shape} and {classes} classes"):
+        module = build(shape, classes)
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{owner} must return a torch.nn.Module; it returned a {type(module).__name__}")
+    with (
+        plugins.user_code_errors(spec, "--model", f"a forward pass of two examples of shape {shape}"),
+        torch.no_grad(),
+    ):
+        out = module.eval()(torch.zeros(2, *shape))
+    if not isinstance(out, Tensor) or out.shape != expected:
+        came = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        raise UsageError(
+            f"{owner} must give one logit per class: for two examples of shape {shape} a tensor of shape "
+            f"{expected}; it gave {came}"
+        )
+    trained = [p.requires_grad for p in module.parameters()]
+    if not trained or not all(trained):
+        raise UsageError(
+            f"{owner}: all parameters are trained, so there must be some, all with requires_grad"
+        )
+    return module.train()
+
+
+_ALL = (
+    ModelInfo("logistic", "logistic regression, no bias, zero init (v1/v2, FedLap)", logistic(bias=False)),
+    ModelInfo("logistic_bias", "logistic regression with bias, zero init", logistic(bias=True)),
+    ModelInfo("mlp", "d-200-100-C, sigmoid (v1/v2, FedLap)", mlp((200, 100), nn.Sigmoid)),
+    ModelInfo("mlp_small", "d-100-C, ReLU (this project's main job on digits)", mlp((100,), nn.ReLU)),
+    ModelInfo("mlp_500_300", "d-500-300-C, ReLU (Gaussian product)", mlp((500, 300), nn.ReLU)),
+    ModelInfo("cnn_zenke", "4 conv3x3, dropout, FC 512 (v1/v2, FedLap: CifarNet)", cnn_zenke),
+    ModelInfo("cnn_acar", "2 conv5x5 of 64, FC 384-192 (FedDyn; v1/v2)", cnn_acar),
+    ModelInfo("cnn_mcmahan", "conv5x5 32-64, FC 512 (McMahan; Gaussian product)", cnn_mcmahan),
+    ModelInfo("resnet20", "ResNet-20, GroupNorm, option-A shortcuts (v2: CIFAR-100)", resnet20),
+    ModelInfo("cnn_emnist", "conv3x3 32-64, max pool, FC 128, dropout (FedPA: EMNIST-62)", cnn_emnist),
+    ModelInfo("resnet18_gn", "ResNet-18 v2, GroupNorm (FedPA: CIFAR-100)", resnet18_gn),
+    ModelInfo(
+        "lstm", "embedding 96, LSTM 670, dense 96 (FedPA: StackOverflow next words)", lstm, sequence=True
+    ),
+)
+MODELS: Mapping[str, ModelInfo] = MappingProxyType({info.name: info for info in _ALL})

@@ -1,0 +1,105 @@
+"""One grammar for specs of the command line and of configuration files: NAME[:ARG,...][+MODIFIER:P...].
+
+It imports nothing heavy, because options are resolved before the fork server imports numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsim.errors import UsageError, unknown
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a spec of one name is written.
+
+    Attributes:
+        arguments: What may follow the name after a colon, in the notation of error messages. If there is
+            one argument, it may contain commas.
+        optional: How many of the last arguments may be left out.
+        help: What the arguments mean, for error messages.
+    """
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    optional: int = 0
+    help: str = ""
+
+    @property
+    def usage(self) -> str:
+        """The spec with all its arguments."""
+        return f"{self.name}:{','.join(self.arguments)}" if self.arguments else self.name
+
+    def misuse(self, what: str, text: str) -> UsageError:
+        """The error for a spec of this name whose arguments do not fit."""
+        just = f" or just {self.name}" if self.arguments and len(self.arguments) == self.optional else ""
+        return UsageError(f"{what} {text!r}: write {self.usage}{just}{self.help and f', {self.help}'}")
+
+
+def parse(text: str, what: str, forms: Mapping[str, Form]) -> tuple[str, tuple[str, ...]]:
+    """The name of a spec NAME[:ARG,...], and its arguments.
+
+    Raises:
+        UsageError: If the name is unknown (with the nearest known one), or if the number of arguments does
+            not fit (with the usage).
+    """
+    name, colon, rest = text.partition(":")
+    if name not in forms:
+        raise unknown(what, name, forms, lambda known: forms[known].usage)
+    form = forms[name]
+    arguments = () if not colon else (rest,) if len(form.arguments) == 1 else tuple(rest.split(","))
+    least, most = len(form.arguments) - form.optional, len(form.arguments)
+    if not least <= len(arguments) <= most or not all(arguments):
+        raise form.misuse(what, text)
+    return name, arguments
+
+
+def split_modifiers(text: str, what: str, names: Sequence[str]) -> tuple[str, Mapping[str, float]]:
+    """A spec without its modifiers, and the probability P of every modifier +NAME:P.
+
+    Raises:
+        UsageError: If a modifier is unknown, is given twice, or has no probability.
+    """
+    head, *modifiers = text.split("+")
+    chances: dict[str, float] = {}
+    for modifier in modifiers:
+        name, _, chance = modifier.partition(":")
+        if name not in names or name in chances:
+            known = " or ".join(f"{n}:P" for n in names)
+            raise UsageError(f"{what} {text!r}: behind a + stands {known}, once each")
+        chances[name] = probability(chance, f"{what} {name}")
+    return head, chances
+
+
+def probability(text: str, owner: str) -> float:
+    """A number from 0 to 1.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    value = number(text)
+    if not 0 <= value <= 1:
+        raise UsageError(f"{owner}: {text!r} is no probability from 0 to 1")
+    return value
+
+
+def number(text: str) -> float:
+    """A number; not a number if the text is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def whole(text: str) -> int:
+    """A whole number in decimal digits; -1 if the text is none."""
+    return int(text) if text.isascii() and text.isdecimal() else -1
+
+
+def key_values(text: str) -> tuple[tuple[str, str], ...]:
+    """KEY=VALUE,... as pairs; the value is empty where there is no equals sign."""
+    parts = (part.partition("=") for part in text.split(",") if part)
+    return tuple((key, value) for key, _, value in parts)

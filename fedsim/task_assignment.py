@@ -1,0 +1,183 @@
+"""Which worker holds which task or test chunk, and what it gets next.
+
+The round machine (fedsim.round_machine) fills the queues and asks for assignments. Which worker computes a
+task depends on the order of events and changes no result, because a result depends on its TaskId alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from fedsim.round_events import ChunkId, Command, Give, ScoreChunk, TaskId, WorkItem
+
+MAX_EVALUATIONS_BEHIND = 2
+"""Rounds that evaluation may lag behind training before it goes first."""
+ANYWHERE = -1
+"""The queue of clients whose state no worker has cached."""
+
+
+class ProtocolError(Exception):
+    """An event that cannot happen: a defect of the caller, or a stale or forged message."""
+
+
+@dataclass
+class TaskAssignment:
+    """The queues of waiting work and the loads of the workers."""
+
+    _load: dict[int, list[WorkItem]] = field(default_factory=dict)
+    _waiting: dict[int, deque[TaskId]] = field(default_factory=dict)
+    _home: dict[int, int] = field(default_factory=dict)
+    """The worker that has a client's state cached, by client."""
+    _in_flight: dict[TaskId, int] = field(default_factory=dict)
+    _taken_back: set[TaskId] = field(default_factory=set)
+    _to_score: deque[ChunkId] = field(default_factory=deque)
+
+    # ---- what workers hold
+
+    def holds(self, worker: int, item: WorkItem) -> bool:
+        """Whether a worker is to answer this task, or to score this chunk, now."""
+        return item in self._load.get(worker, [])
+
+    def held_by(self, worker: int) -> list[WorkItem]:
+        """What a worker holds, the oldest first."""
+        return self._load.get(worker, [])
+
+    @property
+    def working(self) -> list[int]:
+        """The workers that hold work."""
+        return [worker for worker, held in self._load.items() if held]
+
+    @property
+    def training_done(self) -> bool:
+        """Whether no task waits and no worker holds one."""
+        return not self._in_flight and not self._count()
+
+    # ---- changes
+
+    def start_exchange(self, tasks: Sequence[TaskId]) -> None:
+        """Queue the tasks of an exchange, in the order in which they are to start."""
+        self._taken_back = set()
+        for task in tasks:
+            self._waiting.setdefault(self._home.get(task.client, ANYWHERE), deque()).append(task)
+
+    def start_evaluation(self, round: int, chunks: int) -> None:
+        """Queue all chunks of the test set for a round's model."""
+        self._to_score.extend(ChunkId(round, chunk) for chunk in range(chunks))
+
+    def join(self, worker: int) -> None:
+        """Add a worker without work.
+
+        Raises:
+            ProtocolError: If the worker has joined already.
+        """
+        if worker in self._load:
+            raise ProtocolError(f"worker {worker} joined twice")
+        self._load[worker] = []
+
+    def leave(self, worker: int) -> None:
+        """Move a worker's tasks and chunks to the front of the queues, and forget which clients it cached.
+
+        Raises:
+            ProtocolError: If the worker has not joined.
+        """
+        if worker not in self._load:
+            raise ProtocolError(f"worker {worker} left without having joined")
+        back: list[TaskId] = []
+        for item in reversed(self._load.pop(worker)):
+            if isinstance(item, TaskId):
+                del self._in_flight[item]
+                self._taken_back.add(item)
+                back.insert(0, item)
+            else:
+                self._to_score.appendleft(item)
+        back += self._waiting.pop(worker, ())
+        if back:
+            self._waiting.setdefault(ANYWHERE, deque()).extendleft(reversed(back))
+        self._home = {k: w for k, w in self._home.items() if w != worker}
+
+    def take(self, worker: int, task: TaskId) -> None:
+        """Remove an answered task from a worker's load.
+
+        Raises:
+            ProtocolError: If the worker does not hold the task.
+        """
+        if self._in_flight.get(task) != worker:
+            raise ProtocolError(f"worker {worker} does not hold {task}")
+        del self._in_flight[task]
+        self._load[worker].remove(task)
+
+    def take_back(self, worker: int, task: TaskId) -> None:
+        """Queue a task again before all others, for the worker that is free first.
+
+        Raises:
+            ProtocolError: If the worker does not hold the task.
+        """
+        self.take(worker, task)
+        self._taken_back.add(task)
+        self._home.pop(task.client, None)
+        self._waiting.setdefault(ANYWHERE, deque()).appendleft(task)
+
+    def take_chunk(self, worker: int, chunk: ChunkId) -> None:
+        """Remove an evaluated chunk from a worker's load.
+
+        Raises:
+            ProtocolError: If the worker does not hold the chunk.
+        """
+        if chunk not in self._load.get(worker, []):
+            raise ProtocolError(f"worker {worker} was not evaluating {chunk}")
+        self._load[worker].remove(chunk)
+
+    # ---- assignment
+
+    def assign(self, round: int, dropouts: AbstractSet[int]) -> list[Command]:
+        """Assign waiting work to workers.
+
+        Training goes first, and evaluation where a worker would idle. A worker gets a second task in advance
+        while there are plenty, so that it does not wait for a message, but not at the end of a round.
+        """
+        commands: list[Command] = []
+        for ahead in (0, 1):
+            for worker in self._by_load():
+                if len(self._load[worker]) > ahead:
+                    continue
+                waiting = self._count()
+                if ahead == 0 and self._evaluation_is_late(round):
+                    commands.append(self._give_chunk(worker))
+                elif waiting and (ahead == 0 or waiting > len(self._load)):
+                    commands.append(self._give_task(worker, dropouts))
+                elif self._to_score and not waiting:
+                    commands.append(self._give_chunk(worker))
+        return commands
+
+    def _evaluation_is_late(self, round: int) -> bool:
+        return bool(self._to_score) and self._to_score[0].round < round - MAX_EVALUATIONS_BEHIND
+
+    def _count(self) -> int:
+        """How many tasks wait."""
+        return sum(len(tasks) for tasks in self._waiting.values())
+
+    def _by_load(self) -> Sequence[int]:
+        """The workers, idle ones first, and among them those whose own clients wait.
+
+        Otherwise a worker without waiting clients would take a client from a worker that is just as idle
+        and has the client's state cached.
+        """
+        return sorted(self._load, key=lambda w: (len(self._load[w]), not self._waiting.get(w), w))
+
+    def _give_task(self, worker: int, dropouts: AbstractSet[int]) -> Give:
+        """A client's tasks go where its state is cached; an idle worker takes over from the longest queue."""
+        queues = self._waiting
+        queue = queues.get(worker) or queues.get(ANYWHERE) or max(queues.values(), key=len)
+        task = queue.popleft()
+        self._home[task.client] = worker
+        self._load[worker].append(task)
+        self._in_flight[task] = worker
+        return Give(worker, task, task.client in dropouts, task in self._taken_back)
+
+    def _give_chunk(self, worker: int) -> ScoreChunk:
+        chunk = self._to_score.popleft()
+        self._load[worker].append(chunk)
+        return ScoreChunk(worker, chunk)

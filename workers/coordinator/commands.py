@@ -1,0 +1,103 @@
+"""Carries out the round machine's commands, for a run and for a replay of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.round_events import Close, Command, Commit, Drop, Finish, Give, Open, Release, ScoreChunk
+from workers.coordinator.aggregation import AggregationThread, Fold
+from workers.coordinator.broadcasts import Dispatch
+from workers.storage.upload_spool import Spool
+
+
+class RoundRecords(Protocol):
+    """Records what is carried out.
+
+    opened and committed also get the seconds that the exchange before, or the last one, took on the virtual
+    clock; None without a clock.
+    """
+
+    def opened(self, command: Open, seconds: float | None) -> None: ...
+
+    def dropped(self, round: int, client: int) -> None: ...
+
+    def committed(self, command: Commit, server: Any, seconds: float | None) -> None:
+        """The round is folded; the next one is not open yet."""
+
+    def written(self, commit: Commit, server: Any) -> None:
+        """The round's files are due; the next one is on its way."""
+
+    def model(self, round: int) -> Point | Gaussian | None: ...
+
+
+class CommandExecutor:
+    """Acts on broadcasts, aggregation and records, and holds the server's state.
+
+    server: the state after the last fold. finished: the machine has said that all is done.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        dispatch: Dispatch,
+        spool: Spool,
+        aggregation: AggregationThread,
+        records: RoundRecords,
+    ) -> None:
+        self.server, self.finished = server, False
+        self.dispatch, self.spool, self.aggregation, self.records = dispatch, spool, aggregation, records
+        self._round = 0
+
+    def carry_out(self, commands: Iterable[Command]) -> None:
+        """Carry out commands in order, except that a commit's files are written after all others.
+
+        So the tasks of the next round are on their way before the disk is waited for.
+
+        Raises:
+            WireError: If the algorithm's broadcast has values that must not be sent.
+            DiskError: If the disk cannot be read or written.
+        """
+        committed: list[tuple[Commit, Any]] = []
+        for command in commands:
+            match command:
+                case Open():
+                    self._open(command)
+                case Give():
+                    self.dispatch.give(self.server, command)
+                case ScoreChunk():
+                    self.dispatch.give_score(command, self.records.model(command.chunk.round))
+                case Release(client):
+                    self.aggregation.release(client)
+                case Drop(client):
+                    self.records.dropped(self._round, client)
+                    self.spool.discard(client)
+                case Close():
+                    self.aggregation.close()
+                case Commit():
+                    self.records.committed(command, self.server, self.dispatch.exchange_clock.close())
+                    committed.append((command, self.server))
+                case Finish():
+                    self.finished = True
+        for commit, server in committed:
+            self.records.written(commit, server)
+
+    def take_fold(self) -> Fold:
+        """Adopt the server's state of the fold that has just ended, and return the fold.
+
+        Raises:
+            FedsimError: Whatever server_update or an upload's checks have raised.
+        """
+        fold = self.aggregation.result()
+        self.server = fold.server
+        return fold
+
+    def _open(self, command: Open) -> None:
+        """Open an exchange; the fold computes from the decoded broadcast, as clients do."""
+        self._round = command.round
+        seconds = self.dispatch.exchange_clock.close() if command.exchange > 1 else None
+        self.records.opened(command, seconds)
+        sent = self.dispatch.encode_broadcast(self.server, command)
+        if command.folds:
+            self.aggregation.start(self.server, sent, command.round, command.exchange)

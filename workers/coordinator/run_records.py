@@ -1,0 +1,161 @@
+"""What the coordinator writes down: journal, ledger rows, checkpoints, and the rounds' lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.problem import Problem
+from fedsim.round_events import Commit, Open, evaluates
+from fedsim.wire.ledger import Entry
+from workers.coordinator.broadcasts import Dispatch
+from workers.coordinator.round_log import RoundLog
+from workers.coordinator.task_timeline import Span
+from workers.storage.checkpoints import Checkpoints
+from workers.storage.journal import Journal
+from workers.storage.recovery import Recovery
+
+
+class RecordCallbacks(Protocol):
+    """Writes and shows what happens."""
+
+    def committed(self, commit: Commit, entries: list[Entry]) -> int:
+        """Append a round's ledger rows; return where the ledger's file ends with them."""
+
+    def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
+
+    def spans(self, spans: list[Span]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a run is kept.
+
+    recovery: where an earlier start of the run has ended. keep: the folder of the message trace, if the run
+    leaves one.
+    """
+
+    checkpoints: Checkpoints
+    journal: Journal
+    recovery: Recovery | None = None
+    keep: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.checkpoints.folder.parent
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """The run's name, and when this process was started, as time.time() counts."""
+
+    name: str
+    started: float
+
+
+class RunRecords:
+    """Records rounds as they are opened, folded, committed and evaluated (commands.RoundRecords).
+
+    clock: the seconds in which the rounds' durations are measured.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        identity: RunIdentity,
+        storage: Storage,
+        callbacks: RecordCallbacks,
+        dispatch: Dispatch,
+        clock: Callable[[], float],
+    ) -> None:
+        self.problem, self.storage, self.callbacks = problem, storage, callbacks
+        self.ledger, self.timeline = dispatch.endpoint.ledger, dispatch.timeline
+        self.round_log = RoundLog(problem.chunks, callbacks.evaluated, problem.measure)
+        self.seconds_rounds: list[float] = []
+        self.seconds_to_first_round = 0.0
+        self._started, self._clock = identity.started, clock
+        self._round_began = clock()
+
+    def restore(self, server: Any) -> None:
+        """Take over the rounds that are still to be evaluated, or begin with the start model."""
+        recovery, setup = self.storage.recovery, self.problem.algorithm.setup
+        for record in recovery.unscored if recovery else ():
+            self.round_log.restore(record)
+        if recovery is None or recovery.checkpoint is None:
+            start = self.round_log.open(0, tuple(range(len(self.problem.clients))) if setup else ())
+            start.model, start.committed = self._model(server), not setup
+
+    def begin(self, epoch: int) -> None:
+        """Count seconds from now on: all workers have joined."""
+        self._round_began = self._clock()
+        self.timeline.start()
+        self.storage.journal.append("start", epoch=epoch)
+
+    def opened(self, command: Open, seconds: float | None) -> None:
+        """Record that an exchange is opened; seconds: of the one before, on the virtual clock."""
+        if command.exchange == 1:
+            self.round_log.open(command.round, command.participants)
+        else:
+            self._add_simulated(command.round, seconds)
+        participants = list(command.participants)
+        self.storage.journal.append(
+            "open", round=command.round, exchange=command.exchange, participants=participants
+        )
+
+    def dropped(self, round: int, client: int) -> None:
+        """Record that an upload is not folded."""
+        self.storage.journal.append("lost", round=round, client=client)
+
+    def folded(self, round: int, scalars: Mapping[str, float]) -> None:
+        """Record what the uploads of an exchange report, summed up."""
+        self.round_log[round].report(scalars)
+
+    def committed(self, command: Commit, server: Any, seconds: float | None) -> None:
+        """Record a round's numbers; seconds: of its last exchange, on the virtual clock."""
+        r, now = command.round, self._clock()
+        record = self.round_log.open(r, command.participants)
+        record.folded = command.folded
+        self._add_simulated(r, seconds)
+        record.seconds, self._round_began = now - self._round_began, now
+        if r:
+            self.seconds_rounds.append(record.seconds)
+        if r and not self.seconds_to_first_round:
+            self.seconds_to_first_round = time.time() - self._started
+        record.report(self.problem.algorithm.report(server, self.problem.context(r, 0)))
+        if r:  # the set-up does not change the start model, which is being evaluated
+            record.model = self._model(server)
+
+    def written(self, commit: Commit, server: Any) -> None:
+        """Write a round's files in the order that workers.storage.recovery relies on.
+
+        These are its ledger rows, the journal's record, and the checkpoint.
+        """
+        r, log, ledger, journal = commit.round, self.round_log, self.ledger, self.storage.journal
+        record = log[r]
+        record.bytes_down, record.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
+        end = self.callbacks.committed(commit, ledger.close(r))
+        self.callbacks.spans(self.timeline.take())
+        journal.append("commit", round=r, about=record.known())
+        self.storage.checkpoints.commit(r, server, commit.versions, commit.folded, log.oldest, end)
+        record.committed = True
+        experiment = self.problem.experiment
+        if not evaluates(r, experiment.rounds, experiment.eval_every, self.problem.chunks):
+            log.drop(r)
+        log.flush()
+
+    def model(self, round: int) -> Point | Gaussian | None:
+        """Return the model to evaluate after a round."""
+        return self.round_log[round].model
+
+    def _add_simulated(self, round: int, seconds: float | None) -> None:
+        record = self.round_log[round]
+        if seconds is not None:
+            record.simulated = (record.simulated or 0.0) + seconds
+
+    def _model(self, server: Any) -> Point | Gaussian:
+        return self.problem.algorithm.model(server, self.problem.context(0, 0))

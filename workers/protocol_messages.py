@@ -1,0 +1,282 @@
+"""Every message that the coordinator and a registered worker exchange, as an envelope and back.
+
+    coordinator -> worker    welcome, state, task (or gone), evaluate, stop
+    worker -> coordinator    ready, alive, draft, upload (or absent), score, failed
+
+A task is answered with an upload, and a client that drops out after the download (gone) with absent. Remote
+workers do not share the run's folder: state carries a client's state to them before the task that starts from
+it, and draft carries the next state back before the upload. In a real federation a client keeps its own
+state, so both are simulation traffic.
+
+The envelopes of a connection's beginning are in workers.transport.handshake.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from fedsim.errors import FedsimError, WireError
+from fedsim.evaluation import ChunkScore
+from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
+from fedsim.round_events import TaskId
+from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, blob, decode, pack
+from fedsim.wire.schema import Dims, FullPrecision, Mean, Precision
+
+NO_PAYLOAD = Payload((), ())
+
+# ---- registration
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker needs to set itself up.
+
+    experiment: the fields of fedsim.experiment.Experiment. data_dir, run_dir: folders on the coordinator's
+    machine; run_dir is None for remote workers. index: the worker's number.
+    """
+
+    experiment: dict[str, Any]
+    data_dir: str | None = None
+    run_dir: str | None = None
+    index: int = NONE
+
+
+class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker has once it is set up.
+
+    data: Problem.data_digest, '' if it was not computed. sources: the user's own files and their sha256.
+    """
+
+    data: str
+    sources: dict[str, str]
+
+    @staticmethod
+    def of(envelope: Envelope) -> WorkerManifest:
+        """Return the manifest of a ready message.
+
+        Raises:
+            WireError: If it cannot be read.
+        """
+        try:
+            return msgspec.json.decode(envelope.frames[0], type=WorkerManifest)
+        except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as e:
+            raise WireError(f"an unreadable 'ready': {e}") from None
+
+    def differ(self, other: WorkerManifest) -> str:
+        """Return the first difference from the coordinator's manifest `other`, or '' if there is none."""
+        if self.data != other.data:
+            return f"its partitioned data has the digest {self.data}; this run's has {other.data}"
+        for path, digest in other.sources.items():
+            theirs = self.sources.get(path, "none")
+            if theirs != digest:
+                return f"its {path} has the sha256 {theirs[:12]}; this run's has {digest[:12]}"
+        return ""
+
+
+def welcome(run: str, config: WorkerConfig) -> Envelope:
+    """Return the answer to a hello: the worker's configuration."""
+    fields, frames = blob("welcome", msgspec.json.encode(config))
+    return pack(Header(VERSION, "welcome", run, fields=fields), frames)
+
+
+def read_welcome(envelope: Envelope) -> WorkerConfig:
+    """Return the configuration in a welcome.
+
+    Raises:
+        WireError: If it cannot be read, for example because another version of fedsim has sent it.
+    """
+    try:
+        return msgspec.json.decode(envelope.frames[0], type=WorkerConfig)
+    except (IndexError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise WireError(f"an unreadable welcome of the coordinator: {e}") from None
+
+
+def ready(run: str, manifest: WorkerManifest) -> Envelope:
+    """Return the message of a worker that is set up."""
+    fields, frames = blob("ready", msgspec.json.encode(manifest))
+    return pack(Header(VERSION, "ready", run, fields=fields), frames)
+
+
+def stop(run: str) -> Envelope:
+    """Return the message that ends a worker."""
+    return pack(Header(VERSION, "stop", run))
+
+
+# ---- tasks
+
+
+def task(run: str, epoch: int, of: TaskId, payload: Payload, dropout: bool = False) -> Envelope:
+    """Return the message that gives a task.
+
+    Args:
+        run: The run's name.
+        epoch: The start of the run that gives the task.
+        of: The task.
+        payload: The encoded broadcast.
+        dropout: The client gets the broadcast and computes nothing.
+    """
+    kind = "gone" if dropout else "task"
+    header = Header(VERSION, kind, run, epoch, of.round, of.exchange, of.client, of.base, 0, payload.fields)
+    return pack(header, payload.frames)
+
+
+def task_of(envelope: Envelope) -> TaskId:
+    """Return the task that an envelope gives or answers."""
+    h = envelope.header
+    return TaskId(h.round, h.exchange, h.client, h.base)
+
+
+def state(of: Header, data: bytes) -> Envelope:
+    """Return the message with the client state, encoded as in its file, from which the task `of` starts."""
+    return _about("state", of, *blob("state", data))
+
+
+def draft(of: Header, data: bytes) -> Envelope:
+    """Return the message with the client state, encoded as in its file, that the task `of` has made."""
+    return _about("draft", of, *blob("state", data))
+
+
+def upload(of: Header, payload: Payload, micros: int) -> Envelope:
+    """Return the answer to the task `of`; micros: what the worker has spent on it."""
+    return _about("upload", of, payload.fields, payload.frames, micros)
+
+
+def absent(of: Header) -> Envelope:
+    """Return the answer to the task `of` if the client computes nothing."""
+    return _about("absent", of)
+
+
+def heartbeat(of: Header) -> Envelope:
+    """Return the message of a worker that is computing the task, or evaluating the chunk, `of`."""
+    return pack(Header(VERSION, "alive", of.run, of.epoch, of.round, of.exchange, of.client, NONE))
+
+
+def idle(run: str) -> Envelope:
+    """Return the heartbeat of a worker that has nothing to do; it renews no lease."""
+    return pack(Header(VERSION, "alive", run))
+
+
+def failed(run: str, error: Exception, of: Header | None = None) -> Envelope:
+    """Return the message of a worker that could not carry out `of`, or not set itself up (None)."""
+    if isinstance(error, FedsimError):
+        notice = (error.exit_code, str(error))
+    else:
+        notice = (FedsimError.exit_code, "".join(traceback.format_exception(error)))
+    header = msgspec.structs.replace(of, run=run) if of else Header(VERSION, "failed", run)
+    return _about("failed", header, *blob("error", msgspec.json.encode(notice)))
+
+
+def read_failure(envelope: Envelope) -> tuple[int, str]:
+    """Return exit code and text of a failed message; code 1 if it cannot be read."""
+    try:
+        return msgspec.json.decode(envelope.frames[0], type=tuple[int, str])
+    except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
+        return 1, "(its message cannot be read)"
+
+
+def _about(kind: str, of: Header, fields: Any = (), frames: Any = (), micros: int = 0) -> Envelope:
+    """Return an envelope of another kind about the same task."""
+    return pack(msgspec.structs.replace(of, kind=kind, micros=micros, fields=fields), frames)
+
+
+# ---- evaluation
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The precision of a diagonal posterior, for sampling."""
+
+    precision: Precision
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """The model to evaluate, sent once per worker and evaluated round."""
+
+    mean: Mean
+    spread: Spread | None = None
+
+
+@dataclass(frozen=True)
+class EvaluateFull:
+    """The model to evaluate if its posterior has a full precision matrix."""
+
+    mean: Mean
+    triangle: FullPrecision
+
+
+def evaluate(run: str, epoch: int, round: int, chunk: int, model: Payload = NO_PAYLOAD) -> Envelope:
+    """Return the request to evaluate one chunk of the test set.
+
+    Args:
+        run: The run's name.
+        epoch: The start of the run that asks.
+        round: The round with whose model to evaluate.
+        chunk: Its number; the header has no field of its own for it and carries it as the exchange.
+        model: The encoded model if the worker does not have it yet.
+    """
+    return pack(Header(VERSION, "evaluate", run, epoch, round, chunk, fields=model.fields), model.frames)
+
+
+def to_evaluate(model: Point | Gaussian, samples: int) -> Evaluate | EvaluateFull:
+    """Return the message that carries a model; its precision is in it only if it is sampled."""
+    if not samples or isinstance(model, Point):
+        return Evaluate(model.mean)
+    if is_full(model.precision):
+        return EvaluateFull(model.mean, packed(torch.as_tensor(model.precision)))
+    return Evaluate(model.mean, Spread(diagonal(model.precision, model.mean)))
+
+
+def to_score(message: Evaluate | EvaluateFull) -> Point | Gaussian:
+    """Return the model of a message, by its natural parameters in float64."""
+    if isinstance(message, EvaluateFull):
+        return Gaussian.at(message.mean, unpacked(message.triangle))
+    if message.spread is not None:
+        return Gaussian.at(message.mean, message.spread.precision)
+    return Point(message.mean)
+
+
+def read_model(envelope: Envelope, dims: Dims) -> Point | Gaussian:
+    """Return the model that an evaluate message carries.
+
+    Raises:
+        WireError: If it is damaged or does not fit.
+    """
+    full = any(f.name == "triangle" for f in envelope.header.fields)
+    kind: type[Evaluate | EvaluateFull] = EvaluateFull if full else Evaluate
+    owner = f"model of round {envelope.header.round} to evaluate"
+    return to_score(decode(kind, envelope, {}, dims, owner))
+
+
+def score(of: Header, result: ChunkScore) -> Envelope:
+    """Return the answer to the evaluate message `of`."""
+    return _about("score", of, *blob("score", pack_score(result)))
+
+
+def pack_score(score: ChunkScore) -> bytes:
+    """Return both tallies as little-endian float64: a NaN must survive, so JSON will not do."""
+    return np.array([*score.tally, *score.ensemble], "<f8").tobytes()
+
+
+def unpack_score(envelope: Envelope, width: int, sampled: bool) -> ChunkScore:
+    """Return the result in a score message.
+
+    Args:
+        envelope: The message.
+        width: The length of a tally (Measure.width).
+        sampled: There is a second tally, of the ensemble.
+
+    Raises:
+        WireError: If its length is wrong.
+    """
+    sizes = [memoryview(frame).nbytes for frame in envelope.frames]
+    expected = 8 * width * (2 if sampled else 1)
+    if sizes != [expected]:
+        raise WireError(f"a score of {sizes} bytes where one of {expected} is due")
+    values = tuple(np.frombuffer(envelope.frames[0], "<f8").tolist())
+    return ChunkScore(values[:width], values[width:])

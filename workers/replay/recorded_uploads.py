@@ -1,0 +1,39 @@
+"""The uploads that a run has kept, as the answers to its tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedsim.errors import WireError
+from fedsim.wire.envelope import Envelope, Header
+from workers.protocol_messages import absent
+from workers.storage.upload_archive import read_upload, upload_path, uploads_folder
+
+
+class RecordedUploads:
+    """A worker without clients: it answers tasks with the uploads that a run has kept."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder, self.read = uploads_folder(run), 0
+
+    def handle(self, envelope: Envelope) -> Envelope:
+        """Return the upload that the run has kept for a task, or absent for a dropout.
+
+        Raises:
+            DataError: if data is missing or damaged.
+            WireError: naming the file.
+        """
+        h = envelope.header
+        if h.kind == "gone":
+            return absent(h)
+        path = upload_path(self.folder, h.round, h.exchange, h.client)
+        result = read_upload(path, f"the upload of client {h.client} in round {h.round}")
+        record, due = _description(result.header), _description(h)
+        if result.header.kind != "upload" or record != due:
+            raise WireError(f"{path} is not what this task gave: it is of {record}, and {due} is due")
+        self.read += 1
+        return result
+
+
+def _description(h: Header) -> str:
+    return f"run {h.run}, round {h.round}, exchange {h.exchange}, client {h.client}, base {h.base}"

@@ -1,0 +1,108 @@
+"""Files that are written whole or not at all, and the lock that gives a run folder one coordinator."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedsim.errors import DiskError, UsageError
+from fedsim.wire.envelope import Buffer
+
+
+@contextmanager
+def disk_errors(what: str | Path) -> Iterator[None]:
+    """Turn OSErrors of the block into DiskErrors that begin with `what`."""
+    try:
+        yield
+    except OSError as e:
+        raise DiskError(f"{what}: {e.strerror}") from None
+
+
+def write_atomically(path: Path, chunks: Iterable[Buffer]) -> int:
+    """Write under a temporary name and rename; returns the bytes.
+
+    Raises:
+        DiskError: with the path.
+    """
+    temporary = f"{path.parent}/.{path.name}.{os.getpid()}"
+    try:
+        with open(temporary, "wb") as file:
+            size = sum(file.write(chunk) for chunk in chunks)
+        os.rename(temporary, path)
+    except OSError as e:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise DiskError(f"cannot write {path}: {e.strerror}") from None
+    return size
+
+
+def remove_temporaries(run: Path) -> None:
+    """Remove the temporary files that killed processes have left in a run's folder.
+
+    Call it while this process holds the run's lock and before its workers start: nothing else writes then.
+
+    Args:
+        run: The run's folder.
+
+    Raises:
+        DiskError: If one cannot be removed.
+    """
+    with disk_errors(f"cannot remove a temporary file in {run}"):
+        for pattern in ("checkpoints/.*.checkpoint.*", "state/*/.*.state.*", "uploads/*/.*.letter.*"):
+            for path in run.glob(pattern):
+                path.unlink(missing_ok=True)
+
+
+class RunLock:
+    """Held from construction until release, or until this process ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Lock a run's folder.
+
+        Raises:
+            UsageError: if another process carries this run out.
+            DiskError: if the disk cannot be read or written.
+        """
+        path = folder / "lock"
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise DiskError(f"cannot open {path}: {e.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._file, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._file)
+            raise UsageError(
+                f"{folder} is being run by process {holder}; a run has one coordinator"
+            ) from None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+@contextmanager
+def at_rest(folder: Path) -> Iterator[None]:
+    """Keep other processes from carrying the run out while the block lasts.
+
+    A folder that cannot be written needs no lock.
+
+    Raises:
+        UsageError: If another process carries the run out.
+    """
+    lock = None
+    if (folder / "lock").exists():
+        with suppress(DiskError):
+            lock = RunLock(folder)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()

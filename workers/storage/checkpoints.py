@@ -1,0 +1,169 @@
+"""Checkpoints: the files from which a run resumes.
+
+A round's checkpoint names the version of every client's state and is the single commit point. It is
+written under another name and renamed, which survives kill -9; a background thread makes it durable
+(workers.storage.durability) off the critical path.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, make_dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import DiskError
+from fedsim.wire.state_file import decode_state, state_chunks
+from workers.storage.atomic_files import disk_errors, write_atomically
+from workers.storage.client_states import ClientStates
+from workers.storage.durability import Syncer, Written
+
+Server = TypeVar("Server")
+KEEP = 3
+"""Checkpoints that are kept in any case."""
+DISK_DEADLINE = 120.0
+"""Seconds that the disk may take for one checkpoint."""
+
+
+@dataclass(frozen=True)
+class Checkpoint(Generic[Server]):
+    """One committed round: versions (K,) int64 of all clients' states, the server's state, and where
+    ledger.csv ends with this round's rows."""
+
+    round: int
+    versions: Tensor
+    server: Server
+    ledger: int = 0
+
+
+def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]:
+    """Read a checkpoint.
+
+    Raises:
+        WireError: if the file is damaged or of another algorithm.
+        DiskError: if it is not there.
+    """
+    fields = [("round", int), ("versions", Tensor), ("server", server_type), ("ledger", int)]
+    with disk_errors(f"checkpoint {path}"):
+        data = path.read_bytes()
+    read: Any = decode_state(make_dataclass("Checkpoint", fields, frozen=True), data, f"checkpoint {path}")
+    return Checkpoint(read.round, read.versions, read.server, read.ledger)
+
+
+class Checkpoints:
+    """The coordinator's side: commits, and what they keep alive.
+
+    One thread writes and renames, in order; another makes durable what has been written. commit()
+    returns at once unless the previous checkpoint is still being written: a kill -9 costs at most the
+    round just committed and what was under way, and no round waits for fsync.
+    """
+
+    def __init__(self, folder: Path, states: ClientStates, beside: Sequence[Path] = ()) -> None:
+        """beside: the run's other files that are made durable before a checkpoint is; they may not be there
+        yet."""
+        self.folder, self.states = folder, states
+        self._kept: deque[Written] = deque()
+        self._to_write: queue.SimpleQueue[tuple[Written, Checkpoint[Any]] | None] = queue.SimpleQueue()
+        self._writing = threading.Semaphore(1)
+        self._syncer = Syncer(folder, beside)
+        self._error: BaseException | None = None
+        self._threads = (
+            threading.Thread(target=self._write, name="checkpoints", daemon=True),
+            self._syncer.thread,
+        )
+        self._threads[0].start()
+
+    def commit(
+        self,
+        round: int,
+        server: Any,
+        versions: tuple[int, ...],
+        folded: tuple[int, ...],
+        needed: int | None = None,
+        ledger: int = 0,
+    ) -> None:
+        """Write the checkpoint of a round, and drop what is needed no more: the last three are kept, those
+        from round `needed` on (whose models are still to be evaluated), and the newest durable one with what
+        it needs; of states, those that any of them names.
+
+        folded: whose versions changed. needed: never less than at an earlier commit.
+
+        Raises:
+            DiskError: of an earlier write, or if the disk does not take one.
+        """
+        self._raise()
+        if not self._writing.acquire(timeout=DISK_DEADLINE):
+            raise DiskError(f"{self.folder}: nothing could be written for {DISK_DEADLINE:g} s")
+        self._raise()
+        files = {k: self.states.path(k, versions[k]) for k in folded}
+        first = round if needed is None else needed
+        written = Written(self.path(round), round, versions, files, first)
+        self._to_write.put((written, Checkpoint(round, torch.tensor(versions), server, ledger)))
+
+    def close(self, deadline: float = 30.0) -> None:
+        """Wait until everything committed is durable, at most `deadline` seconds each.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
+        self._to_write.put(None)
+        for thread in self._threads:
+            thread.join(deadline)
+            if thread.is_alive():
+                raise DiskError(f"{self.folder}: {thread.name} has not finished after {deadline:g} s")
+        self._raise()
+        with disk_errors(self.folder):
+            self._drop()  # the writer has ended, and the last checkpoint is durable
+
+    def adopt(self, checkpoints: Iterable[Checkpoint[Any]]) -> None:
+        """Those that an earlier start of the run has left, in ascending order. Call before any commit."""
+        for checkpoint in checkpoints:
+            r, versions = checkpoint.round, tuple(checkpoint.versions.tolist())
+            paths = ((k, self.states.path(k, version)) for k, version in enumerate(versions) if version)
+            files = {k: path for k, path in paths if path.exists()}  # an older one's may be gone
+            first = self._kept[0].round if self._kept else r  # which lines are missing is not known here
+            adopted = Written(self.path(r), r, versions, files, first)
+            self._kept.append(adopted)
+            self._syncer.adopt(adopted)
+
+    def path(self, round: int) -> Path:
+        return self.folder / f"{round:06d}.checkpoint"
+
+    def _raise(self) -> None:
+        error = self._error or self._syncer.error
+        if error is not None:
+            raise error
+
+    def _write(self) -> None:
+        while (commit := self._to_write.get()) is not None:
+            written, checkpoint = commit
+            try:
+                write_atomically(written.path, state_chunks(checkpoint))
+                self._kept.append(written)
+                self._syncer.add(written)
+                self._drop()
+            except BaseException as e:  # raised in the main thread by the next commit, or by close
+                self._error = e
+            self._writing.release()
+        self._syncer.close()
+
+    def _drop(self) -> None:
+        """What neither the last three nor the newest durable one needs: a power cut may leave nothing newer.
+        Before one is durable, nothing."""
+        durable = self._syncer.durable
+        dropped: list[Written] = []
+        while durable and len(self._kept) > KEEP and self._kept[0].round < durable.needed:
+            dropped.append(self._kept.popleft())
+        for old in dropped:
+            old.path.unlink(missing_ok=True)
+        if dropped:  # versions only grow
+            oldest = self._kept[0].versions
+            for k, version in enumerate(dropped[0].versions):
+                if version != oldest[k]:
+                    self.states.remove(k, below=oldest[k])

@@ -1,0 +1,147 @@
+"""Versioned client states: state/<client>/<version>.state.
+
+Workers are caches of these files. A worker writes version s+1 before it replies; which version counts is
+named by the round's checkpoint (workers.storage.checkpoints).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedsim.problem import Problem
+from fedsim.wire.codecs import raw_bytes
+from fedsim.wire.state_file import decode_state, encode_state, state_chunks
+from workers.storage.atomic_files import disk_errors, write_atomically
+
+CACHE_BYTES = 256 * 2**20
+"""Encoded bytes of the states that a process keeps decoded."""
+SMALL_BYTES = 4096
+"""A state file up to this size is compared with its predecessor, and linked to it if they are equal."""
+
+
+class ClientStates:
+    """Client states by (client, version), with a bounded cache of decoded ones."""
+
+    def __init__(self, folder: Path, kind: type) -> None:
+        self.folder, self.kind = folder, kind
+        self._cache: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
+        self._cached_bytes = 0
+        self._folders: set[int] = set()
+        self._small: dict[int, tuple[int, bytes]] = {}
+
+    def path(self, client: int, version: int) -> Path:
+        return self.folder / f"{client:06d}" / f"{version:06d}.state"
+
+    def load(self, client: int, version: int) -> Any:
+        """Return a client's state.
+
+        Raises:
+            WireError: if the file is damaged.
+            DiskError: if it is not there.
+        """
+        hit = self._cache.get((client, version))
+        if hit is not None:
+            return hit[0]
+        owner = f"the state of client {client}, {self.path(client, version)}"
+        return decode_state(self.kind, self.read(client, version), owner)
+
+    def read(self, client: int, version: int) -> bytes:
+        """Return the bytes of a state's file.
+
+        Raises:
+            DiskError: If it cannot be read.
+        """
+        path = self.path(client, version)
+        with disk_errors(f"the state of client {client}, {path}"):
+            return path.read_bytes()
+
+    def put(self, client: int, version: int, data: bytes) -> None:
+        """Write a state's file from the bytes of another one.
+
+        Raises:
+            WireError: If they are no state of this algorithm.
+            DiskError: if the disk cannot be read or written.
+        """
+        path = self.path(client, version)
+        decode_state(self.kind, data, f"the state of client {client}, version {version}")
+        with disk_errors(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, [data])
+
+    def save(self, client: int, version: int, state: Any) -> None:
+        """Write a state's file and keep the state in the cache.
+
+        Raises:
+            DiskError: If the file cannot be written.
+        """
+        path = self.path(client, version)
+        if client not in self._folders:
+            with disk_errors(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._folders.add(client)
+        chunks = state_chunks(state)
+        size = sum(memoryview(chunk).nbytes for chunk in chunks)
+        if size > SMALL_BYTES or not self._linked(client, version, b"".join(chunks)):
+            write_atomically(path, chunks)
+        _, replaced = self._cache.pop((client, version), (None, 0))  # a task may be computed again
+        self._cache[client, version] = (state, size)
+        self._cached_bytes += size - replaced
+        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
+            self._cached_bytes -= self._cache.popitem(last=False)[1][1]
+
+    def _linked(self, client: int, version: int, data: bytes) -> bool:
+        """Make this version a hard link to the last one if it has the same bytes: a stateless client's
+        file is written once, not every round."""
+        before, same = self._small.get(client, (version, b""))
+        self._small[client] = (version, data)
+        if before == version or same != data:
+            return False
+        try:
+            os.link(self.path(client, before), self.path(client, version))
+        except OSError:  # removed, there already, or a file system without links
+            return False
+        return True
+
+    def forget(self, client: int, below: int) -> None:
+        """Drop cached versions older than `below`: no task will start from them again."""
+        for key in [k for k in self._cache if k[0] == client and k[1] < below]:
+            self._cached_bytes -= self._cache.pop(key)[1]
+
+    def remove(self, client: int, below: int) -> None:
+        """Delete the files of all versions older than `below`, also of drafts that no round committed."""
+        folder = self.path(client, 0).parent
+        for name in os.listdir(folder):
+            if name.endswith(".state") and int(name.removesuffix(".state")) < below:
+                with suppress(FileNotFoundError):
+                    os.unlink(folder / name)
+
+    def digest(self, client: int, version: int, initial: bytes) -> bytes:
+        """Return the sha256 of the encoded state; `initial` is the encoded version 0."""
+        path = self.path(client, version)
+        with disk_errors(f"the state of client {client}, {path}"):
+            return sha256(path.read_bytes() if version else initial).digest()
+
+
+def model_digest(mean: Tensor, precision: Tensor | None) -> str:
+    """Return the sha256 of a model: float32 little-endian mean in layout order, then precision if any."""
+    hashed = sha256(raw_bytes(mean.float().cpu()))
+    if precision is not None:
+        hashed.update(raw_bytes(precision.float().cpu()))
+    return hashed.hexdigest()
+
+
+def clients_digest(problem: Problem, states: ClientStates, versions: tuple[int, ...]) -> str:
+    """Return the sha256 over the digests of all clients' encoded states, in ascending id."""
+    ctx = problem.context(0, 0)
+    hashed = sha256()
+    for k, version in enumerate(versions):
+        initial = b"" if version else encode_state(problem.algorithm.client_init(ctx, k))
+        hashed.update(states.digest(k, version, initial))
+    return hashed.hexdigest()

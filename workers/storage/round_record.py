@@ -1,0 +1,111 @@
+"""What is known of one round: its line in metrics.jsonl, and its record in the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+from fedsim.errors import UsageError
+from fedsim.evaluation import ChunkScore
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.likelihoods import EXTRA, Likelihood, added
+
+RESERVED = {
+    *(
+        "round",
+        "participants",
+        "folded",
+        "late",
+        "refused",
+        "simulated_seconds",
+        "test_accuracy",
+        "test_nll",
+        "bytes_down",
+        "bytes_up",
+    ),
+    *("ensemble_accuracy", "ensemble_nll"),
+    *EXTRA,
+}
+"""Names in metrics.jsonl that an algorithm must not report."""
+
+
+KEPT = (
+    *("number", "participants", "folded", "late", "refused", "simulated", "seconds", "seconds_clients"),
+    *("bytes_down", "bytes_up", "reported"),
+)
+"""The fields that the journal keeps."""
+
+
+@dataclass
+class RoundRecord:
+    """One round.
+
+    model: the model to evaluate. reported: the numbers that the algorithm reports. sampled: posterior samples
+    of the model are averaged beside its mean. committed: traffic and time are known; the line is complete
+    once all chunks are evaluated too.
+    """
+
+    number: int
+    participants: tuple[int, ...] = ()
+    folded: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
+    """The clients whose uploads must not be folded (bad_uploads = skip)."""
+    simulated: float | None = None
+    """Seconds of the round on the virtual clock, if there is one."""
+    seconds: float = 0.0
+    seconds_clients: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    reported: dict[str, float] = field(default_factory=dict)
+    model: Point | Gaussian | None = None
+    committed: bool = False
+    sampled: bool = False
+    scores: dict[int, ChunkScore] = field(default_factory=dict)
+
+    def known(self) -> dict[str, Any]:
+        """Return what the journal keeps of a committed round: all but its model and scores."""
+        reported = {name: float(x) for name, x in self.reported.items()}
+        return {name: getattr(self, name) for name in KEPT} | {"reported": reported}
+
+    @staticmethod
+    def restored(known: Mapping[str, Any], model: Point | Gaussian) -> RoundRecord:
+        """Return the record of a round that was committed before and is still to be evaluated."""
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
+        return RoundRecord(**values, model=model, committed=True)
+
+    def report(self, numbers: Mapping[str, float]) -> None:
+        """Add numbers that the algorithm reports.
+
+        Raises:
+            UsageError: If a line of metrics.jsonl has such a name already.
+        """
+        for name in numbers:
+            if name in RESERVED or name.startswith("seconds"):
+                raise UsageError(f"an algorithm cannot report {name!r}: metrics.jsonl has its own")
+        self.reported.update(numbers)
+
+    def line(self, chunks: int, measure: Likelihood) -> dict[str, Any]:
+        """Return the round's line of metrics.jsonl; sums are combined in chunk order."""
+        scores = [self.scores[chunk] for chunk in range(chunks)]
+        ensemble = {}
+        if self.sampled:
+            averaged = measure.numbers(reduce(added, (s.ensemble for s in scores)))
+            ensemble = {f"ensemble_{name.removeprefix('test_')}": n for name, n in averaged.items()}
+        return {
+            "round": self.number,
+            "participants": list(self.participants),
+            **({"folded": list(self.folded)} if self.folded != self.participants and self.number else {}),
+            **({"late": list(self.late)} if self.late else {}),
+            **({"refused": list(self.refused)} if self.refused else {}),
+            **({} if self.simulated is None else {"simulated_seconds": self.simulated}),
+            **measure.numbers(reduce(added, (s.tally for s in scores))),
+            **ensemble,
+            "bytes_down": self.bytes_down,
+            "bytes_up": self.bytes_up,
+            **self.reported,
+            "seconds": round(self.seconds, 6),
+            "seconds_clients": round(self.seconds_clients, 6),
+        }

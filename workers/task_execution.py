@@ -1,0 +1,56 @@
+"""One task computed: the client's update, its message as the server will see it, and the committed state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedsim.problem import Problem
+from fedsim.round_events import TaskId
+from fedsim.wire.envelope import Payload, decode_own, encode, references
+from fedsim.wire.schema import map_tensors
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What a task has given, all tensors on the CPU.
+
+    draft: the state as client_update returns it. up: the message before any codec. payload: the message
+    encoded. decoded: the message as the server decodes it. committed: the client's next state.
+    """
+
+    draft: Any
+    up: Any
+    payload: Payload
+    decoded: Any
+    committed: Any
+
+
+def execute(problem: Problem, of: TaskId, state: Any, down: Any) -> TaskResult:
+    """Compute a task; the result depends on the arguments only.
+
+    Args:
+        problem: The experiment.
+        of: The task; its base is not looked at.
+        state: The client's state, from which the task starts.
+        down: The decoded broadcast, on the CPU.
+
+    Returns:
+        What the task gives. Committing uses the decoded message, because the server folds that one.
+    """
+    algorithm, device = problem.algorithm, problem.net.device
+    codecs, dims, layout = problem.codecs["up"], problem.dims, problem.net.layout
+    task = problem.task(of.round, of.exchange, of.client)
+    draft, up = algorithm.client_update(
+        map_tensors(state, lambda t: t.to(device)),
+        map_tensors(down, lambda t: t.to(device)),
+        problem.shard(of.client),
+        task,
+    )
+    draft, up = map_tensors(draft, lambda t: t.cpu()), map_tensors(up, lambda t: t.cpu())
+    refs = references(down)
+    payload = encode(up, codecs, dims, refs, layout)
+    kind = problem.exchange(of.round, of.exchange).up
+    decoded: Any = decode_own(kind, payload, codecs, dims, refs, layout)
+    committed = algorithm.client_commit(draft, down, decoded, replace(task, start=problem.start))
+    return TaskResult(draft, up, payload, decoded, committed)
