@@ -25,13 +25,17 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers.first_order import LocalTraining
-from protocols._dual_rule import DualRule
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import POINT, ExponentialFamily
-from protocols.fedadmm import to_the_mode
+from protocols._local_solvers import LocalTraining, to_the_mode
+from protocols._site_algorithm import (
+    POINT,
+    At,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    SiteAlgorithm,
+    SiteFit,
+)
 
 
 @dataclass(frozen=True)
@@ -48,18 +52,24 @@ class AMA(SiteAlgorithm):
     def family(self) -> ExponentialFamily:
         return POINT
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        rho = self.delta / len(sizes) if self.rho == "delta/K" else self.rho
-        return DualRule(len(sizes), rho, gamma=rho, rho_server=0.0, fixed=True)
-
     def prior(self, like: Tensor) -> Gaussian:
         return POINT.isotropic(like, self.delta)
 
     def origin(self, start: Tensor) -> Gaussian:
         return POINT.isotropic(start, 1.0)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        cavity = self.rule(task.sizes).cavity(q, client.dual.site)
-        return to_the_mode(shard, start, (cavity,), self.local, client, task, sum_loss=True)
+    def penalty(self, at: At) -> float:
+        return self.delta / at.K if self.rho == "delta/K" else self.rho
+
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
+        return q_g ** self.penalty(at) / site  # Eq. 39
+
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        return (q_k / q_g) ** self.penalty(at)  # Eq. 40
+
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        return prior * sites  # Eq. 41
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        cavity = self.cavity(problem.q, problem.site, problem.at)
+        return to_the_mode(problem, cavity, self.local, sum_loss=True)

@@ -26,7 +26,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.wire.schema import Delta, Scalar
@@ -73,12 +73,6 @@ class BCM(Algorithm[Server, Client, Down, Up]):
     paper: ClassVar[str] = "Tresp 2000; Swaroop et al. 2025, Eq. 3"
     default_model: ClassVar[str] = "logistic_bias"
     default_rounds: ClassVar[int] = 1
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(Gaussian.one(ctx.start), torch.zeros(ctx.K, dtype=torch.bool))
@@ -92,7 +86,15 @@ class BCM(Algorithm[Server, Client, Down, Up]):
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         prior = Gaussian(torch.zeros_like(task.start), self.delta)
         start = task.start if client.weights is None else client.weights
-        fit = minimise(shard, start, how=self.local, rng=task.rng, weight=shard.size, penalties=(prior,))
+        fit = minimise(
+            shard,
+            start,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            weight=shard.size,
+            penalties=(prior,),
+        )
         local = Gaussian.at(fit.weights, self.delta + shard.curvature(fit.weights, self.curvature, task.rng))
         change = local / prior / client.site
         return Client(client.site, fit.weights), Up(change.shift, torch.as_tensor(change.precision), fit.loss)

@@ -27,14 +27,19 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian, is_full
-from fedsim.learning.solvers.von import VonTraining
-from protocols._dual_rule import DualRule
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import Covariance, ExponentialFamily, gaussian
-from protocols.bayes_admm import by_von, check_von
-from protocols.fedadmm import Rho
+from protocols._local_solvers import VonTraining, by_von, check_von
+from protocols._site_algorithm import (
+    At,
+    Covariance,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    Rho,
+    SiteAlgorithm,
+    SiteFit,
+    gaussian,
+)
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,6 @@ class BregmanADMM(SiteAlgorithm):
     default_model: ClassVar[str] = "logistic_bias"
     eval_samples: ClassVar[int] = 32
 
-    def dual_step(self, k: int, local: Gaussian, q: Gaussian, sizes: tuple[int, ...]) -> Gaussian:
-        """c rho (mu_k - mu_g), as a factor."""
-        first, second = (a - b for a, b in zip(_expectations(local), _expectations(q), strict=True))
-        scale = -2.0 if self.dual == "paper" else 1.0
-        return Gaussian(first, scale * second) ** (self.damping * self.rule(sizes).rho)
-
     @property
     def family(self) -> ExponentialFamily:
         return gaussian(self.covariance)
@@ -65,17 +64,28 @@ class BregmanADMM(SiteAlgorithm):
     def check(self, params: int) -> None:
         check_von(params, self.covariance, "bregman_admm with --set covariance=diagonal", self.local)
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        rho = step_size(self.rho, k, sizes)
-        return DualRule(len(sizes), rho, gamma=rho, rho_server=rho)
-
     def prior(self, like: Tensor) -> Gaussian:
         return self.family.isotropic(like, self.delta)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        return by_von(self.rule(task.sizes), self.local, self.cap_dual, client, q, start, shard, task)
+    def penalty(self, at: At) -> float:
+        return at.value(self.rho)
+
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
+        return q_g ** self.penalty(at) / site  # Eq. 15
+
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        """c rho (mu_k - mu_g), as a factor (App. C.2)."""
+        first, second = (a - b for a, b in zip(_expectations(q_k), _expectations(q_g), strict=True))
+        scale = -2.0 if self.dual == "paper" else 1.0
+        return Gaussian(first, scale * second) ** (self.damping * self.penalty(at))
+
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        rho, K = self.penalty(at), at.K
+        return (prior * sites * mean_q ** (rho * K)) ** (1 / (1 + rho * K))  # Eq. 18-20
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        rho, cavity = self.penalty(problem.at), self.cavity(problem.q, problem.site, problem.at)
+        return by_von(problem, cavity, self.local, penalty=rho, cap_dual=self.cap_dual)
 
 
 def _expectations(q: Gaussian) -> tuple[Tensor, Tensor]:

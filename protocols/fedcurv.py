@@ -25,7 +25,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
@@ -73,12 +73,6 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "fedcurv"
     paper: ClassVar[str] = "Shoham et al. 2019"
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(ctx.start.double(), Gaussian.one(ctx.start))
@@ -93,11 +87,17 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
         everyone = Gaussian(down.shift.double(), down.curvature.double())
         others = (everyone / client.fisher) ** (2 * self.lam)
         fit = minimise(
-            shard, down.mean, how=self.local, rng=task.rng, penalties=(others,), moments=client.moments
+            shard,
+            down.mean,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            penalties=(others,),
+            moments=client.moments,
         )
         change = Gaussian.at(fit.weights, mean_fisher(shard, fit.weights)) / client.fisher
         up = Up(fit.weights, torch.as_tensor(change.precision), change.shift, fit.loss)
-        return Client(client.fisher, fit.moments), up
+        return Client(client.fisher, fit.carried), up
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.fisher * _change(up), client.moments)

@@ -23,7 +23,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
+from fedsim.algorithm import Algorithm, AnyShard, Context, Step, Task, step_size
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Flag, Mean, Scalar
@@ -66,12 +66,6 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "fedlap"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 9"
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(torch.zeros_like(ctx.start, dtype=torch.float64), started=False)
@@ -94,11 +88,12 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
             down.mean if down.started else task.start,
             how=self.local,
             rng=task.rng,
+            round=task.round,
             weight=shard.size,
             penalties=penalties,
             moments=client.moments,
         )
-        return Client(client.dual, fit.moments), Up(fit.weights, fit.loss)
+        return Client(client.dual, fit.carried), Up(fit.weights, fit.loss)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.dual + self.dual_step(down, up, task.client, task.sizes), client.moments)

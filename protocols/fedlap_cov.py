@@ -30,7 +30,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from msgspec import Meta
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
+from fedsim.algorithm import Algorithm, AnyShard, Context, Step, Task, step_size
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Flag, Mean, Precision, Scalar
@@ -74,12 +74,6 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "fedlap_cov"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 21"
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(Gaussian.one(ctx.start), started=False)
@@ -106,12 +100,13 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
             down.mean if down.started else task.start,
             how=self.local,
             rng=task.rng,
+            round=task.round,
             weight=shard.size,
             penalties=(cavity,),
             moments=client.moments,
         )
         hessian = shard.curvature(fit.weights, self.curvature, task.rng)
-        return Client(client.site, fit.moments), Up(fit.weights, hessian + cavity.precision, fit.loss)
+        return Client(client.site, fit.carried), Up(fit.weights, hessian + cavity.precision, fit.loss)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.site * self.site_change(down, up, task.client, task.sizes), client.moments)

@@ -168,6 +168,7 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
             down.mean if down.started else task.start,
             how=self.local,
             rng=task.rng,
+            round=task.round,
             weight=shard.size,
             penalties=(Gaussian.at(down.mean, self.delta) / Gaussian(self.delta * client.dual, 0.0),),
             moments=client.moments,
@@ -175,7 +176,7 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
         )
         logits = shard.logits(fit.weights, own.inputs)
         sent = OwnMemory(own.inputs, own.weights) if client.logits is None else None
-        return replace(client, moments=fit.moments), Up(fit.weights, logits, fit.loss, sent)
+        return replace(client, moments=fit.carried), Up(fit.weights, logits, fit.loss, sent)
 
     def term(
         self, client: Client, down: Any, own: Memory, shard: AnyShard, task: Task

@@ -16,15 +16,14 @@ we. The recurrence of Appendix C is what the tests compare with; one product and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.solvers.iasg import Sampling, iasg, posterior_delta
-from fedsim.learning.solvers.server import ServerOptimiser
-from protocols._averaging import Client, Found, Pseudogradient
+from protocols._averaging import Client, LocalFit, Pseudogradient, ServerOptimiser
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class FedPA(Pseudogradient):
     def optimiser(self) -> ServerOptimiser:
         return self.server
 
-    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> Found:
-        chain = iasg(shard, mean, how=self.sampling, rng=task.rng)
+    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> LocalFit[Tensor, Any]:
+        chain = iasg(shard, mean, how=self.sampling, rng=task.rng, round=task.round)
         if task.round <= self.burn_in_rounds:
-            return Found(mean.double() - chain.last.double(), chain.loss)
-        return Found(posterior_delta(mean, chain.samples, self.shrinkage), chain.loss)
+            return LocalFit(mean.double() - chain.solution.last.double(), chain.loss)
+        return LocalFit(posterior_delta(mean, chain.solution.samples, self.shrinkage), chain.loss)

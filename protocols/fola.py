@@ -31,7 +31,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.curvature.fisher import mean_fisher, squared_gradients
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.shards import QuadraticShard
@@ -78,12 +78,6 @@ class _Product(Algorithm[Server, Client, Down, Up]):
     local: LocalTraining
 
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(ctx.start.double(), torch.zeros_like(ctx.start, dtype=torch.float64))
@@ -139,7 +133,9 @@ class FOLA(_Product):
 
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
         if isinstance(shard, QuadraticShard):
-            fit = minimise(shard, down.mean, how=self.local, rng=task.rng, penalties=(prior,))
+            fit = minimise(
+                shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,)
+            )
             return fit.weights, mean_fisher(shard, fit.weights), fit.loss
         gathered = torch.zeros_like(down.mean)
 
@@ -149,7 +145,9 @@ class FOLA(_Product):
             else:
                 gathered.add_(squared_gradients(shard.net, shard.net.weights, inputs, targets))
 
-        fit = minimise(shard, down.mean, how=self.local, rng=task.rng, penalties=(prior,), watch=gather)
+        fit = minimise(
+            shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,), watch=gather
+        )
         return fit.weights, gathered / (shard.size * self.local.epochs), fit.loss
 
 
@@ -164,5 +162,5 @@ class LaplaceOffline(_Product):
     paper: ClassVar[str] = "Liu & Zheng, Sec. 3.4, Eq. 14 (offline)"
 
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
-        fit = minimise(shard, down.mean, how=self.local, rng=task.rng, penalties=(prior,))
+        fit = minimise(shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,))
         return fit.weights, mean_fisher(shard, fit.weights), fit.loss

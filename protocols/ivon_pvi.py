@@ -22,14 +22,18 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers.ivon import IvonTraining
-from protocols._dual_rule import DualRule
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import DIAGONAL, ExponentialFamily
-from protocols.ivon_admm import by_ivon
-from protocols.pvi import Damping
+from protocols._local_solvers import IvonTraining, by_ivon
+from protocols._site_algorithm import (
+    DIAGONAL,
+    At,
+    Damping,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    SiteAlgorithm,
+    SiteFit,
+)
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,21 @@ class IvonPVI(SiteAlgorithm):
     def family(self) -> ExponentialFamily:
         return DIAGONAL
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        return DualRule(len(sizes), rho=1.0, gamma=step_size(self.damping, k, sizes), rho_server=0.0)
-
     def prior(self, like: Tensor) -> Gaussian:
         return DIAGONAL.isotropic(like, self.delta)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        rule = self.rule(task.sizes)
-        return by_ivon(rule, client, q, start, started, shard, task, self.local, self.tau, self.cap_dual)
+    def penalty(self, at: At) -> float:
+        return 1.0
+
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
+        return q_g / site  # Table 5
+
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        return (q_k / q_g) ** at.value(self.damping)  # Table 5
+
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        return prior * sites  # Table 5, alpha = 1
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        rho, cavity = self.penalty(problem.at), self.cavity(problem.q, problem.site, problem.at)
+        return by_ivon(problem, cavity, self.local, penalty=rho, cap_dual=self.cap_dual, tau=self.tau)

@@ -9,15 +9,14 @@ Wire: P down, P up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.shards import QuadraticShard
-from fedsim.learning.solvers.server import ServerOptimiser
-from protocols._averaging import Client, Found, Pseudogradient
+from protocols._averaging import Client, LocalFit, Pseudogradient, ServerOptimiser
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,9 @@ class MBSGD(Pseudogradient):
     def optimiser(self) -> ServerOptimiser:
         return self.server
 
-    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> Found:
+    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> LocalFit[Tensor, Any]:
         if isinstance(shard, QuadraticShard):
-            return Found(shard.gradient(mean) / shard.size, shard.loss(mean))
+            return LocalFit(shard.gradient(mean) / shard.size, shard.loss(mean))
         net = shard.net
         net.load(mean)
         net.module.train()
@@ -46,4 +45,4 @@ class MBSGD(Pseudogradient):
         inputs, targets = next(iter(shard.batches(size, task.rng.torch("batches"))))
         with net.noise(task.rng.key("dropout")):
             loss = net.loss_gradient(inputs, targets, 1.0)
-        return Found(net.grads.clone(), float(loss))
+        return LocalFit(net.grads.clone(), float(loss))
