@@ -1,13 +1,12 @@
-"""AMA - the alternating minimisation algorithm, Tseng 1991; Moellenhoff et al. v2, Eq. 39-41
-(docs/references/equations.md#ama). ADMM without the proximal term at the server, and so the point-estimate
-sibling of PVI.
+"""AMA - the alternating minimisation algorithm, Tseng 1991; Moellenhoff et al. v2, Eq. 39-41.
+ADMM without the proximal term at the server, and so the point-estimate sibling of PVI.
 
     client:  w_k <- argmin l_k(w) + v_k . w + (rho/2) ||w - w_g||^2      (SUM loss)
              v_k <- v_k + rho (w_k - w_g)
     server:  w_g <- (1/delta) sum_k v_k                                 over ALL clients
     init:    v_k = 0, w_g = 0
 
-protocols._dual_rule with gamma = rho and rho_server = 0. It converges for small enough rho only (Tseng,
+It converges for small enough rho only (Tseng,
 Eq. 3.4d); with rho = delta/K the first round is the mean of the w_k.
 
 Wire: P down, P up. The server needs no mean over the clients, so there is no option `silent`: a silent
@@ -15,6 +14,11 @@ client counts with its dual.
 
 Differs: local training starts from ctx.start until something has been folded, the prox centre is w_g = 0,
 as printed.
+
+References:
+    Tseng 1991, SIAM Journal on Control and Optimization 29(1), 119-138
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    docs/references/equations.md#ama
 """
 
 from __future__ import annotations
@@ -46,6 +50,7 @@ class AMA(SiteAlgorithm):
 
     name: ClassVar[str] = "ama"
     paper: ClassVar[str] = "Tseng 1991; Moellenhoff et al. v2, Eq. 39-41"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
 
     @property

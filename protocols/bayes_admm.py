@@ -16,9 +16,14 @@ silent = participants: the silent clients' q_k count as the mean of this round's
 prior, if never heard), and the increment of z_k = rho lambda_k + eta_k goes up.
 
 Differs: local training starts from ctx.start until something has been folded. cap_dual, on by default:
-where V_k exceeds .9 rho S_g the client holds it at .5 rho S_g, and what was held is put back into q_k before
-it goes up (docs/decisions/009); the literal problem need not have a minimum. dual_slack and capped in
+where V_k exceeds .9 rho S_g the client holds it at .5 rho S_g, and what was clipped is put back into q_k
+before it goes up (docs/decisions/009); the literal problem need not have a minimum. dual_slack and capped in
 metrics: the least eigenvalue of rho S_g - V_k, and how many are negative.
+
+References:
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    Khan and Rue 2023: https://arxiv.org/abs/2107.04562
+    docs/references/equations.md#bayesian-admm
 """
 
 from __future__ import annotations
@@ -56,6 +61,7 @@ class BayesADMM(SiteAlgorithm):
 
     name: ClassVar[str] = "bayes_admm"
     paper: ClassVar[str] = "Moellenhoff et al. v2, Eq. 15-20 and App. D.2"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "logistic_bias"
     eval_samples: ClassVar[int] = 32
 

@@ -1,5 +1,5 @@
-"""BCM - the Bayesian committee machine, Tresp 2000, as in Swaroop et al. 2025, Eq. 3 (see
-docs/references/equations.md#bayesian-committee-machine), with a Laplace approximation at every client.
+"""BCM - the Bayesian committee machine, Tresp 2000, as in Swaroop et al. 2025, Eq. 3, with
+a Laplace approximation at every client.
 
     client:  w_k <- argmin l_k(w) + (delta/2) ||w||^2 ;   S_k <- H_k(w_k) + delta I      (SUM loss)
              t_k <- p_k / p_0,   p_k = N(w_k, S_k^-1),  p_0 = N(0, I/delta)
@@ -14,6 +14,11 @@ Wire: 0 down, 2P up. The committee does not iterate, so there is nothing to broa
 
 Differs: the local posteriors are Laplace approximations. A client's training is not carried over, so
 `carry` has no effect.
+
+References:
+    Tresp 2000: https://doi.org/10.1162/089976600300014908
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#bayesian-committee-machine
 """
 
 from __future__ import annotations
@@ -71,6 +76,7 @@ class BCM(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "bcm"
     paper: ClassVar[str] = "Tresp 2000; Swaroop et al. 2025, Eq. 3"
+    url: ClassVar[str] = "https://doi.org/10.1162/089976600300014908"
     default_model: ClassVar[str] = "logistic_bias"
     default_rounds: ClassVar[int] = 1
 

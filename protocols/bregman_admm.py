@@ -1,5 +1,5 @@
-"""BregmanADMM - Wang & Banerjee 2014, as the baseline of Moellenhoff et al. (v2, App. C.2;
-docs/references/equations.md#bregmanadmm). Bayesian-ADMM whose dual step is taken in expectation parameters.
+"""BregmanADMM - Wang & Banerjee 2014, as the baseline of Moellenhoff et al. (v2, App. C.2).
+Bayesian-ADMM whose dual step is taken in expectation parameters.
 
     client:  q_k <- argmin E_q[l_k + v_k . th - 1/2 th' V_k th] + rho KL(q || q_g)           (SUM loss)
              v_k <- v_k + c rho (mu1_k - mu1_g),        mu1 = m
@@ -16,6 +16,11 @@ this round's, their t_k as they are. (The increment of z_k would not tell the se
 
 Differs: damping is 0.1 by default, because 1 makes q_g improper on digits. Local training starts from
 ctx.start until something has been folded. cap_dual: as in bayes_admm.
+
+References:
+    Wang and Banerjee 2014: https://arxiv.org/abs/1306.3203
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    docs/references/equations.md#bregmanadmm
 """
 
 from __future__ import annotations
@@ -54,6 +59,7 @@ class BregmanADMM(SiteAlgorithm):
 
     name: ClassVar[str] = "bregman_admm"
     paper: ClassVar[str] = "Wang & Banerjee 2014; Moellenhoff et al. v2, App. C.2"
+    url: ClassVar[str] = "https://arxiv.org/abs/1306.3203"
     default_model: ClassVar[str] = "logistic_bias"
     eval_samples: ClassVar[int] = 32
 

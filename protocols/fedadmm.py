@@ -20,6 +20,14 @@ of z_k = v_k + rho w_k goes up.
 
 Differs: w_g starts at the network's random start, not at 0: a first prox centre of 0 would double the
 weights in the first round. Option prox_norm = unsquared: (rho/2) ||w - w_g||, as in the released code.
+
+References:
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    Boyd et al. 2011: https://doi.org/10.1561/2200000016
+    Gong et al. 2022: https://arxiv.org/abs/2204.03529
+    Wang et al. 2022: https://arxiv.org/abs/2203.15104
+    docs/references/equations.md#fedadmm
 """
 
 from __future__ import annotations
@@ -56,6 +64,7 @@ class FedADMM(SiteAlgorithm):
 
     name: ClassVar[str] = "fedadmm"
     paper: ClassVar[str] = "Moellenhoff et al. v2, Eq. 5-7; Swaroop et al. 2025, Eq. 2"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
 
     @property

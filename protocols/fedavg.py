@@ -1,9 +1,13 @@
-"""FedAvg - McMahan et al. 2017, arXiv:1602.05629 (docs/references/equations.md#fedavg).
+"""FedAvg - McMahan et al. 2017, arXiv:1602.05629.
 
     client:  w_k <- E epochs of minibatch steps on lbar_k, started at w_g
     server:  w_g <- sum_k N_k w_k / sum_k N_k                    over the participants
 
 Wire: P down, P up.
+
+References:
+    McMahan et al. 2017: https://arxiv.org/abs/1602.05629
+    docs/references/equations.md#fedavg
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
+    url: ClassVar[str] = "https://arxiv.org/abs/1602.05629"
     default_model: ClassVar[str] = "mlp_small"
 
     def server_init(self, ctx: Context) -> Server:

@@ -1,4 +1,4 @@
-"""FedCurv - Shoham et al. 2019, arXiv:1910.07796 (docs/references/equations.md#fedcurv).
+"""FedCurv - Shoham et al. 2019, arXiv:1910.07796.
 
     client j:  w_j <- argmin lbar_j(w) + lam sum_{i != j} (w - w_i)' diag(F_i) (w - w_i), started at w_g
                F_j  = diagonal of the empirical Fisher at w_j, mean over its own examples
@@ -13,6 +13,11 @@ Wire: 3P down, 3P up.
 
 Differs: the release named after the Gaussian-product paper has a penalty without gradient, about the
 server's mean, with every client's own data in it.
+
+References:
+    Shoham et al. 2019: https://arxiv.org/abs/1910.07796
+    Liu and Zheng 2021: https://arxiv.org/abs/2102.01936v1
+    docs/references/equations.md#fedcurv
 """
 
 from __future__ import annotations
@@ -72,6 +77,7 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "fedcurv"
     paper: ClassVar[str] = "Shoham et al. 2019"
+    url: ClassVar[str] = "https://arxiv.org/abs/1910.07796"
     default_model: ClassVar[str] = "mlp_small"
 
     def server_init(self, ctx: Context) -> Server:

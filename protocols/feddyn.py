@@ -19,6 +19,11 @@ Wire: P down, P up. A silent client's w_k counts as the mean of the participants
 Differs: the released code (bayes-admm) leaves the server's h at 0 in round 1, starts w_g at 0, and gives
 every client the alpha_k of the last one by an aliasing defect; here round 1 is like every other round.
 Option prox_norm = unsquared: (alpha_k/2) ||w - w_g||, as in that code.
+
+References:
+    Acar et al. 2021: https://arxiv.org/abs/2111.04263
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#feddyn
 """
 
 from __future__ import annotations
@@ -52,6 +57,7 @@ class FedDyn(SiteAlgorithm):
 
     name: ClassVar[str] = "feddyn"
     paper: ClassVar[str] = "Acar et al. 2021; Swaroop et al. 2025, Eq. 2 and App. D"
+    url: ClassVar[str] = "https://arxiv.org/abs/2111.04263"
     default_model: ClassVar[str] = "mlp_small"
 
     @property

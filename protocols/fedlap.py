@@ -1,4 +1,4 @@
-"""FedLap - Swaroop, Khan, Doshi-Velez 2025, Eq. 9 (docs/references/equations.md#fedlap).
+"""FedLap - Swaroop, Khan, Doshi-Velez 2025, Eq. 9.
 
     client:  w_k <- argmin l_k(w) + delta v_k . w + (delta/2) ||w - w_g||^2      (SUM loss)
              v_k <- v_k + rho (w_k - w_g)
@@ -11,6 +11,10 @@ Wire: P down, P up. The server derives rho (w_k - w_g) from the upload and its o
 
 Differs: local training starts from ctx.start until something has been folded (released code), while
 the prox centre is w_g = 0, as printed. Option prox_norm = unsquared: the released code's norm.
+
+References:
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#fedlap
 """
 
 from __future__ import annotations
@@ -65,6 +69,7 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "fedlap"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 9"
+    url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
     default_model: ClassVar[str] = "mlp_small"
 
     def server_init(self, ctx: Context) -> Server:

@@ -1,4 +1,4 @@
-"""FedLap-Cov - Swaroop, Khan, Doshi-Velez 2025, Eq. 21 (docs/references/equations.md#fedlap-cov).
+"""FedLap-Cov - Swaroop, Khan, Doshi-Velez 2025, Eq. 21.
 
     client:  w_k <- argmin l_k(w) + v_k . w - 1/2 w' V_k w + 1/2 ||w - w_g||^2_{S_g}    (SUM loss)
              S_k <- H_k(w_k) - V_k + S_g                                                (the OLD V_k)
@@ -19,6 +19,10 @@ received precision 0 in round 1; the paper's delta is used here. S_g and S_g - V
 in exact arithmetic; they are floored there, because the broadcast is rounded and V_k is not, and a lossy
 codec on S_k may make V_k negative. The sums stay as they are; `floored` in metrics.jsonl counts the
 entries of S_g.
+
+References:
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#fedlap-cov
 """
 
 from __future__ import annotations
@@ -73,6 +77,7 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "fedlap_cov"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 21"
+    url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
     default_model: ClassVar[str] = "mlp_small"
 
     def server_init(self, ctx: Context) -> Server:

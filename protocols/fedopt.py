@@ -10,6 +10,10 @@ algorithm with four defaults of `server`; --set rule=... turns one into another.
 Wire: P down, P up.
 
 Differs: the local optimiser is SGD, new every round, as in Reddi et al.; --set optimiser=adam changes that.
+
+References:
+    Reddi et al. 2021: https://arxiv.org/abs/2003.00295
+    docs/references/equations.md#server-optimisers
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ class _FedOpt(Pseudogradient):
 
     local: LocalTraining
     paper: ClassVar[str] = "Reddi et al. 2021, Algorithm 2"
+    url: ClassVar[str] = "https://arxiv.org/abs/2003.00295"
     default_model: ClassVar[str] = "mlp_small"
 
     def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> LocalFit[Tensor, Moments]:

@@ -11,6 +11,11 @@ Wire: P down, P up.
 
 Differs: Alg. 1 prints (1/|S|) sum q_k Delta_k; the released code divides by the sum of weights, and so do
 we. The recurrence of Appendix C is what the tests compare with; one product and an l x l solve are used.
+
+References:
+    Al-Shedivat et al. 2021: https://arxiv.org/abs/2010.05273
+    Mandt et al. 2017: https://arxiv.org/abs/1704.04289
+    docs/references/equations.md#fedpa
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ class FedPA(Pseudogradient):
 
     name: ClassVar[str] = "fedpa"
     paper: ClassVar[str] = "Al-Shedivat et al. 2021, Algorithms 1, 3, 4"
+    url: ClassVar[str] = "https://arxiv.org/abs/2010.05273"
     default_model: ClassVar[str] = "mlp_small"
 
     @property

@@ -9,6 +9,11 @@ Differs: the printed server of Eq. 2 with v_k = 0 is the unweighted mean; the re
 original paper weight by N_k, and so do we. The released code has no prox in round 1; here the prox
 centre is the broadcast in every round, which in round 1 is the start, where training begins.
 Option prox_norm = unsquared: (delta/2) ||w - w_g||, as in the released code.
+
+References:
+    Li et al. 2020: https://arxiv.org/abs/1812.06127
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#fedprox
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al. 2020; FedLap paper, Eq. 2 with v_k = 0"
+    url: ClassVar[str] = "https://arxiv.org/abs/1812.06127"
     default_model: ClassVar[str] = "mlp_small"
 
     def server_init(self, ctx: Context) -> Server:

@@ -18,6 +18,13 @@ mean's (the released code). aggregation = mixture: moments of the mixture sum_k 
 Wire: 2P down, 2P up.
 
 Differs: all P cross the wire and r with them (8 bytes). Silent clients do not count in a round's product.
+
+References:
+    Liu and Zheng 2021: https://arxiv.org/abs/2102.01936v1
+    Liu et al. 2024: https://doi.org/10.1109/TPAMI.2023.3322743
+    Daxberger et al. 2021: https://arxiv.org/abs/2106.14806
+    docs/references/equations.md#gaussian-product-and-fola
+    docs/references/equations.md#offline-laplace
 """
 
 from __future__ import annotations
@@ -130,6 +137,7 @@ class FOLA(_Product):
 
     name: ClassVar[str] = "fola"
     paper: ClassVar[str] = "Liu & Zheng, Algorithm 1"
+    url: ClassVar[str] = "https://arxiv.org/abs/2102.01936v1"
 
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
         if isinstance(shard, QuadraticShard):
@@ -160,6 +168,7 @@ class LaplaceOffline(_Product):
 
     name: ClassVar[str] = "laplace_offline"
     paper: ClassVar[str] = "Liu & Zheng, Sec. 3.4, Eq. 14 (offline)"
+    url: ClassVar[str] = "https://arxiv.org/abs/2102.01936v1"
 
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
         fit = minimise(shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,))

@@ -1,4 +1,4 @@
-"""IVON-ADMM - Moellenhoff et al. v2, Algorithms 1 and 2, App. D.4 (docs/references/equations.md#ivon-admm):
+"""IVON-ADMM - Moellenhoff et al. v2, Algorithms 1 and 2, App. D.4:
 Bayesian-ADMM for diagonal Gaussians, the client's problem solved by IVON at the price of SGD.
 
     client:  (m_k, s_k) <- argmin E_q[l_k / tau + v_k . th - 1/2 th' diag(u_k) th] + rho KL(q || q_g)
@@ -17,12 +17,18 @@ Algorithm 1 as printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm
 
 Differs: the problem above is bounded below only where H_k - u_k + rho s_g > 0, and the released
 configuration diverges on one of three seeds; with cap_dual the client step uses min(u_k, rho s_g), and v_k
-follows so that the gradient at m_g is what it was. What was held is put back into q_k before it goes up, and
-its precision is at least s_g / 10 (docs/decisions/009); the stored dual is unchanged.
+follows so that the gradient at m_g is what it was. What was clipped is put back into q_k before it goes up,
+and its precision is at least s_g / 10 (docs/decisions/009); the stored dual is unchanged.
 dual_slack in metrics is the round's least rho s_g - u_k, capped the number of coordinates below 0.
 IVON's h starts at h0 until something has been folded and at 0 (the precision at s_g) after that; momentum
 and step count live with the client (released code). Training starts from ctx.start until something has
 been folded.
+
+References:
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    Möllenhoff et al. 2025: https://arxiv.org/abs/2506.13150v1
+    Shen et al. 2024: https://arxiv.org/abs/2402.17641
+    docs/references/equations.md#ivon-admm
 """
 
 from __future__ import annotations
@@ -61,6 +67,7 @@ class IvonADMM(SiteAlgorithm):
 
     name: ClassVar[str] = "ivon_admm"
     paper: ClassVar[str] = "Moellenhoff et al. v2, Algorithms 1 and 2"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
     eval_samples: ClassVar[int] = 32
 

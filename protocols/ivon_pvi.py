@@ -1,5 +1,5 @@
-"""IVON-PVI - PVI for diagonal Gaussians with IVON as the local solver, Moellenhoff et al. v2, Table 5
-(docs/references/equations.md#ivon-pvi). IVON-ADMM with alpha = 1 at the server and rho = 1 at the client.
+"""IVON-PVI - PVI for diagonal Gaussians with IVON as the local solver, Moellenhoff et al. v2, Table 5.
+IVON-ADMM with alpha = 1 at the server and rho = 1 at the client.
 
     client:  (m_k, s_k) <- argmin E_q[l_k / tau + v_k . th - 1/2 th' diag(u_k) th] + KL(q || q_g)
              v_k <- v_k + damping (s_k m_k - s_g m_g) ;   u_k <- u_k + damping (s_k - s_g)
@@ -12,6 +12,12 @@ Wire: 2P down, 2P up. A silent client counts with its site.
 
 Differs: the paper does not give its damping; 1/K is the default here. cap_dual, h0 and the start of
 training: as in ivon_admm.
+
+References:
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    Ashman et al. 2022: https://arxiv.org/abs/2202.12275
+    Shen et al. 2024: https://arxiv.org/abs/2402.17641
+    docs/references/equations.md#ivon-pvi
 """
 
 from __future__ import annotations
@@ -46,6 +52,7 @@ class IvonPVI(SiteAlgorithm):
 
     name: ClassVar[str] = "ivon_pvi"
     paper: ClassVar[str] = "Moellenhoff et al. v2, Table 5"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
     eval_samples: ClassVar[int] = 32
 

@@ -1,9 +1,14 @@
-"""MB-SGD - one gradient per client and round (docs/references/equations.md#mb-sgd).
+"""MB-SGD - one gradient per client and round.
 
     client:  g_k <- gradient of lbar_k at w_g, over all its examples or one random batch of them
     server:  w_g <- SERVERUPDATE(w_g, sum_k N_k g_k / sum_k N_k)          over the participants
 
 Wire: P down, P up.
+
+References:
+    Al-Shedivat et al. 2021: https://arxiv.org/abs/2010.05273
+    McMahan et al. 2017: https://arxiv.org/abs/1602.05629
+    docs/references/equations.md#mb-sgd
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ class MBSGD(Pseudogradient):
 
     name: ClassVar[str] = "mbsgd"
     paper: ClassVar[str] = "Al-Shedivat et al. 2021, Fig. 1"
+    url: ClassVar[str] = "https://arxiv.org/abs/2010.05273"
     default_model: ClassVar[str] = "mlp_small"
     default_rounds: ClassVar[int] = 100
 

@@ -11,7 +11,14 @@
         client:  y <- x, then for every batch  y <- y - eta [ (1-beta) grad f(y; z) + beta m ]
     server:  x <- sum_k N_k y_k / sum_k N_k ;   m <- (1-beta) sum_k N_k g_k / sum_k N_k + beta m
 
-WIRE"""
+Wire of mime: P + 2P down, P + P up; a client remembers x between the two exchanges. Of mimelite: 2P down,
+2P up.
+
+References:
+    Karimireddy et al. 2020: https://arxiv.org/abs/2008.03606
+    Al-Shedivat et al. 2021: https://arxiv.org/abs/2010.05273
+    docs/references/equations.md#mime-and-mimelite
+"""
 
 from __future__ import annotations
 
@@ -85,6 +92,7 @@ class Mime(Algorithm[Server, Client, Ask | Correct, Answer | Result]):
 
     name: ClassVar[str] = "mime"
     paper: ClassVar[str] = "Karimireddy et al. 2020, Mime"
+    url: ClassVar[str] = "https://arxiv.org/abs/2008.03606"
     default_model: ClassVar[str] = "mlp_small"
 
     @property
@@ -172,6 +180,7 @@ class MimeLite(Algorithm[LiteServer, LiteClient, LiteDown, LiteUp]):
 
     name: ClassVar[str] = "mimelite"
     paper: ClassVar[str] = "Karimireddy et al. 2020, MimeLite"
+    url: ClassVar[str] = "https://arxiv.org/abs/2008.03606"
     default_model: ClassVar[str] = "mlp_small"
 
     def server_init(self, ctx: Context) -> LiteServer:

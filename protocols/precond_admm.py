@@ -1,5 +1,5 @@
 """Preconditioned ADMM - Bayesian-ADMM with a fixed precision S (Moellenhoff et al. v2, Table 3, Eq. 15-17
-and 54; docs/references/equations.md#preconditioned-admm).
+and 54).
 
     client:  m_k <- argmin l_k(m) + v_k . m + (rho/2) ||m - m_g||_S^2        (SUM loss; E_q[l_k] ~ l_k(m))
              v_k <- v_k + rho S (m_k - m_g)
@@ -15,6 +15,10 @@ Wire: P down, P up. Once: P down, P up (none for a given number). silent: as in 
 
 Differs: delta/K is added to the mean of the H_k, so that S is positive where no client has curvature: K S
 is then the precision of the Laplace posterior at the start. m_g starts at the network's random start.
+
+References:
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    docs/references/equations.md#preconditioned-admm
 """
 
 from __future__ import annotations
@@ -81,6 +85,7 @@ class PrecondADMM(SiteAlgorithm):
 
     name: ClassVar[str] = "precond_admm"
     paper: ClassVar[str] = "Moellenhoff et al. v2, Table 3 and Eq. 54"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
 
     @property

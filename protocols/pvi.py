@@ -17,6 +17,13 @@ Differs: the client's problem is solved by VON, a natural-gradient method, where
 (mean, log variance); both stop at the same q_k. Training starts from ctx.start until something has been
 folded. Sites may be negative, as in the paper's text; a q_g that is no distribution stops the run, where
 the released code clamps. cap_dual: as in bayes_admm.
+
+References:
+    Ashman et al. 2022: https://arxiv.org/abs/2202.12275
+    Bui et al. 2018: https://arxiv.org/abs/1811.11206
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    docs/references/equations.md#pvi
 """
 
 from __future__ import annotations
@@ -52,6 +59,7 @@ class PVI(SiteAlgorithm):
 
     name: ClassVar[str] = "pvi"
     paper: ClassVar[str] = "Ashman et al. 2022, Algorithm 1; Swaroop et al. 2025, Eq. 5-6"
+    url: ClassVar[str] = "https://arxiv.org/abs/2202.12275"
     default_model: ClassVar[str] = "logistic_bias"
     eval_samples: ClassVar[int] = 32
 
