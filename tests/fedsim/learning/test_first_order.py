@@ -264,7 +264,7 @@ def test_dropout_draws_from_its_stream_alone(noisy: Shard) -> None:
     start, how = noisy.net.snapshot(), replace(STEPS, epochs=2)
 
     def fit(client: int) -> Tensor:
-        return minimise(noisy, start, how=how, rng=RandomStream, round=1(3, "client", 1, client)).weights
+        return minimise(noisy, start, how=how, rng=RandomStream(3, "client", 1, client), round=1).weights
 
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -322,7 +322,7 @@ def test_results_are_not_the_scratch_buffers(module: nn.Module, shard: Shard) ->
 
 def test_result_does_not_depend_on_what_the_buffers_held(module: nn.Module, shard: Shard) -> None:
     def fit() -> LocalFit[Tensor, Moments]:
-        return minimise(shard, flat(module), how=STEPS, rng=RandomStream, round=1(3, "client", 1, 2))
+        return minimise(shard, flat(module), how=STEPS, rng=RandomStream(3, "client", 1, 2), round=1)
 
     first = fit()
     shard.net.weights.fill_(7.0)
@@ -355,8 +355,8 @@ def test_exact_is_the_dense_solve() -> None:
             client,
             start,
             how=EXACT,
-            rng=RandomStream,
-            round=1(0, "c"),
+            rng=RandomStream(0, "c"),
+            round=1,
             weight=weight,
             penalties=penalties,
             moments=None,
@@ -373,9 +373,9 @@ def test_exact_is_the_dense_solve() -> None:
 
 def test_exact_and_quadratic_need_each_other(shard: Shard) -> None:
     with pytest.raises(UsageError, match="quadratic"):
-        minimise(shard, shard.net.snapshot(), how=EXACT, rng=RandomStream, round=1(0, "c"))
+        minimise(shard, shard.net.snapshot(), how=EXACT, rng=RandomStream(0, "c"), round=1)
     with pytest.raises(UsageError, match="exact"):
-        minimise(quadratic(1), torch.zeros(D), how=LocalTraining(), rng=RandomStream, round=1(0, "c"))
+        minimise(quadratic(1), torch.zeros(D), how=LocalTraining(), rng=RandomStream(0, "c"), round=1)
 
 
 def test_sgd_clips_the_same_on_both_scales(shard: Shard) -> None:
@@ -383,7 +383,7 @@ def test_sgd_clips_the_same_on_both_scales(shard: Shard) -> None:
     how = LocalTraining(epochs=1, batch_size=4, lr=0.1, optimiser="sgd", clip=1e-3)
     start = torch.randn(shard.net.layout.size, generator=torch.Generator().manual_seed(3))
     ends = [
-        minimise(shard, start, how=how, rng=RandomStream, round=1(0, "clip"), weight=weight).weights
+        minimise(shard, start, how=how, rng=RandomStream(0, "clip"), round=1, weight=weight).weights
         for weight in (1.0, 64.0)
     ]
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-7)
