@@ -55,7 +55,7 @@ def half_of_the_work(algo: str, data: Path, index: int, rounds: int, barrier: Ba
         for k in range(index, 10, 2):
             task = problem.task(WARM + r, 1, k)
             shard = problem.shard(k)
-            fit = minimise(shard, problem.start, how=algorithm.local, rng=task.rng)  # type: ignore[attr-defined]
+            fit = minimise(shard, problem.start, how=algorithm.local, rng=task.rng, round=1)  # type: ignore[attr-defined]
             if algo == "fedlap_cov":
                 shard.curvature(fit.weights, "exact", task.rng)
         for chunk in range(index, 5, 2) if r % 2 else range(1 - index, 5, 2):
