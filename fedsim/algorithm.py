@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from dataclasses import dataclass, field, is_dataclass
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, cast, get_args, get_origin
 
-import torch
 from msgspec import Meta
 from torch import Tensor
 
@@ -105,6 +104,11 @@ def step_size(rule: Step, client: int, sizes: tuple[int, ...]) -> float:
     return float(rule)
 
 
+def _is_state(argument: Any) -> bool:
+    """Whether a type argument is a class: not Any and not a variable."""
+    return isinstance(argument, type) and argument is not Any
+
+
 class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     """Base class of all algorithms. Subclasses are frozen dataclasses."""
 
@@ -113,8 +117,11 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     paper: ClassVar[str]
     """Short citation with equation or algorithm number."""
     default_model: ClassVar[str]
+    url: ClassVar[str] = ""
+    """Public address of the paper."""
     server_type: ClassVar[type]
     client_type: ClassVar[type]
+    """The states' classes; __init_subclass__ reads them off Algorithm[Server, Client, Down, Up]."""
     default_rounds: ClassVar[int] = 20
     eval_samples: ClassVar[int] = 0
     """Posterior samples that an evaluation averages over, beside the mean; for members whose model is a
@@ -123,16 +130,40 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     """Upload fields of shape (P,) that fedsim.error_feedback may correct: increments that nobody refers to
     once they are added up."""
 
+    _exchange: ClassVar[Exchange | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Read the types of Algorithm[Server, Client, Down, Up]; what the class itself states stays."""
+        super().__init_subclass__(**options)
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            if get_origin(base) is not Algorithm:
+                continue
+            server, client, down, up = get_args(base)
+            if _is_state(server) and "server_type" not in cls.__dict__:
+                cls.server_type = server
+            if _is_state(client) and "client_type" not in cls.__dict__:
+                cls.client_type = client
+            if is_dataclass(down) and is_dataclass(up):
+                cls._exchange = Exchange(cast(type, down), cast(type, up))
+
     @property
     def unwrapped(self) -> Algorithm[Any, Any, Any, Any]:
         """The algorithm itself, where this is a wrapper around it."""
         return self
 
     @property
-    @abstractmethod
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Those of a round: almost always one; the schedule's participants serve all of them. May
-        depend on the hyperparameters."""
+        """The exchanges of a round; the schedule's participants serve all of them.
+
+        There is one, of Down and Up of Algorithm[Server, Client, Down, Up], unless an algorithm states
+        others. They may depend on the hyperparameters.
+        """
+        if self._exchange is None:
+            raise UsageError(
+                f"{type(self).__name__} names no messages: derive it from "
+                "Algorithm[Server, Client, Down, Up], or define exchanges"
+            )
+        return (self._exchange,)
 
     @property
     def setup(self) -> tuple[Exchange, ...]:
@@ -148,7 +179,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         return {}
 
     def check(self, params: int) -> None:
-        """See below.
+        """Check that the algorithm can work on a model of `params` parameters.
 
         Raises:
             UsageError: if the algorithm cannot work on a model of P = `params` parameters.
@@ -198,23 +229,3 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         """Numbers for metrics.jsonl beyond the standard ones and the scalars of Up."""
         return {}
-
-
-def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> Tensor:
-    """sum N_k x_k / sum N_k over those who take part, summed in float64 in the order given: (P,)."""
-    (mean,) = weighted_means(((k, (x,)) for k, x in ups), sizes)
-    return mean
-
-
-def weighted_means(ups: Iterable[tuple[int, tuple[Tensor, ...]]], sizes: tuple[int, ...]) -> list[Tensor]:
-    """The same of several tensors per upload, in one pass."""
-    totals: list[Tensor] = []
-    weight = 0
-    for k, values in ups:
-        totals = totals or [torch.zeros_like(x, dtype=torch.float64) for x in values]
-        for total, x in zip(totals, values, strict=True):
-            total.add_(x, alpha=sizes[k])
-        weight += sizes[k]
-    if not totals:
-        raise ValueError("nothing to average")
-    return [total / weight for total in totals]

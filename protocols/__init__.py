@@ -30,8 +30,7 @@ from protocols.fola import FOLA, LaplaceOffline
 from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
 from protocols.mbsgd import MBSGD
-from protocols.mime import Mime
-from protocols.mimelite import MimeLite
+from protocols.mime import Mime, MimeLite
 from protocols.precond_admm import PrecondADMM
 from protocols.pvi import PVI
 

@@ -1,11 +1,12 @@
-"""Algorithms whose clients upload a delta that the server takes as a gradient: generalised federated
-optimisation (Al-Shedivat et al. 2021, Algorithm 1; docs/references/equations.md#server-optimisers).
+"""What algorithms that average over their clients share: weighted means, the messages of FedAvg and FedProx,
+and a template for clients that upload a delta which the server takes as a gradient.
 
     client:  Delta_k <- CLIENTUPDATE(w_g)
     server:  Delta   <- sum_k N_k Delta_k / sum_k N_k        over the participants
              w_g     <- SERVERUPDATE(w_g, Delta)
 
-This is a template, not an algorithm; SERVERUPDATE is any rule of fedsim.learning.solvers.server.
+SERVERUPDATE is any rule of fedsim.learning.solvers.server. Source: generalised federated optimisation
+(Al-Shedivat et al. 2021, Algorithm 1; docs/references/equations.md#server-optimisers).
 """
 
 from __future__ import annotations
@@ -15,18 +16,41 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_mean
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.gaussian import Point
+from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.server import ServerMoments, ServerOptimiser, moments, step
 from fedsim.wire.schema import Delta, Mean, Scalar
+
+__all__ = [
+    "Client",
+    "DeltaUp",
+    "Down",
+    "LocalFit",
+    "OptimiserServer",
+    "Pseudogradient",
+    "Server",
+    "ServerOptimiser",
+    "Up",
+    "weighted_mean",
+    "weighted_means",
+]
 
 
 @dataclass(frozen=True)
 class Server:
     """mean: w_g (P,) float64."""
+
+    mean: Tensor
+
+
+@dataclass(frozen=True)
+class OptimiserServer:
+    """mean: w_g (P,) float64; moments: the state of SERVERUPDATE."""
 
     mean: Tensor
     moments: ServerMoments
@@ -46,24 +70,43 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    delta: Delta
+    """w_k of FedAvg and FedProx."""
+
+    mean: Mean
     train_loss: Scalar
 
 
 @dataclass(frozen=True)
-class Found:
-    """A client's delta (P,), pointing uphill: start minus result."""
+class DeltaUp:
+    """Delta_k, which points uphill: start minus result."""
 
-    delta: Tensor
-    loss: float
-    moments: Moments | None = None
+    delta: Delta
+    train_loss: Scalar
 
 
-class Pseudogradient(Algorithm[Server, Client, Down, Up]):
-    """The methods of Algorithm in terms of a client's delta and a server optimiser."""
+def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> Tensor:
+    """sum N_k x_k / sum N_k over those who take part, summed in float64 in the order given: (P,)."""
+    (mean,) = weighted_means(((k, (x,)) for k, x in ups), sizes)
+    return mean
 
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
+
+def weighted_means(ups: Iterable[tuple[int, tuple[Tensor, ...]]], sizes: tuple[int, ...]) -> list[Tensor]:
+    """The same of several tensors per upload, in one pass."""
+    totals: list[Tensor] = []
+    weight = 0
+    for k, values in ups:
+        totals = totals or [torch.zeros_like(x, dtype=torch.float64) for x in values]
+        for total, x in zip(totals, values, strict=True):
+            total.add_(x, alpha=sizes[k])
+        weight += sizes[k]
+    if not totals:
+        raise ValueError("nothing to average")
+    return [total / weight for total in totals]
+
+
+class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
+    """A template: the methods of Algorithm in terms of a client's delta and a server optimiser."""
+
     fed_back: ClassVar[tuple[str, ...]] = ("delta",)
 
     @property
@@ -71,31 +114,29 @@ class Pseudogradient(Algorithm[Server, Client, Down, Up]):
     def optimiser(self) -> ServerOptimiser: ...
 
     @abstractmethod
-    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> Found:
-        """CLIENTUPDATE at the broadcast `mean` (P,)."""
+    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> LocalFit[Tensor, Moments]:
+        """CLIENTUPDATE at the broadcast `mean` (P,); the solution is Delta_k."""
 
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
-
-    def server_init(self, ctx: Context) -> Server:
-        return Server(ctx.start.double(), moments(self.optimiser, ctx.start))
+    def server_init(self, ctx: Context) -> OptimiserServer:
+        return OptimiserServer(ctx.start.double(), moments(self.optimiser, ctx.start))
 
     def client_init(self, ctx: Context, k: int) -> Client:
         return Client()
 
-    def broadcast(self, server: Server, ctx: Context) -> Down:
+    def broadcast(self, server: OptimiserServer, ctx: Context) -> Down:
         return Down(server.mean)
 
-    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+    def client_update(
+        self, client: Client, down: Down, shard: AnyShard, task: Task
+    ) -> tuple[Client, DeltaUp]:
         result = self.delta(client, down.mean, shard, task)
-        return Client(result.moments), Up(result.delta, result.loss)
+        return Client(result.carried), DeltaUp(result.solution, result.loss)
 
     def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
+        self, server: OptimiserServer, down: Down, ups: Iterable[tuple[int, DeltaUp]], ctx: Context
+    ) -> OptimiserServer:
         delta = weighted_mean(((k, up.delta) for k, up in ups), ctx.sizes)
-        return Server(*step(self.optimiser, server.moments, server.mean, delta))
+        return OptimiserServer(*step(self.optimiser, server.moments, server.mean, delta))
 
-    def model(self, server: Server, ctx: Context) -> Point:
+    def model(self, server: OptimiserServer, ctx: Context) -> Point:
         return Point(server.mean)

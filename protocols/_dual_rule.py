@@ -1,6 +1,6 @@
-"""The ADMM family in natural parameters: one rule, of which every member is a choice of constants.
+"""The ADMM family in natural parameters: one rule that applies the formulas which every member states.
 
-    client:  q_k  <- argmin_q  E_q[l_k] - E_q[log pull] - rho H(q),     pull = q_g^rho / t_k
+    client:  q_k  <- argmin_q  E_q[l_k] - E_q[log cavity] - rho H(q),     cavity = q_g^rho / t_k
              t_k  <- t_k (q_k / q_g)^gamma                             the dual step
              z_k   = q_k^rho_server t_k                                what the server needs of client k
     server:  q_g   ~  prior * prod_k z_k                               over ALL K clients
@@ -13,8 +13,8 @@ Eq. 5-7, 15-20, 39-41, 53-54 (arXiv:2506.13150); docs/references/equations.md#on
 
 Every product is over all K clients, although only some take part in a round. The option `silent` says
 what the others' q_k count as: `participants`, the average of this round's participants (as in FedDyn);
-`last`, their last value, or q_g at the start for one that was never heard. Under `last` an upload is the
-increment z_k' / z_k, because the server keeps only the product.
+`last`, their last value, or q_g at the start for a client that has not been heard. Under `last` an upload
+is the increment z_k' / z_k, because the server keeps only the product.
 """
 
 from __future__ import annotations
@@ -23,19 +23,41 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from fedsim.algorithm import Step, step_size
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, diagonal, is_full, relative, times
 
 Silent = Literal["participants", "last"]
+Rho = Annotated[float, Meta(gt=0)] | Literal["1/K"]
+"""A penalty that all clients share."""
+Damping = Annotated[float, Meta(gt=0, le=1)] | Literal["1/K"]
+"""The exponent of a dual step."""
 
 LEAST = 0.1
 """The share of S_g that an upload's precision has at least where the client's literal problem has no
 minimum: precisions that cross the wire are positive."""
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a formula is evaluated: at client k of K clients with sizes N_k; at the server k is 0."""
+
+    sizes: tuple[int, ...]
+    k: int = 0
+
+    @property
+    def K(self) -> int:
+        return len(self.sizes)
+
+    def value(self, rule: Step) -> float:
+        """The number that a penalty or damping stands for here."""
+        return step_size(rule, self.k, self.sizes)
 
 
 @dataclass(frozen=True)
@@ -51,8 +73,8 @@ class Consensus:
     """The server's part.
 
     q: the global posterior q_g. total: prod t_k over all K clients (silent = participants), or prod z_k
-    (last); float64. checks (K,): what every client's `sketch` should be. mismatch, dual_residual: of the
-    last fold, for metrics. started: something has been folded.
+    (last); float64. checks (K,): what every client's `fingerprint` should be. mismatch, dual_residual: of
+    the last fold, for metrics. started: something has been folded.
     """
 
     q: Gaussian
@@ -64,125 +86,76 @@ class Consensus:
 
 
 @dataclass(frozen=True)
-class Cavity:
-    """What a client's loss is balanced against, with its dual held in bounds.
+class MeanFactor:
+    """(prod q_k)^(1/n) over n participants, as a server's formula uses it.
 
-    held: the factor taken out of the dual, factor = q_g^rho / t_k * held; slack: the least value (or
-    eigenvalue) of rho S_g - V_k; capped: how many of them are negative.
+    Its power multiplies by one exponent, power / n, and not by two. Under silent = last the q_k are part
+    of the z_k, so that there is no product here and every power is the factor 1.
     """
 
-    factor: Gaussian
-    correction: Gaussian
-    slack: float
-    capped: int
+    product: Gaussian | None
+    count: int
+
+    def __pow__(self, power: float) -> Gaussian:
+        if self.product is None:
+            return Gaussian(torch.zeros((), dtype=torch.float64), 0.0)
+        return self.product ** (power / self.count)
 
 
 @dataclass(frozen=True)
 class DualRule:
-    """The constants of a member: K clients, rho, gamma (dual step), rho_server, silent.
+    """A member's formulas for K clients, and what is done with them in every round.
 
-    fixed: the precision of the family is fixed, so that sites are linear, log t_k = v_k . w.
+    step: the change of t_k from (k, q_k, q_g). server_step: from the prior, prod t_k and the mean q_k.
+    rho: the member's penalty, for metrics. exponents (silent = last): rho_server and gamma, of which z_k
+    and the dual step are powers. fixed: the family's precision is fixed, so that sites are linear,
+    log t_k = v_k . w.
     """
 
     K: int
     rho: float
-    gamma: float
-    rho_server: float
+    step: Callable[[int, Gaussian, Gaussian], Gaussian]
+    server_step: Callable[[Gaussian, Gaussian, MeanFactor], Gaussian]
     silent: Silent = "participants"
+    exponents: tuple[float, float] = (0.0, 0.0)
     fixed: bool = False
 
     def server_init(self, q: Gaussian) -> Consensus:
-        """No site yet, and q_k = q for everyone."""
+        """There is no site yet, and every client's q_k is q."""
         dual = self.client_init(q)
         total = (dual.z or dual.site) ** self.K
-        checks = torch.full((self.K,), fingerprint(dual.z or dual.site), dtype=torch.float64)
+        checks = torch.full((self.K,), fingerprint_of(dual), dtype=torch.float64)
         return Consensus(q, total, checks)
 
     def client_init(self, q: Gaussian) -> Dual:
-        one = self.dual_step(q, q)
-        return Dual(one, q**self.rho_server * one if self.silent == "last" else None)
+        one = self._linear(q / q)
+        return Dual(one, q ** self.exponents[0] * one if self.silent == "last" else None)
 
-    def cavity(self, q: Gaussian, site: Gaussian) -> Gaussian:
-        """What the client's loss is balanced against, on the scale of the loss."""
-        return q**self.rho / site
+    def dual_step(self, k: int, local: Gaussian, q: Gaussian) -> Gaussian:
+        """The change of t_k."""
+        return self._linear(self.step(k, local, q))
 
-    def clipped_cavity(self, q: Gaussian, site: Gaussian, keep: float = 0.0) -> Cavity:
-        """The pull of a learned precision with V_k held at (1 - keep) rho S_g where less than keep / 5
-        of rho S_g is left.
-
-        The client's problem is bounded below only where H_k - V_k + rho S_g > 0, which nothing ensures
-        (docs/references/curvature-and-solvers.md). Where V_k is held, v_k follows it, so that
-        the pull's gradient at m_g is what it was. The stored dual is unchanged; `put_back` says what q_k
-        then counts as.
-        """
-        free = self.cavity(q, site)
-        taken: Tensor
-        if is_full(q.precision):
-            slacks = torch.linalg.eigvalsh(torch.as_tensor(free.precision))
-            slack, capped = float(slacks[0]), int((slacks < 0).sum())
-            taken = self._excess(q, site, keep)
-        else:
-            room = torch.as_tensor(free.precision)
-            whole = self.rho * torch.as_tensor(q.precision)
-            taken = torch.where(room < keep / 5 * whole, keep * whole - room, 0.0)
-            slack, capped = float(room.min()), int((room < 0).sum())
-        correction = Gaussian(times(taken, q.mean), taken)
-        return Cavity(free * correction, correction, slack, capped)
-
-    def _excess(self, q: Gaussian, site: Gaussian, keep: float) -> Tensor:
-        """What a full V_k has too much, (P, P) and positive semi-definite."""
-        whole, V = self.rho * torch.as_tensor(q.precision), torch.as_tensor(site.precision)
-        if Gaussian(q.shift, (1 - keep / 5) * whole - V).is_proper:
-            return torch.zeros_like(V)
-        ratios, axes = relative(V, whole)
-        excess: Tensor = (axes * torch.where(ratios > 1 - keep / 5, ratios - (1 - keep), 0.0)) @ axes.mT
-        return excess
-
-    def restored(self, local: Gaussian, cavity: Cavity, q: Gaussian, moved: float = 1.0) -> Gaussian:
-        """q_k of the literal problem, from the solution `local` of the one with a held dual.
-
-        The solution has rho S_k = H_k + rho S_g - V_k + held, so a dual step from it would add
-        what is held to V_k every round, without end. With held put back, V_k' = H_k at gamma = rho: the
-        dual is minus the natural gradient again, and fixed points stay. moved: the share of the way to
-        that solution which the solver's precision has gone (IVON's Hessian is a running mean).
-        Where the literal problem has no minimum, that is where less than LEAST S_g would be left, it counts
-        as N(m_k, (LEAST S_g)^-1): the dual then shrinks.
-        """
-        free = local / cavity.correction ** (moved / self.rho)
-        floor = LEAST * torch.as_tensor(q.precision)
-        if not is_full(floor):
-            lost = torch.as_tensor(free.precision) < floor
-            shift = torch.where(lost, floor * local.mean, free.shift)
-            return Gaussian(shift, torch.where(lost, floor, torch.as_tensor(free.precision)))
-        if Gaussian(free.shift, free.precision - floor).is_proper:
-            return free
-        ratios, axes = relative(torch.as_tensor(free.precision), floor)
-        return Gaussian.at(local.mean, (axes * ratios.clamp(min=1)) @ axes.mT)
-
-    def dual_step(self, local: Gaussian, q: Gaussian) -> Gaussian:
-        """(q_k / q_g)^gamma."""
-        change = (local / q) ** self.gamma
+    def _linear(self, change: Gaussian) -> Gaussian:
         return Gaussian(change.shift, 0.0) if self.fixed else change
 
-    def upload(self, dual: Dual, local: Gaussian, q: Gaussian) -> Gaussian:
-        """What a client has to tell: q_k itself, or the increment of its z_k."""
+    def upload(self, k: int, dual: Dual, local: Gaussian, q: Gaussian) -> Gaussian:
+        """q_k itself, or the increment of the client's z_k."""
         if dual.z is None:
             return local
-        return local**self.rho_server * dual.site * self.dual_step(local, q) / dual.z
+        return local ** self.exponents[0] * dual.site * self.dual_step(k, local, q) / dual.z
 
-    def commit(
-        self, dual: Dual, sent: Gaussian, q: Gaussian, step: Callable[[Gaussian, Gaussian], Gaussian]
-    ) -> Dual:
-        """The dual step, from the upload as decoded; `step` is dual_step, or what a member has instead.
+    def commit(self, k: int, dual: Dual, sent: Gaussian, q: Gaussian) -> Dual:
+        """The dual step, from the upload as decoded.
 
         Under `last` the q_k that the server's new z_k stands for is solved for, so that site and z_k
         stay what the rule says under any codec.
         """
         if dual.z is None:
-            return Dual(dual.site * step(sent, q))
+            return Dual(dual.site * self.dual_step(k, sent, q))
+        rho_server, gamma = self.exponents
         z = dual.z * sent
-        local = (z / dual.site * q**self.gamma) ** (1 / (self.rho_server + self.gamma))
-        return Dual(dual.site * step(local, q), z)
+        local = (z / dual.site * q**gamma) ** (1 / (rho_server + gamma))
+        return Dual(dual.site * self.dual_step(k, local, q), z)
 
     def fold(
         self,
@@ -190,30 +163,26 @@ class DualRule:
         q: Gaussian,
         prior: Gaussian,
         ups: Iterable[tuple[int, Gaussian, float]],
-        family: Callable[[Gaussian], Gaussian],
-        dual_step: Callable[[int, Gaussian, Gaussian], Gaussian],
+        project: Callable[[Gaussian], Gaussian] = lambda merged: merged,
     ) -> Consensus:
-        """The server's step from uploads (client, q_k or increment, the client's own sketch).
+        """The server's step from uploads (client, q_k or increment, the client's own fingerprint).
 
-        q is the broadcast as decoded; `family` turns prior * prod z_k into the next q_g; dual_step is
-        that of (client, q_k, q_g).
+        q is the broadcast as decoded; `project` takes the result of server_step into the family.
 
         Raises:
             TaskError: if q_g is no distribution.
         """
         total, checks, mismatch = server.total, server.checks.clone(), 0.0
-        locals_sum, count = None, 0
+        product, count = None, 0
         for k, sent, check in ups:
-            change = sent if self.silent == "last" else dual_step(k, sent, q)
+            change = sent if self.silent == "last" else self.dual_step(k, sent, q)
             mismatch = max(mismatch, abs(check - float(checks[k])))
             checks[k] += fingerprint(change)
             total = total * change
-            locals_sum = sent if locals_sum is None else locals_sum * sent
+            product = sent if product is None else product * sent
             count += 1
-        merged = prior * total
-        if self.silent == "participants" and locals_sum is not None:
-            merged = merged * locals_sum ** (self.rho_server * self.K / count)
-        new = proper(family(merged), "the global posterior q_g")
+        mean = MeanFactor(product if self.silent == "participants" else None, count)
+        new = proper(project(self.server_step(prior, total, mean)), "the global posterior q_g")
         moved = times(new.precision, new.mean - q.mean)
         scale = max(float(checks.abs().max()), 1e-300)
         return Consensus(
@@ -225,13 +194,79 @@ class DualRule:
             started=True,
         )
 
-    def averaged(self, merged: Gaussian) -> Gaussian:
-        """prior * prod z_k to the power 1 / (1 + rho_server K): a family whose precision is learned."""
-        return merged ** (1 / (1 + self.rho_server * self.K))
+
+@dataclass(frozen=True)
+class ClippedCavity:
+    """What a client's loss is balanced against, with its dual held in bounds.
+
+    correction: the factor taken out of the dual, factor = cavity * correction; slack: the least value (or
+    eigenvalue) of rho S_g - V_k; capped: how many of them are negative.
+    """
+
+    factor: Gaussian
+    correction: Gaussian
+    slack: float
+    capped: int
+
+
+def clipped_cavity(
+    cavity: Gaussian, q: Gaussian, site: Gaussian, rho: float, keep: float = 0.0
+) -> ClippedCavity:
+    """The cavity q^rho / site of a learned precision, with V_k held at (1 - keep) rho S_g where less than
+    keep / 5 of rho S_g is left.
+
+    The client's problem is bounded below only where H_k - V_k + rho S_g > 0, which nothing ensures
+    (docs/references/curvature-and-solvers.md). Where V_k is held, v_k follows it, so that the cavity's
+    gradient at m_g is what it was. The stored dual is unchanged; `restored` says what q_k then counts as.
+    """
+    taken: Tensor
+    if is_full(q.precision):
+        slacks = torch.linalg.eigvalsh(torch.as_tensor(cavity.precision))
+        slack, capped = float(slacks[0]), int((slacks < 0).sum())
+        taken = _excess(q, site, rho, keep)
+    else:
+        room = torch.as_tensor(cavity.precision)
+        whole = rho * torch.as_tensor(q.precision)
+        taken = torch.where(room < keep / 5 * whole, keep * whole - room, 0.0)
+        slack, capped = float(room.min()), int((room < 0).sum())
+    correction = Gaussian(times(taken, q.mean), taken)
+    return ClippedCavity(cavity * correction, correction, slack, capped)
+
+
+def _excess(q: Gaussian, site: Gaussian, rho: float, keep: float) -> Tensor:
+    """What a full V_k has too much, (P, P) and positive semi-definite."""
+    whole, V = rho * torch.as_tensor(q.precision), torch.as_tensor(site.precision)
+    if Gaussian(q.shift, (1 - keep / 5) * whole - V).is_proper:
+        return torch.zeros_like(V)
+    ratios, axes = relative(V, whole)
+    excess: Tensor = (axes * torch.where(ratios > 1 - keep / 5, ratios - (1 - keep), 0.0)) @ axes.mT
+    return excess
+
+
+def restored(local: Gaussian, cavity: ClippedCavity, q: Gaussian, rho: float, moved: float = 1.0) -> Gaussian:
+    """q_k of the literal problem, from the solution `local` of the one with a clipped dual.
+
+    The solution has rho S_k = H_k + rho S_g - V_k + correction, so a dual step from it would add the
+    correction to V_k every round, without end. With the correction put back, V_k' = H_k at gamma = rho: the
+    dual is minus the natural gradient again, and fixed points stay. moved: the share of the way to that
+    solution which the solver's precision has gone (IVON's Hessian is a running mean). Where the literal
+    problem has no minimum, that is where less than LEAST S_g would be left, it counts as
+    N(m_k, (LEAST S_g)^-1): the dual then shrinks.
+    """
+    free = local / cavity.correction ** (moved / rho)
+    floor = LEAST * torch.as_tensor(q.precision)
+    if not is_full(floor):
+        lost = torch.as_tensor(free.precision) < floor
+        shift = torch.where(lost, floor * local.mean, free.shift)
+        return Gaussian(shift, torch.where(lost, floor, torch.as_tensor(free.precision)))
+    if Gaussian(free.shift, free.precision - floor).is_proper:
+        return free
+    ratios, axes = relative(torch.as_tensor(free.precision), floor)
+    return Gaussian.at(local.mean, (axes * ratios.clamp(min=1)) @ axes.mT)
 
 
 def fingerprint_of(dual: Dual) -> float:
-    """The sketch of what server and client both know of this client: z_k, or else t_k."""
+    """The fingerprint of what server and client both know of this client: z_k, or else t_k."""
     return fingerprint(dual.z or dual.site)
 
 
@@ -261,7 +296,7 @@ def _projection(size: int) -> Tensor:
 
 
 def proper(q: Gaussian, what: str) -> Gaussian:
-    """q.
+    """q, after a check that it is a distribution.
 
     Raises:
         TaskError: if it is no distribution, saying where and what to do.

@@ -1,25 +1,54 @@
-"""What every member of the family of protocols._dual_rule does; an algorithm adds its constants, its family
-and its local solver.
+"""What every member of the family of protocols._dual_rule does; a member adds its formulas, its family and
+its local solver.
 
-This is a template, not an algorithm: members do not inherit from each other.
+    cavity       what the client's loss is balanced against      q_g^rho / t_k
+    dual_step    the change of the client's site t_k             (q_k / q_g)^gamma
+    server_step  the next q_g                                    prior * prod t_k * mean(q_k)^(rho K)
+
+The formulas are expressions of Gaussians: * / ** act on natural parameters. A family with a fixed precision
+takes the mean of server_step's result. This is a template: members do not inherit from each other, and
+whatever a member needs of the family is imported from here.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Gaussian, Penalty, Point
+from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.ivon import IvonMoments
-from protocols._dual_rule import Consensus, Dual, DualRule
-from protocols._site_messages import ExponentialFamily
+from protocols._dual_rule import At, Consensus, Damping, Dual, DualRule, MeanFactor, Rho, Silent
+from protocols._site_messages import DIAGONAL, FULL, POINT, Covariance, ExponentialFamily, gaussian
+
+__all__ = [
+    "DIAGONAL",
+    "FULL",
+    "POINT",
+    "At",
+    "Client",
+    "Consensus",
+    "Covariance",
+    "Damping",
+    "ExponentialFamily",
+    "LocalProblem",
+    "MeanFactor",
+    "Rho",
+    "SetUp",
+    "Silent",
+    "SiteAlgorithm",
+    "SiteFit",
+    "gaussian",
+]
+
+SiteFit = LocalFit[Gaussian, Moments | IvonMoments]
+"""q_k, the mean training loss, what the solver carries over, and scalars of the upload by name."""
 
 
 @dataclass(frozen=True)
@@ -33,90 +62,161 @@ class Client:
 
 
 @dataclass(frozen=True)
-class LocalResult:
-    """What a local solver found: q_k, the mean training loss, what it carries over, and further scalars of
-    the upload by name."""
+class LocalProblem:
+    """What a client solves: its state, q_g as received, where training starts, and its data.
 
+    started: something has been folded, so that q_g is more than the prior.
+    """
+
+    client: Client
     q: Gaussian
-    loss: float
-    moments: Moments | IvonMoments | None = None
-    scalars: Mapping[str, float] = field(default_factory=dict)
+    start: Tensor
+    started: bool
+    shard: AnyShard
+    task: Task
+
+    @property
+    def site(self) -> Gaussian:
+        return self.client.dual.site
+
+    @property
+    def at(self) -> At:
+        return At(self.task.sizes, self.task.client)
 
 
-class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
-    """The methods of Algorithm in terms of rule, family, prior, origin and solve."""
-
-    server_type: ClassVar[type] = Consensus
-    client_type: ClassVar[type] = Client
-
-    @abstractmethod
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        """The member's constants; only gamma may differ between clients."""
+class SetUp(ABC):
+    """Exchanges with all clients before round 1, as an object of their own."""
 
     @property
     @abstractmethod
-    def family(self) -> ExponentialFamily: ...
+    def exchanges(self) -> tuple[Exchange, ...]:
+        """The exchanges of round 0."""
+
+    @abstractmethod
+    def broadcast(self, server: Consensus, ctx: Context) -> Any: ...
+
+    @abstractmethod
+    def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]: ...
+
+    @abstractmethod
+    def server_update(
+        self, server: Consensus, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context
+    ) -> Consensus: ...
+
+
+class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
+    """The methods of Algorithm in terms of a member's formulas."""
+
+    silent: Silent = "participants"
+
+    # ---- what a member states
+
+    @property
+    @abstractmethod
+    def family(self) -> ExponentialFamily:
+        """The family of q, which fixes the messages."""
 
     @abstractmethod
     def prior(self, like: Tensor) -> Gaussian:
         """The server's regulariser l_0 as a factor, for vectors like `like` (P,)."""
 
+    @abstractmethod
+    def penalty(self, at: At) -> float:
+        """rho, the weight of the client's divergence from q_g."""
+
+    @abstractmethod
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian | tuple[Penalty, ...]:
+        """What the client's loss is balanced against, on the scale of the loss: one factor, or several."""
+
+    @abstractmethod
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        """The change of t_k."""
+
+    @abstractmethod
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        """The next q_g from prod t_k over all clients and the mean of the participants' q_k."""
+
+    @abstractmethod
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        """Solve the client's problem: the cavity against its loss."""
+
+    def exponents(self, at: At) -> tuple[float, float]:
+        """rho_server and gamma of the formulas; only a member with the option `silent` has them."""
+        return 0.0, 0.0
+
     def origin(self, start: Tensor) -> Gaussian:
         """q_g before the first fold: the prior, unless a member says otherwise."""
         return self.prior(start)
 
-    @abstractmethod
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        """The client's problem: pull = rule.pull(q, client.dual.site) against its loss, from `start`."""
-
-    def dual_step(self, k: int, local: Gaussian, q: Gaussian, sizes: tuple[int, ...]) -> Gaussian:
-        """The change of t_k; BregmanADMM has another."""
-        return self.rule(sizes, k).dual_step(local, q)
+    @property
+    def set_up(self) -> SetUp | None:
+        """The exchanges before round 1, if there are any."""
+        return None
 
     # ---- the contract
 
+    def rule(self, sizes: tuple[int, ...]) -> DualRule:
+        """The member's formulas, for the rule that applies them."""
+        at = At(sizes)
+        return DualRule(
+            at.K,
+            self.penalty(at),
+            lambda k, q_k, q_g: self.dual_step(q_k, q_g, At(sizes, k)),
+            lambda prior, sites, mean_q: self.server_step(prior, sites, mean_q, at),
+            self.silent,
+            self.exponents(at),
+            fixed=self.family.kind == "fixed",
+        )
+
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        return (self.family.exchange(self.rule((1,)).silent),)
+        return (self.family.exchange(self.silent),)
+
+    @property
+    def setup(self) -> tuple[Exchange, ...]:
+        return () if self.set_up is None else self.set_up.exchanges
 
     def server_init(self, ctx: Context) -> Consensus:
         return self.rule(ctx.sizes).server_init(self.origin(ctx.start))
 
     def client_init(self, ctx: Context, k: int) -> Client:
         q = self.origin(ctx.start)
-        dual = self.rule(ctx.sizes, k).client_init(q)
+        dual = self.rule(ctx.sizes).client_init(q)
         return Client(dual, precision=q.precision if self.family.kind == "fixed" else 1.0)
 
     def broadcast(self, server: Consensus, ctx: Context) -> Any:
+        if self.set_up is not None and not ctx.round:
+            return self.set_up.broadcast(server, ctx)
         return self.family.broadcast(server.q, server.started)
 
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
+        if self.set_up is not None and not task.round:
+            return self.set_up.client_update(client, down, shard, task)
         q = self.family.posterior(down, client.precision)
         start = down.mean if down.started else task.start
-        result = self.solve(client, q, start, down.started, shard, task)
-        rule = self.rule(task.sizes, task.client)
-        up = self.family.upload(rule, client.dual, result.q, q, train_loss=result.loss, **result.scalars)
-        return replace(client, moments=result.moments), up
+        fit = self.solve(LocalProblem(client, q, start, down.started, shard, task))
+        sent = self.rule(task.sizes).upload(task.client, client.dual, fit.q, q)
+        up = self.family.upload(client.dual, sent, fit.q, q, train_loss=fit.loss, **fit.info)
+        return replace(client, moments=fit.carried), up
 
     def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
+        if not task.round:
+            return client
         q, sent = self.family.posterior(down, client.precision), self.family.factor(up, client.precision)
-        rule = self.rule(task.sizes, task.client)
-        step = partial(self.dual_step, task.client, sizes=task.sizes)
-        return replace(client, dual=rule.commit(client.dual, sent, q, step))
+        return replace(client, dual=self.rule(task.sizes).commit(task.client, client.dual, sent, q))
 
     def server_update(
         self, server: Consensus, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context
     ) -> Consensus:
-        rule, S = self.rule(ctx.sizes), server.q.precision
-        return rule.fold(
+        if self.set_up is not None and not ctx.round:
+            return self.set_up.server_update(server, down, ups, ctx)
+        S = server.q.precision
+        return self.rule(ctx.sizes).fold(
             server,
             self.family.posterior(down, S),
             self.prior(ctx.start),
             ((k, self.family.factor(up, S), up.dual_check) for k, up in ups),
-            lambda merged: self.family.project(merged, rule, S),
-            partial(self.dual_step, sizes=ctx.sizes),
+            lambda merged: self.family.project(merged, S),
         )
 
     def model(self, server: Consensus, ctx: Context) -> Point | Gaussian:
@@ -126,9 +226,10 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     def report(self, server: Consensus, ctx: Context) -> Mapping[str, float]:
         """rho; the dual residual rho sqrt(K) |S_g (m_g' - m_g)|; dual_mismatch: the largest difference
-        between a client's dual and what the server holds of it (protocols._dual_rule.sketch, relative)."""
+        between a client's dual and what the server holds of it (protocols._dual_rule.fingerprint,
+        relative)."""
         return {
-            "rho": self.rule(ctx.sizes).rho,
+            "rho": self.penalty(At(ctx.sizes)),
             "dual_residual": server.dual_residual,
             "dual_mismatch": server.mismatch,
         }

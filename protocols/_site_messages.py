@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithm import Exchange
-from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, identity, packed, unpacked
 from fedsim.wire.schema import (
     Check,
@@ -32,9 +31,7 @@ from fedsim.wire.schema import (
     Scalar,
     Total,
 )
-from protocols._dual_rule import Dual, DualRule, Silent, fingerprint_of, residual
-
-MAX_FULL = 3000
+from protocols._dual_rule import Dual, Silent, fingerprint_of, residual
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class PointDown:
 
 @dataclass(frozen=True)
 class PointUp:
-    """w_k. primal_residual: |w_k - w_g|; dual_check: protocols._dual_rule.sketch."""
+    """w_k. primal_residual: |w_k - w_g|; dual_check: protocols._dual_rule.fingerprint."""
 
     mean: Mean
     train_loss: Scalar
@@ -72,7 +69,7 @@ class DiagonalDown:
 
 @dataclass(frozen=True)
 class DiagonalUp:
-    """q_k. dual_slack, capped: protocols._dual_rule.Cavity; the others as in PointUp."""
+    """q_k. dual_slack, capped: protocols._dual_rule.ClippedCavity; the others as in PointUp."""
 
     mean: Mean
     precision: Precision
@@ -145,9 +142,9 @@ class ExponentialFamily:
             return Gaussian(zero, precision)
         return Gaussian(zero, identity(zero, precision, full=self.kind == "full"))
 
-    def project(self, merged: Gaussian, rule: DualRule, S: Tensor | float) -> Gaussian:
-        """The next q_g from prior * prod z_k: its mean and, where it is learned, its precision."""
-        return Gaussian.at(merged.mean, S) if self.kind == "fixed" else rule.averaged(merged)
+    def project(self, merged: Gaussian, S: Tensor | float) -> Gaussian:
+        """The member of the family with the mean of `merged`: where the precision is learned, `merged`."""
+        return Gaussian.at(merged.mean, S) if self.kind == "fixed" else merged
 
     def broadcast(self, q: Gaussian, started: bool) -> Any:
         """q_g as a message."""
@@ -157,16 +154,15 @@ class ExponentialFamily:
         """q_g of a broadcast."""
         return Gaussian.at(down.mean, S if self.kind == "fixed" else self._matrix(down.precision))
 
-    def upload(self, rule: DualRule, dual: Dual, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
-        """What goes up for q_k = `local`."""
+    def upload(self, dual: Dual, sent: Gaussian, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
+        """The upload of q_k = `local`; sent: the increment of z_k where the client has one, else q_k."""
         scalars |= {"primal_residual": residual(local, q), "dual_check": fingerprint_of(dual)}
         if dual.z is None:
             return self.up(local.mean, *self._precision(local), **scalars)
-        increment = rule.upload(dual, local, q)
-        return self.increment(increment.shift, *self._precision(increment), **scalars)
+        return self.increment(sent.shift, *self._precision(sent), **scalars)
 
     def factor(self, up: Any, S: Tensor | float) -> Gaussian:
-        """What an upload says: q_k, or the increment of z_k."""
+        """The factor that an upload carries: q_k, or the increment of z_k."""
         if isinstance(up, self.up):
             return Gaussian.at(up.mean, S if self.kind == "fixed" else self._matrix(up.precision))
         fixed = self.kind == "fixed"
@@ -190,18 +186,5 @@ Covariance = Literal["diagonal", "full"]
 
 
 def gaussian(covariance: Covariance) -> ExponentialFamily:
+    """The family with a learned precision of this form."""
     return FULL if covariance == "full" else DIAGONAL
-
-
-def check_size(params: int, covariance: Covariance, sibling: str) -> None:
-    """See below.
-
-    Raises:
-        UsageError: for a full covariance of more than MAX_FULL parameters.
-    """
-    if covariance == "full" and params > MAX_FULL:
-        raise UsageError(
-            f"a full covariance of P = {params:,} parameters is {2 * params * (params + 1):,} bytes per "
-            f"client, round and direction; the limit is P = {MAX_FULL:,}. Use the diagonal sibling, "
-            f"{sibling}, or a smaller model, such as --model logistic_bias"
-        )

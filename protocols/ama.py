@@ -1,13 +1,12 @@
-"""AMA - the alternating minimisation algorithm, Tseng 1991; Moellenhoff et al. v2, Eq. 39-41
-(docs/references/equations.md#ama). ADMM without the proximal term at the server, and so the point-estimate
-sibling of PVI.
+"""AMA - the alternating minimisation algorithm, Tseng 1991; Moellenhoff et al. v2, Eq. 39-41.
+ADMM without the proximal term at the server, and so the point-estimate sibling of PVI.
 
     client:  w_k <- argmin l_k(w) + v_k . w + (rho/2) ||w - w_g||^2      (SUM loss)
              v_k <- v_k + rho (w_k - w_g)
     server:  w_g <- (1/delta) sum_k v_k                                 over ALL clients
     init:    v_k = 0, w_g = 0
 
-protocols._dual_rule with gamma = rho and rho_server = 0. It converges for small enough rho only (Tseng,
+It converges for small enough rho only (Tseng,
 Eq. 3.4d); with rho = delta/K the first round is the mean of the w_k.
 
 Wire: P down, P up. The server needs no mean over the clients, so there is no option `silent`: a silent
@@ -15,6 +14,11 @@ client counts with its dual.
 
 Differs: local training starts from ctx.start until something has been folded, the prox centre is w_g = 0,
 as printed.
+
+References:
+    Tseng 1991, SIAM Journal on Control and Optimization 29(1), 119-138
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    docs/references/equations.md#ama
 """
 
 from __future__ import annotations
@@ -25,13 +29,17 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers.first_order import LocalTraining
-from protocols._dual_rule import DualRule
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import POINT, ExponentialFamily
-from protocols.fedadmm import to_the_mode
+from protocols._local_solvers import LocalTraining, to_the_mode
+from protocols._site_algorithm import (
+    POINT,
+    At,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    SiteAlgorithm,
+    SiteFit,
+)
 
 
 @dataclass(frozen=True)
@@ -42,15 +50,12 @@ class AMA(SiteAlgorithm):
 
     name: ClassVar[str] = "ama"
     paper: ClassVar[str] = "Tseng 1991; Moellenhoff et al. v2, Eq. 39-41"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
 
     @property
     def family(self) -> ExponentialFamily:
         return POINT
-
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        rho = self.delta / len(sizes) if self.rho == "delta/K" else self.rho
-        return DualRule(len(sizes), rho, gamma=rho, rho_server=0.0, fixed=True)
 
     def prior(self, like: Tensor) -> Gaussian:
         return POINT.isotropic(like, self.delta)
@@ -58,8 +63,18 @@ class AMA(SiteAlgorithm):
     def origin(self, start: Tensor) -> Gaussian:
         return POINT.isotropic(start, 1.0)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        cavity = self.rule(task.sizes).cavity(q, client.dual.site)
-        return to_the_mode(shard, start, (cavity,), self.local, client, task, sum_loss=True)
+    def penalty(self, at: At) -> float:
+        return self.delta / at.K if self.rho == "delta/K" else self.rho
+
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
+        return q_g ** self.penalty(at) / site  # Eq. 39
+
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        return (q_k / q_g) ** self.penalty(at)  # Eq. 40
+
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        return prior * sites  # Eq. 41
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        cavity = self.cavity(problem.q, problem.site, problem.at)
+        return to_the_mode(problem, cavity, self.local, sum_loss=True)

@@ -16,9 +16,14 @@ silent = participants: the silent clients' q_k count as the mean of this round's
 prior, if never heard), and the increment of z_k = rho lambda_k + eta_k goes up.
 
 Differs: local training starts from ctx.start until something has been folded. cap_dual, on by default:
-where V_k exceeds .9 rho S_g the client holds it at .5 rho S_g, and what was held is put back into q_k before
-it goes up (docs/decisions/009); the literal problem need not have a minimum. dual_slack and capped in
+where V_k exceeds .9 rho S_g the client holds it at .5 rho S_g, and what was clipped is put back into q_k
+before it goes up (docs/decisions/009); the literal problem need not have a minimum. dual_slack and capped in
 metrics: the least eigenvalue of rho S_g - V_k, and how many are negative.
+
+References:
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    Khan and Rue 2023: https://arxiv.org/abs/2107.04562
+    docs/references/equations.md#bayesian-admm
 """
 
 from __future__ import annotations
@@ -29,18 +34,20 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers.von import VonTraining, check_samples, von
-from protocols._dual_rule import DualRule, Silent
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import Covariance, ExponentialFamily, check_size, gaussian
-from protocols.fedadmm import Rho
-
-KEEP = 0.5
-"""The share of rho S_g that stays with the client where its dual leaves less than a fifth of that. VON needs
-a definite matrix, and where the data say nothing (dead pixels) a small share would let the mean take steps
-of 1/KEEP."""
+from protocols._local_solvers import VonTraining, by_von, check_von
+from protocols._site_algorithm import (
+    At,
+    Covariance,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    Rho,
+    Silent,
+    SiteAlgorithm,
+    SiteFit,
+    gaussian,
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class BayesADMM(SiteAlgorithm):
 
     name: ClassVar[str] = "bayes_admm"
     paper: ClassVar[str] = "Moellenhoff et al. v2, Eq. 15-20 and App. D.2"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "logistic_bias"
     eval_samples: ClassVar[int] = 32
 
@@ -64,42 +72,25 @@ class BayesADMM(SiteAlgorithm):
     def check(self, params: int) -> None:
         check_von(params, self.covariance, "ivon_admm", self.local)
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        rho = step_size(self.rho, k, sizes)
-        return DualRule(len(sizes), rho, gamma=rho, rho_server=rho, silent=self.silent)
-
     def prior(self, like: Tensor) -> Gaussian:
         return self.family.isotropic(like, self.delta)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        return by_von(self.rule(task.sizes), self.local, self.cap_dual, client, q, start, shard, task)
+    def penalty(self, at: At) -> float:
+        return at.value(self.rho)
 
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
+        return q_g ** self.penalty(at) / site  # Eq. 15
 
-def check_von(params: int, covariance: Covariance, sibling: str, how: VonTraining) -> None:
-    """See below.
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        return (q_k / q_g) ** self.penalty(at)  # Eq. 16-17
 
-    Raises:
-        UsageError: for a model that is too large, or samples that are no pairs.
-    """
-    check_size(params, covariance, sibling)
-    check_samples(how.samples)
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        rho, K = self.penalty(at), at.K
+        return (prior * sites * mean_q ** (rho * K)) ** (1 / (1 + rho * K))  # Eq. 18-20
 
+    def exponents(self, at: At) -> tuple[float, float]:
+        return self.penalty(at), self.penalty(at)
 
-def by_von(
-    rule: DualRule,
-    how: VonTraining,
-    cap_dual: bool,
-    client: Client,
-    q: Gaussian,
-    start: Tensor,
-    shard: AnyShard,
-    task: Task,
-) -> LocalResult:
-    """The client's problem of a family with a learned precision, solved by VON."""
-    cavity = rule.clipped_cavity(q, client.dual.site, KEEP)
-    factor = cavity.factor if cap_dual else rule.cavity(q, client.dual.site)
-    fit = von(shard, start, how=how, rng=task.rng, cavity=factor, temperature=rule.rho)
-    local = rule.restored(fit.local, cavity, q) if cap_dual else fit.local
-    return LocalResult(local, fit.loss, None, {"dual_slack": cavity.slack, "capped": float(cavity.capped)})
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        rho, cavity = self.penalty(problem.at), self.cavity(problem.q, problem.site, problem.at)
+        return by_von(problem, cavity, self.local, penalty=rho, cap_dual=self.cap_dual)

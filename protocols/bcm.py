@@ -1,5 +1,5 @@
-"""BCM - the Bayesian committee machine, Tresp 2000, as in Swaroop et al. 2025, Eq. 3 (see
-docs/references/equations.md#bayesian-committee-machine), with a Laplace approximation at every client.
+"""BCM - the Bayesian committee machine, Tresp 2000, as in Swaroop et al. 2025, Eq. 3, with
+a Laplace approximation at every client.
 
     client:  w_k <- argmin l_k(w) + (delta/2) ||w||^2 ;   S_k <- H_k(w_k) + delta I      (SUM loss)
              t_k <- p_k / p_0,   p_k = N(w_k, S_k^-1),  p_0 = N(0, I/delta)
@@ -14,6 +14,11 @@ Wire: 0 down, 2P up. The committee does not iterate, so there is nothing to broa
 
 Differs: the local posteriors are Laplace approximations. A client's training is not carried over, so
 `carry` has no effect.
+
+References:
+    Tresp 2000: https://doi.org/10.1162/089976600300014908
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#bayesian-committee-machine
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.wire.schema import Delta, Scalar
@@ -71,14 +76,9 @@ class BCM(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "bcm"
     paper: ClassVar[str] = "Tresp 2000; Swaroop et al. 2025, Eq. 3"
+    url: ClassVar[str] = "https://doi.org/10.1162/089976600300014908"
     default_model: ClassVar[str] = "logistic_bias"
     default_rounds: ClassVar[int] = 1
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(Gaussian.one(ctx.start), torch.zeros(ctx.K, dtype=torch.bool))
@@ -92,7 +92,15 @@ class BCM(Algorithm[Server, Client, Down, Up]):
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         prior = Gaussian(torch.zeros_like(task.start), self.delta)
         start = task.start if client.weights is None else client.weights
-        fit = minimise(shard, start, how=self.local, rng=task.rng, weight=shard.size, penalties=(prior,))
+        fit = minimise(
+            shard,
+            start,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            weight=shard.size,
+            penalties=(prior,),
+        )
         local = Gaussian.at(fit.weights, self.delta + shard.curvature(fit.weights, self.curvature, task.rng))
         change = local / prior / client.site
         return Client(client.site, fit.weights), Up(change.shift, torch.as_tensor(change.precision), fit.loss)

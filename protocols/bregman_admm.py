@@ -1,5 +1,5 @@
-"""BregmanADMM - Wang & Banerjee 2014, as the baseline of Moellenhoff et al. (v2, App. C.2;
-docs/references/equations.md#bregmanadmm). Bayesian-ADMM whose dual step is taken in expectation parameters.
+"""BregmanADMM - Wang & Banerjee 2014, as the baseline of Moellenhoff et al. (v2, App. C.2).
+Bayesian-ADMM whose dual step is taken in expectation parameters.
 
     client:  q_k <- argmin E_q[l_k + v_k . th - 1/2 th' V_k th] + rho KL(q || q_g)           (SUM loss)
              v_k <- v_k + c rho (mu1_k - mu1_g),        mu1 = m
@@ -16,6 +16,11 @@ this round's, their t_k as they are. (The increment of z_k would not tell the se
 
 Differs: damping is 0.1 by default, because 1 makes q_g improper on digits. Local training starts from
 ctx.start until something has been folded. cap_dual: as in bayes_admm.
+
+References:
+    Wang and Banerjee 2014: https://arxiv.org/abs/1306.3203
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    docs/references/equations.md#bregmanadmm
 """
 
 from __future__ import annotations
@@ -27,14 +32,19 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian, is_full
-from fedsim.learning.solvers.von import VonTraining
-from protocols._dual_rule import DualRule
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import Covariance, ExponentialFamily, gaussian
-from protocols.bayes_admm import by_von, check_von
-from protocols.fedadmm import Rho
+from protocols._local_solvers import VonTraining, by_von, check_von
+from protocols._site_algorithm import (
+    At,
+    Covariance,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    Rho,
+    SiteAlgorithm,
+    SiteFit,
+    gaussian,
+)
 
 
 @dataclass(frozen=True)
@@ -49,14 +59,9 @@ class BregmanADMM(SiteAlgorithm):
 
     name: ClassVar[str] = "bregman_admm"
     paper: ClassVar[str] = "Wang & Banerjee 2014; Moellenhoff et al. v2, App. C.2"
+    url: ClassVar[str] = "https://arxiv.org/abs/1306.3203"
     default_model: ClassVar[str] = "logistic_bias"
     eval_samples: ClassVar[int] = 32
-
-    def dual_step(self, k: int, local: Gaussian, q: Gaussian, sizes: tuple[int, ...]) -> Gaussian:
-        """c rho (mu_k - mu_g), as a factor."""
-        first, second = (a - b for a, b in zip(_expectations(local), _expectations(q), strict=True))
-        scale = -2.0 if self.dual == "paper" else 1.0
-        return Gaussian(first, scale * second) ** (self.damping * self.rule(sizes).rho)
 
     @property
     def family(self) -> ExponentialFamily:
@@ -65,17 +70,28 @@ class BregmanADMM(SiteAlgorithm):
     def check(self, params: int) -> None:
         check_von(params, self.covariance, "bregman_admm with --set covariance=diagonal", self.local)
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        rho = step_size(self.rho, k, sizes)
-        return DualRule(len(sizes), rho, gamma=rho, rho_server=rho)
-
     def prior(self, like: Tensor) -> Gaussian:
         return self.family.isotropic(like, self.delta)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        return by_von(self.rule(task.sizes), self.local, self.cap_dual, client, q, start, shard, task)
+    def penalty(self, at: At) -> float:
+        return at.value(self.rho)
+
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
+        return q_g ** self.penalty(at) / site  # Eq. 15
+
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        """c rho (mu_k - mu_g), as a factor (App. C.2)."""
+        first, second = (a - b for a, b in zip(_expectations(q_k), _expectations(q_g), strict=True))
+        scale = -2.0 if self.dual == "paper" else 1.0
+        return Gaussian(first, scale * second) ** (self.damping * self.penalty(at))
+
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        rho, K = self.penalty(at), at.K
+        return (prior * sites * mean_q ** (rho * K)) ** (1 / (1 + rho * K))  # Eq. 18-20
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        rho, cavity = self.penalty(problem.at), self.cavity(problem.q, problem.site, problem.at)
+        return by_von(problem, cavity, self.local, penalty=rho, cap_dual=self.cap_dual)
 
 
 def _expectations(q: Gaussian) -> tuple[Tensor, Tensor]:

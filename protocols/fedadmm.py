@@ -20,6 +20,14 @@ of z_k = v_k + rho w_k goes up.
 
 Differs: w_g starts at the network's random start, not at 0: a first prox centre of 0 would double the
 weights in the first round. Option prox_norm = unsquared: (rho/2) ||w - w_g||, as in the released code.
+
+References:
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    Boyd et al. 2011: https://doi.org/10.1561/2200000016
+    Gong et al. 2022: https://arxiv.org/abs/2204.03529
+    Wang et al. 2022: https://arxiv.org/abs/2203.15104
+    docs/references/equations.md#fedadmm
 """
 
 from __future__ import annotations
@@ -30,15 +38,19 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
-from protocols._dual_rule import DualRule, Silent
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import POINT, ExponentialFamily
-
-Rho = Annotated[float, Meta(gt=0)] | Literal["1/K"]
-"""A penalty that all clients share."""
+from protocols._local_solvers import LocalTraining, to_the_mode
+from protocols._site_algorithm import (
+    POINT,
+    At,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    Rho,
+    Silent,
+    SiteAlgorithm,
+    SiteFit,
+)
 
 
 @dataclass(frozen=True)
@@ -52,15 +64,12 @@ class FedADMM(SiteAlgorithm):
 
     name: ClassVar[str] = "fedadmm"
     paper: ClassVar[str] = "Moellenhoff et al. v2, Eq. 5-7; Swaroop et al. 2025, Eq. 2"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
 
     @property
     def family(self) -> ExponentialFamily:
         return POINT
-
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        rho = step_size(self.rho, k, sizes)
-        return DualRule(len(sizes), rho, gamma=rho, rho_server=rho, silent=self.silent, fixed=True)
 
     def prior(self, like: Tensor) -> Gaussian:
         return POINT.isotropic(like, self.delta if self.form == "regularised" else 0.0)
@@ -68,37 +77,23 @@ class FedADMM(SiteAlgorithm):
     def origin(self, start: Tensor) -> Gaussian:
         return Gaussian.at(start, 1.0)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        rule, site = self.rule(task.sizes), client.dual.site
-        cavities: tuple[Penalty, ...] = (rule.cavity(q, site),)
+    def penalty(self, at: At) -> float:
+        return at.value(self.rho)
+
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> tuple[Penalty, ...]:
         if self.prox_norm == "unsquared":
-            cavities = (site**-1, Distance(q.mean, rule.rho))
-        return to_the_mode(
-            shard, start, cavities, self.local, client, task, sum_loss=self.form == "regularised"
-        )
+            return site**-1, Distance(q_g.mean, self.penalty(at))
+        return (q_g ** self.penalty(at) / site,)  # Eq. 5
 
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        return (q_k / q_g) ** self.penalty(at)  # Eq. 6
 
-def to_the_mode(
-    shard: AnyShard,
-    start: Tensor,
-    cavities: tuple[Penalty, ...],
-    how: LocalTraining,
-    client: Client,
-    task: Task,
-    *,
-    sum_loss: bool,
-) -> LocalResult:
-    """The local solver of a family with fixed precision: gradient steps to the mode of q_k."""
-    assert client.moments is None or isinstance(client.moments, Moments)
-    fit = minimise(
-        shard,
-        start,
-        how=how,
-        rng=task.rng,
-        weight=shard.size if sum_loss else 1.0,
-        penalties=cavities,
-        moments=client.moments,
-    )
-    return LocalResult(Gaussian.at(fit.weights, client.precision), fit.loss, fit.moments)
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        return prior * sites * mean_q ** (self.penalty(at) * at.K)  # Eq. 7
+
+    def exponents(self, at: At) -> tuple[float, float]:
+        return self.penalty(at), self.penalty(at)
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        cavity = self.cavity(problem.q, problem.site, problem.at)
+        return to_the_mode(problem, cavity, self.local, sum_loss=self.form == "regularised")

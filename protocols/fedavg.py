@@ -1,9 +1,13 @@
-"""FedAvg - McMahan et al. 2017, arXiv:1602.05629 (docs/references/equations.md#fedavg).
+"""FedAvg - McMahan et al. 2017, arXiv:1602.05629.
 
     client:  w_k <- E epochs of minibatch steps on lbar_k, started at w_g
     server:  w_g <- sum_k N_k w_k / sum_k N_k                    over the participants
 
 Wire: P down, P up.
+
+References:
+    McMahan et al. 2017: https://arxiv.org/abs/1602.05629
+    docs/references/equations.md#fedavg
 """
 
 from __future__ import annotations
@@ -12,34 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_mean
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.gaussian import Point
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
-from fedsim.wire.schema import Mean, Scalar
-
-
-@dataclass(frozen=True)
-class Server:
-    mean: Tensor
-    """w_g (P,) float64."""
-
-
-@dataclass(frozen=True)
-class Client:
-    moments: Moments | None = None
-
-
-@dataclass(frozen=True)
-class Down:
-    mean: Mean
-
-
-@dataclass(frozen=True)
-class Up:
-    mean: Mean
-    train_loss: Scalar
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from protocols._averaging import Client, Down, Server, Up, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -48,13 +28,8 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
+    url: ClassVar[str] = "https://arxiv.org/abs/1602.05629"
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(ctx.start.double())
@@ -66,8 +41,10 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
         return Down(server.mean)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
-        fit = minimise(shard, down.mean, how=self.local, rng=task.rng, moments=client.moments)
-        return Client(fit.moments), Up(fit.weights, fit.loss)
+        fit = minimise(
+            shard, down.mean, how=self.local, rng=task.rng, round=task.round, moments=client.moments
+        )
+        return Client(fit.carried), Up(fit.weights, fit.loss)
 
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context

@@ -1,4 +1,4 @@
-"""FedCurv - Shoham et al. 2019, arXiv:1910.07796 (docs/references/equations.md#fedcurv).
+"""FedCurv - Shoham et al. 2019, arXiv:1910.07796.
 
     client j:  w_j <- argmin lbar_j(w) + lam sum_{i != j} (w - w_i)' diag(F_i) (w - w_i), started at w_g
                F_j  = diagonal of the empirical Fisher at w_j, mean over its own examples
@@ -13,6 +13,11 @@ Wire: 3P down, 3P up.
 
 Differs: the release named after the Gaussian-product paper has a penalty without gradient, about the
 server's mean, with every client's own data in it.
+
+References:
+    Shoham et al. 2019: https://arxiv.org/abs/1910.07796
+    Liu and Zheng 2021: https://arxiv.org/abs/2102.01936v1
+    docs/references/equations.md#fedcurv
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
@@ -72,13 +77,8 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "fedcurv"
     paper: ClassVar[str] = "Shoham et al. 2019"
+    url: ClassVar[str] = "https://arxiv.org/abs/1910.07796"
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(ctx.start.double(), Gaussian.one(ctx.start))
@@ -93,11 +93,17 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
         everyone = Gaussian(down.shift.double(), down.curvature.double())
         others = (everyone / client.fisher) ** (2 * self.lam)
         fit = minimise(
-            shard, down.mean, how=self.local, rng=task.rng, penalties=(others,), moments=client.moments
+            shard,
+            down.mean,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            penalties=(others,),
+            moments=client.moments,
         )
         change = Gaussian.at(fit.weights, mean_fisher(shard, fit.weights)) / client.fisher
         up = Up(fit.weights, torch.as_tensor(change.precision), change.shift, fit.loss)
-        return Client(client.fisher, fit.moments), up
+        return Client(client.fisher, fit.carried), up
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.fisher * _change(up), client.moments)

@@ -19,6 +19,11 @@ Wire: P down, P up. A silent client's w_k counts as the mean of the participants
 Differs: the released code (bayes-admm) leaves the server's h at 0 in round 1, starts w_g at 0, and gives
 every client the alpha_k of the last one by an aliasing defect; here round 1 is like every other round.
 Option prox_norm = unsquared: (alpha_k/2) ||w - w_g||, as in that code.
+
+References:
+    Acar et al. 2021: https://arxiv.org/abs/2111.04263
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#feddyn
 """
 
 from __future__ import annotations
@@ -29,13 +34,17 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
-from fedsim.learning.solvers.first_order import LocalTraining
-from protocols._dual_rule import DualRule
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import POINT, ExponentialFamily
-from protocols.fedadmm import to_the_mode
+from protocols._local_solvers import LocalTraining, to_the_mode
+from protocols._site_algorithm import (
+    POINT,
+    At,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    SiteAlgorithm,
+    SiteFit,
+)
 
 
 @dataclass(frozen=True)
@@ -48,25 +57,12 @@ class FedDyn(SiteAlgorithm):
 
     name: ClassVar[str] = "feddyn"
     paper: ClassVar[str] = "Acar et al. 2021; Swaroop et al. 2025, Eq. 2 and App. D"
+    url: ClassVar[str] = "https://arxiv.org/abs/2111.04263"
     default_model: ClassVar[str] = "mlp_small"
 
     @property
     def family(self) -> ExponentialFamily:
         return POINT
-
-    def penalty(self, k: int, sizes: tuple[int, ...]) -> tuple[float, float]:
-        """alpha_k and c_k of the table above."""
-        if self.alpha_rule == "paper":
-            alpha_k = self.alpha / sizes[k] * sum(sizes) / len(sizes)
-            return alpha_k, alpha_k
-        if self.alpha_rule == "release":
-            return self.alpha * sizes[k] / sum(sizes), self.alpha
-        return self.alpha, self.alpha
-
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        """h_k += (alpha_k / c_k) (w_k - w_g)."""
-        alpha_k, c_k = self.penalty(k, sizes)
-        return DualRule(len(sizes), self.alpha, gamma=alpha_k / c_k, rho_server=1.0, fixed=True)
 
     def prior(self, like: Tensor) -> Gaussian:
         return POINT.isotropic(like, 0.0)
@@ -74,10 +70,31 @@ class FedDyn(SiteAlgorithm):
     def origin(self, start: Tensor) -> Gaussian:
         return Gaussian.at(start, 1.0)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        alpha_k, c_k = self.penalty(task.client, task.sizes)
-        v, decay = client.dual.site**c_k, POINT.isotropic(start, self.weight_decay)
-        prox: Penalty = q**alpha_k if self.prox_norm == "squared" else Distance(q.mean, alpha_k)
-        return to_the_mode(shard, start, (decay / v, prox), self.local, client, task, sum_loss=False)
+    def penalty(self, at: At) -> float:
+        return self.alpha
+
+    def penalties(self, at: At) -> tuple[float, float]:
+        """alpha_k and c_k of the table above."""
+        if self.alpha_rule == "paper":
+            alpha_k = self.alpha / at.sizes[at.k] * sum(at.sizes) / at.K
+            return alpha_k, alpha_k
+        if self.alpha_rule == "release":
+            return self.alpha * at.sizes[at.k] / sum(at.sizes), self.alpha
+        return self.alpha, self.alpha
+
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> tuple[Penalty, ...]:
+        """q_g^alpha_k / v times the weight decay, with v = exp(v_k . w) = t_k^c_k."""
+        alpha_k, c_k = self.penalties(at)
+        v, decay = site**c_k, POINT.isotropic(q_g.shift, self.weight_decay)
+        return decay / v, q_g**alpha_k if self.prox_norm == "squared" else Distance(q_g.mean, alpha_k)
+
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        alpha_k, c_k = self.penalties(at)
+        return (q_k / q_g) ** (alpha_k / c_k)  # h_k += (alpha_k / c_k) (w_k - w_g)
+
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        return prior * sites * mean_q**at.K  # w_g = mean of w_k + (1/K) sum h_k; the prior is flat
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        cavity = self.cavity(problem.q, problem.site, problem.at)
+        return to_the_mode(problem, cavity, self.local, sum_loss=False)

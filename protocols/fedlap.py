@@ -1,4 +1,4 @@
-"""FedLap - Swaroop, Khan, Doshi-Velez 2025, Eq. 9 (docs/references/equations.md#fedlap).
+"""FedLap - Swaroop, Khan, Doshi-Velez 2025, Eq. 9.
 
     client:  w_k <- argmin l_k(w) + delta v_k . w + (delta/2) ||w - w_g||^2      (SUM loss)
              v_k <- v_k + rho (w_k - w_g)
@@ -11,6 +11,10 @@ Wire: P down, P up. The server derives rho (w_k - w_g) from the upload and its o
 
 Differs: local training starts from ctx.start until something has been folded (released code), while
 the prox centre is w_g = 0, as printed. Option prox_norm = unsquared: the released code's norm.
+
+References:
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#fedlap
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
+from fedsim.algorithm import Algorithm, AnyShard, Context, Step, Task, step_size
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Flag, Mean, Scalar
@@ -65,13 +69,8 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "fedlap"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 9"
+    url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(torch.zeros_like(ctx.start, dtype=torch.float64), started=False)
@@ -94,11 +93,12 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
             down.mean if down.started else task.start,
             how=self.local,
             rng=task.rng,
+            round=task.round,
             weight=shard.size,
             penalties=penalties,
             moments=client.moments,
         )
-        return Client(client.dual, fit.moments), Up(fit.weights, fit.loss)
+        return Client(client.dual, fit.carried), Up(fit.weights, fit.loss)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.dual + self.dual_step(down, up, task.client, task.sizes), client.moments)

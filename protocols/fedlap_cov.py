@@ -1,4 +1,4 @@
-"""FedLap-Cov - Swaroop, Khan, Doshi-Velez 2025, Eq. 21 (docs/references/equations.md#fedlap-cov).
+"""FedLap-Cov - Swaroop, Khan, Doshi-Velez 2025, Eq. 21.
 
     client:  w_k <- argmin l_k(w) + v_k . w - 1/2 w' V_k w + 1/2 ||w - w_g||^2_{S_g}    (SUM loss)
              S_k <- H_k(w_k) - V_k + S_g                                                (the OLD V_k)
@@ -19,6 +19,10 @@ received precision 0 in round 1; the paper's delta is used here. S_g and S_g - V
 in exact arithmetic; they are floored there, because the broadcast is rounded and V_k is not, and a lossy
 codec on S_k may make V_k negative. The sums stay as they are; `floored` in metrics.jsonl counts the
 entries of S_g.
+
+References:
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#fedlap-cov
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from msgspec import Meta
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
+from fedsim.algorithm import Algorithm, AnyShard, Context, Step, Task, step_size
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Flag, Mean, Precision, Scalar
@@ -73,13 +77,8 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "fedlap_cov"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 21"
+    url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(Gaussian.one(ctx.start), started=False)
@@ -106,12 +105,13 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
             down.mean if down.started else task.start,
             how=self.local,
             rng=task.rng,
+            round=task.round,
             weight=shard.size,
             penalties=(cavity,),
             moments=client.moments,
         )
         hessian = shard.curvature(fit.weights, self.curvature, task.rng)
-        return Client(client.site, fit.moments), Up(fit.weights, hessian + cavity.precision, fit.loss)
+        return Client(client.site, fit.carried), Up(fit.weights, hessian + cavity.precision, fit.loss)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.site * self.site_change(down, up, task.client, task.sizes), client.moments)

@@ -1,5 +1,5 @@
 """FedLap-Func - Swaroop, Khan, Doshi-Velez 2025, Eq. 17 (arXiv:2501.17325): FedLap whose sites also
-speak in function space, on a few memory inputs M_k per client.
+are in function space, on a few memory inputs M_k per client.
 
     client:  w_k <- argmin l_k(w) + delta v_k . w + (delta/2) ||w - w_g||^2                  (SUM loss)
                       - sum_{i in M_k} tau_i l(yhat_i, w) + sum_k' sum_{i in M_k'} tau_i l(yhat_ig, w)
@@ -9,9 +9,9 @@ speak in function space, on a few memory inputs M_k per client.
 
     yhat_ig = soft labels of w_g;  tau_i = tau N_kc / M_kc  (points of class c on client k, in its memory)
 
-A client's inputs and first labels go up with its first upload; the server passes inputs on to whoever does
-not hold them, with the broadcast of the next round in which that client takes part. Until a client's inputs
-and labels are there, nobody has a term for its memory; so the first round is FedLap's, and without memory
+A client's inputs and first labels go up with its first upload; the server passes inputs on to the clients
+that lack them, each with the next round in which it takes part. Until a client's inputs and labels are there,
+no client has a term for its memory; so the first round is FedLap's, and without memory
 points every round is. A silent client counts with its last v_k and its last labels.
 
 Wire: P down, P + M C up. Once: M I + 2M down, M I + M up. M is the number of memory points: a client's own
@@ -21,13 +21,17 @@ send_global_labels they are sent, as the paper has it: P + M C down, M all point
 Differs: the paper leaves open the server's optimiser (here Adam, full batch over memory, started at
 sum v_k) and what happens before labels exist (here nothing). Logits go up; soft labels are their softmax.
 Training starts from ctx.start until something has been folded.
+
+References:
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#fedlap-func
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from msgspec import Meta
@@ -36,84 +40,24 @@ from torch import Tensor
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
 from fedsim.learning.function_space import FunctionTerm, Held, Memory
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise, minimise_memory
+from fedsim.learning.solvers.first_order import LocalTraining, minimise, minimise_memory
 from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Flag, Inputs, Logits, Mean, Owners, Scalar, Weights
+from protocols._memory import (
+    AnyDown,
+    Client,
+    Down,
+    LabelledDown,
+    NewMemory,
+    OwnMemory,
+    Server,
+    Up,
+    news_for,
+    with_labels,
+)
 
 
 @dataclass(frozen=True)
-class Server:
-    """dual: sum_k v_k; mean: w_g, both (P,) float64. memory: all inputs received, in the order of their
-    owners; logits (M, C): their last labels. arrived, synced (K,): the round in which a client's inputs
-    came (0: not yet), and in which it last took part."""
-
-    dual: Tensor
-    mean: Tensor
-    memory: Held
-    logits: Tensor
-    arrived: Tensor
-    synced: Tensor
-
-    @property
-    def started(self) -> bool:
-        return bool(self.synced.any())
-
-
-@dataclass(frozen=True)
-class Client:
-    """dual: v_k (P,) float64; held: other clients' memory; logits (M_k, C): its own last labels, once the
-    server has its inputs."""
-
-    dual: Tensor
-    held: Held
-    logits: Tensor | None = None
-    moments: Moments | None = None
-
-
-@dataclass(frozen=True)
-class NewMemory:
-    """Memory that this client does not hold yet."""
-
-    inputs: Inputs
-    weights: Weights
-    owners: Owners
-
-
-@dataclass(frozen=True)
-class Down:
-    mean: Mean
-    started: Flag
-    news: NewMemory | None = None
-
-
-@dataclass(frozen=True)
-class LabelledDown:
-    """send_global_labels: the logits of w_g on all memory, in the order of owners."""
-
-    mean: Mean
-    started: Flag
-    logits: Logits
-    news: NewMemory | None = None
-
-
-@dataclass(frozen=True)
-class OwnMemory:
-    """A client's memory, sent once."""
-
-    inputs: Inputs
-    weights: Weights
-
-
-@dataclass(frozen=True)
-class Up:
-    mean: Mean
-    logits: Logits
-    train_loss: Scalar
-    own: OwnMemory | None = None
-
-
-@dataclass(frozen=True)
-class FedLapFunc(Algorithm[Server, Client, Any, Up]):
+class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
     delta: Annotated[float, Meta(gt=0)] = 0.1
     rho: Step = "1/K"
     tau: Annotated[float, Meta(ge=0)] = 1.0
@@ -125,9 +69,8 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
 
     name: ClassVar[str] = "fedlap_func"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 17"
+    url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -143,21 +86,16 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
     def client_init(self, ctx: Context, k: int) -> Client:
         return Client(torch.zeros_like(ctx.start, dtype=torch.float64), Held.nothing())
 
-    def broadcast(self, server: Server, ctx: Context) -> Down | LabelledDown:
+    def broadcast(self, server: Server, ctx: Context) -> AnyDown:
         if not self.send_global_labels:
             return Down(server.mean, server.started)
         logits = ctx.net.logits(server.mean.float(), ctx.read(server.memory.inputs))
         return LabelledDown(server.mean, server.started, logits)
 
     def broadcast_to(self, server: Server, k: int, ctx: Context) -> NewMemory | None:
-        fresh = server.arrived[server.memory.owners] >= max(1, int(server.synced[k]))
-        rows = fresh & (server.memory.owners != k)
-        if not bool(rows.any()):
-            return None
-        news = server.memory.rows(rows)
-        return NewMemory(news.inputs, news.weights, news.owners)
+        return news_for(server, k)
 
-    def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+    def client_update(self, client: Client, down: AnyDown, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         if down.news is not None:
             news = Held(down.news.inputs, down.news.weights, down.news.owners)
             client = replace(client, held=client.held.joined(news))
@@ -168,6 +106,7 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
             down.mean if down.started else task.start,
             how=self.local,
             rng=task.rng,
+            round=task.round,
             weight=shard.size,
             penalties=(Gaussian.at(down.mean, self.delta) / Gaussian(self.delta * client.dual, 0.0),),
             moments=client.moments,
@@ -175,10 +114,10 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
         )
         logits = shard.logits(fit.weights, own.inputs)
         sent = OwnMemory(own.inputs, own.weights) if client.logits is None else None
-        return replace(client, moments=fit.moments), Up(fit.weights, logits, fit.loss, sent)
+        return replace(client, moments=fit.carried), Up(fit.weights, logits, fit.loss, sent)
 
     def term(
-        self, client: Client, down: Any, own: Memory, shard: AnyShard, task: Task
+        self, client: Client, down: AnyDown, own: Memory, shard: AnyShard, task: Task
     ) -> FunctionTerm | None:
         """Both function terms: the soft labels of w_g on all memory, less the client's own on its own."""
         known = client.held
@@ -186,31 +125,32 @@ class FedLapFunc(Algorithm[Server, Client, Any, Up]):
             known = known.joined(Held.of(own.inputs, own.weights, task.client))
         if not len(known.weights) or self.tau == 0:
             return None
-        sent = self.send_global_labels
-        labels = (down.logits if sent else shard.logits(down.mean, known.inputs)).softmax(dim=1)
+        labels = (
+            down.logits if isinstance(down, LabelledDown) else shard.logits(down.mean, known.inputs)
+        ).softmax(dim=1)
         if client.logits is not None:
             labels[known.owners == task.client] -= client.logits.softmax(dim=1)
         return FunctionTerm(shard.floats(known.inputs), labels, self.tau * known.weights)
 
-    def client_commit(self, client: Client, down: Any, up: Up, task: Task) -> Client:
+    def client_commit(self, client: Client, down: AnyDown, up: Up, task: Task) -> Client:
         dual = client.dual + self.dual_step(down, up, task.client, task.sizes)
         return replace(client, dual=dual, logits=up.logits)
 
-    def dual_step(self, down: Any, up: Up, k: int, sizes: tuple[int, ...]) -> Tensor:
+    def dual_step(self, down: AnyDown, up: Up, k: int, sizes: tuple[int, ...]) -> Tensor:
         """rho (w_k - w_g), (P,) float64."""
         step: Tensor = up.mean.double() - down.mean.double()
         return step_size(self.rho, k, sizes) * step
 
-    def server_update(self, server: Server, down: Any, ups: Iterable[tuple[int, Up]], ctx: Context) -> Server:
+    def server_update(
+        self, server: Server, down: AnyDown, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
         dual, memory, labels = server.dual.clone(), server.memory, server.logits
         arrived, synced = server.arrived.clone(), server.synced.clone()
         for k, up in ups:
             dual += self.dual_step(down, up, k, ctx.sizes)
             synced[k] = ctx.round
-            first = None if up.own is None else Memory(up.own.inputs, up.own.weights)
-            memory, labels = memory.labelled(labels, k, up.logits, first)
-            if first is not None:
-                arrived[k] = ctx.round
+            arrived[k] = arrived[k] if up.own is None else ctx.round
+            memory, labels = with_labels(memory, labels, k, up)
         mean = self.server_step(dual, memory, labels, ctx)
         return Server(dual, mean, memory, labels, arrived, synced)
 

@@ -10,6 +10,10 @@ algorithm with four defaults of `server`; --set rule=... turns one into another.
 Wire: P down, P up.
 
 Differs: the local optimiser is SGD, new every round, as in Reddi et al.; --set optimiser=adam changes that.
+
+References:
+    Reddi et al. 2021: https://arxiv.org/abs/2003.00295
+    docs/references/equations.md#server-optimisers
 """
 
 from __future__ import annotations
@@ -20,9 +24,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
-from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from fedsim.learning.solvers.server import ServerOptimiser
-from protocols._averaging import Client, Found, Pseudogradient
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from protocols._averaging import Client, LocalFit, Pseudogradient, ServerOptimiser
 
 LOCAL = LocalTraining(optimiser="sgd", lr=0.05)
 
@@ -32,11 +35,12 @@ class _FedOpt(Pseudogradient):
 
     local: LocalTraining
     paper: ClassVar[str] = "Reddi et al. 2021, Algorithm 2"
+    url: ClassVar[str] = "https://arxiv.org/abs/2003.00295"
     default_model: ClassVar[str] = "mlp_small"
 
-    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> Found:
-        fit = minimise(shard, mean, how=self.local, rng=task.rng, moments=client.moments)
-        return Found(mean.double() - fit.weights.double(), fit.loss, fit.moments)
+    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> LocalFit[Tensor, Moments]:
+        fit = minimise(shard, mean, how=self.local, rng=task.rng, round=task.round, moments=client.moments)
+        return LocalFit(mean.double() - fit.weights.double(), fit.loss, fit.carried)
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,24 @@ Wire: P down, P up.
 
 Differs: Alg. 1 prints (1/|S|) sum q_k Delta_k; the released code divides by the sum of weights, and so do
 we. The recurrence of Appendix C is what the tests compare with; one product and an l x l solve are used.
+
+References:
+    Al-Shedivat et al. 2021: https://arxiv.org/abs/2010.05273
+    Mandt et al. 2017: https://arxiv.org/abs/1704.04289
+    docs/references/equations.md#fedpa
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.solvers.iasg import Sampling, iasg, posterior_delta
-from fedsim.learning.solvers.server import ServerOptimiser
-from protocols._averaging import Client, Found, Pseudogradient
+from protocols._averaging import Client, LocalFit, Pseudogradient, ServerOptimiser
 
 
 @dataclass(frozen=True)
@@ -36,14 +40,15 @@ class FedPA(Pseudogradient):
 
     name: ClassVar[str] = "fedpa"
     paper: ClassVar[str] = "Al-Shedivat et al. 2021, Algorithms 1, 3, 4"
+    url: ClassVar[str] = "https://arxiv.org/abs/2010.05273"
     default_model: ClassVar[str] = "mlp_small"
 
     @property
     def optimiser(self) -> ServerOptimiser:
         return self.server
 
-    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> Found:
-        chain = iasg(shard, mean, how=self.sampling, rng=task.rng)
+    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> LocalFit[Tensor, Any]:
+        chain = iasg(shard, mean, how=self.sampling, rng=task.rng, round=task.round)
         if task.round <= self.burn_in_rounds:
-            return Found(mean.double() - chain.last.double(), chain.loss)
-        return Found(posterior_delta(mean, chain.samples, self.shrinkage), chain.loss)
+            return LocalFit(mean.double() - chain.solution.last.double(), chain.loss)
+        return LocalFit(posterior_delta(mean, chain.solution.samples, self.shrinkage), chain.loss)

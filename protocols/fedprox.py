@@ -9,6 +9,11 @@ Differs: the printed server of Eq. 2 with v_k = 0 is the unweighted mean; the re
 original paper weight by N_k, and so do we. The released code has no prox in round 1; here the prox
 centre is the broadcast in every round, which in round 1 is the start, where training begins.
 Option prox_norm = unsquared: (delta/2) ||w - w_g||, as in the released code.
+
+References:
+    Li et al. 2020: https://arxiv.org/abs/1812.06127
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#fedprox
 """
 
 from __future__ import annotations
@@ -19,10 +24,10 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_mean
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.gaussian import Distance, Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from protocols.fedavg import Client, Down, Server, Up
+from protocols._averaging import Client, Down, Server, Up, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,8 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
 
     name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al. 2020; FedLap paper, Eq. 2 with v_k = 0"
+    url: ClassVar[str] = "https://arxiv.org/abs/1812.06127"
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(ctx.start.double())
@@ -54,9 +54,15 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
         squared = self.prox_norm == "squared"
         prox = Gaussian.at(down.mean, self.delta) if squared else Distance(down.mean, self.delta)
         fit = minimise(
-            shard, down.mean, how=self.local, rng=task.rng, penalties=(prox,), moments=client.moments
+            shard,
+            down.mean,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            penalties=(prox,),
+            moments=client.moments,
         )
-        return Client(fit.moments), Up(fit.weights, fit.loss)
+        return Client(fit.carried), Up(fit.weights, fit.loss)
 
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context

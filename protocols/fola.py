@@ -18,6 +18,13 @@ mean's (the released code). aggregation = mixture: moments of the mixture sum_k 
 Wire: 2P down, 2P up.
 
 Differs: all P cross the wire and r with them (8 bytes). Silent clients do not count in a round's product.
+
+References:
+    Liu and Zheng 2021: https://arxiv.org/abs/2102.01936v1
+    Liu et al. 2024: https://doi.org/10.1109/TPAMI.2023.3322743
+    Daxberger et al. 2021: https://arxiv.org/abs/2106.14806
+    docs/references/equations.md#gaussian-product-and-fola
+    docs/references/equations.md#offline-laplace
 """
 
 from __future__ import annotations
@@ -31,7 +38,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.curvature.fisher import mean_fisher, squared_gradients
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.shards import QuadraticShard
@@ -78,12 +85,6 @@ class _Product(Algorithm[Server, Client, Down, Up]):
     local: LocalTraining
 
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
-
-    @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Down, Up),)
 
     def server_init(self, ctx: Context) -> Server:
         return Server(ctx.start.double(), torch.zeros_like(ctx.start, dtype=torch.float64))
@@ -136,10 +137,13 @@ class FOLA(_Product):
 
     name: ClassVar[str] = "fola"
     paper: ClassVar[str] = "Liu & Zheng, Algorithm 1"
+    url: ClassVar[str] = "https://arxiv.org/abs/2102.01936v1"
 
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
         if isinstance(shard, QuadraticShard):
-            fit = minimise(shard, down.mean, how=self.local, rng=task.rng, penalties=(prior,))
+            fit = minimise(
+                shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,)
+            )
             return fit.weights, mean_fisher(shard, fit.weights), fit.loss
         gathered = torch.zeros_like(down.mean)
 
@@ -149,7 +153,9 @@ class FOLA(_Product):
             else:
                 gathered.add_(squared_gradients(shard.net, shard.net.weights, inputs, targets))
 
-        fit = minimise(shard, down.mean, how=self.local, rng=task.rng, penalties=(prior,), watch=gather)
+        fit = minimise(
+            shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,), watch=gather
+        )
         return fit.weights, gathered / (shard.size * self.local.epochs), fit.loss
 
 
@@ -162,7 +168,8 @@ class LaplaceOffline(_Product):
 
     name: ClassVar[str] = "laplace_offline"
     paper: ClassVar[str] = "Liu & Zheng, Sec. 3.4, Eq. 14 (offline)"
+    url: ClassVar[str] = "https://arxiv.org/abs/2102.01936v1"
 
     def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
-        fit = minimise(shard, down.mean, how=self.local, rng=task.rng, penalties=(prior,))
+        fit = minimise(shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(prior,))
         return fit.weights, mean_fisher(shard, fit.weights), fit.loss

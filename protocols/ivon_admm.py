@@ -1,4 +1,4 @@
-"""IVON-ADMM - Moellenhoff et al. v2, Algorithms 1 and 2, App. D.4 (docs/references/equations.md#ivon-admm):
+"""IVON-ADMM - Moellenhoff et al. v2, Algorithms 1 and 2, App. D.4:
 Bayesian-ADMM for diagonal Gaussians, the client's problem solved by IVON at the price of SGD.
 
     client:  (m_k, s_k) <- argmin E_q[l_k / tau + v_k . th - 1/2 th' diag(u_k) th] + rho KL(q || q_g)
@@ -17,12 +17,18 @@ Algorithm 1 as printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm
 
 Differs: the problem above is bounded below only where H_k - u_k + rho s_g > 0, and the released
 configuration diverges on one of three seeds; with cap_dual the client step uses min(u_k, rho s_g), and v_k
-follows so that the gradient at m_g is what it was. What was held is put back into q_k before it goes up, and
-its precision is at least s_g / 10 (docs/decisions/009); the stored dual is unchanged.
+follows so that the gradient at m_g is what it was. What was clipped is put back into q_k before it goes up,
+and its precision is at least s_g / 10 (docs/decisions/009); the stored dual is unchanged.
 dual_slack in metrics is the round's least rho s_g - u_k, capped the number of coordinates below 0.
 IVON's h starts at h0 until something has been folded and at 0 (the precision at s_g) after that; momentum
 and step count live with the client (released code). Training starts from ctx.start until something has
 been folded.
+
+References:
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    Möllenhoff et al. 2025: https://arxiv.org/abs/2506.13150v1
+    Shen et al. 2024: https://arxiv.org/abs/2402.17641
+    docs/references/equations.md#ivon-admm
 """
 
 from __future__ import annotations
@@ -30,17 +36,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
-from protocols._dual_rule import DualRule, Silent
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import DIAGONAL, ExponentialFamily
-from protocols.fedadmm import Rho
+from protocols._local_solvers import IvonTraining, by_ivon
+from protocols._site_algorithm import (
+    DIAGONAL,
+    At,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    Rho,
+    Silent,
+    SiteAlgorithm,
+    SiteFit,
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ class IvonADMM(SiteAlgorithm):
 
     name: ClassVar[str] = "ivon_admm"
     paper: ClassVar[str] = "Moellenhoff et al. v2, Algorithms 1 and 2"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
     eval_samples: ClassVar[int] = 32
 
@@ -63,52 +75,26 @@ class IvonADMM(SiteAlgorithm):
     def family(self) -> ExponentialFamily:
         return DIAGONAL
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        rho = step_size(self.rho, k, sizes)
-        rho_server = rho if self.rho_server == "rho" else self.rho_server
-        return DualRule(len(sizes), rho, self.gamma, rho_server, self.silent)
-
     def prior(self, like: Tensor) -> Gaussian:
         return DIAGONAL.isotropic(like, self.delta)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        rule = self.rule(task.sizes)
-        return by_ivon(rule, client, q, start, started, shard, task, self.local, self.tau, self.cap_dual)
+    def penalty(self, at: At) -> float:
+        return at.value(self.rho)
 
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
+        return q_g ** self.penalty(at) / site  # Algorithm 1, line 4
 
-def by_ivon(
-    rule: DualRule,
-    client: Client,
-    q: Gaussian,
-    start: Tensor,
-    started: bool,
-    shard: AnyShard,
-    task: Task,
-    how: IvonTraining,
-    tau: float,
-    cap_dual: bool,
-) -> LocalResult:
-    """Line 4 of Algorithm 1: the client's problem in Algorithm 2's units (App. D.4), solved by IVON."""
-    assert client.moments is None or isinstance(client.moments, IvonMoments)
-    cavity = rule.clipped_cavity(q, client.dual.site)
-    s_g = torch.as_tensor(q.precision)
-    fit = ivon(
-        shard,
-        start,
-        how=how,
-        rng=task.rng,
-        round=task.round,
-        prior_mean=q.mean,
-        prior_precision=s_g,
-        ess=shard.size / (rule.rho * tau),
-        dual=(q**rule.rho / cavity.factor if cap_dual else client.dual.site) ** (tau / shard.size),
-        h0=None if started else how.h0,
-        moments=client.moments,
-    )
-    local = Gaussian.at(fit.mean, fit.precision)
-    if cap_dual:
-        local = rule.restored(local, cavity, q, fit.moved)
-    scalars = {"dual_slack": cavity.slack, "capped": float(cavity.capped)}
-    return LocalResult(local, fit.loss, fit.moments, scalars)
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        return (q_k / q_g) ** self.gamma  # Algorithm 1
+
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        rho, K = self.exponents(at)[0], at.K
+        return (prior * sites * mean_q ** (rho * K)) ** (1 / (1 + rho * K))  # Algorithm 1
+
+    def exponents(self, at: At) -> tuple[float, float]:
+        rho_server = self.penalty(at) if self.rho_server == "rho" else self.rho_server
+        return rho_server, self.gamma
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        rho, cavity = self.penalty(problem.at), self.cavity(problem.q, problem.site, problem.at)
+        return by_ivon(problem, cavity, self.local, penalty=rho, cap_dual=self.cap_dual, tau=self.tau)

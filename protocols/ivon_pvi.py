@@ -1,5 +1,5 @@
-"""IVON-PVI - PVI for diagonal Gaussians with IVON as the local solver, Moellenhoff et al. v2, Table 5
-(docs/references/equations.md#ivon-pvi). IVON-ADMM with alpha = 1 at the server and rho = 1 at the client.
+"""IVON-PVI - PVI for diagonal Gaussians with IVON as the local solver, Moellenhoff et al. v2, Table 5.
+IVON-ADMM with alpha = 1 at the server and rho = 1 at the client.
 
     client:  (m_k, s_k) <- argmin E_q[l_k / tau + v_k . th - 1/2 th' diag(u_k) th] + KL(q || q_g)
              v_k <- v_k + damping (s_k m_k - s_g m_g) ;   u_k <- u_k + damping (s_k - s_g)
@@ -12,6 +12,12 @@ Wire: 2P down, 2P up. A silent client counts with its site.
 
 Differs: the paper does not give its damping; 1/K is the default here. cap_dual, h0 and the start of
 training: as in ivon_admm.
+
+References:
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    Ashman et al. 2022: https://arxiv.org/abs/2202.12275
+    Shen et al. 2024: https://arxiv.org/abs/2402.17641
+    docs/references/equations.md#ivon-pvi
 """
 
 from __future__ import annotations
@@ -22,14 +28,18 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers.ivon import IvonTraining
-from protocols._dual_rule import DualRule
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import DIAGONAL, ExponentialFamily
-from protocols.ivon_admm import by_ivon
-from protocols.pvi import Damping
+from protocols._local_solvers import IvonTraining, by_ivon
+from protocols._site_algorithm import (
+    DIAGONAL,
+    At,
+    Damping,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    SiteAlgorithm,
+    SiteFit,
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,7 @@ class IvonPVI(SiteAlgorithm):
 
     name: ClassVar[str] = "ivon_pvi"
     paper: ClassVar[str] = "Moellenhoff et al. v2, Table 5"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
     eval_samples: ClassVar[int] = 32
 
@@ -49,14 +60,21 @@ class IvonPVI(SiteAlgorithm):
     def family(self) -> ExponentialFamily:
         return DIAGONAL
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        return DualRule(len(sizes), rho=1.0, gamma=step_size(self.damping, k, sizes), rho_server=0.0)
-
     def prior(self, like: Tensor) -> Gaussian:
         return DIAGONAL.isotropic(like, self.delta)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        rule = self.rule(task.sizes)
-        return by_ivon(rule, client, q, start, started, shard, task, self.local, self.tau, self.cap_dual)
+    def penalty(self, at: At) -> float:
+        return 1.0
+
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
+        return q_g / site  # Table 5
+
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        return (q_k / q_g) ** at.value(self.damping)  # Table 5
+
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        return prior * sites  # Table 5, alpha = 1
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        rho, cavity = self.penalty(problem.at), self.cavity(problem.q, problem.site, problem.at)
+        return by_ivon(problem, cavity, self.local, penalty=rho, cap_dual=self.cap_dual, tau=self.tau)

@@ -1,23 +1,27 @@
-"""MB-SGD - one gradient per client and round (docs/references/equations.md#mb-sgd).
+"""MB-SGD - one gradient per client and round.
 
     client:  g_k <- gradient of lbar_k at w_g, over all its examples or one random batch of them
     server:  w_g <- SERVERUPDATE(w_g, sum_k N_k g_k / sum_k N_k)          over the participants
 
 Wire: P down, P up.
+
+References:
+    Al-Shedivat et al. 2021: https://arxiv.org/abs/2010.05273
+    McMahan et al. 2017: https://arxiv.org/abs/1602.05629
+    docs/references/equations.md#mb-sgd
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Task
 from fedsim.learning.shards import QuadraticShard
-from fedsim.learning.solvers.server import ServerOptimiser
-from protocols._averaging import Client, Found, Pseudogradient
+from protocols._averaging import Client, LocalFit, Pseudogradient, ServerOptimiser
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class MBSGD(Pseudogradient):
 
     name: ClassVar[str] = "mbsgd"
     paper: ClassVar[str] = "Al-Shedivat et al. 2021, Fig. 1"
+    url: ClassVar[str] = "https://arxiv.org/abs/2010.05273"
     default_model: ClassVar[str] = "mlp_small"
     default_rounds: ClassVar[int] = 100
 
@@ -36,9 +41,9 @@ class MBSGD(Pseudogradient):
     def optimiser(self) -> ServerOptimiser:
         return self.server
 
-    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> Found:
+    def delta(self, client: Client, mean: Tensor, shard: AnyShard, task: Task) -> LocalFit[Tensor, Any]:
         if isinstance(shard, QuadraticShard):
-            return Found(shard.gradient(mean) / shard.size, shard.loss(mean))
+            return LocalFit(shard.gradient(mean) / shard.size, shard.loss(mean))
         net = shard.net
         net.load(mean)
         net.module.train()
@@ -46,4 +51,4 @@ class MBSGD(Pseudogradient):
         inputs, targets = next(iter(shard.batches(size, task.rng.torch("batches"))))
         with net.noise(task.rng.key("dropout")):
             loss = net.loss_gradient(inputs, targets, 1.0)
-        return Found(net.grads.clone(), float(loss))
+        return LocalFit(net.grads.clone(), float(loss))

@@ -1,42 +1,40 @@
-"""Mime and MimeLite - Karimireddy et al. 2020 (arXiv:2008.03606), with SGD momentum as the server's
-statistic.
+"""Mime and MimeLite - Karimireddy et al. 2020, with SGD momentum as the server's statistic.
 
+    mime
     exchange 1   down x           up  g_k = gradient of lbar_k at x, over all its examples
     exchange 2   down c, m        up  y_k        c = sum_k N_k g_k / sum_k N_k
         client:  y <- x, then for every batch
                  y <- y - eta [ (1-beta) (grad f(y; z) - grad f(x; z) + c) + beta m ]        m stays fixed
     server:  x <- sum_k N_k y_k / sum_k N_k ;   m <- (1-beta) c + beta m
 
-mimelite is the same without the correction, in one exchange.
+    mimelite is the same without the correction, in one exchange
+        client:  y <- x, then for every batch  y <- y - eta [ (1-beta) grad f(y; z) + beta m ]
+    server:  x <- sum_k N_k y_k / sum_k N_k ;   m <- (1-beta) sum_k N_k g_k / sum_k N_k + beta m
 
-Wire: P + 2P down, P + P up. A client remembers x between the two exchanges.
+Wire of mime: P + 2P down, P + P up; a client remembers x between the two exchanges. Of mimelite: 2P down,
+2P up.
+
+References:
+    Karimireddy et al. 2020: https://arxiv.org/abs/2008.03606
+    Al-Shedivat et al. 2021: https://arxiv.org/abs/2010.05273
+    docs/references/equations.md#mime-and-mimelite
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task, weighted_mean
+from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
 from fedsim.learning.gaussian import Point
-from fedsim.learning.shards import QuadraticShard
-from fedsim.learning.solvers.first_order import decayed
+from fedsim.learning.solvers.first_order import LocalSGD, corrected_sgd
 from fedsim.wire.schema import Gradient, Mean, Scalar, Statistic
-
-
-@dataclass(frozen=True)
-class LocalSGD:
-    """Plain SGD; the learning rate in round r is lr * decay^(r-1)."""
-
-    epochs: Annotated[int, Meta(ge=1)] = 5
-    batch_size: Annotated[int, Meta(ge=1)] = 32
-    lr: Annotated[float, Meta(gt=0)] = 0.1
-    decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+from protocols._averaging import weighted_mean, weighted_means
 
 
 @dataclass(frozen=True)
@@ -57,65 +55,89 @@ class Client:
 
 @dataclass(frozen=True)
 class Ask:
+    """Exchange 1, down: x."""
+
     mean: Mean
 
 
 @dataclass(frozen=True)
 class Answer:
+    """Exchange 1, up: g_k."""
+
     gradient: Gradient
 
 
 @dataclass(frozen=True)
 class Correct:
+    """Exchange 2, down: c and m."""
+
     control: Gradient
     momentum: Statistic
 
 
 @dataclass(frozen=True)
 class Result:
+    """Exchange 2, up: y_k."""
+
     mean: Mean
     train_loss: Scalar
 
 
 @dataclass(frozen=True)
-class Mime(Algorithm[Server, Client, Any, Any]):
+class Mime(Algorithm[Server, Client, Ask | Correct, Answer | Result]):
+    """Wire: P + 2P down, P + P up. A client remembers x between the two exchanges."""
+
     beta: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     local: LocalSGD = LocalSGD()
 
     name: ClassVar[str] = "mime"
     paper: ClassVar[str] = "Karimireddy et al. 2020, Mime"
+    url: ClassVar[str] = "https://arxiv.org/abs/2008.03606"
     default_model: ClassVar[str] = "mlp_small"
-    server_type: ClassVar[type] = Server
-    client_type: ClassVar[type] = Client
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
         return (Exchange(Ask, Answer), Exchange(Correct, Result))
 
     def server_init(self, ctx: Context) -> Server:
-        return _start(ctx)
+        start = ctx.start.double()
+        return Server(start, torch.zeros_like(start), torch.zeros_like(start))
 
     def client_init(self, ctx: Context, k: int) -> Client:
         return Client()
 
-    def broadcast(self, server: Server, ctx: Context) -> Any:
+    def broadcast(self, server: Server, ctx: Context) -> Ask | Correct:
         return Ask(server.mean) if ctx.exchange == 1 else Correct(server.control, server.momentum)
 
-    def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
+    def client_update(
+        self, client: Client, down: Ask | Correct, shard: AnyShard, task: Task
+    ) -> tuple[Client, Answer | Result]:
         if isinstance(down, Ask):
             return Client(down.mean.clone()), Answer(shard.gradient(down.mean) / shard.size)
         assert client.anchor is not None  # both exchanges of a round have the same participants
-        step = (1 - self.beta) * down.control + self.beta * down.momentum
-        y, loss = local_sgd(shard, client.anchor, self.local, task, 1 - self.beta, step, client.anchor)
-        return Client(), Result(y, loss)
+        fit = corrected_sgd(
+            shard,
+            client.anchor,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            share=1 - self.beta,
+            constant=(1 - self.beta) * down.control + self.beta * down.momentum,
+            anchor=client.anchor,
+        )
+        return Client(), Result(fit.weights, fit.loss)
 
     def server_update(
-        self, server: Server, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context
+        self,
+        server: Server,
+        down: Ask | Correct,
+        ups: Iterable[tuple[int, Answer | Result]],
+        ctx: Context,
     ) -> Server:
         if isinstance(down, Ask):
-            control = weighted_mean(((k, up.gradient) for k, up in ups), ctx.sizes)
-            return Server(server.mean, server.momentum, control)
-        mean = weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes)
+            gradients = ((k, up.gradient) for k, up in ups if isinstance(up, Answer))
+            return Server(server.mean, server.momentum, weighted_mean(gradients, ctx.sizes))
+        mean = weighted_mean(((k, up.mean) for k, up in ups if isinstance(up, Result)), ctx.sizes)
         momentum = (1 - self.beta) * server.control + self.beta * server.momentum
         return Server(mean, momentum, torch.zeros_like(mean))
 
@@ -123,43 +145,74 @@ class Mime(Algorithm[Server, Client, Any, Any]):
         return Point(server.mean)
 
 
-def _start(ctx: Context) -> Server:
-    start = ctx.start.double()
-    return Server(start, torch.zeros_like(start), torch.zeros_like(start))
+@dataclass(frozen=True)
+class LiteServer:
+    """mean: x; momentum: m; (P,) float64."""
+
+    mean: Tensor
+    momentum: Tensor
 
 
-def local_sgd(
-    shard: AnyShard,
-    start: Tensor,
-    how: LocalSGD,
-    task: Task,
-    share: float,
-    constant: Tensor,
-    anchor: Tensor | None = None,
-) -> tuple[Tensor, float]:
-    """y <- y - eta [ share (grad f(y; z) - grad f(anchor; z)) + constant ] over all batches, from `start`;
-    without an anchor its gradient is left out. Returns y (P,) and the mean loss of the last epoch.
+@dataclass(frozen=True)
+class LiteClient:
+    """The client keeps nothing."""
 
-    On a QuadraticShard an epoch is one step with exact gradients.
-    """
-    y, lr = start.clone(), decayed(how.lr, how.decay, task.round)
-    if isinstance(shard, QuadraticShard):
-        for _ in range(how.epochs):
-            slope = shard.gradient(y) - (0.0 if anchor is None else shard.gradient(anchor))
-            y = y - lr * (share * slope / shard.size + constant)
-        return y, shard.loss(y)
-    net, order, total = shard.net, task.rng.torch("batches"), 0.0
-    with net.noise(task.rng.key("dropout")):
-        for epoch in range(how.epochs):
-            for inputs, targets in shard.batches(how.batch_size, order):
-                net.module.train()
-                slope = constant.to(y)
-                for point, sign in ((anchor, -share), (y, share)):
-                    if point is not None:
-                        net.load(point)
-                        loss = net.loss_gradient(inputs, targets, 1.0)
-                        slope = slope + sign * net.grads
-                y -= lr * slope
-                if epoch == how.epochs - 1:
-                    total += float(loss) * len(targets)
-    return y, total / shard.size
+
+@dataclass(frozen=True)
+class LiteDown:
+    mean: Mean
+    momentum: Statistic
+
+
+@dataclass(frozen=True)
+class LiteUp:
+    mean: Mean
+    gradient: Gradient
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class MimeLite(Algorithm[LiteServer, LiteClient, LiteDown, LiteUp]):
+    """Wire: 2P down, 2P up."""
+
+    beta: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    local: LocalSGD = LocalSGD()
+
+    name: ClassVar[str] = "mimelite"
+    paper: ClassVar[str] = "Karimireddy et al. 2020, MimeLite"
+    url: ClassVar[str] = "https://arxiv.org/abs/2008.03606"
+    default_model: ClassVar[str] = "mlp_small"
+
+    def server_init(self, ctx: Context) -> LiteServer:
+        start = ctx.start.double()
+        return LiteServer(start, torch.zeros_like(start))
+
+    def client_init(self, ctx: Context, k: int) -> LiteClient:
+        return LiteClient()
+
+    def broadcast(self, server: LiteServer, ctx: Context) -> LiteDown:
+        return LiteDown(server.mean, server.momentum)
+
+    def client_update(
+        self, client: LiteClient, down: LiteDown, shard: AnyShard, task: Task
+    ) -> tuple[LiteClient, LiteUp]:
+        gradient = shard.gradient(down.mean) / shard.size
+        fit = corrected_sgd(
+            shard,
+            down.mean,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            share=1 - self.beta,
+            constant=self.beta * down.momentum,
+        )
+        return client, LiteUp(fit.weights, gradient, fit.loss)
+
+    def server_update(
+        self, server: LiteServer, down: LiteDown, ups: Iterable[tuple[int, LiteUp]], ctx: Context
+    ) -> LiteServer:
+        mean, gradient = weighted_means(((k, (up.mean, up.gradient)) for k, up in ups), ctx.sizes)
+        return LiteServer(mean, (1 - self.beta) * gradient + self.beta * server.momentum)
+
+    def model(self, server: LiteServer, ctx: Context) -> Point:
+        return Point(server.mean)

@@ -1,5 +1,5 @@
 """Preconditioned ADMM - Bayesian-ADMM with a fixed precision S (Moellenhoff et al. v2, Table 3, Eq. 15-17
-and 54; docs/references/equations.md#preconditioned-admm).
+and 54).
 
     client:  m_k <- argmin l_k(m) + v_k . m + (rho/2) ||m - m_g||_S^2        (SUM loss; E_q[l_k] ~ l_k(m))
              v_k <- v_k + rho S (m_k - m_g)
@@ -15,6 +15,10 @@ Wire: P down, P up. Once: P down, P up (none for a given number). silent: as in 
 
 Differs: delta/K is added to the mean of the H_k, so that S is positive where no client has curvature: K S
 is then the precision of the Laplace posterior at the start. m_g starts at the network's random start.
+
+References:
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    docs/references/equations.md#preconditioned-admm
 """
 
 from __future__ import annotations
@@ -27,23 +31,35 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Context, Exchange, Task, step_size
+from fedsim.algorithm import AnyShard, Context, Exchange, Task
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.wire.schema import Curvature, Precision
-from protocols._dual_rule import Consensus, DualRule, Silent
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import POINT, ExponentialFamily
-from protocols.fedadmm import Rho, to_the_mode
+from protocols._local_solvers import LocalTraining, to_the_mode
+from protocols._site_algorithm import (
+    POINT,
+    At,
+    Client,
+    Consensus,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    Rho,
+    SetUp,
+    Silent,
+    SiteAlgorithm,
+    SiteFit,
+)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Set-up, first exchange: everybody knows the start, so there is nothing to send."""
+    """Set-up, first exchange: the start is known to every client, so there is nothing to send."""
 
 
 @dataclass(frozen=True)
 class Found:
+    """H_k."""
+
     curvature: Curvature
 
 
@@ -69,59 +85,73 @@ class PrecondADMM(SiteAlgorithm):
 
     name: ClassVar[str] = "precond_admm"
     paper: ClassVar[str] = "Moellenhoff et al. v2, Table 3 and Eq. 54"
+    url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
-
-    @property
-    def setup(self) -> tuple[Exchange, ...]:
-        return (Exchange(Ask, Found), Exchange(Fixed, Noted)) if self.preconditioner == "curvature" else ()
 
     @property
     def family(self) -> ExponentialFamily:
         return POINT
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        rho = step_size(self.rho, k, sizes)
-        return DualRule(len(sizes), rho, gamma=rho, rho_server=rho, silent=self.silent, fixed=True)
+    @property
+    def set_up(self) -> SetUp | None:
+        return CurvatureSetUp(self) if self.preconditioner == "curvature" else None
 
     def prior(self, like: Tensor) -> Gaussian:
         return POINT.isotropic(like, self.delta)
 
     def origin(self, start: Tensor) -> Gaussian:
-        """With S = 1 until the set-up has found it."""
+        """With S = 1 until the set-up has computed it."""
         return Gaussian.at(start, 1.0 if self.preconditioner == "curvature" else self.preconditioner)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        cavity = self.rule(task.sizes).cavity(q, client.dual.site)
-        return to_the_mode(shard, start, (cavity,), self.local, client, task, sum_loss=True)
+    def penalty(self, at: At) -> float:
+        return at.value(self.rho)
 
-    # ---- the set-up, round 0
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
+        return q_g ** self.penalty(at) / site  # Eq. 15 with a fixed S
 
-    def broadcast(self, server: Consensus, ctx: Context) -> Any:
-        if ctx.round:
-            return super().broadcast(server, ctx)
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        return (q_k / q_g) ** self.penalty(at)  # Eq. 16-17
+
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        return prior * sites * mean_q ** (self.penalty(at) * at.K)  # Eq. 54
+
+    def exponents(self, at: At) -> tuple[float, float]:
+        return self.penalty(at), self.penalty(at)
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        cavity = self.cavity(problem.q, problem.site, problem.at)
+        return to_the_mode(problem, cavity, self.local, sum_loss=True)
+
+
+@dataclass(frozen=True)
+class CurvatureSetUp(SetUp):
+    """Round 0: H_k goes up, S comes down."""
+
+    algorithm: PrecondADMM
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return (Exchange(Ask, Found), Exchange(Fixed, Noted))
+
+    def broadcast(self, server: Consensus, ctx: Context) -> Ask | Fixed:
         return Ask() if ctx.exchange == 1 else Fixed(torch.as_tensor(server.q.precision))
 
-    def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
+    def client_update(
+        self, client: Client, down: Ask | Fixed, shard: AnyShard, task: Task
+    ) -> tuple[Client, Found | Noted]:
         if isinstance(down, Ask):
             return client, Found(shard.curvature(task.start, "exact", task.rng))
-        if isinstance(down, Fixed):
-            q = Gaussian.at(task.start, down.precision)
-            return replace(client, dual=self.rule(task.sizes).client_init(q), precision=q.precision), Noted()
-        return super().client_update(client, down, shard, task)
-
-    def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
-        return super().client_commit(client, down, up, task) if task.round else client
+        q = Gaussian.at(task.start, down.precision)
+        dual = self.algorithm.rule(task.sizes).client_init(q)
+        return replace(client, dual=dual, precision=q.precision), Noted()
 
     def server_update(
-        self, server: Consensus, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context
+        self, server: Consensus, down: Ask | Fixed, ups: Iterable[tuple[int, Any]], ctx: Context
     ) -> Consensus:
-        if isinstance(down, Ask):
-            total = torch.full_like(ctx.start, self.delta, dtype=torch.float64)
-            for _, up in ups:
-                total += up.curvature
-            return self.rule(ctx.sizes).server_init(Gaussian.at(ctx.start, total / ctx.K))
-        if isinstance(down, Fixed):  # S as everybody got it
-            return self.rule(ctx.sizes).server_init(Gaussian.at(ctx.start, down.precision))
-        return super().server_update(server, down, ups, ctx)
+        rule = self.algorithm.rule(ctx.sizes)
+        if isinstance(down, Fixed):  # S as the clients received it
+            return rule.server_init(Gaussian.at(ctx.start, down.precision))
+        total = torch.full_like(ctx.start, self.algorithm.delta, dtype=torch.float64)
+        for _, up in ups:
+            total += up.curvature
+        return rule.server_init(Gaussian.at(ctx.start, total / ctx.K))

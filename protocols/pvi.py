@@ -17,25 +17,36 @@ Differs: the client's problem is solved by VON, a natural-gradient method, where
 (mean, log variance); both stop at the same q_k. Training starts from ctx.start until something has been
 folded. Sites may be negative, as in the paper's text; a q_g that is no distribution stops the run, where
 the released code clamps. cap_dual: as in bayes_admm.
+
+References:
+    Ashman et al. 2022: https://arxiv.org/abs/2202.12275
+    Bui et al. 2018: https://arxiv.org/abs/1811.11206
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
+    docs/references/equations.md#pvi
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import AnyShard, Task, step_size
 from fedsim.learning.gaussian import Gaussian
-from fedsim.learning.solvers.von import VonTraining
-from protocols._dual_rule import DualRule
-from protocols._site_algorithm import Client, LocalResult, SiteAlgorithm
-from protocols._site_messages import Covariance, ExponentialFamily, gaussian
-from protocols.bayes_admm import by_von, check_von
-
-Damping = Annotated[float, Meta(gt=0, le=1)] | Literal["1/K"]
+from protocols._local_solvers import VonTraining, by_von, check_von
+from protocols._site_algorithm import (
+    At,
+    Covariance,
+    Damping,
+    ExponentialFamily,
+    LocalProblem,
+    MeanFactor,
+    SiteAlgorithm,
+    SiteFit,
+    gaussian,
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,7 @@ class PVI(SiteAlgorithm):
 
     name: ClassVar[str] = "pvi"
     paper: ClassVar[str] = "Ashman et al. 2022, Algorithm 1; Swaroop et al. 2025, Eq. 5-6"
+    url: ClassVar[str] = "https://arxiv.org/abs/2202.12275"
     default_model: ClassVar[str] = "logistic_bias"
     eval_samples: ClassVar[int] = 32
 
@@ -58,13 +70,21 @@ class PVI(SiteAlgorithm):
     def check(self, params: int) -> None:
         check_von(params, self.covariance, "pvi with --set covariance=diagonal", self.local)
 
-    def rule(self, sizes: tuple[int, ...], k: int = 0) -> DualRule:
-        return DualRule(len(sizes), rho=1.0, gamma=step_size(self.damping, k, sizes), rho_server=0.0)
-
     def prior(self, like: Tensor) -> Gaussian:
         return self.family.isotropic(like, self.delta)
 
-    def solve(
-        self, client: Client, q: Gaussian, start: Tensor, started: bool, shard: AnyShard, task: Task
-    ) -> LocalResult:
-        return by_von(self.rule(task.sizes), self.local, self.cap_dual, client, q, start, shard, task)
+    def penalty(self, at: At) -> float:
+        return 1.0
+
+    def cavity(self, q_g: Gaussian, site: Gaussian, at: At) -> Gaussian:
+        return q_g / site  # FedLap paper, Eq. 5
+
+    def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
+        return (q_k / q_g) ** at.value(self.damping)  # FedLap paper, Eq. 6
+
+    def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
+        return prior * sites  # Ashman et al., Algorithm 1
+
+    def solve(self, problem: LocalProblem) -> SiteFit:
+        rho, cavity = self.penalty(problem.at), self.cavity(problem.q, problem.site, problem.at)
+        return by_von(problem, cavity, self.local, penalty=rho, cap_dual=self.cap_dual)

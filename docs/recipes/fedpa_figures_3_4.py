@@ -95,7 +95,7 @@ class Chains(LeastSquares):
 
     def sample(self, start: Tensor, how: Sampling, rng: RandomStream) -> tuple[Tensor, Tensor]:
         """Samples (l, C, d) and last iterates (C, d) from start (C, d)."""
-        chain = iasg(self, start.reshape(-1), how=how, rng=rng)
+        chain = iasg(self, start.reshape(-1), how=how, rng=rng, round=1).solution
         return chain.samples.reshape(-1, *start.shape), chain.last.reshape(start.shape)
 
 
@@ -223,7 +223,9 @@ def shuffled_and_independent(steps: int, samples: int) -> tuple[float, float]:
     how = replace(CHAIN, lr=0.1, steps_per_sample=steps, samples=samples, batches="epochs")
     result = []
     for shard in (epochs, independent):
-        drawn = iasg(shard, start.float(), how=how, rng=RandomStream(0, "shuffled")).samples.double()
+        drawn = iasg(
+            shard, start.float(), how=how, rng=RandomStream(0, "shuffled"), round=1
+        ).solution.samples.double()
         ratio = torch.cov(drawn.T) @ matrix * steps * how.batch_size / variance
         result.append(float(ratio.diagonal().mean()))
     return result[0], result[1]

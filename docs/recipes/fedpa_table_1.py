@@ -89,7 +89,9 @@ def clients(shard: Shard, how: Settings) -> dict[str, Callable[[], Tensor]]:
     fedpa = FedPA(RHO, 0, server, chain)
 
     def sampled(delta: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], Tensor]:
-        return lambda: delta(start, iasg(shard, start, how=chain, rng=task.rng).samples)
+        return lambda: delta(
+            start, iasg(shard, start, how=chain, rng=task.rng, round=task.round).solution.samples
+        )
 
     result: dict[str, Callable[[], Tensor]] = {
         "FedAvg": lambda: fedavg.client_update(Client(), Down(start), shard, task)[1].delta,

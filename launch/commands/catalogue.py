@@ -105,6 +105,7 @@ def describe(name: str) -> None:
     console = Console(highlight=False)
     module = inspect.getmodule(kind)
     console.print((module.__doc__ or "").strip(), markup=False, soft_wrap=True)
+    console.print(kind.url, markup=False, soft_wrap=True)
     console.print()
     messages = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("message", "field", "kind", "shape", "type"):

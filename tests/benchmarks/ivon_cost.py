@@ -69,7 +69,7 @@ def main() -> None:
         "ivon-opt": stock,
         "ours": lambda: ours(PRIOR * ones, None, H0),
         "ours, duals": lambda: ours(PRIOR * (0.5 + torch.rand_like(start)), dual, None),
-        "adam": lambda: minimise(shard, start, how=adam, rng=rng),
+        "adam": lambda: minimise(shard, start, how=adam, rng=rng, round=1),
         "noise alone": lambda: [torch.randn(len(start)) for _ in range(steps)],
     }
     steps = epochs * -(-N // BATCH)

@@ -64,7 +64,7 @@ def half_of_the_work(algo: str, data: Path, index: int, rounds: int, warm: int, 
         for k in range(index, 10, 2):
             task = problem.task(warm + r, 1, k)
             shard = problem.shard(k)
-            fit = minimise(shard, problem.start, how=algorithm.local, rng=task.rng)  # type: ignore[attr-defined]
+            fit = minimise(shard, problem.start, how=algorithm.local, rng=task.rng, round=1)  # type: ignore[attr-defined]
             if algo == "fedlap_cov":
                 shard.curvature(fit.weights, "exact", task.rng)
         for chunk in range(index if r % 2 else 1 - index, problem.chunks, 2):

@@ -22,6 +22,7 @@ from torch import Tensor
 from fedsim.errors import TaskError
 from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.first_order import LocalTraining
+from protocols._dual_rule import At
 from protocols.ama import AMA
 from protocols.fedadmm import FedADMM
 from protocols.feddyn import FedDyn
@@ -198,7 +199,7 @@ def test_feddyns_dual_is_minus_the_gradient_on_the_mean_loss_scale(
     federation = quadratics.Federation(algorithm, sized)
     rounds(federation, 4)
     for k, up in federation.uploads.items():
-        _, c_k = algorithm.penalty(k, SIZES)
+        _, c_k = algorithm.penalties(At(SIZES, k))
         v = c_k * federation.clients[k].dual.site.shift
         slope = gradient(sized[k], up.mean) / SIZES[k] + 0.1 * up.mean
         assert quadratics.error(v, -slope) < 1e-12  # measured 5e-15

@@ -1,4 +1,4 @@
-"""The rule of the ADMM family: its algebra, the bounded pull, the sketch, the check of a posterior.
+"""The rule of the ADMM family: its algebra, the clipped cavity, the fingerprint, the check of a posterior.
 
 Relative errors are |found - exact| / |exact|; float64 throughout. Tolerances are about 100 times what was
 measured, and not below 1e-13.
@@ -16,7 +16,19 @@ from torch import Tensor
 
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, diagonal, identity, is_full
-from protocols._dual_rule import Consensus, Dual, DualRule, fingerprint, known, proper, residual
+from protocols._dual_rule import (
+    ClippedCavity,
+    Consensus,
+    Dual,
+    DualRule,
+    MeanFactor,
+    Silent,
+    clipped_cavity,
+    fingerprint,
+    fingerprint_of,
+    proper,
+    residual,
+)
 
 K, D = 4, 6
 DELTA = 30.0
@@ -47,6 +59,33 @@ def draw(seed: int, kind: str, *, proper: bool = True) -> Gaussian:
     return Gaussian(shift, 1 + root**2 if proper else root)
 
 
+def rule_of(
+    K: int,
+    rho: float,
+    gamma: float,
+    rho_server: float,
+    silent: Silent = "participants",
+    fixed: bool = False,
+) -> DualRule:
+    """The rule of a member with these constants."""
+
+    def server_step(prior: Gaussian, sites: Gaussian, mean_q: MeanFactor) -> Gaussian:
+        merged = prior * sites * mean_q ** (rho_server * K)
+        return merged if fixed else merged ** (1 / (1 + rho_server * K))
+
+    return DualRule(
+        K, rho, lambda k, q_k, q_g: (q_k / q_g) ** gamma, server_step, silent, (rho_server, gamma), fixed
+    )
+
+
+def cavity_of(rho: float, q: Gaussian, site: Gaussian) -> Gaussian:
+    return q**rho / site
+
+
+def clipped(rho: float, q: Gaussian, site: Gaussian, keep: float) -> ClippedCavity:
+    return clipped_cavity(cavity_of(rho, q, site), q, site, rho, keep)
+
+
 def dense(q: Gaussian) -> Tensor:
     """The precision as a matrix."""
     return (
@@ -58,9 +97,9 @@ def dense(q: Gaussian) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pull_is_q_to_the_rho_over_the_site(kind: str) -> None:
+def test_cavity_is_q_to_the_rho_over_the_site(kind: str) -> None:
     q, site = draw(1, kind), draw(2, kind, proper=False)
-    cavity = DualRule(K, 0.3, 0.2, 0.1).cavity(q, site)
+    cavity = cavity_of(0.3, q, site)
     theta = draw(9, kind).shift
 
     def log(factor: Gaussian) -> float:
@@ -72,9 +111,9 @@ def test_pull_is_q_to_the_rho_over_the_site(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_dual_step_is_a_power_of_the_ratio_and_linear_where_the_precision_is_fixed(kind: str) -> None:
     local, q = draw(1, kind), draw(2, kind)
-    step = DualRule(K, 0.3, 0.2, 0.1).dual_step(local, q)
+    step = rule_of(K, 0.3, 0.2, 0.1).dual_step(0, local, q)
     assert apart(step, Gaussian(0.2 * (local.shift - q.shift), 0.2 * (local.precision - q.precision))) < TIGHT
-    linear = DualRule(K, 0.3, 0.2, 0.1, fixed=True).dual_step(local, q)
+    linear = rule_of(K, 0.3, 0.2, 0.1, fixed=True).dual_step(0, local, q)
     assert torch.equal(linear.shift, step.shift)
     assert linear.precision == 0.0
 
@@ -87,13 +126,13 @@ def test_what_is_sent_and_committed_without_a_codec(kind: str, gamma: float) -> 
     q, local = draw(1, kind), draw(2, kind)
     if fixed:
         local = Gaussian(local.shift, q.precision)
-    rule = DualRule(K, 0.3, gamma, 0.1, fixed=fixed)
+    rule = rule_of(K, 0.3, gamma, 0.1, fixed=fixed)
     dual = rule.client_init(q)
     assert dual.z is None
     assert float(dual.site.shift.norm()) == 0
-    assert rule.upload(dual, local, q) is local
-    after = rule.commit(dual, local, q, rule.dual_step)
-    assert torch.equal(after.site.shift, rule.dual_step(local, q).shift)
+    assert rule.upload(0, dual, local, q) is local
+    after = rule.commit(0, dual, local, q)
+    assert torch.equal(after.site.shift, rule.dual_step(0, local, q).shift)
 
     last = replace(rule, silent="last")
     start = last.client_init(q)
@@ -102,13 +141,13 @@ def test_what_is_sent_and_committed_without_a_codec(kind: str, gamma: float) -> 
     other = draw(5, kind)
     for result in (local, Gaussian(other.shift, q.precision) if fixed else other):
         before = start
-        sent = last.upload(start, result, q)
-        start = last.commit(start, sent, q, last.dual_step)
+        sent = last.upload(0, start, result, q)
+        start = last.commit(0, start, sent, q)
         assert start.z is not None
-        expected = before.site * last.dual_step(result, q)
+        expected = before.site * last.dual_step(0, result, q)
         assert error(start.site.shift, expected.shift) < TIGHT  # measured 3e-16
         assert apart(start.z, result**0.1 * expected) < TIGHT
-        assert torch.equal(torch.as_tensor(known(start)), torch.as_tensor(fingerprint(start.z)))
+        assert torch.equal(torch.as_tensor(fingerprint_of(start)), torch.as_tensor(fingerprint(start.z)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,13 +156,13 @@ def test_under_a_lossy_codec_site_and_z_still_stand_for_one_q_k(kind: str) -> No
     fixed = kind == "isotropic"
     q, local = draw(1, kind), draw(2, kind)
     local = Gaussian(local.shift, q.precision) if fixed else local
-    rule = DualRule(K, 0.3, 0.2, 0.1, silent="last", fixed=fixed)
+    rule = rule_of(K, 0.3, 0.2, 0.1, silent="last", fixed=fixed)
     dual = rule.client_init(q)
-    sent = rule.upload(dual, local, q)
+    sent = rule.upload(0, dual, local, q)
     rounded = Gaussian(
         sent.shift.bfloat16().double(), 0.0 if fixed else torch.as_tensor(sent.precision).bfloat16().double()
     )
-    after = rule.commit(dual, rounded, q, rule.dual_step)
+    after = rule.commit(0, dual, rounded, q)
     assert after.z is not None and dual.z is not None
     assert apart(after.z, dual.z * rounded) < TIGHT
     # t' = t (q_k / q)^gamma has q_k = q (t' / t)^(1/gamma)
@@ -149,15 +188,15 @@ def test_fold_is_the_papers_server_step(kind: str, rho: float, gamma: float, rho
     """S_g = (1-a) mean S_k + a (delta I + sum V_k), S_g m_g = (1-a) mean S_k m_k + a sum v_k."""
     like = torch.zeros(D, dtype=torch.float64)
     prior = Gaussian(like, identity(like, DELTA, full=kind == "full"))
-    rule, q = DualRule(K, rho, gamma, rho_server), draw(1, kind)
+    rule, q = rule_of(K, rho, gamma, rho_server), draw(1, kind)
     server, sites = rule.server_init(q), [rule.client_init(q).site] * K
     a = 1 / (1 + rho_server * K)
     for r in range(3):
         result = [draw(40 + 10 * r + k, kind) for k in range(K)]
         ups = [(k, result[k], fingerprint(sites[k])) for k in range(K)]
         before = server.q
-        server = rule.fold(server, before, prior, ups, rule.averaged, lambda k, x, y: rule.dual_step(x, y))
-        sites = [t * rule.dual_step(x, before) for t, x in zip(sites, result, strict=True)]
+        server = rule.fold(server, before, prior, ups)
+        sites = [t * rule.dual_step(0, x, before) for t, x in zip(sites, result, strict=True)]
         V, v = sum(dense(t) for t in sites), sum(t.shift for t in sites)
         S = (1 - a) * sum(dense(x) for x in result) / K + a * (DELTA * torch.eye(D, dtype=torch.float64) + V)
         shift = (1 - a) * sum(x.shift for x in result) / K + a * v
@@ -182,13 +221,11 @@ def test_silent_clients_count_as_the_mean_or_as_their_last(kind: str) -> None:
         ("participants", [mean, heard[1], mean, heard[3]]),
         ("last", [q, heard[1], q, heard[3]]),
     ):
-        rule = DualRule(K, rho, rho, rho, silent=silent)  # type: ignore[arg-type]
+        rule = rule_of(K, rho, rho, rho, silent=silent)  # type: ignore[arg-type]
         dual = rule.client_init(q)
-        ups = [(k, rule.upload(dual, x, q), known(dual)) for k, x in heard.items()]
-        server = rule.fold(
-            rule.server_init(q), q, prior, ups, rule.averaged, lambda k, x, y, rule=rule: rule.dual_step(x, y)
-        )
-        sites = rule.dual_step(heard[1], q) * rule.dual_step(heard[3], q)
+        ups = [(k, rule.upload(k, dual, x, q), fingerprint_of(dual)) for k, x in heard.items()]
+        server = rule.fold(rule.server_init(q), q, prior, ups)
+        sites = rule.dual_step(1, heard[1], q) * rule.dual_step(3, heard[3], q)
         expected = prior * sites
         for x in counted:
             expected = expected * x**rho
@@ -198,7 +235,7 @@ def test_silent_clients_count_as_the_mean_or_as_their_last(kind: str) -> None:
 def test_a_rule_with_precision_one_is_plain_admm() -> None:
     """v_k += rho (w_k - w_g), w_g = (sum v_k + rho sum w_k) / (delta + rho K), on quadratic clients."""
     rho = 2.0
-    rule = DualRule(K, rho, rho, rho, fixed=True)
+    rule = rule_of(K, rho, rho, rho, fixed=True)
     parts = [(dense(draw(50 + k, "full")), draw(60 + k, "full").shift) for k in range(K)]
     eye, zero = torch.eye(D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64)
     server = rule.server_init(Gaussian.at(zero, 1.0))
@@ -207,17 +244,16 @@ def test_a_rule_with_precision_one_is_plain_admm() -> None:
     for _ in range(30):
         q, ups = server.q, []
         for k, (A, b) in enumerate(parts):
-            cavity = rule.cavity(q, duals[k].site)
+            cavity = cavity_of(rho, q, duals[k].site)
             local = Gaussian.at(torch.linalg.solve(A + dense(cavity), b + cavity.shift), 1.0)
-            ups.append((k, rule.upload(duals[k], local, q), known(duals[k])))
-            duals[k] = rule.commit(duals[k], ups[-1][1], q, rule.dual_step)
+            ups.append((k, rule.upload(k, duals[k], local, q), fingerprint_of(duals[k])))
+            duals[k] = rule.commit(k, duals[k], ups[-1][1], q)
         server = rule.fold(
             server,
             q,
             Gaussian(zero, DELTA),
             ups,
             lambda merged: Gaussian.at(merged.mean, 1.0),
-            lambda k, x, y: rule.dual_step(x, y),
         )
         w = [torch.linalg.solve(A + rho * eye, b - v[k] + rho * w_g) for k, (A, b) in enumerate(parts)]
         v = [v[k] + rho * (w[k] - w_g) for k in range(K)]
@@ -227,29 +263,28 @@ def test_a_rule_with_precision_one_is_plain_admm() -> None:
 
 
 def test_fold_does_not_change_its_arguments() -> None:
-    rule, q = DualRule(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
+    rule, q = rule_of(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
     server = rule.server_init(q)
     kept = server.checks.clone(), server.total.shift.clone(), q.shift.clone()
     rule.fold(
-        server, q, draw(2, "diagonal"), [(0, draw(3, "diagonal"), 0.0)], rule.averaged,
-        lambda k, x, y: rule.dual_step(x, y),
+        server, q, draw(2, "diagonal"), [(0, draw(3, "diagonal"), 0.0)],
     )  # fmt: skip
     for now, then in zip((server.checks, server.total.shift, q.shift), kept, strict=True):
         assert torch.equal(now, then)
 
 
 def test_a_dual_that_is_not_what_the_server_summed_is_reported() -> None:
-    rule, q = DualRule(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
-    prior, step = draw(2, "diagonal"), lambda k, x, y: rule.dual_step(x, y)
-    first = rule.fold(rule.server_init(q), q, prior, [(0, draw(3, "diagonal"), 0.0)], rule.averaged, step)
+    rule, q = rule_of(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
+    prior = draw(2, "diagonal")
+    first = rule.fold(rule.server_init(q), q, prior, [(0, draw(3, "diagonal"), 0.0)])
     assert first.mismatch == 0
     right = float(first.checks[0])
     for check, expected in ((right, 0.0), (right * 1.01, 0.01 * abs(right)), (0.0, abs(right))):
-        folded = rule.fold(first, first.q, prior, [(0, draw(4, "diagonal"), check)], rule.averaged, step)
+        folded = rule.fold(first, first.q, prior, [(0, draw(4, "diagonal"), check)])
         assert folded.mismatch == pytest.approx(expected / float(folded.checks.abs().max()))
 
 
-# ---- the bounded pull
+# ---- the clipped cavity
 
 
 def generalised(matrix: Tensor, scale: Tensor) -> Tensor:
@@ -260,11 +295,10 @@ def generalised(matrix: Tensor, scale: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
 @pytest.mark.parametrize("keep", [0.0, 0.01, 0.3])
-def test_capped_pull_holds_the_dual_and_keeps_the_gradient_at_the_mean(kind: str, keep: float) -> None:
+def test_clipped_cavity_holds_the_dual_and_keeps_the_gradient_at_the_mean(kind: str, keep: float) -> None:
     rho, q = 0.4, draw(1, kind)
     site = draw(2, kind, proper=False) ** 3
-    rule = DualRule(K, rho, rho, rho)
-    free, correction = rule.cavity(q, site), rule.clipped_cavity(q, site, keep)
+    free, correction = cavity_of(rho, q, site), clipped(rho, q, site, keep)
     assert generalised(dense(free), rho * dense(q))[0] < -0.5  # it does have something to hold
     ratios = generalised(dense(correction.factor), rho * dense(q))
     before = generalised(dense(free), rho * dense(q))
@@ -277,34 +311,34 @@ def test_capped_pull_holds_the_dual_and_keeps_the_gradient_at_the_mean(kind: str
 
 
 @pytest.mark.parametrize("kind", ["diagonal", "full"])
-def test_capped_pull_is_the_pull_where_nothing_needs_holding(kind: str) -> None:
-    q, rule = draw(1, kind), DualRule(K, 0.4, 0.4, 0.4)
+def test_clipped_cavity_is_the_cavity_where_nothing_needs_holding(kind: str) -> None:
+    q = draw(1, kind)
     site = Gaussian(draw(2, kind).shift, 0.39 * torch.as_tensor(q.precision))
-    correction = rule.clipped_cavity(q, site, 0.01)
-    assert apart(correction.factor, rule.cavity(q, site)) < TIGHT
+    correction = clipped(0.4, q, site, 0.01)
+    assert apart(correction.factor, cavity_of(0.4, q, site)) < TIGHT
     assert correction.capped == 0
     assert correction.slack > 0
 
 
-def test_capped_pull_of_a_diagonal_matrix_is_that_of_the_diagonal() -> None:
-    rule, q = DualRule(K, 0.4, 0.4, 0.4), draw(1, "diagonal")
+def test_clipped_cavity_of_a_diagonal_matrix_is_that_of_the_diagonal() -> None:
+    q = draw(1, "diagonal")
     site = draw(2, "diagonal", proper=False) ** 3
 
     def as_matrix(x: Gaussian) -> Gaussian:
         return Gaussian(x.shift, dense(x))
 
-    flat = rule.clipped_cavity(q, site, 0.1)
-    full = rule.clipped_cavity(as_matrix(q), as_matrix(site), 0.1)
+    flat = clipped(0.4, q, site, 0.1)
+    full = clipped(0.4, as_matrix(q), as_matrix(site), 0.1)
     assert apart(full.factor, as_matrix(flat.factor)) < TIGHT
     assert full.capped == flat.capped
     assert full.slack == pytest.approx(flat.slack, rel=1e-12)
 
 
-# ---- sketch, residual, proper
+# ---- fingerprint, residual, proper
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sketch_is_linear_and_sees_small_changes(kind: str) -> None:
+def test_fingerprint_is_linear_and_sees_small_changes(kind: str) -> None:
     a, b = draw(1, kind), draw(2, kind, proper=False)
     assert fingerprint(a * b) == pytest.approx(fingerprint(a) + fingerprint(b), rel=1e-12)
     assert fingerprint(a**-2.5) == pytest.approx(-2.5 * fingerprint(a), rel=1e-12)
@@ -321,7 +355,7 @@ def test_sketch_is_linear_and_sees_small_changes(kind: str) -> None:
     assert abs(fingerprint(Gaussian(swapped, a.precision)) - fingerprint(a)) > 1e-3
 
 
-def test_a_number_and_a_vector_of_it_have_the_same_sketch() -> None:
+def test_a_number_and_a_vector_of_it_have_the_same_fingerprint() -> None:
     a = draw(1, "isotropic")
     assert fingerprint(a) == pytest.approx(
         fingerprint(Gaussian(a.shift, diagonal(a.precision, a.shift))), rel=1e-12
@@ -380,11 +414,11 @@ def test_a_mean_that_is_not_finite_is_not_called_a_bad_precision(kind: str) -> N
     assert "finite" in str(caught.value)
 
 
-def test_server_init_knows_every_clients_sketch() -> None:
+def test_server_init_knows_every_clients_fingerprint() -> None:
     q = draw(1, "diagonal")
     for silent in ("participants", "last"):
-        rule = DualRule(K, 0.3, 0.2, 0.1, silent=silent)  # type: ignore[arg-type]
+        rule = rule_of(K, 0.3, 0.2, 0.1, silent=silent)  # type: ignore[arg-type]
         server, dual = rule.server_init(q), rule.client_init(q)
         assert isinstance(server, Consensus) and not server.started
-        assert server.checks.tolist() == [known(dual)] * K
+        assert server.checks.tolist() == [fingerprint_of(dual)] * K
         assert apart(server.total * q, (dual.z or dual.site) ** K * q) < TIGHT

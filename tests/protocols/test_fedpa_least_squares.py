@@ -19,6 +19,7 @@ from fedsim.algorithm import Algorithm, Context, Task
 from fedsim.learning.likelihoods import likelihood
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.iasg import Chain, Sampling
 from fedsim.learning.solvers.server import ServerOptimiser
@@ -110,12 +111,14 @@ def test_with_exact_samples_fedpa_converges_to_the_pooled_solution(
     shrinkage's, 1 / (1 + 39 rho) = 2.6e-7 of the identity, against variances of about 1e-2."""
     shards = quadratics.regressions(5, 8, seed=seed)
 
-    def exact(shard: QuadraticShard, start: Tensor, *, how: Sampling, rng: RandomStream) -> Chain:
+    def exact(
+        shard: QuadraticShard, start: Tensor, *, how: Sampling, rng: RandomStream, round: int
+    ) -> LocalFit[Chain, None]:
         raw = torch.randn(40, 8, generator=rng.torch("exact"), dtype=torch.float64)
         raw = raw - raw.mean(0)
         white = raw @ torch.linalg.inv(torch.linalg.cholesky(raw.T @ raw / 39)).T
         mean, root = torch.linalg.solve(shard.hessian, shard.linear), torch.linalg.inv(shard.hessian)
-        return Chain(mean + white @ torch.linalg.cholesky(root).T, mean, 0.0)
+        return LocalFit(Chain(mean + white @ torch.linalg.cholesky(root).T, mean), 0.0)
 
     monkeypatch.setattr("protocols.fedpa.iasg", exact)
     curvature = torch.linalg.eigvalsh(torch.stack([s.hessian for s in shards]).mean(0))

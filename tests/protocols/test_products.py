@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedsim.algorithm import Context, Task
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
-from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.learning.solvers.first_order import LocalSGD, LocalTraining
 from fedsim.learning.solvers.iasg import Sampling
 from fedsim.learning.solvers.server import ServerOptimiser
 from fedsim.seeds import RandomStream
@@ -23,8 +23,7 @@ from protocols.fedopt import FedAvgM
 from protocols.fedpa import FedPA
 from protocols.fola import FOLA, LaplaceOffline
 from protocols.mbsgd import MBSGD
-from protocols.mime import LocalSGD, Mime
-from protocols.mimelite import MimeLite
+from protocols.mime import Mime, MimeLite
 
 EXACT = LocalTraining(optimiser="exact")
 SIZES = (10, 20, 40, 80, 160)

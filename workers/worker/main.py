@@ -131,7 +131,7 @@ def warm_up(problem: Problem) -> None:
     stored = problem.dataset.train_targets
     targets = torch.from_numpy(np.zeros((2, *stored.shape[1:]), stored.dtype)).to(net.device)
     blank = Shard(net, torch.zeros((2, *shape), device=net.device), targets, 1.0)
-    minimise(blank, problem.start, how=LocalTraining(epochs=1), rng=RandomStream(0, "warm up"))
+    minimise(blank, problem.start, how=LocalTraining(epochs=1), rng=RandomStream(0, "warm up"), round=1)
 
 
 def serve(

@@ -14,6 +14,7 @@ from fedsim.learning.function_space import FunctionTerm
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
+from fedsim.learning.solvers import LocalFit
 from fedsim.seeds import RandomStream
 
 
@@ -59,32 +60,25 @@ class Moments:
     steps: int
 
 
-@dataclass(frozen=True)
-class Fit:
-    """Result of a local solve: weights (P,), what the optimiser carries over, the mean loss of the
-    last epoch in nats per example (cross-entropy only, without penalties)."""
-
-    weights: Tensor
-    moments: Moments | None
-    loss: float
-
-
 def minimise(
     shard: Shard | QuadraticShard,
     start: Tensor,
     *,
     how: LocalTraining,
     rng: RandomStream,
+    round: int,
     weight: float = 1.0,
     penalties: tuple[Penalty, ...] = (),
     moments: Moments | None = None,
     term: FunctionTerm | None = None,
     watch: Watch | None = None,
-) -> Fit:
+) -> LocalFit[Tensor, Moments]:
     """Minimise weight * (mean loss) + sum of penalties (+ a function term) from `start` (P,).
 
-    watch: called with every batch's inputs and targets before the step, when net.grads is the gradient of the
-    batch's (weighted) mean loss without penalties; it leaves net.weights and net.grads as they are.
+    The solution is the weights (P,); its loss is the mean of the last epoch, cross-entropy only. `round`
+    gives the learning rate. watch: called with every batch's inputs and targets before the step, when
+    net.grads is the gradient of the batch's (weighted) mean loss without penalties; it leaves net.weights
+    and net.grads as they are.
 
     weight 1 is the mean-loss scale, weight N_k the sum-loss scale l_k(w) of the papers. Adam sees the
     objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
@@ -96,8 +90,8 @@ def minimise(
     check_optimiser(shard, how.optimiser, "adam or sgd")
     if isinstance(shard, QuadraticShard):
         minimum = shard.minimiser(weight, penalties)
-        return Fit(minimum, None, shard.loss(minimum))
-    net, how = shard.net, how.in_round(rng.round)
+        return LocalFit(minimum, shard.loss(minimum))
+    net, how = shard.net, how.in_round(round)
     net.load(start)
     net.module.train()
     cavities = tuple(p.to(net.weights) for p in penalties)
@@ -124,13 +118,62 @@ def minimise(
                 step(net.grads)
                 if epoch == how.epochs - 1:
                     total.add_(loss, alpha=len(targets))
-    return Fit(net.snapshot(), step.moments() if how.carry else None, float(total) / shard.size)
+    return LocalFit(net.snapshot(), float(total) / shard.size, step.moments() if how.carry else None)
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Plain SGD; the learning rate in round r is lr * decay^(r-1)."""
+
+    epochs: Annotated[int, Meta(ge=1)] = 5
+    batch_size: Annotated[int, Meta(ge=1)] = 32
+    lr: Annotated[float, Meta(gt=0)] = 0.1
+    decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+
+def corrected_sgd(
+    shard: Shard | QuadraticShard,
+    start: Tensor,
+    *,
+    how: LocalSGD,
+    rng: RandomStream,
+    round: int,
+    share: float,
+    constant: Tensor,
+    anchor: Tensor | None = None,
+) -> LocalFit[Tensor, None]:
+    """y <- y - eta [ share (grad f(y; z) - grad f(anchor; z)) + constant ] over all batches, from `start`.
+
+    Without an anchor its gradient is left out. The solution is y (P,); its loss is the mean of the last
+    epoch. On a QuadraticShard an epoch is one step with exact gradients.
+    """
+    y, lr = start.clone(), decayed(how.lr, how.decay, round)
+    if isinstance(shard, QuadraticShard):
+        for _ in range(how.epochs):
+            slope = shard.gradient(y) - (0.0 if anchor is None else shard.gradient(anchor))
+            y = y - lr * (share * slope / shard.size + constant)
+        return LocalFit(y, shard.loss(y))
+    net, order, total = shard.net, rng.torch("batches"), 0.0
+    with net.noise(rng.key("dropout")):
+        for epoch in range(how.epochs):
+            for inputs, targets in shard.batches(how.batch_size, order):
+                net.module.train()
+                slope = constant.to(y)
+                for point, sign in ((anchor, -share), (y, share)):
+                    if point is not None:
+                        net.load(point)
+                        loss = net.loss_gradient(inputs, targets, 1.0)
+                        slope = slope + sign * net.grads
+                y -= lr * slope
+                if epoch == how.epochs - 1:
+                    total += float(loss) * len(targets)
+    return LocalFit(y, total / shard.size)
 
 
 def minimise_memory(
     net: Net, start: Tensor, term: FunctionTerm, cavity: Gaussian, *, steps: int, lr: float
 ) -> Tensor:
-    """argmin term - log pull by `steps` full-batch steps of Adam from `start` (P,), in evaluation mode."""
+    """argmin term - log cavity by `steps` full-batch steps of Adam from `start` (P,), in evaluation mode."""
     net.load(start)
     net.module.eval()
     cavity = cavity.to(net.weights)

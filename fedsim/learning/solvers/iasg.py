@@ -14,6 +14,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import decayed
 from fedsim.seeds import RandomStream
 
@@ -41,21 +42,23 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Chain:
-    """samples (l, P), the last iterate (P,), and the mean loss along the chain in nats per example."""
+    """samples (l, P) and the last iterate (P,)."""
 
     samples: Tensor
     last: Tensor
-    loss: float
 
 
-def iasg(shard: Shard | QuadraticShard, start: Tensor, *, how: Sampling, rng: RandomStream) -> Chain:
+def iasg(
+    shard: Shard | QuadraticShard, start: Tensor, *, how: Sampling, rng: RandomStream, round: int
+) -> LocalFit[Chain, None]:
     """Algorithm 4: iterate-averaged stochastic-gradient samples of exp(-lbar_k), from `start` (P,).
 
-    On a QuadraticShard the gradients are exact: the chain is gradient descent.
+    The solution's loss is the mean along the chain; `round` gives the learning rate. On a QuadraticShard
+    the gradients are exact: the chain is gradient descent.
     """
     weights = start.clone()
     velocity = torch.zeros_like(weights)
-    lr = decayed(how.lr, how.decay, rng.round)
+    lr = decayed(how.lr, how.decay, round)
     steps = how.burn_in + how.samples * how.steps_per_sample
     means = torch.zeros((how.samples, len(start)), dtype=weights.dtype, device=weights.device)
     noise = shard.net.noise(rng.key("dropout")) if isinstance(shard, Shard) else nullcontext()
@@ -68,7 +71,7 @@ def iasg(shard: Shard | QuadraticShard, start: Tensor, *, how: Sampling, rng: Ra
             if t >= how.burn_in:
                 sample = (t - how.burn_in) // how.steps_per_sample
                 means[sample].add_(weights, alpha=1 / how.steps_per_sample)
-    return Chain(means, weights, total / steps)
+    return LocalFit(Chain(means, weights), total / steps)
 
 
 def _gradients(

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, diagonal
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
+from fedsim.learning.solvers import LocalFit
 from fedsim.seeds import RandomStream
 
 
@@ -68,17 +69,16 @@ class IvonMoments:
 
 
 @dataclass(frozen=True)
-class IvonFit:
-    """Result of a local solve: q by its mean (P,) and precision (P,), both in the dtype of the weights,
-    what the optimiser carries over, and the mean loss of the last epoch at the sampled weights ('exact':
-    at the mean), in nats per example, without prior and duals."""
+class MeanPrecision:
+    """A diagonal Gaussian by its mean (P,) and precision (P,), both in the dtype of the weights."""
 
     mean: Tensor
     precision: Tensor
-    moments: IvonMoments | None
-    loss: float
-    moved: float = 1.0
-    """The share of its way to a stationary point that h has gone, 1 - beta2^steps."""
+
+
+IvonFit = LocalFit[MeanPrecision, IvonMoments]
+"""Its loss is the mean of the last epoch at the sampled weights ('exact': at the mean), without prior and
+duals. info: `moved`, the share of its way to a stationary point that h has gone, 1 - beta2^steps."""
 
 
 def ivon(
@@ -139,18 +139,17 @@ def ivon(
                 state.step()
     steps = how.epochs * -(-shard.size // how.batch_size)
     fit = IvonFit(
-        state.mean,
-        state.precision(),
-        state.moments() if how.carry else None,
+        MeanPrecision(state.mean, state.precision()),
         float(total) / shard.size,
-        1 - how.beta2**steps,
+        state.moments() if how.carry else None,
+        {"moved": 1 - how.beta2**steps},
     )
     _check_finite(fit)
     return fit
 
 
 class _Ivon:
-    """The state of Algorithm 2 and one step of it: as many times as wanted (sample, accumulate), then step.
+    """The state of Algorithm 2 and one step of it: any number of times (sample, accumulate), then step.
 
     Works in place on its own copies, in the dtype and on the device of `start`. The order of the
     operations is that of ivon-opt, none of them fused, because every rounding has to agree.
@@ -184,7 +183,7 @@ class _Ivon:
         """Subtracted from the data's curvature: u, or u - d where `stored` is h + d."""
         self.slope = (d - u).to(start)
         self.cavity = (v - u * prior_mean.to(d)).to(start)
-        """Duals and prior have the gradient slope (m - m_p) + pull = v - u m + d (m - m_p)."""
+        """Duals and prior have the gradient slope (m - m_p) + cavity = v - u m + d (m - m_p)."""
         self.may_move = bool((u != 0).any() or (d != d[0]).any())
         self.stored = torch.full_like(start, h)
         self.total = self.stored + self.offset
@@ -278,7 +277,7 @@ def _exact(
             f"{len(lowest)} directions (smallest eigenvalue {float(lowest[0]):.3g}); {_REMEDY}"
         )
     mean = torch.linalg.solve(matrix, shard.linear / shard.size - v + d * prior_mean.to(d))
-    fit = IvonFit(mean, precision, None, shard.loss(mean))
+    fit = IvonFit(MeanPrecision(mean, precision), shard.loss(mean), None, {"moved": 1.0})
     _check_finite(fit)
     return fit
 
@@ -296,12 +295,12 @@ def _check_precision(precision: Tensor) -> None:
 
 
 def _check_finite(fit: IvonFit) -> None:
-    bad = int((~fit.mean.isfinite()).sum())
+    bad = int((~fit.solution.mean.isfinite()).sum())
     if bad:
         raise TaskError(
-            f"the local posterior's mean is not finite in {bad} of {len(fit.mean)} coordinates (smallest "
-            f"precision {float(fit.precision.min()):.3g}); lower lr, or {_REMEDY}"
+            f"the local posterior's mean is not finite in {bad} of {len(fit.solution.mean)} coordinates "
+            f"(smallest precision {float(fit.solution.precision.min()):.3g}); lower lr, or {_REMEDY}"
         )
-    _check_precision(fit.precision)
+    _check_precision(fit.solution.precision)
     if not math.isfinite(fit.loss):
         raise TaskError(f"the local loss is {fit.loss}, at a finite mean; lower lr, or {_REMEDY}")

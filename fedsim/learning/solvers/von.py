@@ -1,12 +1,12 @@
-"""Variational online Newton (VON): a client's Gaussian, diagonal or full, from its loss and a pull.
+"""Variational online Newton (VON): a client's Gaussian, diagonal or full, from its loss and a cavity.
 
-    q* = argmin_q  E_q[l_k] - E_q[log pull] + temperature * E_q[log q]
+    q* = argmin_q  E_q[l_k] - E_q[log cavity] + temperature * E_q[log q]
 
-Every client problem of PVI and of Bayesian-ADMM has this form: PVI with pull = q_g / t_k and temperature
-1, ADMM with pull = q_g**rho / t_k and temperature rho. With q = N(m, S^-1) it is solved where
+Every client problem of PVI and of Bayesian-ADMM has this form: PVI with cavity = q_g / t_k and
+temperature 1, ADMM with cavity = q_g**rho / t_k and temperature rho. With q = N(m, S^-1) it is solved where
 
-    temperature * S = pull.precision + E_q[hess l_k]       (its diagonal in the diagonal family)
-    0 = E_q[grad l_k] + pull.precision m - pull.shift
+    temperature * S = cavity.precision + E_q[hess l_k]       (its diagonal in the diagonal family)
+    0 = E_q[grad l_k] + cavity.precision m - cavity.shift
 
 Source: The Bayesian learning rule, Eq. 12, arXiv:2107.04562; Moellenhoff et al., Federated ADMM from Bayesian
 Duality, App. D.2 (arXiv:2506.13150); toyexamples/admm.py of its release.
@@ -31,6 +31,7 @@ from fedsim.errors import TaskError, UsageError
 from fedsim.learning.curvature.diagonal_ggn import best_chunk
 from fedsim.learning.gaussian import Gaussian, is_full, times
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
+from fedsim.learning.solvers import LocalFit
 from fedsim.seeds import RandomStream
 
 TOLERANCE = 1e-5
@@ -57,14 +58,6 @@ class VonTraining:
     optimiser: Literal["von", "exact"] = "von"
 
 
-@dataclass(frozen=True)
-class VonFit:
-    """q_k in float64, and the mean loss at its mean in nats per example (cross-entropy only)."""
-
-    local: Gaussian
-    loss: float
-
-
 def von(
     shard: Shard | QuadraticShard,
     start: Tensor,
@@ -73,15 +66,15 @@ def von(
     rng: RandomStream,
     cavity: Gaussian,
     temperature: float,
-) -> VonFit:
-    """The client's q* of the module's docstring; its family is that of pull.precision, (P,) or (P, P).
+) -> LocalFit[Gaussian, None]:
+    """The client's q* of the module's docstring; its family is that of cavity.precision, (P,) or (P, P).
 
-    `start` (P,) is the first mean; the first precision is stationary at `start` (delta method). `pull` is
-    a factor on the scale of the summed loss; its precision may be indefinite.
+    `start` (P,) is the first mean; the first precision is stationary at `start` (delta method). `cavity`
+    is a factor on the scale of the summed loss; its precision may be indefinite.
 
     Raises:
-        TaskError: if pull.precision + E[hess l_k] is not positive definite or a number is not finite.
-        UsageError: for an isotropic pull, an odd number of samples other than 1, and if `how.optimiser`
+        TaskError: if cavity.precision + E[hess l_k] is not positive definite or a number is not finite.
+        UsageError: for an isotropic cavity, an odd number of samples other than 1, and if `how.optimiser`
             does not fit the client's loss.
     """
     if not isinstance(cavity.precision, Tensor) or cavity.precision.dim() not in (1, 2):
@@ -108,10 +101,10 @@ def von(
         root = _Root.of(precision)
         slope = partial(_slope, shard, around=root.spread(eps), cavity=cavity)
         mean, residual = _move(slope, mean, root, how.lr, temperature)
-    return VonFit(Gaussian.at(mean, precision), _mean_loss(shard, mean, rng))
+    return LocalFit(Gaussian.at(mean, precision), _mean_loss(shard, mean, rng))
 
 
-def _exact(shard: QuadraticShard, cavity: Gaussian, temperature: float) -> VonFit:
+def _exact(shard: QuadraticShard, cavity: Gaussian, temperature: float) -> LocalFit[Gaussian, None]:
     full, hessian = is_full(cavity.precision), shard.hessian.double()
     assert isinstance(cavity.precision, Tensor)
     precision = (cavity.precision + (hessian if full else hessian.diagonal())) / temperature
@@ -121,11 +114,11 @@ def _exact(shard: QuadraticShard, cavity: Gaussian, temperature: float) -> VonFi
     if not full:
         _Root.of(matrix)  # a saddle is no solution, whatever the diagonal says
     mean = _finite(torch.linalg.solve_ex(matrix, cavity.shift + shard.linear.double()).result, "mean")
-    return VonFit(Gaussian.at(mean, precision), shard.loss(mean))
+    return LocalFit(Gaussian.at(mean, precision), shard.loss(mean))
 
 
 def check_samples(samples: int) -> None:
-    """See below.
+    """Check that VON can draw so many samples in pairs.
 
     Raises:
         UsageError: for a number that is neither even nor 1.
@@ -146,7 +139,7 @@ def _draws(start: Tensor, samples: int, rng: RandomStream) -> Tensor:
 def _stationary(
     shard: Shard, points: Tensor, cavity: Gaussian, temperature: float, rng: RandomStream
 ) -> Tensor:
-    """(pull.precision + E[hess l_k]) / temperature with the average over `points` (n, P)."""
+    """(cavity.precision + E[hess l_k]) / temperature with the average over `points` (n, P)."""
     assert isinstance(cavity.precision, Tensor)
     total = torch.zeros_like(cavity.precision)
     for w in points:
@@ -155,7 +148,7 @@ def _stationary(
 
 
 def _slope(shard: Shard, mean: Tensor, around: Tensor, cavity: Gaussian) -> tuple[Tensor, float]:
-    """E[grad l_k] + pull.precision m - pull.shift (P,), and its norm relative to its two terms'."""
+    """E[grad l_k] + cavity.precision m - cavity.shift (P,), and its norm relative to its two terms'."""
     gradient = torch.zeros_like(mean)
     for offset in around:
         gradient += shard.gradient(mean + offset)
@@ -172,7 +165,7 @@ def _move(
 
     The problem of the mean is convex for a convex loss, so the slope along a direction grows; a trial
     that overshoots is drawn back to where a straight line through both slopes is zero, and one that
-    lands where the problem is not convex (an indefinite pull, a network) is shortened.
+    lands where the problem is not convex (an indefinite cavity, a network) is shortened.
     """
     here, before = slope(mean)
     residual = before
@@ -219,7 +212,7 @@ class _Root:
 
     @staticmethod
     def of(precision: Tensor) -> _Root:
-        """See below.
+        """The square root of S.
 
         Raises:
             TaskError: if S is not positive definite or not finite.
@@ -237,7 +230,7 @@ class _Root:
             bad, least = int((eigenvalues <= 0).sum()), float(eigenvalues[0])
         raise TaskError(
             f"von: the precision is not positive definite: {bad} of {len(precision)} eigenvalues are not "
-            f"positive, the smallest is {least:.3g}; raise rho, so that the pull outweighs the dual"
+            f"positive, the smallest is {least:.3g}; raise rho, so that the cavity outweighs the dual"
         )
 
     def solve(self, vector: Tensor) -> Tensor:

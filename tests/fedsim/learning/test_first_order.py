@@ -20,7 +20,8 @@ from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard
-from fedsim.learning.solvers.first_order import Fit, LocalTraining, Moments, minimise
+from fedsim.learning.solvers import LocalFit
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.seeds import RandomStream, seeded_torch
 
 N = 26
@@ -81,22 +82,22 @@ def fused_adam(module: nn.Module, how: LocalTraining) -> torch.optim.Optimizer:
 
 def test_thirty_adam_steps_are_torchs_bit_for_bit(module: nn.Module, shard: Shard) -> None:
     rng = RandomStream(3, "client", 1, 2)
-    fit = minimise(shard, flat(module), how=STEPS, rng=rng)
+    fit = minimise(shard, flat(module), how=STEPS, rng=rng, round=rng.round)
     optimiser = fused_adam(module, STEPS)
     assert train(module, optimiser, batches(shard, STEPS, rng)) == 30
     assert torch.equal(fit.weights, flat(module))
-    assert fit.moments is not None
-    assert fit.moments.steps == 30
+    assert fit.carried is not None
+    assert fit.carried.steps == 30
     state = [optimiser.state[p] for p in module.parameters()]
-    assert torch.equal(fit.moments.first, torch.cat([s["exp_avg"].reshape(-1) for s in state]))
-    assert torch.equal(fit.moments.second, torch.cat([s["exp_avg_sq"].reshape(-1) for s in state]))
+    assert torch.equal(fit.carried.first, torch.cat([s["exp_avg"].reshape(-1) for s in state]))
+    assert torch.equal(fit.carried.second, torch.cat([s["exp_avg_sq"].reshape(-1) for s in state]))
 
 
 def test_adam_on_ragged_parameters_is_torchs_on_the_flat_vector(shard: Shard) -> None:
     torch.manual_seed(0)
     net = Net(nn.Sequential(nn.Flatten(), nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 16)))
     ragged, rng, start = replace(shard, net=net), RandomStream(3, "client", 1, 2), net.snapshot()
-    fit = minimise(ragged, start, how=STEPS, rng=rng)
+    fit = minimise(ragged, start, how=STEPS, rng=rng, round=rng.round)
     whole = nn.Parameter(start.clone())
     optimiser = torch.optim.Adam([whole], lr=STEPS.lr, fused=True)
     for inputs, targets in batches(shard, STEPS, rng):
@@ -110,22 +111,22 @@ def test_adam_on_ragged_parameters_is_torchs_on_the_flat_vector(shard: Shard) ->
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_thirty_sgd_steps_are_torchs_bit_for_bit(module: nn.Module, shard: Shard, momentum: float) -> None:
     how, rng = replace(STEPS, optimiser="sgd", momentum=momentum), RandomStream(3, "client", 1, 2)
-    fit = minimise(shard, flat(module), how=how, rng=rng)
+    fit = minimise(shard, flat(module), how=how, rng=rng, round=rng.round)
     train(module, torch.optim.SGD(module.parameters(), how.lr, momentum), batches(shard, how, rng))
     assert torch.equal(fit.weights, flat(module))
-    assert fit.moments is None
+    assert fit.carried is None
 
 
 def test_carried_moments_make_two_tasks_one_long_run(module: nn.Module, shard: Shard) -> None:
     one, two = RandomStream(3, "client", 1, 2), RandomStream(3, "client", 2, 2)
-    first = minimise(shard, flat(module), how=STEPS, rng=one)
-    second = minimise(shard, first.weights, how=STEPS, rng=two, moments=first.moments)
+    first = minimise(shard, flat(module), how=STEPS, rng=one, round=one.round)
+    second = minimise(shard, first.weights, how=STEPS, rng=two, round=two.round, moments=first.carried)
     optimiser = fused_adam(module, STEPS)
     train(module, optimiser, batches(shard, STEPS, one))
     train(module, optimiser, batches(shard, STEPS, two))
     assert torch.equal(second.weights, flat(module))
-    assert second.moments is not None
-    assert second.moments.steps == 60
+    assert second.carried is not None
+    assert second.carried.steps == 60
 
 
 def test_without_carry_every_task_begins_anew(module: nn.Module, shard: Shard) -> None:
@@ -135,13 +136,13 @@ def test_without_carry_every_task_begins_anew(module: nn.Module, shard: Shard) -
         RandomStream(3, "client", 2, 2),
     )
     stale = Moments(torch.ones(len(flat(module))), torch.ones(len(flat(module))), 30)
-    first = minimise(shard, flat(module), how=how, rng=one)
-    second = minimise(shard, first.weights, how=how, rng=two, moments=stale)
+    first = minimise(shard, flat(module), how=how, rng=one, round=one.round)
+    second = minimise(shard, first.weights, how=how, rng=two, round=two.round, moments=stale)
     train(module, fused_adam(module, how), batches(shard, how, one))
     train(module, fused_adam(module, how), batches(shard, how, two))
     assert torch.equal(second.weights, flat(module))
-    assert first.moments is None
-    assert second.moments is None
+    assert first.carried is None
+    assert second.carried is None
 
 
 # ---- the objective
@@ -178,7 +179,7 @@ def test_adam_sees_the_objective_as_it_is(module: nn.Module, shard: Shard, weigh
     start, rng = flat(module), RandomStream(3, "client", 1, 2)
     how = replace(STEPS, epochs=2)
     cavities = penalties_at(start)
-    fit = minimise(shard, start, how=how, rng=rng, weight=weight, penalties=cavities)
+    fit = minimise(shard, start, how=how, rng=rng, round=rng.round, weight=weight, penalties=cavities)
     train(module, fused_adam(module, how), batches(shard, how, rng), objective_of(module, weight, cavities))
     torch.testing.assert_close(fit.weights, flat(module), rtol=1e-4, atol=1e-5)  # ten steps of rounding
 
@@ -190,7 +191,7 @@ def test_sgd_sees_the_objective_divided_by_its_weight(
     start, rng = flat(module), RandomStream(3, "client", 1, 2)
     how = replace(STEPS, epochs=2, optimiser="sgd", momentum=momentum)
     cavities = penalties_at(start)
-    fit = minimise(shard, start, how=how, rng=rng, weight=N, penalties=cavities)
+    fit = minimise(shard, start, how=how, rng=rng, round=rng.round, weight=N, penalties=cavities)
     whole = objective_of(module, N, cavities)
     optimiser = torch.optim.SGD(module.parameters(), how.lr, momentum)
     train(module, optimiser, batches(shard, how, rng), lambda loss: whole(loss) / N)
@@ -201,21 +202,21 @@ def test_clip_bounds_the_whole_gradient_with_its_penalties(module: nn.Module, sh
     start, rng = flat(module), RandomStream(3, "client", 1, 2)
     one = LocalTraining(epochs=1, batch_size=N, lr=0.5, optimiser="sgd", clip=0.01)
     cavity = Gaussian(torch.full_like(start, 100.0), 0.0)
-    fit = minimise(shard, start, how=one, rng=rng, penalties=(cavity,))
+    fit = minimise(shard, start, how=one, rng=rng, round=rng.round, penalties=(cavity,))
     step = fit.weights - start
     assert float(step.norm()) == pytest.approx(0.5 * 0.01, rel=1e-4)  # lr * clip; float32
     torch.testing.assert_close(
         step / step.norm(), torch.full_like(start, len(start) ** -0.5), rtol=0, atol=1e-3
     )
-    loose = minimise(shard, start, how=replace(one, clip=1e5), rng=rng, penalties=(cavity,))
-    free = minimise(shard, start, how=replace(one, clip=0.0), rng=rng, penalties=(cavity,))
+    loose = minimise(shard, start, how=replace(one, clip=1e5), rng=rng, round=rng.round, penalties=(cavity,))
+    free = minimise(shard, start, how=replace(one, clip=0.0), rng=rng, round=rng.round, penalties=(cavity,))
     assert torch.equal(loose.weights, free.weights)
 
 
 def test_clip_is_torchs_over_many_steps(module: nn.Module, shard: Shard) -> None:
     start, rng = flat(module), RandomStream(3, "client", 1, 2)
     how = replace(STEPS, optimiser="sgd", lr=0.3, clip=0.75)
-    fit = minimise(shard, start, how=how, rng=rng)
+    fit = minimise(shard, start, how=how, rng=rng, round=rng.round)
     clipped = 0
     for inputs, targets in batches(shard, how, rng):
         module.zero_grad()
@@ -239,10 +240,10 @@ def test_reported_loss_is_the_mean_over_examples_of_the_last_epoch(module: nn.Mo
     still = LocalTraining(epochs=2, batch_size=6, lr=1e-30, optimiser="sgd")
     cavity = Gaussian.at(start + 1, 5.0)
     everything = mean_loss(module, shard)
-    fit = minimise(shard, start, how=still, rng=rng, weight=N, penalties=(cavity,))
+    fit = minimise(shard, start, how=still, rng=rng, round=rng.round, weight=N, penalties=(cavity,))
     assert fit.loss == pytest.approx(everything, rel=1e-6)  # the short batch counts by its size
     how = LocalTraining(epochs=2, batch_size=N, lr=0.5, optimiser="sgd")
-    fit = minimise(shard, start, how=how, rng=rng)
+    fit = minimise(shard, start, how=how, rng=rng, round=rng.round)
     train(module, torch.optim.SGD(module.parameters(), 0.5), batches(shard, replace(how, epochs=1), rng))
     after_one_step = mean_loss(module, shard)
     assert after_one_step != pytest.approx(everything, rel=1e-3)
@@ -263,7 +264,7 @@ def test_dropout_draws_from_its_stream_alone(noisy: Shard) -> None:
     start, how = noisy.net.snapshot(), replace(STEPS, epochs=2)
 
     def fit(client: int) -> Tensor:
-        return minimise(noisy, start, how=how, rng=RandomStream(3, "client", 1, client)).weights
+        return minimise(noisy, start, how=how, rng=RandomStream(3, "client", 1, client), round=1).weights
 
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -278,7 +279,7 @@ def test_dropout_is_on_while_training_and_differs_from_step_to_step(noisy: Shard
     start, rng = noisy.net.snapshot(), RandomStream(3, "client", 1, 2)
     how = LocalTraining(epochs=2, batch_size=N, lr=0.1, optimiser="sgd")
     noisy.net.module.eval()  # as an evaluation leaves it
-    fit = minimise(noisy, start, how=how, rng=rng)
+    fit = minimise(noisy, start, how=how, rng=rng, round=rng.round)
     module = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16))
     nn.utils.vector_to_parameters(start, module.parameters())
     with seeded_torch(rng.key("dropout")):
@@ -294,7 +295,9 @@ def test_minimise_changes_none_of_its_arguments(module: nn.Module, shard: Shard)
     kept = copy.deepcopy((start, moments, cavities, shard.inputs, shard.targets))
     rng = RandomStream(3, "client", 1, 2)
     for how in (replace(STEPS, clip=0.5), replace(STEPS, optimiser="sgd", momentum=0.5)):
-        minimise(shard, start, how=how, rng=rng, weight=N, penalties=cavities, moments=moments)
+        minimise(
+            shard, start, how=how, rng=rng, round=rng.round, weight=N, penalties=cavities, moments=moments
+        )
     supplied = (start, moments, cavities, shard.inputs, shard.targets)
     assert all(torch.equal(a, b) for a, b in zip(leaves(supplied), leaves(kept), strict=True))
     assert moments.steps == 3
@@ -310,16 +313,16 @@ def leaves(value: object) -> list[Tensor]:
 
 def test_results_are_not_the_scratch_buffers(module: nn.Module, shard: Shard) -> None:
     rng = RandomStream(3, "client", 1, 2)
-    first = minimise(shard, flat(module), how=STEPS, rng=rng)
+    first = minimise(shard, flat(module), how=STEPS, rng=rng, round=rng.round)
     kept = copy.deepcopy(first)
-    minimise(shard, flat(module) + 1, how=STEPS, rng=rng, moments=first.moments)
+    minimise(shard, flat(module) + 1, how=STEPS, rng=rng, round=rng.round, moments=first.carried)
     assert torch.equal(first.weights, kept.weights)
     assert all(torch.equal(a, b) for a, b in zip(leaves(first), leaves(kept), strict=True))
 
 
 def test_result_does_not_depend_on_what_the_buffers_held(module: nn.Module, shard: Shard) -> None:
-    def fit() -> Fit:
-        return minimise(shard, flat(module), how=STEPS, rng=RandomStream(3, "client", 1, 2))
+    def fit() -> LocalFit[Tensor, Moments]:
+        return minimise(shard, flat(module), how=STEPS, rng=RandomStream(3, "client", 1, 2), round=1)
 
     first = fit()
     shard.net.weights.fill_(7.0)
@@ -353,6 +356,7 @@ def test_exact_is_the_dense_solve() -> None:
             start,
             how=EXACT,
             rng=RandomStream(0, "c"),
+            round=1,
             weight=weight,
             penalties=penalties,
             moments=None,
@@ -364,14 +368,14 @@ def test_exact_is_the_dense_solve() -> None:
         assert float((fit.weights - exact).norm() / exact.norm()) < 1e-13
         mean_loss = exact @ (client.hessian / 2 @ exact - client.linear) / 40
         assert fit.loss == pytest.approx(float(mean_loss), rel=1e-12)
-        assert fit.moments is None
+        assert fit.carried is None
 
 
 def test_exact_and_quadratic_need_each_other(shard: Shard) -> None:
     with pytest.raises(UsageError, match="quadratic"):
-        minimise(shard, shard.net.snapshot(), how=EXACT, rng=RandomStream(0, "c"))
+        minimise(shard, shard.net.snapshot(), how=EXACT, rng=RandomStream(0, "c"), round=1)
     with pytest.raises(UsageError, match="exact"):
-        minimise(quadratic(1), torch.zeros(D), how=LocalTraining(), rng=RandomStream(0, "c"))
+        minimise(quadratic(1), torch.zeros(D), how=LocalTraining(), rng=RandomStream(0, "c"), round=1)
 
 
 def test_sgd_clips_the_same_on_both_scales(shard: Shard) -> None:
@@ -379,7 +383,7 @@ def test_sgd_clips_the_same_on_both_scales(shard: Shard) -> None:
     how = LocalTraining(epochs=1, batch_size=4, lr=0.1, optimiser="sgd", clip=1e-3)
     start = torch.randn(shard.net.layout.size, generator=torch.Generator().manual_seed(3))
     ends = [
-        minimise(shard, start, how=how, rng=RandomStream(0, "clip"), weight=weight).weights
+        minimise(shard, start, how=how, rng=RandomStream(0, "clip"), round=1, weight=weight).weights
         for weight in (1.0, 64.0)
     ]
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-7)

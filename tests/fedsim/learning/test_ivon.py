@@ -104,12 +104,12 @@ class Stock:
     def same(self, fit: IvonFit) -> bool:
         mean = torch.cat([p.detach().flatten() for p in self.module.parameters()])
         precision = self.group["ess"] * (self.group["hess"] + self.group["weight_decay"])
-        assert fit.moments is not None
+        assert fit.carried is not None
         return (
-            torch.equal(fit.mean, mean)
-            and torch.equal(fit.precision, precision)
-            and torch.equal(fit.moments.momentum, self.group["momentum"])
-            and fit.moments.steps == self.optimiser.current_step
+            torch.equal(fit.solution.mean, mean)
+            and torch.equal(fit.solution.precision, precision)
+            and torch.equal(fit.carried.momentum, self.group["momentum"])
+            and fit.carried.steps == self.optimiser.current_step
         )
 
 
@@ -127,7 +127,7 @@ def test_with_a_scalar_prior_and_no_dual_it_is_ivon_opt_bit_for_bit(
     zero = torch.zeros_like(shard.net.weights)
     fit = solve(shard, how, dual=Gaussian(zero, zero) if dual else None)
     assert stock.same(fit)
-    assert (fit.precision / (LAMBDA * how.h0 + 2) - 1).abs().median() > 0.1  # the curvature did move
+    assert (fit.solution.precision / (LAMBDA * how.h0 + 2) - 1).abs().median() > 0.1  # the curvature did move
 
 
 def test_momentum_and_step_count_carry_over_as_in_one_optimiser_whose_curvature_restarts(
@@ -139,15 +139,17 @@ def test_momentum_and_step_count_carry_over_as_in_one_optimiser_whose_curvature_
     later = replace(RNG, round=2)
     stock.group["hess"].zero_()
     stock.train(shard, later)
-    later_inputs = {"start": first.mean, "rng": later, "h0": None}
-    second = solve(shard, moments=first.moments, **later_inputs)
+    later_inputs = {"start": first.solution.mean, "rng": later, "h0": None}
+    second = solve(shard, moments=first.carried, **later_inputs)
     assert stock.same(second)
-    assert second.moments is not None and second.moments.steps == 120
+    assert second.carried is not None and second.carried.steps == 120
 
-    reset = solve(shard, replace(STEPS, carry=False), moments=first.moments, **later_inputs)
+    reset = solve(shard, replace(STEPS, carry=False), moments=first.carried, **later_inputs)
     fresh = solve(shard, **later_inputs)
-    assert reset.moments is None
-    assert torch.equal(reset.mean, fresh.mean) and not torch.equal(reset.mean, second.mean)
+    assert reset.carried is None
+    assert torch.equal(reset.solution.mean, fresh.solution.mean) and not torch.equal(
+        reset.solution.mean, second.solution.mean
+    )
 
 
 # ---- the fixed point
@@ -350,8 +352,8 @@ def test_with_a_vector_prior_and_duals_it_is_the_algorithm_as_printed(shard: Sha
     prior, dual = vector_terms(len(shard.net.weights))
     mean, precision, loss = as_printed(shard, how, prior, dual)
     fit = solve(shard, how, prior_mean=prior.mean, prior_precision=prior.precision, dual=dual)
-    assert error(fit.mean, mean) < 2e-5  # measured 2e-7
-    assert error(fit.precision, precision) < 2e-5
+    assert error(fit.solution.mean, mean) < 2e-5  # measured 2e-7
+    assert error(fit.solution.precision, precision) < 2e-5
     assert fit.loss == pytest.approx(loss, rel=1e-5)
 
 
@@ -376,10 +378,12 @@ def test_it_leaves_its_arguments_and_torchs_generator_alone_and_draws_the_same_a
     assert dropped.training
     assert all(torch.equal(now, then) for now, then in zip(tensors, before, strict=True))
     assert torch.equal(state, torch.random.get_rng_state())
-    assert torch.equal(first.mean, second.mean) and torch.equal(first.precision, second.precision)
+    assert torch.equal(first.solution.mean, second.solution.mean) and torch.equal(
+        first.solution.precision, second.solution.precision
+    )
     assert first.loss == second.loss
     other = solve(noisy, **(arguments | {"rng": replace(RNG, round=2)}))
-    assert not torch.equal(first.mean, other.mean)
+    assert not torch.equal(first.solution.mean, other.solution.mean)
 
 
 def test_the_learning_rate_falls_along_a_cosine_and_stays_at_zero(shard: Shard) -> None:
@@ -397,8 +401,8 @@ def test_the_learning_rate_falls_along_a_cosine_and_stays_at_zero(shard: Shard) 
 
     halfway, beyond = (solve(shard, replace(STEPS, cosine_rounds=10), round=r) for r in (6, 11))
     half = solve(shard, replace(STEPS, lr=STEPS.lr / 2))
-    torch.testing.assert_close(halfway.mean, half.mean, rtol=1e-4, atol=1e-5)
-    assert torch.equal(beyond.mean, Net(network()).snapshot())
+    torch.testing.assert_close(halfway.solution.mean, half.solution.mean, rtol=1e-4, atol=1e-5)
+    assert torch.equal(beyond.solution.mean, Net(network()).snapshot())
 
 
 # ---- the closed form
@@ -435,24 +439,24 @@ def test_the_closed_form_is_the_minimum_of_the_objective() -> None:
     problem = Quadratic(20)
     fit = closed(problem)
     mean, precision = problem.closed_form()
-    assert error(fit.mean, mean) < 1e-13 and error(fit.precision, precision) < 1e-13
-    assert fit.moments is None
+    assert error(fit.solution.mean, mean) < 1e-13 and error(fit.solution.precision, precision) < 1e-13
+    assert fit.carried is None
     at_mean = float(mean @ problem.hessian @ mean / 2 - problem.linear @ mean)
     assert fit.loss == pytest.approx(at_mean, rel=1e-12)
-    lowest = objective(problem, fit.mean, fit.precision)
+    lowest = objective(problem, fit.solution.mean, fit.solution.precision)
     g = torch.Generator().manual_seed(4)
     for _ in range(50):
         step = 1e-3 * torch.randn(2, 20, generator=g).double()
-        assert objective(problem, fit.mean + step[0], fit.precision) > lowest
-        assert objective(problem, fit.mean, fit.precision * step[1].exp()) > lowest
+        assert objective(problem, fit.solution.mean + step[0], fit.solution.precision) > lowest
+        assert objective(problem, fit.solution.mean, fit.solution.precision * step[1].exp()) > lowest
 
 
 def test_the_closed_form_without_duals_has_none() -> None:
     problem = Quadratic(3)
     zero = torch.zeros(3, dtype=torch.float64)
     with_zeros, without = closed(problem, dual=Gaussian(zero, zero)), closed(problem, dual=None)
-    assert torch.equal(with_zeros.mean, without.mean)
-    assert torch.equal(with_zeros.precision, without.precision)
+    assert torch.equal(with_zeros.solution.mean, without.solution.mean)
+    assert torch.equal(with_zeros.solution.precision, without.solution.precision)
 
 
 # ---- errors

@@ -175,7 +175,7 @@ EXACTLY = VonTraining(optimiser="exact")
 def test_closed_form_is_stationary_and_minimal(full: bool, temperature: float) -> None:
     shard, cavity = quadratic(), random_pull(full)
     fit = von(shard, torch.zeros(6), how=EXACTLY, rng=RNG, cavity=cavity, temperature=temperature)
-    m, s = fit.local.mean, fit.local.precision
+    m, s = fit.q.mean, fit.q.precision
     curvature = shard.full_curvature(m) if full else shard.curvature(m, "exact", RNG)
     assert error(temperature * s, cavity.precision + curvature) < EXACT
     pulled = cavity.precision @ m if full else cavity.precision * m
@@ -238,11 +238,11 @@ def test_defaults_reach_stationarity(
     starts = torch.zeros(650), torch.randn(650, generator=torch.Generator().manual_seed(2)) / 3
     fits = [von(shard, start, how=how, rng=RNG, cavity=cavity, temperature=temperature) for start in starts]
     for fit in fits:
-        mean, precision = residuals(shard, fit.local, cavity, temperature)
+        mean, precision = residuals(shard, fit.q, cavity, temperature)
         assert mean < 1.1e-5 and precision < 1.1e-5
-    assert error(fits[1].local.mean, fits[0].local.mean) < 1e-4  # measured below 1e-5
-    assert error(fits[1].local.precision, fits[0].local.precision) < 1e-4
-    logits = shard.net.logits(fits[0].local.mean, shard.inputs / 16)
+    assert error(fits[1].q.mean, fits[0].q.mean) < 1e-4  # measured below 1e-5
+    assert error(fits[1].q.precision, fits[0].q.precision) < 1e-4
+    logits = shard.net.logits(fits[0].q.mean, shard.inputs / 16)
     assert fits[0].loss == pytest.approx(float(F.cross_entropy(logits, shard.targets)), rel=1e-5)
 
 
@@ -250,7 +250,7 @@ def test_defaults_reach_stationarity(
 def test_one_sample_is_the_delta_method(full: bool) -> None:
     shard, cavity = digits(), prior(full, 1.0)
     how = VonTraining(samples=1)
-    local = von(shard, torch.zeros(650), how=how, rng=RNG, cavity=cavity, temperature=1.0).local
+    local = von(shard, torch.zeros(650), how=how, rng=RNG, cavity=cavity, temperature=1.0).q
     m = local.mean
     curvature = shard.full_curvature(m) if full else shard.curvature(m, "exact", RNG)
     gradient = shard.gradient(m)
@@ -270,8 +270,8 @@ def test_indefinite_pull_with_definite_sum(full: bool) -> None:
     cavity = Gaussian(base.shift, base.precision - dual)
     assert not cavity.is_proper
     fit = von(shard, torch.zeros(650), how=VonTraining(), rng=RNG, cavity=cavity, temperature=1.0)
-    assert fit.local.is_proper
-    assert max(residuals(shard, fit.local, cavity, 1.0)) < 1.1e-5
+    assert fit.q.is_proper
+    assert max(residuals(shard, fit.q, cavity, 1.0)) < 1.1e-5
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -284,13 +284,13 @@ def test_pure_and_deterministic(full: bool) -> None:
     shard.net.load(torch.randn(650, generator=torch.Generator().manual_seed(4)))
     shard.net.grads.fill_(9.0)
     second = von(shard, start, how=how, rng=RNG, cavity=cavity, temperature=1.0)
-    assert torch.equal(first.local.shift, second.local.shift) and first.loss == second.loss
-    assert torch.equal(first.local.precision, second.local.precision)
-    assert first.local.shift.dtype == first.local.precision.dtype == torch.float64
+    assert torch.equal(first.q.shift, second.q.shift) and first.loss == second.loss
+    assert torch.equal(first.q.precision, second.q.precision)
+    assert first.q.shift.dtype == first.q.precision.dtype == torch.float64
     assert torch.equal(state, torch.get_rng_state())
     assert all(map(torch.equal, kept, (start, cavity.shift, cavity.precision)))
     other = von(shard, start, how=how, rng=replace(RNG, round=4), cavity=cavity, temperature=1.0)
-    assert not torch.equal(first.local.shift, other.local.shift)
+    assert not torch.equal(first.q.shift, other.q.shift)
 
 
 # ---- errors

@@ -1,0 +1,106 @@
+"""The local solvers of the ADMM family, each from a client's problem and its cavity to q_k.
+
+to_the_mode   fixed precision: gradient steps to the mode of q_k         fedadmm, feddyn, ama, precond_admm
+by_von        learned precision, full or diagonal: VON               bayes_admm, bregman_admm, pvi
+by_ivon       learned precision, diagonal: IVON, at the price of SGD ivon_admm, ivon_pvi
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedsim.errors import UsageError
+from fedsim.learning.gaussian import Gaussian, Penalty
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
+from fedsim.learning.solvers.von import VonTraining, check_samples, von
+from protocols._dual_rule import clipped_cavity, restored
+from protocols._site_algorithm import LocalProblem, SiteFit
+from protocols._site_messages import Covariance
+
+__all__ = ["IvonTraining", "LocalTraining", "VonTraining", "by_ivon", "by_von", "check_von", "to_the_mode"]
+
+KEEP = 0.5
+"""The share of rho S_g that stays with the client where its dual leaves less than a fifth of that. VON needs
+a definite matrix, and where the data say nothing (dead pixels) a small share would let the mean take steps
+of 1/KEEP."""
+MAX_FULL = 3000
+
+
+def to_the_mode(
+    problem: LocalProblem, cavity: Gaussian | tuple[Penalty, ...], how: LocalTraining, *, sum_loss: bool
+) -> SiteFit:
+    """Gradient steps to the mode of q_k; sum_loss: the client's loss is l_k, else lbar_k."""
+    client, shard, task = problem.client, problem.shard, problem.task
+    assert client.moments is None or isinstance(client.moments, Moments)
+    fit = minimise(
+        shard,
+        problem.start,
+        how=how,
+        rng=task.rng,
+        round=task.round,
+        weight=shard.size if sum_loss else 1.0,
+        penalties=(cavity,) if isinstance(cavity, Gaussian) else cavity,
+        moments=client.moments,
+    )
+    return SiteFit(Gaussian.at(fit.weights, client.precision), fit.loss, fit.carried)
+
+
+def by_von(
+    problem: LocalProblem, cavity: Gaussian, how: VonTraining, *, penalty: float, cap_dual: bool
+) -> SiteFit:
+    """q_k with a learned precision by VON at temperature rho = `penalty`.
+
+    cap_dual: solve with the clipped dual, and put back into q_k what was clipped.
+    """
+    q = problem.q
+    clipped = clipped_cavity(cavity, q, problem.site, penalty, KEEP)
+    factor = clipped.factor if cap_dual else cavity
+    rng = problem.task.rng
+    fit = von(problem.shard, problem.start, how=how, rng=rng, cavity=factor, temperature=penalty)
+    local = restored(fit.q, clipped, q, penalty) if cap_dual else fit.q
+    return SiteFit(local, fit.loss, None, {"dual_slack": clipped.slack, "capped": float(clipped.capped)})
+
+
+def by_ivon(
+    problem: LocalProblem, cavity: Gaussian, how: IvonTraining, *, penalty: float, cap_dual: bool, tau: float
+) -> SiteFit:
+    """The client's problem in the units of Algorithm 2 (Moellenhoff et al. v2, App. D.4), solved by IVON:
+    the mean loss, lambda = N_k / (rho tau), and tau / N_k of the dual."""
+    client, q, shard, task = problem.client, problem.q, problem.shard, problem.task
+    assert client.moments is None or isinstance(client.moments, IvonMoments)
+    clipped = clipped_cavity(cavity, q, problem.site, penalty)
+    dual = q**penalty / clipped.factor if cap_dual else problem.site
+    fit = ivon(
+        shard,
+        problem.start,
+        how=how,
+        rng=task.rng,
+        round=task.round,
+        prior_mean=q.mean,
+        prior_precision=torch.as_tensor(q.precision),
+        ess=shard.size / (penalty * tau),
+        dual=dual ** (tau / shard.size),
+        h0=None if problem.started else how.h0,
+        moments=client.moments,
+    )
+    local = Gaussian.at(fit.solution.mean, fit.solution.precision)
+    if cap_dual:
+        local = restored(local, clipped, q, penalty, fit.info["moved"])
+    info = {"dual_slack": clipped.slack, "capped": float(clipped.capped)}
+    return SiteFit(local, fit.loss, fit.carried, info)
+
+
+def check_von(params: int, covariance: Covariance, sibling: str, how: VonTraining) -> None:
+    """Check that VON can solve a model of `params` parameters with these settings.
+
+    Raises:
+        UsageError: for a full covariance of more than MAX_FULL parameters, or samples that are no pairs.
+    """
+    if covariance == "full" and params > MAX_FULL:
+        raise UsageError(
+            f"a full covariance of P = {params:,} parameters is {2 * params * (params + 1):,} bytes per "
+            f"client, round and direction; the limit is P = {MAX_FULL:,}. Use the diagonal sibling, "
+            f"{sibling}, or a smaller model, such as --model logistic_bias"
+        )
+    check_samples(how.samples)

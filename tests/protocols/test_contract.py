@@ -1,0 +1,66 @@
+"""An algorithm states its types once, and the ADMM family's formulas agree with its exponents."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from fedsim.algorithm import Algorithm, Exchange
+from fedsim.errors import UsageError
+from fedsim.learning.gaussian import Gaussian
+from protocols._dual_rule import At, MeanFactor
+from protocols.bayes_admm import BayesADMM
+from protocols.fedadmm import FedADMM
+from protocols.fedlap import Client, Down, FedLap, Server, Up
+from protocols.ivon_admm import IvonADMM
+from protocols.precond_admm import PrecondADMM
+
+
+def test_the_types_are_read_from_the_generic_base() -> None:
+    assert (FedLap.server_type, FedLap.client_type) == (Server, Client)
+    assert FedLap().exchanges == (Exchange(Down, Up),)
+
+
+def test_types_that_a_class_states_itself_count_first() -> None:
+    class Explicit(Algorithm[Server, Client, Down, Up]):
+        server_type: ClassVar[type] = dict
+        client_type: ClassVar[type] = list
+
+    assert (Explicit.server_type, Explicit.client_type) == (dict, list)
+
+
+def test_a_subclass_keeps_the_types_of_its_base() -> None:
+    class Derived(FedLap):
+        pass
+
+    assert (Derived.server_type, Derived.client_type) == (Server, Client)
+
+
+def test_any_is_no_type() -> None:
+    class Untyped(Algorithm[Any, Any, Any, Any]):
+        pass
+
+    assert not hasattr(Untyped, "server_type")
+    Untyped.__abstractmethods__ = frozenset()
+    with pytest.raises(UsageError, match="Untyped names no messages"):
+        _ = Untyped().exchanges  # type: ignore[abstract]
+
+
+SIZES = (3, 5, 2)
+SILENT = [FedADMM(), PrecondADMM(), BayesADMM(), BayesADMM(rho="1/K"), IvonADMM(), IvonADMM(rho_server=0.25)]
+
+
+@pytest.mark.parametrize("algorithm", SILENT, ids=lambda a: a.name)
+def test_the_exponents_are_those_of_the_formulas(algorithm: Any) -> None:
+    """(q_k / q_g)^gamma is the dual step; q_k^rho_server is what the server's step has of every client."""
+    at = At(SIZES)
+    rho_server, gamma = algorithm.exponents(at)
+    ones = torch.ones(2, dtype=torch.float64)
+    one, unit = Gaussian(0 * ones, 0 * ones), Gaussian(ones, ones)
+    assert torch.equal(algorithm.dual_step(unit, one, at).shift, gamma * ones)
+    by_means = algorithm.server_step(one, one, MeanFactor(unit, 1), at)
+    by_sites = algorithm.server_step(one, unit ** (rho_server * at.K), MeanFactor(None, 3), at)
+    assert torch.equal(by_means.shift, by_sites.shift)
+    assert torch.equal(by_means.precision, by_sites.precision)
