@@ -125,8 +125,8 @@ class Session:
         self.recovery = recover(folder, self.problem)
         self.rundir.cut(self.recovery)
         self.ledger.restore(self.rundir.ledger_rows())
-        for label in (record["about"] for record in self.recovery.commits.values()):
-            self._count(label["number"], label["participants"], label["folded"])
+        for commit in (record["about"] for record in self.recovery.commits.values()):
+            self._count(commit["number"], commit["participants"], commit["folded"])
         before = dict(stored.manifest)
         resumes = [*before.get("resumes", []), {k: today[k] for k in ("started", "execution", "command")}]
         before["experiment"] = {**before["experiment"], "rounds": experiment.rounds}
@@ -344,7 +344,7 @@ class Session:
         where = f"{workers} workers over {self.execution.transport}" if workers else "in process"
         if self.execution.remote_workers:
             where = f"{workers} remote workers"
-        devices = ", ".join(dict.fromkeys(str(assign_devices) for assign_devices in self.placements))
+        devices = ", ".join(dict.fromkeys(str(placed) for placed in self.placements))
         # commas, because rich takes a word between two colons for an emoji
         algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
         return [

@@ -18,7 +18,7 @@ from launch.results.frontier import FrontierPoint, levels, pareto, reaching, run
 from launch.results.groups import Group, gather
 from launch.results.tables import NONE, costs, fields, megabytes, name, results, write_csv
 
-MOST_REIGNS = 6
+MOST_RANGES = 6
 """Budgets whose winner the terminal names; the page names all."""
 
 
@@ -41,9 +41,9 @@ def compare(
     """
     asked = sorted({accuracy(text) for text in to})
     groups = gather(paths, where)
-    running_maximum = [running_maximum(n, g) for n, g in enumerate(groups)]
-    target = asked or levels(running_maximum, _start(groups))
-    html.save(out, render(groups, running_maximum, target))
+    maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
+    target = asked or levels(maxima, _start(groups))
+    html.save(out, render(groups, maxima, target))
     written = [("page", out)]
     if markdown is not None:
         grids = (results(groups, comparable(groups)), costs(groups, target), fields(groups))
@@ -57,7 +57,7 @@ def compare(
         console.print(f"note: {escape(note)}")
     room = len(asked) or max(1, (console.width - 58) // 9)
     console.print(_table(groups, target[-room:]))
-    _print_frontier(console, groups, running_maximum)
+    _print_frontier(console, groups, maxima)
     for what, path in written:
         console.print(f"{what}: {escape(str(path))}", soft_wrap=True)
 
@@ -107,10 +107,10 @@ def _megabytes(counts: Sequence[float]) -> str:
 
 
 def _print_frontier(
-    console: Console, groups: Sequence[Group], running_maximum: Sequence[Sequence[FrontierPoint]]
+    console: Console, groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]
 ) -> None:
-    result = winning_ranges(pareto([p for points in running_maximum for p in points]))
-    if len(groups) < 2 or not 0 < len(result) <= MOST_REIGNS:
+    result = winning_ranges(pareto([p for points in maxima for p in points]))
+    if len(groups) < 2 or not 0 < len(result) <= MOST_RANGES:
         return
     output = [
         f"{escape(name(groups[r.first.group]))} {'from' if math.isinf(r.until) else 'to'} "

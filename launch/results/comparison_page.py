@@ -39,10 +39,10 @@ SPAN = 30
 
 
 def render(
-    groups: Sequence[Group], running_maximum: Sequence[Sequence[FrontierPoint]], levels: Sequence[float]
+    groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]], levels: Sequence[float]
 ) -> str:
-    """climbs: of every group, as frontier.climb; levels: accuracies whose cost is asked for."""
-    shown = drawn(groups, running_maximum)
+    """maxima: of every group, as frontier.running_maximum; levels: accuracies whose cost is asked for."""
+    shown = drawn(groups, maxima)
     names = {slot: name(groups[n]) for slot, n in enumerate(shown)}
     key = html.key(names)
     left = len(groups) - len(shown)
@@ -66,7 +66,7 @@ def render(
                     "they are far from the rest." + (f" {cut}." if left else "")
                 ),
             ),
-            html.section("Accuracy against bytes", *_frontier(groups, shown, running_maximum, key)),
+            html.section("Accuracy against bytes", *_frontier(groups, shown, maxima, key)),
             html.section("Bytes to an accuracy", _table(costs(groups, levels))),
             html.section("Bytes by field", html.bars(spent, totals), _table(fields(groups))),
             html.section("What differs", *_differs(groups)),
@@ -113,12 +113,12 @@ def comparable(groups: Sequence[Group]) -> bool:
     return all(len(_values(groups, key)) == 1 for key in ROWS)
 
 
-def drawn(groups: Sequence[Group], running_maximum: Sequence[Sequence[FrontierPoint]]) -> list[int]:
+def drawn(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> list[int]:
     """Places of the groups that charts show: of too many, those on the frontier, then the most accurate."""
     if len(groups) <= MOST_LINES:
         return list(range(len(groups)))
-    ahead = {p.group for p in pareto([p for points in running_maximum for p in points])}
-    top = [points[-1].accuracy if points else -1.0 for points in running_maximum]
+    ahead = {p.group for p in pareto([p for points in maxima for p in points])}
+    top = [points[-1].accuracy if points else -1.0 for points in maxima]
     order = sorted(range(len(groups)), key=lambda n: (n not in ahead, -top[n]))
     return sorted(order[:MOST_LINES])
 
@@ -187,24 +187,24 @@ def _ends(bands: Sequence[Band]) -> tuple[float, float]:
 def _frontier(
     groups: Sequence[Group],
     shown: Sequence[int],
-    running_maximum: Sequence[Sequence[FrontierPoint]],
+    maxima: Sequence[Sequence[FrontierPoint]],
     key: str,
 ) -> Iterator[str]:
     """The picture, and who is ahead at which budget."""
-    ahead = pareto([p for points in running_maximum for p in points])
+    ahead = pareto([p for points in maxima for p in points])
     if not ahead:
         return
     lines = []
     for slot, n in enumerate(shown):
-        if points := running_maximum[n]:
+        if points := maxima[n]:
             xs, ys = np.array([p.MB for p in points]), np.array([p.accuracy for p in points])
             lines.append(Line(name(groups[n]), xs, ys, slot=slot, kind="steps", faint=True))
-    end = max(points[-1].MB for points in running_maximum if points)
+    end = max(points[-1].MB for points in maxima if points)
     xs = np.array([*(p.MB for p in ahead), end])
     ys = np.array([*(p.accuracy for p in ahead), ahead[-1].accuracy])
     lines.append(Line("frontier", xs, ys, slot=-1, kind="steps"))
     for slot, n in enumerate(shown):
-        if points := running_maximum[n]:
+        if points := maxima[n]:
             top = points[-1]
             x, y, low, high = (np.array([v]) for v in (top.MB, top.accuracy, top.low, top.high))
             lines.append(Line(name(groups[n]), x, y, low, high, slot, kind="points"))

@@ -34,7 +34,7 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True)
-class Reign:
+class WinningRange:
     """Budgets, from `first.MB` to `until` (inf: and more), for which one group reaches most."""
 
     first: FrontierPoint
@@ -65,22 +65,22 @@ def pareto(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     return result
 
 
-def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[Reign]:
+def winning_ranges(frontier: Sequence[FrontierPoint]) -> list[WinningRange]:
     """Neighbouring points of one group as one."""
-    result: list[Reign] = []
+    result: list[WinningRange] = []
     for n, point in enumerate(frontier):
         until = frontier[n + 1].MB if n + 1 < len(frontier) else math.inf
         if result and result[-1].first.group == point.group:
-            result[-1] = Reign(result[-1].first, point, until)
+            result[-1] = WinningRange(result[-1].first, point, until)
         else:
-            result.append(Reign(point, point, until))
+            result.append(WinningRange(point, point, until))
     return result
 
 
-def levels(running_maximum: Sequence[Sequence[FrontierPoint]], start: float) -> list[float]:
+def levels(maxima: Sequence[Sequence[FrontierPoint]], start: float) -> list[float]:
     """Two or three round accuracies above `start`: what most groups reach with every seed,
     half of them, and the best."""
-    best = sorted(points[-1].low for points in running_maximum if points and points[-1].low > start)
+    best = sorted(points[-1].low for points in maxima if points and points[-1].low > start)
     if not best:
         return []
     target = (best[len(best) // 4], best[len(best) // 2], best[-1])

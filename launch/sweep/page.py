@@ -13,7 +13,7 @@ from launch.sweep.table import Grid, Results
 def write_page(path: Path, results: Results, grids: list[Grid], plots: list[Path], command: str) -> None:
     """Markdown with the tables and plots of a finished sweep."""
     recipe = results.recipe
-    parts = [f"# {recipe.title}", recipe.description.strip(), f"```\n{command}\n```"]
+    parts = [f"# {recipe.title}", recipe.about.strip(), f"```\n{command}\n```"]
     parts += [g.markdown().rstrip() for g in grids]
     parts += [f"![{p.stem.replace('_', ' ')}]({p.name})" for p in plots]
     parts += [recipe.notes.strip(), _provenance(results)]

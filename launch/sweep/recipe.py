@@ -107,7 +107,7 @@ class Recipe:
     title: str
     variant: tuple[Variant, ...]
     seeds: Annotated[tuple[int, ...], Meta(min_length=1)] = (0,)
-    description: str = ""
+    about: str = ""
     notes: str = ""
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)

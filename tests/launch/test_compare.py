@@ -18,7 +18,7 @@ from launch.cli import main
 from launch.results.bands import band
 from launch.results.charts import Line, chart
 from launch.results.columns import Curve
-from launch.results.frontier import Point, levels, pareto, reaching, running_maximum, winning_ranges
+from launch.results.frontier import FrontierPoint, levels, pareto, reaching, running_maximum, winning_ranges
 from launch.results.groups import gather
 from launch.results.labels import labels
 from launch.runs.reader import Run
@@ -182,10 +182,10 @@ def test_the_frontier_of_a_small_example(make: Make) -> None:
     make("cheap", (0.1, 0.4, 0.3, 0.5), cost=MB, algo="fedavg")
     make("dear", (0.1, 0.2, 0.9), cost=3 * MB, algo="fedlap")
     groups = gather([make("bad", (0.1, 0.1, 0.2), cost=4 * MB, algo="fedprox").parent])
-    running_maximum = [running_maximum(n, g) for n, g in enumerate(groups)]
+    maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
     by = {g.label: n for n, g in enumerate(groups)}
-    assert [(p.round, p.MB, p.accuracy) for p in running_maximum[by["fedavg"]]] == [(1, 2, 0.4), (3, 6, 0.5)]
-    ahead = pareto([p for points in running_maximum for p in points])
+    assert [(p.round, p.MB, p.accuracy) for p in maxima[by["fedavg"]]] == [(1, 2, 0.4), (3, 6, 0.5)]
+    ahead = pareto([p for points in maxima for p in points])
     assert [(p.group, p.MB, p.accuracy) for p in ahead] == [
         (by["fedavg"], 2, 0.4),
         (by["fedavg"], 6, 0.5),
@@ -195,14 +195,14 @@ def test_the_frontier_of_a_small_example(make: Make) -> None:
         (2, 6, 12),
         (12, 12, float("inf")),
     ]
-    assert levels(running_maximum, 0.1) == [0.2, 0.5, 0.9]
-    assert levels(running_maximum, 0.95) == []
+    assert levels(maxima, 0.1) == [0.2, 0.5, 0.9]
+    assert levels(maxima, 0.95) == []
 
 
 def test_the_better_of_two_that_cost_the_same_is_ahead() -> None:
-    one, two = Point(0, 1, 2.0, 0.5, 0.5, 0.5), Point(1, 1, 2.0, 0.6, 0.6, 0.6)
+    one, two = FrontierPoint(0, 1, 2.0, 0.5, 0.5, 0.5), FrontierPoint(1, 1, 2.0, 0.6, 0.6, 0.6)
     assert pareto([one, two]) == [two]
-    assert pareto([two, Point(0, 2, 4.0, 0.6 + 1e-16, 0.6, 0.6)]) == [two]
+    assert pareto([two, FrontierPoint(0, 2, 4.0, 0.6 + 1e-16, 0.6, 0.6)]) == [two]
 
 
 def test_bytes_to_an_accuracy_are_exact(make: Make) -> None:
