@@ -32,7 +32,7 @@ from fedsim.problem import Problem
 from fedsim.wire.codecs import CODECS, Codec, Spec, codec
 from fedsim.wire.codecs.frames import expanded
 from fedsim.wire.schema import Field, values_of
-from launch.execution import Execution
+from launch.config import Execution
 from launch.run import launch
 from launch.runs.restored import Message, StoredRun
 

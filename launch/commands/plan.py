@@ -15,8 +15,8 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.participation import Schedule, schedule
 from fedsim.problem import Problem
 from fedsim.wire.wire_size import EnvelopeSize, envelope_size
+from launch.config import Execution
 from launch.display import Display
-from launch.execution import Execution
 from protocols import find
 
 RUN_NAME = "0" * 16

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import pandas
 
 from fedsim.errors import DataError, UsageError
-from fedsim.experiment import dotted
 from fedsim.wire.ledger import COLUMNS
 
 if TYPE_CHECKING:
@@ -197,20 +196,10 @@ def run_experiment(
     Raises:
         FedsimError: any FedsimError.
     """
-    from launch.options import resolve
+    from launch.config import Overrides
     from launch.run import launch
 
-    hyperparameters = experiment.pop("hyperparameters", {})
-    codecs = experiment.pop("codecs", {})
-    supplied: dict[str, Any] = {**experiment, "workers": workers}
-    for key, value in (("out", out), ("data_dir", data_dir)):
-        if value is not None:
-            supplied[key] = str(value)
-    supplied["settings"] = tuple(f"{key}={_toml(value)}" for key, value in dotted(hyperparameters))
-    supplied["codecs"] = tuple(f"{field}={codec}" for field, codec in codecs.items())
-    created, execution = resolve(supplied)
-    return Run.open(launch(created, execution, quiet=True))
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    folders = {key: str(path) for key, path in (("out", out), ("data_dir", data_dir)) if path is not None}
+    return Run.open(
+        launch(*Overrides.typed({**experiment, **folders, "workers": workers}).resolve(), quiet=True)
+    )

@@ -26,7 +26,7 @@ def sweep(
     *,
     out: Path | None,
     runs: Path,
-    side_by_side: int,
+    side_by_side: int | None,
     data_dir: str | None,
     dry: bool = False,
     run: bool = True,
@@ -56,7 +56,7 @@ def sweep(
     errors: dict[str, str] = {}
     if run:
         with _Watch(console) as watch:
-            errors = carry_out(trials, execution, pool, side_by_side, watch.show)
+            errors = carry_out(trials, execution, pool, side_by_side or _cores(), watch.show)
     results = Results(recipe, pool, trials)
     grids = [grid(results, t) for t in recipe.table]
     for g in grids:
@@ -143,5 +143,5 @@ def _span(seconds: float) -> str:
     )
 
 
-def cores() -> int:
+def _cores() -> int:
     return len(os.sched_getaffinity(0))

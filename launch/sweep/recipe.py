@@ -43,7 +43,7 @@ from fedsim.experiment import (
     resolved_hyperparameters,
 )
 from fedsim.problem import resolved
-from launch.execution import Execution
+from launch.config import Execution
 from protocols import find
 
 TABLES = ("experiment", "hyperparameters", "codecs")
