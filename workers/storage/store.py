@@ -179,11 +179,13 @@ class ClientStates:
                 with suppress(FileNotFoundError):
                     os.unlink(folder / name)
 
-    def digest(self, client: int, version: int, initial: bytes) -> bytes:
-        """sha256 of the encoded state; `initial` is the encoded version 0."""
-        path = self.path(client, version)
-        with disk_errors(f"the state of client {client}, {path}"):
-            return sha256(path.read_bytes() if version else initial).digest()
+    def digest(self, client: int, version: int) -> bytes:
+        """sha256 of a state's file.
+
+        Raises:
+            DiskError: if the disk cannot be read.
+        """
+        return sha256(self.read(client, version)).digest()
 
 
 class Checkpoints:
@@ -308,10 +310,19 @@ def model_digest(mean: Tensor, precision: Tensor | None) -> str:
 
 
 def clients_digest(problem: Problem, states: ClientStates, versions: tuple[int, ...]) -> str:
-    """sha256 over the digests of all clients' encoded states, in ascending id."""
+    """sha256 over the digests of all clients' encoded states, in ascending id.
+
+    Clients that were never sampled are still at their initial state, which most algorithms make equal for
+    all clients: bytes that equal those of the client before are not hashed again.
+    """
     ctx = problem.context(0, 0)
-    hashed = sha256()
+    hashed, last, digest = sha256(), b"", sha256(b"").digest()
     for k, version in enumerate(versions):
-        initial = b"" if version else encode_state(problem.algorithm.client_init(ctx, k))
-        hashed.update(states.digest(k, version, initial))
+        if version:
+            hashed.update(states.digest(k, version))
+            continue
+        initial = encode_state(problem.algorithm.client_init(ctx, k))
+        if initial != last:
+            last, digest = initial, sha256(initial).digest()
+        hashed.update(digest)
     return hashed.hexdigest()
