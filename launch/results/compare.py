@@ -12,10 +12,10 @@ from rich.table import Table
 
 from fedsim.errors import UsageError
 from launch.results import html
-from launch.results.columns import shown
 from launch.results.comparison_page import comparable, remarks, render, warnings
 from launch.results.frontier import FrontierPoint, levels, pareto, reaching, running_maximum, winning_ranges
 from launch.results.groups import Group, gather
+from launch.results.statistics import shown
 from launch.results.tables import NONE, costs, fields, megabytes, name, results, write_csv
 
 MOST_RANGES = 6

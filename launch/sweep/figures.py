@@ -7,14 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.results.bands import Band, band
-from launch.results.columns import heading, percent
+from launch.results.figures import COLOURS, DASHES
+from launch.results.statistics import Band, band, heading, percent
 from launch.sweep.recipe import Plot, Row
 from launch.sweep.table import Results
-
-# Okabe and Ito's palette, which people with any colour vision can tell apart, black last
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#000000")
-DASHES = ("-", "--", ":", "-.")
 
 
 def draw(plot: Plot, results: Results, folder: Path) -> Path:

@@ -11,7 +11,7 @@
     label = "fedlap_cov"
     experiment = {algo = "fedlap_cov"}   hyperparameters = {delta = 0.01}   codecs = {precision = "csr:0.1"}
     published = {"test_accuracy@50" = "80.5±0.6"}
-    [[table]]                   columns are expressions of launch.results.columns
+    [[table]]                   columns are expressions of launch.results.statistics
     title = "Accuracy"   columns = ["test_accuracy@10", "test_accuracy@50"]   window = 3
     [[plot]]
     file = "accuracy.png"   x = "MB"   y = "test_accuracy"

@@ -15,14 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from launch.cli import main
-from launch.results.bands import band
-from launch.results.charts import Line, chart
-from launch.results.columns import Curve
+from launch.results.figures import COLOURS, Line, chart
 from launch.results.frontier import FrontierPoint, levels, pareto, reaching, running_maximum, winning_ranges
-from launch.results.groups import gather
-from launch.results.labels import labels
-from launch.runs.reader import Run
-from launch.sweep.figures import COLOURS
+from launch.results.groups import gather, labels
+from launch.results.statistics import band
+from launch.runs.reader import Curve, Run
 
 COLUMNS = "kind,round,exchange,client,worker,direction,message,field,layer,codec,dense_bytes,bytes"
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}

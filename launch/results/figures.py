@@ -1,4 +1,4 @@
-"""Line charts as inline SVG. Colours are CSS variables of page.py: one drawing serves light and dark."""
+"""Line charts as inline SVG. Colours are CSS variables of report.css: one drawing serves light and dark."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from launch.sweep.figures import COLOURS, DASHES
-
+# Okabe and Ito's palette, which people with any colour vision can tell apart, black last
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#000000")
+DASHES = ("-", "--", ":", "-.")
 Values = npt.NDArray[np.float64]
 
 INK, FAINT = "#010203", "#040506"
