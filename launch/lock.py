@@ -15,7 +15,7 @@ class RunLock:
     """Held from construction until release, or until this process ends, however it ends."""
 
     def __init__(self, folder: Path) -> None:
-        """See below.
+        """Take the lock.
 
         Raises:
             UsageError: if another process carries this run out.

@@ -99,7 +99,7 @@ def _sizes(problem: Problem, round: int, number: int, run: str) -> dict[str, Env
 
 
 def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan]:
-    """See below.
+    """Build the problem, and add up what its messages cost.
 
     Raises:
         FedsimError: as launch.

@@ -63,7 +63,7 @@ def compare(
 
 
 def accuracy(text: str) -> float:
-    """See below.
+    """Read an accuracy, such as 0.75 or 75%.
 
     Raises:
         UsageError: for what is none.

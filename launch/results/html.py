@@ -140,7 +140,7 @@ def _fields(names: Mapping[str, str]) -> str:
 
 
 def save(path: Path, text: str) -> None:
-    """See below.
+    """Write a text file.
 
     Raises:
         DiskError: if the disk cannot be read or written.

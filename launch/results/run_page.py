@@ -37,7 +37,7 @@ def report(folder: Path, out: Path | None = None) -> Path:
 
 
 def render(run: Run) -> str:
-    """See below.
+    """Render the page of a run.
 
     Raises:
         UsageError: if an argument is wrong.

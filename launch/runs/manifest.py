@@ -89,7 +89,7 @@ def computing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tup
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """See below.
+    """Read the manifest of a run folder.
 
     Raises:
         UsageError: if this is no run of this format.

@@ -50,7 +50,7 @@ class Run:
 
     @staticmethod
     def open(path: str | Path) -> Run:
-        """See below.
+        """Open a run folder.
 
         Raises:
             UsageError: if there is no run of this format.

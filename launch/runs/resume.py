@@ -28,7 +28,7 @@ class Stored:
 
     @staticmethod
     def open(folder: Path, drift: bool = False) -> Stored:
-        """See below.
+        """Open the folder of a run that is to go on.
 
         Raises:
             UsageError: if this is no run.

@@ -120,7 +120,7 @@ class Recipe:
 
     @staticmethod
     def read(path: Path) -> Recipe:
-        """See below.
+        """Read a recipe file, and check that its tables and plots use what it has.
 
         Raises:
             UsageError: naming the file and the key that is wrong.
@@ -193,7 +193,7 @@ def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
 
 
 def _known(path: Path, only: Iterable[str], labels: list[str], used: Iterable[str], keys: set[str]) -> None:
-    """See below.
+    """Check the labels and grid keys that a table or a plot uses.
 
     Raises:
         UsageError: for a label or a grid key that the recipe does not have.
