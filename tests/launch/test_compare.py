@@ -113,6 +113,13 @@ def test_runs_that_differ_in_the_seed_are_one_group(make: Make) -> None:
     ]
 
 
+def test_the_datas_digest_follows_from_the_seed_and_splits_no_group(make: Make) -> None:
+    make("a0", seed=0, data="digest of split 0")
+    folder = make("a1", seed=1, data="digest of split 1")
+    (group,) = gather([folder.parent])
+    assert group.seeds == (0, 1) and group.label == "fedavg"
+
+
 def test_a_younger_key_has_its_default_in_older_runs(make: Make) -> None:
     make("old", seed=0)
     make("new", seed=1, evaluate_on="test", link="", error_feedback=False)

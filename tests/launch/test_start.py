@@ -7,9 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from fedsim.experiment import Experiment
+from launch.cli import main
+from launch.config import Execution
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "numpy", "pandas", "zmq")
@@ -33,6 +38,12 @@ def test_help_and_mistyped_options_import_nothing_heavy(arguments: Sequence[str]
     )
     done = _python("-c", program)
     assert done.stdout.endswith("HEAVY []\n"), done.stdout[-200:] + done.stderr[-2000:]
+
+
+def test_every_field_of_the_configuration_has_an_option_or_says_that_it_has_none() -> None:
+    generated = {parameter.name for parameter in main.commands["launch"].params}
+    known = {field.name for kind in (Experiment, Execution) for field in fields(kind)}
+    assert generated == known - {"device"} | {"config"}
 
 
 def test_the_fork_server_is_made_by_a_process_that_has_imported_nothing_heavy() -> None:
