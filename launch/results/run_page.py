@@ -14,8 +14,8 @@ from fedsim.errors import FedsimError, UsageError
 from fedsim.experiment import dotted
 from fedsim.participation import schedule
 from launch.results import html
-from launch.results.figures import Line, Values, chart
-from launch.results.statistics import sides
+from launch.results.figures import Line, chart
+from launch.results.statistics import Values, sides
 from launch.results.timeline import timeline
 from launch.runs.reader import Run, every_round
 
