@@ -2,7 +2,7 @@
 
 Resolved once, by precedence command line > file > defaults; recorded in manifest.json under
 `experiment`. How it is computed (workers, transport, cores, output) is `execution` and belongs to
-the launcher.
+the launcher. Every field carries the description from which its command-line option is generated.
 """
 
 from __future__ import annotations
@@ -21,43 +21,101 @@ from fedsim.errors import UsageError, unknown
 T = TypeVar("T")
 
 
+def option(
+    description: str, metavar: str = "", *, default: str | None = None, name: str | None = None, **limits: Any
+) -> Meta:
+    """Describe a field, from which its option of the command line is generated.
+
+    Args:
+        description: The option's help text, without the default.
+        metavar: The name of the option's value in the help.
+        default: The default as the help shows it, if the field's own default is not what a reader wants.
+        name: The option's name, if it is not the field's with dashes; "" for a field without an option.
+        **limits: ge, gt, le or lt, as msgspec.Meta has them.
+    """
+    return Meta(
+        description=description, extra={"metavar": metavar, "default": default, "name": name}, **limits
+    )
+
+
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that the bits of a run depend on, besides library versions.
+    """Everything that the bits of a run depend on, besides the versions of libraries.
 
-    hyperparameters: those that differ from the algorithm's defaults, by dotted name (local.lr).
-    model '', rounds -1 and eval_samples -1 are the algorithm's defaults, inputs '' is the dataset's.
-    rounds may grow on resume. eval_samples: posterior samples to average over, 0 for none.
-    error_feedback: clients add to an upload what a lossy codec took from their last one. evaluate_on:
-    test, or training rows held out (fedsim.data.holdout). link, compute, deadline: the virtual clock
-    (fedsim.virtual_clock). bad_uploads: whether one with NaN, Inf, a precision that is not positive or too
-    large a norm stops the run, is skipped as if it were lost, or is computed once more before it stops the
-    run. max_norm: of any tensor of an upload; 0 for no limit, because what is absurd depends on the problem.
+    An empty `model` and -1 for `rounds` or `eval_samples` stand for the algorithm's default; an empty
+    `inputs` stands for the data set's. `rounds` may grow on resume.
     """
 
-    algo: str = "fedlap_cov"
-    dataset: str = "digits"
-    fraction: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    inputs: Literal["", "raw", "scaled"] = ""
-    partition: str = "two_dirichlet"
-    model: str = ""
-    clients: Annotated[int, Meta(ge=1)] = 10
-    rounds: Annotated[int, Meta(ge=-1)] = -1
-    participation: str = "full"
-    seed: int = 0
-    eval_every: Annotated[int, Meta(ge=1)] = 1
-    eval_samples: Annotated[int, Meta(ge=-1)] = -1
-    threads: Annotated[int, Meta(ge=1)] = 1
-    device: Literal["cpu", "cuda"] = "cpu"
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    codecs: Mapping[str, str] = field(default_factory=dict)
-    error_feedback: bool = False
-    evaluate_on: str = "test"
-    link: str = ""
-    compute: str = ""
-    deadline: str = ""
-    bad_uploads: Literal["stop", "skip", "retry"] = "stop"
-    max_norm: Annotated[float, Meta(ge=0)] = 0.0
+    algo: Annotated[str, option("Algorithm, or path/to/file.py:CLASS.", "NAME")] = "fedlap_cov"
+    dataset: Annotated[str, option("Data set (fedsim list datasets), or path/to/file.py:NAME.", "NAME")] = (
+        "digits"
+    )
+    fraction: Annotated[float, option("Share of the training data in use.", "F", gt=0, le=1)] = 1.0
+    inputs: Annotated[
+        Literal["", "raw", "scaled"], option("Features as stored, or scaled.", default="per data set")
+    ] = ""
+    partition: Annotated[str, option("Split over clients (fedsim list partitions).", "SPEC")] = (
+        "two_dirichlet"
+    )
+    model: Annotated[
+        str,
+        option(
+            "Model (fedsim list models), or path/to/file.py:NAME.", "NAME", default="the algorithm's default"
+        ),
+    ] = ""
+    clients: Annotated[
+        int, option("Clients.", "N", default="as many as workers, 10 with --workers 0", ge=1)
+    ] = 10
+    rounds: Annotated[int, option("Rounds.", "R", default="20; bcm 1", ge=-1)] = -1
+    participation: Annotated[str, option("full, a share (0.3) or a count (3) per round.", "S")] = "full"
+    seed: Annotated[int, option("Seed of all random streams.", "S")] = 0
+    eval_every: Annotated[int, option("Evaluate every N rounds.", "N", ge=1)] = 1
+    eval_samples: Annotated[
+        int,
+        option("Posterior samples averaged beside the mean, 0: none.", "N", default="per algorithm", ge=-1),
+    ] = -1
+    threads: Annotated[int, option("Threads per task; may change bits.", "T", ge=1)] = 1
+    device: Annotated[
+        Literal["cpu", "cuda"], option("What tasks compute on; follows from --devices.", name="")
+    ] = "cpu"
+    hyperparameters: Annotated[
+        Mapping[str, Any],
+        option("A hyperparameter (fedsim describe ALGO); repeatable.", "KEY=VALUE", default="", name="--set"),
+    ] = field(default_factory=dict)
+    """Those that differ from the algorithm's defaults, by dotted name (local.lr)."""
+    codecs: Annotated[
+        Mapping[str, str],
+        option(
+            "Encoding of a message field, or up.FIELD / down.FIELD; repeatable.",
+            "FIELD=CODEC",
+            default="",
+            name="--codec",
+        ),
+    ] = field(default_factory=dict)
+    error_feedback: Annotated[
+        bool, option("Add to an upload what a lossy codec took from the client's last one.")
+    ] = False
+    evaluate_on: Annotated[
+        str,
+        option("test, or held out: unused:N training rows, or fold:I/N of the clients' rows.", "ROWS"),
+    ] = "test"
+    link: Annotated[
+        str,
+        option("Virtual clock: up=10mbit,down=50mbit,rtt=40ms, or FILE.csv per client.", "L", default=""),
+    ] = ""
+    compute: Annotated[
+        str, option("Virtual clock: time per example, 5ms or 5ms,noise=0.3.", "T", default="")
+    ] = ""
+    deadline: Annotated[
+        str, option("Virtual clock: later uploads are paid for, not folded.", "T", default="")
+    ] = ""
+    bad_uploads: Annotated[
+        Literal["stop", "skip", "retry"],
+        option("An upload with NaN, Inf, a precision that is not positive or too large a norm."),
+    ] = "stop"
+    """`stop` ends the run, `skip` treats the upload as lost, `retry` computes it once more and then stops."""
+    max_norm: Annotated[float, option("Largest norm of an upload's tensor, 0: any.", "X", ge=0)] = 0.0
+    """There is no limit by default, because what is absurd depends on the problem."""
 
 
 DEFAULTS = Experiment()

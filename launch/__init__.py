@@ -1,1 +1,6 @@
-"""People: command line, process supervision, run folder, display."""
+"""The command line, run folders, their reports, sweeps, and the processes of a run."""
+
+import time
+
+PROGRAM_START = time.time()
+"""When the command line began, before its imports."""

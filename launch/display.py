@@ -1,15 +1,20 @@
-"""What a person sees: a header, progress while it runs, the bill at the end."""
+"""What a run prints: a header, progress while it runs, and its traffic at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from fedsim import plugins
 from fedsim.learning.likelihoods import EXTRA
+from fedsim.problem import Problem
+from launch.config import Execution
+from workers.devices import Placement
 
 
 class Display:
@@ -121,9 +126,29 @@ class Display:
         if summary["seconds_round_median"] is not None:
             self.console.print(
                 f"first round {summary['seconds_to_first_round']:.1f} s after the start, "
+                f"{summary['seconds_imports']:.1f} s of it imports; "
                 f"then {summary['seconds_round_median']:.3f} s a round"
             )
         self.console.print(f"run folder: {out}", soft_wrap=True)
+
+
+def header(problem: Problem, execution: Execution, placements: Sequence[Placement]) -> list[str]:
+    """Describe a run in three lines: what is learned, by which model and clients, and where."""
+    e, workers = problem.experiment, execution.workers
+    where = f"{workers} workers over {execution.transport}" if workers else "in process"
+    if execution.remote_workers:
+        where = f"{workers} remote workers"
+    devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
+    # commas, because rich takes a word between two colons for an emoji
+    algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
+    data, sizes = problem.dataset, problem.sizes
+    return [
+        f"[bold]{algo}[/] on {dataset}, {sum(sizes):,} of {len(data.train_targets):,} "
+        f"training examples, {len(data.test_targets):,} test",
+        f"model {model}, P = {problem.net.layout.size:,}; {len(problem.clients)} clients ({e.partition}, "
+        f"{min(sizes)} to {max(sizes)} examples)",
+        f"{e.rounds} rounds, participation {e.participation}, seed {e.seed}; {where} ({devices})",
+    ]
 
 
 def _total(fields: Mapping[str, Mapping[str, int]]) -> int:

@@ -1,124 +1,71 @@
-"""Command line over file over defaults. Paths, in a file too, are relative to the working directory."""
+"""Options of the command line, generated from the fields of Experiment and Execution."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, fields
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from fedsim import plugins, traces
-from fedsim.errors import UsageError, unknown
-from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, parse_setting, read_toml
-from launch.execution import Execution
+import click
+from msgspec import Meta
 
-TABLES = ("experiment", "hyperparameters", "codecs", "execution")
-EXECUTION = tuple(f.name for f in fields(Execution))
-CLIENTS_IN_PROCESS = DEFAULTS.clients
+from fedsim.experiment import Experiment
+from launch.config import Execution
+
+Command = Callable[..., None]
 
 
-@dataclass(frozen=True)
-class Given:
-    """What the command line says over what the file says, paths made absolute; where: for errors."""
+def configuration(command: Command) -> Command:
+    """Give a command all options of an experiment and of its execution, and --config."""
+    config = click.option(
+        "--config",
+        metavar="FILE",
+        help="TOML file with [experiment], [hyperparameters], [codecs], [execution].",
+    )
+    command = config(command)
+    for generated in reversed([*_options(Experiment), *_options(Execution)]):
+        command = generated(command)
+    return command
 
-    experiment: dict[str, Any]
-    hyperparameters: dict[str, Any]
-    codecs: dict[str, str]
-    execution: dict[str, Any]
-    config: str | None
 
-    @staticmethod
-    def of(options: Mapping[str, Any]) -> Given:
-        """See below.
-
-        Raises:
-            UsageError: naming the option, key or file that is wrong.
-        """
-        supplied = {key: value for key, value in options.items() if value is not None}
-        config = supplied.pop("config", None)
-        file = read_toml(Path(config)) if config else {}
-        for table in file:
-            if table not in TABLES:
-                raise unknown(f"table in {config}:", table, TABLES)
-            if not isinstance(file[table], dict):
-                raise UsageError(f"--config {config}: {table} = {file[table]!r} is no table; write [{table}]")
-        settings = dict(parse_setting(text) for text in supplied.pop("settings", ()))
-        codecs = dict(_pair(text) for text in supplied.pop("codecs", ()))
-        execution = file.get("execution", {}) | {k: supplied.pop(k) for k in EXECUTION if k in supplied}
-        return Given(
-            _absolute(file.get("experiment", {}) | supplied),
-            dict(dotted(file.get("hyperparameters", {}))) | settings,
-            file.get("codecs", {}) | codecs,
-            execution,
-            config,
+def _options(kind: type) -> Iterator[Callable[[Command], Command]]:
+    """One per field, in the fields' order; an option that is not given is None, or an empty tuple."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        hint, meta = _annotation(hints[field.name])
+        extra = meta.extra or {}
+        if extra["name"] == "":
+            continue
+        name = extra["name"] or "--" + field.name.replace("_", "-")
+        yield click.option(
+            name, field.name, help=_help(field, meta), metavar=extra["metavar"] or None, **_values(hint)
         )
 
-    def where(self, table: str) -> str:
-        """For errors."""
-        return f"[{table}] of {self.config}" if self.config else "the options"
+
+def _annotation(hint: Any) -> tuple[Any, Meta]:
+    """The type of a field, and its description."""
+    if get_origin(hint) is not Annotated:
+        raise TypeError(f"{hint} has no description: write Annotated[..., option(...)]")
+    kind, *metas = get_args(hint)
+    return kind, next(meta for meta in metas if isinstance(meta, Meta))
 
 
-def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-    """See below.
-
-    Raises:
-        UsageError: naming the option, key or file that is wrong.
-    """
-    supplied = Given.of(options)
-    execution = check_execution(supplied.execution, supplied)
-    values = {"clients": execution.workers or CLIENTS_IN_PROCESS} | supplied.experiment
-    values |= {"hyperparameters": supplied.hyperparameters, "codecs": supplied.codecs}
-    return convert(Experiment, values, supplied.where("experiment")), execution
+def _help(field: Field[Any], meta: Meta) -> str:
+    """The description, with the default in brackets; a switch has none."""
+    shown = (meta.extra or {})["default"]
+    if shown is None and isinstance(field.default, bool):
+        shown = ""
+    default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+    text = default if shown is None else shown
+    return f"{meta.description}  [{text}]" if text else str(meta.description)
 
 
-def check_execution(values: Mapping[str, Any], supplied: Given) -> Execution:
-    """How a run is carried out.
-
-    Raises:
-        UsageError: if parts of it do not go together.
-    """
-    execution = convert(Execution, values, supplied.where("execution"))
-    if execution.remote_workers:
-        execution = _remote(execution, "workers" in supplied.execution)
-    elif execution.bind:
-        raise UsageError("--bind is where --remote-workers K come in; workers of this machine need none")
-    if execution.verify_bytes and (execution.transport != "tcp" or not execution.workers):
-        raise UsageError(
-            "--verify-bytes asks the kernel, which counts TCP streams: add --transport tcp and workers"
-        )
-    return execution
-
-
-def _absolute(values: dict[str, Any]) -> dict[str, Any]:
-    """A user's files, wherever a worker's working directory is."""
-    for key in ("algo", "model", "dataset"):
-        if isinstance(values.get(key), str) and plugins.is_spec(values[key]):
-            values[key] = plugins.absolute(values[key])
-    if isinstance(values.get("participation"), str):
-        values["participation"] = traces.absolute(values["participation"])
-    if isinstance(values.get("link"), str) and values["link"].endswith(".csv"):
-        values["link"] = str(Path(values["link"]).resolve())
-    return values
-
-
-def _remote(execution: Execution, workers_given: bool) -> Execution:
-    """See below.
-
-    Raises:
-        UsageError: if remote workers do not go with the rest.
-    """
-    if workers_given and execution.workers != execution.remote_workers:
-        raise UsageError("--workers starts workers here and --remote-workers waits for others: give one")
-    if not execution.bind.startswith("tcp://") or ":" not in execution.bind.removeprefix("tcp://"):
-        raise UsageError(
-            f"--remote-workers: --bind {execution.bind!r} is no tcp://ADDRESS:PORT of this machine; "
-            "port * lets the system choose"
-        )
-    return replace(execution, workers=execution.remote_workers, transport="tcp")
-
-
-def _pair(text: str) -> tuple[str, str]:
-    field, equals, codec = text.partition("=")
-    if not equals:
-        raise UsageError(f"--codec {text!r}: give field=codec, such as --codec up.precision=bf16")
-    return field, codec
+def _values(hint: Any) -> dict[str, Any]:
+    """What click needs to know of a type. Limits are checked with the rest of the configuration."""
+    if hint is bool:
+        return {"is_flag": True, "default": None}
+    if get_origin(hint) is Literal:
+        return {"type": click.Choice([value for value in get_args(hint) if value])}
+    if hint in (int, float):
+        return {"type": hint}
+    return {"multiple": True} if get_origin(hint) is Mapping else {}

@@ -8,7 +8,9 @@ launch.session.
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +18,35 @@ from typing import Any
 
 from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment
-from launch.execution import Execution
-from launch.open_files import allow_open_files
-from launch.processes.server import ENVIRONMENT
+from launch.config import Execution
+from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Stored
 from workers.devices import assign_devices
 from workers.transport.eventfd import Wakeup
+
+SPARE, PER_WORKER = 128, 4
+"""Libraries, data and the run's files; a worker's connection, its process and what replaces it."""
+
+
+def allow_open_files(workers: int) -> None:
+    """Raise this process's limit of open files as far as the run needs.
+
+    libzmq ends a process that has none left, so this happens before anything else.
+
+    Raises:
+        UsageError: if the limit cannot be raised so far.
+    """
+    needed = SPARE + PER_WORKER * workers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(
+            f"{workers} workers need {needed} open files, and this shell allows {hard} (ulimit -Hn): "
+            "have the limit raised, or take fewer workers"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 @contextmanager
@@ -52,8 +76,22 @@ def stop_signals(wakeup: Wakeup, in_process: bool) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def resume(folder: Path, options: Mapping[str, Any], *, drift: bool = False, quiet: bool = False) -> Path:
+def resume(
+    folder: Path,
+    options: Mapping[str, Any],
+    *,
+    drift: bool = False,
+    quiet: bool = False,
+    started: float | None = None,
+) -> Path:
     """Go on with a run; options of launch may say how, and give it more rounds.
+
+    Args:
+        folder: The run folder.
+        options: Options of launch, by field name.
+        drift: Go on although other versions compute.
+        quiet: Print nothing.
+        started: As in launch.
 
     Raises:
         FedsimError: as launch.
@@ -63,17 +101,34 @@ def resume(folder: Path, options: Mapping[str, Any], *, drift: bool = False, qui
     experiment, execution = stored.configure(options)
     if stored.complete and experiment.rounds == stored.experiment.rounds:
         raise UsageError(f"{folder} is complete: all {experiment.rounds} rounds; --rounds gives it more")
-    return launch(experiment, execution, quiet=quiet, stored=stored)
+    return launch(experiment, execution, quiet=quiet, stored=stored, started=started)
 
 
 def launch(
-    experiment: Experiment, execution: Execution, *, quiet: bool = False, stored: Stored | None = None
+    experiment: Experiment,
+    execution: Execution,
+    *,
+    quiet: bool = False,
+    stored: Stored | None = None,
+    started: float | None = None,
 ) -> Path:
-    """Run an experiment; returns the run folder.
+    """Run an experiment.
+
+    Args:
+        experiment: What is computed.
+        execution: How it is carried out.
+        quiet: Print nothing.
+        stored: The run that is resumed, if any.
+        started: When the program began (seconds since the epoch), from which the summary measures; by
+            default, when this function is called.
+
+    Returns:
+        The run folder.
 
     Raises:
         FedsimError: any FedsimError, after summary.json has been written with the status.
     """
+    started = time.time() if started is None else started
     allow_open_files(execution.workers)
     wakeup = Wakeup()
     supervisor = Supervisor(wakeup)
@@ -87,11 +142,13 @@ def launch(
                 os.environ.update(ENVIRONMENT)
                 if placements[0].gpu is not None and not execution.workers:
                     os.environ["CUDA_VISIBLE_DEVICES"] = placements[0].gpu
+            from launch.runs.summary import Start
             from launch.session import Session  # imports torch
 
-            session = Session.prepare(experiment, execution, placements, supervisor, quiet, stored)
+            start = Start(started, time.time() - started)
+            session = Session.prepare(experiment, execution, placements, supervisor, start, quiet, stored)
             session.run(wakeup)
         finally:
             supervisor.stop(gently=False)
             wakeup.close()
-    return session.rundir.path
+    return session.folder

@@ -68,12 +68,12 @@ def _print(rows: list[tuple[str, str]]) -> None:
 
 def cost_in_p(message: type) -> str:
     """What one message costs, as people write it: '2P', 'P + P(P+1)/2', '0' (scalars are left out)."""
-    timeouts: dict[str, int] = {}
+    terms: dict[str, int] = {}
     for field in schema(message):
         if field.kind.dims:
             product = " ".join(field.kind.dims)
-            timeouts[product] = timeouts.get(product, 0) + 1
-    return " + ".join((f"{n}" if n > 1 else "") + dims for dims, n in timeouts.items()) or "0"
+            terms[product] = terms.get(product, 0) + 1
+    return " + ".join((f"{n}" if n > 1 else "") + dims for dims, n in terms.items()) or "0"
 
 
 def wire_cost(algorithm: AnyAlgorithm) -> str:

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ from fedsim.problem import Problem
 from fedsim.wire.codecs import CODECS, Codec, Spec, codec
 from fedsim.wire.codecs.zstd import expanded
 from fedsim.wire.schema import Field, values_of
-from launch.execution import Execution
+from launch.config import Execution
 from launch.run import launch
 from launch.runs.restored import Message, StoredRun
 
@@ -80,11 +81,9 @@ def codecs(folder: Path | None, data_dir: Path | None, fractions: Sequence[float
         raise UsageError(f"--csv {file}: there is no folder {file.parent}")
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="fedsim-codecs-") as temporary:
-            created = Path(temporary) / "run"
-            launch(
-                Experiment(rounds=ROUNDS), Execution(workers=0, devices="cpu", out=str(created)), quiet=True
-            )
-            return _show(StoredRun.open(created), fractions, file)
+            execution = Execution(workers=0, devices="cpu", out=f"{temporary}/run")
+            trained = launch(Experiment(rounds=ROUNDS), execution, quiet=True)
+            return _show(StoredRun.open(trained), fractions, file)
     _show(StoredRun.open(folder, data_dir), fractions, file)
 
 
@@ -152,10 +151,9 @@ def _measure(
     total, dense = sum(sizes.values()), spec.dense_bytes
     result = selected.unpack(frames, spec, ref)
     worst, l2 = errors(result, x) if selected.lossy else (None, None)
-    encoding = decoding = None
-    if selected.name != "dense":
-        encoding = dense / fastest(lambda: selected.pack(x, spec, ref)) / 1e6
-        decoding = dense / fastest(lambda: selected.unpack(frames, spec, ref)) / 1e6
+    timed = selected.name != "dense"
+    encoding = dense / fastest(lambda: selected.pack(x, spec, ref)) / 1e6 if timed else None
+    decoding = dense / fastest(lambda: selected.unpack(frames, spec, ref)) / 1e6 if timed else None
     return Measured(
         direction=message.side,
         exchange=message.exchange,
@@ -209,7 +207,7 @@ def entropy(counts: np.ndarray) -> float:
 
 
 def indices_floor(selected: Codec, spec: Spec) -> float:
-    """Bytes; see the module."""
+    """The floor of the values' bytes, as the module says."""
     assert selected.kept is not None
     bits = 0.0
     for s in spec.layout.slices:
@@ -238,8 +236,7 @@ FOOTER = (
     "MB/s: of the dense tensor, the fastest of several runs in this process.",
     "error: the largest |x' - x| / |x| over entries that are not 0; the same of the vectors' norms; - exact.",
     "indices / floor: bytes over P H(p) / 8 for p kept of P, summed over layers: the least for positions "
-    "independent of each other. Real ones are not (whole columns and units are large together), so it can be "
-    "beaten.",
+    "independent of each other; real ones are not (whole columns and units are large together).",
     "values / floor: bytes over the entropy of order 0 of the values' bytes, one histogram per byte plane "
     "(all first bytes, all second bytes, ...). Neighbours alike beat it; of few values it is too low.",
 )
@@ -250,15 +247,12 @@ def table(result: Sequence[Measured]) -> Table:
     out = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     out.add_column("field", no_wrap=True)
     out.add_column("codec", no_wrap=True)
-    for name in ("bytes", "ratio", "encode\nMB/s", "decode\nMB/s", "largest\nerror", "L2\nerror"):
+    speeds, errors = ("encode\nMB/s", "decode\nMB/s"), ("largest\nerror", "L2\nerror")
+    for name in ("bytes", "ratio", *speeds, *errors, "indices\n/ floor", "values\n/ floor"):
         out.add_column(name, justify="right")
-    for name in ("indices\n/ floor", "values\n/ floor"):
-        out.add_column(name, justify="right")
-    groups: dict[tuple[str, int, str], list[Measured]] = {}
-    for m in result:
-        groups.setdefault((m.direction, m.exchange, m.field), []).append(m)
-    several = any(exchange > 1 for _, exchange, _ in groups)
-    for (direction, exchange, name), rows in groups.items():
+    several = any(m.exchange > 1 for m in result)
+    for (direction, exchange, name), group in groupby(result, lambda m: (m.direction, m.exchange, m.field)):
+        rows = list(group)
         label = [f"[bold]{direction}.{name}[/]", f"[dim]{rows[0].kind} {rows[0].shape}[/]"]
         label += [f"[dim]exchange {exchange}[/]"] if several else []
         for i, m in enumerate(rows):

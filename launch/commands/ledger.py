@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.errors import DiskError
+from launch.results.statistics import messages, sides
 from launch.runs.reader import Run
 
 SIDES = ("down", "up")
@@ -50,18 +51,6 @@ def show(folder: Path, *, by: str, everything: bool, cumulative: bool, export: P
     if export is not None:
         _export(own, export)
         console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
-
-
-def sides(rows: pandas.DataFrame, keys: list[str]) -> pandas.DataFrame:
-    """Bytes by `keys`, one column per direction."""
-    table = rows.pivot_table(index=keys, columns="direction", values="bytes", aggfunc="sum", fill_value=0)
-    return table.reindex(columns=list(SIDES), fill_value=0).astype("int64")
-
-
-def messages(rows: pandas.DataFrame, direction: str) -> int:
-    """Envelopes of the algorithm in one direction: a client's part in an exchange."""
-    sent = rows[(rows.kind == "algorithm") & (rows.direction == direction)]
-    return len(sent[["round", "exchange", "client"]].drop_duplicates())
 
 
 def once(rows: pandas.DataFrame) -> int:

@@ -15,8 +15,8 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.participation import Schedule, schedule
 from fedsim.problem import Problem
 from fedsim.wire.wire_size import EnvelopeSize, envelope_size
+from launch.config import Execution
 from launch.display import Display
-from launch.execution import Execution
 from protocols import find
 
 RUN_NAME = "0" * 16
@@ -99,7 +99,7 @@ def _sizes(problem: Problem, round: int, number: int, run: str) -> dict[str, Env
 
 
 def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan]:
-    """See below.
+    """Build the problem, and add up what its messages cost.
 
     Raises:
         FedsimError: as launch.

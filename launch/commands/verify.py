@@ -166,7 +166,7 @@ def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
 
 
 def _ids(text: str | None, clients: int) -> frozenset[int] | None:
-    """See below.
+    """Read the ids of clients, such as 0,4; None means all.
 
     Raises:
         UsageError: if an argument is wrong.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import Interrupted, TaskError
-from launch.processes.server import ForkServer
+from launch.processes.fork_server import ForkServer
 from workers.coordinator.worker_pool import ProcessExit
 from workers.devices import Placement
 from workers.transport.eventfd import Wakeup

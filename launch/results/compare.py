@@ -12,13 +12,13 @@ from rich.table import Table
 
 from fedsim.errors import UsageError
 from launch.results import html
-from launch.results.columns import shown
 from launch.results.comparison_page import comparable, remarks, render, warnings
 from launch.results.frontier import FrontierPoint, levels, pareto, reaching, running_maximum, winning_ranges
 from launch.results.groups import Group, gather
+from launch.results.statistics import shown
 from launch.results.tables import NONE, costs, fields, megabytes, name, results, write_csv
 
-MOST_REIGNS = 6
+MOST_RANGES = 6
 """Budgets whose winner the terminal names; the page names all."""
 
 
@@ -63,7 +63,7 @@ def compare(
 
 
 def accuracy(text: str) -> float:
-    """See below.
+    """Read an accuracy, such as 0.75 or 75%.
 
     Raises:
         UsageError: for what is none.
@@ -110,7 +110,7 @@ def _print_frontier(
     console: Console, groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]
 ) -> None:
     result = winning_ranges(pareto([p for points in maxima for p in points]))
-    if len(groups) < 2 or not 0 < len(result) <= MOST_REIGNS:
+    if len(groups) < 2 or not 0 < len(result) <= MOST_RANGES:
         return
     output = [
         f"{escape(name(groups[r.first.group]))} {'from' if math.isinf(r.until) else 'to'} "

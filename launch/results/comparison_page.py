@@ -10,13 +10,11 @@ import numpy as np
 
 from fedsim import plugins
 from launch.results import html
-from launch.results.bands import Band, band
-from launch.results.charts import Line, chart, wide
+from launch.results.figures import Line, chart, wide
 from launch.results.frontier import FrontierPoint, pareto, winning_ranges
-from launch.results.groups import Group
-from launch.results.labels import differences, shared
-from launch.results.tables import UNFINISHED, costs, fields, megabytes, name, parts, results, seeds
-from launch.sweep.table import Grid
+from launch.results.groups import Group, differences, shared
+from launch.results.statistics import Band, band
+from launch.results.tables import UNFINISHED, Grid, costs, fields, megabytes, name, parts, results, seeds
 
 MEASURES = {"test_accuracy": "accuracy", "test_nll": "NLL (nats)"}
 AXES = {
@@ -41,7 +39,7 @@ SPAN = 30
 def render(
     groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]], levels: Sequence[float]
 ) -> str:
-    """climbs: of every group, as frontier.climb; levels: accuracies whose cost is asked for."""
+    """maxima: of every group, as frontier.running_maximum; levels: accuracies whose cost is asked for."""
     shown = drawn(groups, maxima)
     names = {slot: name(groups[n]) for slot, n in enumerate(shown)}
     key = html.key(names)

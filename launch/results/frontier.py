@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launch.results.bands import stacked
-from launch.results.columns import reached
 from launch.results.groups import Group
+from launch.results.statistics import reached, stacked
 
 STEPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 """Distances between round accuracies that levels are chosen from."""

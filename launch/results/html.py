@@ -5,69 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from string import Template
+
+from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from fedsim.errors import DiskError
-from launch.sweep.figures import COLOURS, DASHES
+from launch.results.figures import COLOURS, DASHES
 
 _DARK = ("#4c9be8", "#ff8a50", "#2fc79a", "#f0a3cf", "#f0b73f", "#a5dcf5", "#b565d8", "#dddddd")
-_PAGE = Template("""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-:root { color-scheme: light dark; --paper: #fcfcfa; --ink: #23272b; --soft: #676e75; --line: #dfe1e0; $light }
-@media (prefers-color-scheme: dark) {
-:root { --paper: #16191c; --ink: #dfe2e4; --soft: #98a0a7; --line: #343a3f; $dark } }
-* { box-sizing: border-box }
-body { margin: 0 auto; padding: 1.2rem; max-width: 68rem; background: var(--paper); color: var(--ink);
-font: 15px/1.5 system-ui, sans-serif }
-h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.05rem; margin: 2.2rem 0 .6rem }
-p { margin: .3rem 0 } .soft, figcaption, th { color: var(--soft) } .bad { color: var(--c1); font-weight: 600 }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .8rem;
-margin: 1.2rem 0 }
-.tiles div { border-top: 2px solid var(--line); padding-top: .3rem }
-.tiles b { display: block; font-size: 1.25rem; font-weight: 600 } .tiles span { color: var(--soft) }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); gap: 1rem }
-.by2 { grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr)) }
-figure { margin: 0 } svg { width: 100%; height: auto }
-svg text { font-family: system-ui, sans-serif !important }
-.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .9rem }
-td, th { text-align: left; padding: .2rem 1rem .2rem 0; border-bottom: 1px solid var(--line);
-vertical-align: top; overflow-wrap: anywhere; font-variant-numeric: tabular-nums }
-th { font-weight: 500; overflow-wrap: normal }
-.wide td { overflow-wrap: normal } td.n, th.n { text-align: right }
-.wide td.n { white-space: nowrap } .wide td.t { min-width: 9rem }
-.wide td:first-child { position: sticky; left: 0; background: var(--paper) }
-.bar { display: flex; height: 1.5rem; margin: .2rem 0 .4rem; border-radius: 3px; overflow: hidden }
-.bar i { display: block } .key { display: inline-block; margin-right: 1rem; font-size: .85rem }
-.key i { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .35rem }
-.swatch { width: 1.6rem; height: .7rem; margin-right: .35rem; vertical-align: baseline }
-.bars { display: grid; grid-template-columns: fit-content(40%) 1fr; gap: .15rem .8rem; align-items: center;
-font-size: .9rem } .bars .bar { margin: 0; height: 1.1rem } .bars span { overflow-wrap: anywhere }
-.bars { margin: .6rem 0 1.2rem }
-.bars span span { color: var(--soft); white-space: nowrap }
-.large { max-width: 46rem }
-.grid .took { fill: var(--c0) } .grid .lost { fill: var(--c1) } .grid .away { fill: var(--line) }
-.timeline { min-width: 44rem } .timeline text { fill: var(--soft); font-size: 12px }
-.timeline rect { stroke: var(--paper); stroke-width: .8 } .timeline .rule { stroke: var(--line); fill: none }
-.odd { fill: var(--c0); background: var(--c0) } .even { fill: var(--c0); background: var(--c0); opacity: .45 }
-.scoring { fill: var(--c2); background: var(--c2) } .folding { fill: var(--c1); background: var(--c1) }
-.holding { fill: var(--line); background: var(--line) }
-@media print { body { max-width: none; font-size: 11px } figure, table { break-inside: avoid }
-* { print-color-adjust: exact; -webkit-print-color-adjust: exact } }
-</style></head><body>
-$body
-</body></html>
-""")
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), keep_trailing_newline=True
+)
+"""page.html and report.css; what is put into the page as text is escaped."""
 
 
 def page(title: str, parts: Iterable[str]) -> str:
+    """Render the whole page around parts that are HTML; the title is text."""
+
     def variables(colours: Sequence[str]) -> str:
         return " ".join(f"--c{n}: {c};" for n, c in enumerate(colours))
 
     light, dark = variables([c.lower() if c != "#000000" else "#444444" for c in COLOURS]), variables(_DARK)
-    return _PAGE.substitute(title=escape(title), light=light, dark=dark, body="\n".join(filter(None, parts)))
+    body = "\n".join(filter(None, parts))
+    return _TEMPLATES.get_template("page.html").render(title=title, light=light, dark=dark, body=body)
 
 
 def section(title: str, *parts: str) -> str:
@@ -181,7 +140,7 @@ def _fields(names: Mapping[str, str]) -> str:
 
 
 def save(path: Path, text: str) -> None:
-    """See below.
+    """Write a text file.
 
     Raises:
         DiskError: if the disk cannot be read or written.

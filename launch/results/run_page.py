@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pandas
 
-from fedsim.errors import UsageError
+from fedsim.errors import FedsimError, UsageError
 from fedsim.experiment import dotted
-from launch.commands.ledger import sides
+from fedsim.participation import schedule
 from launch.results import html
-from launch.results.charts import Line, Values, chart
-from launch.results.participation import grid
+from launch.results.figures import Line, chart
+from launch.results.statistics import Values, sides
 from launch.results.timeline import timeline
 from launch.runs.reader import Run, every_round
 
+MOST_CLIENTS, MOST_ROUNDS = 60, 200
 MEASURES = {"test_accuracy": "accuracy", "test_nll": "NLL (nats)"}
 
 
@@ -36,7 +37,7 @@ def report(folder: Path, out: Path | None = None) -> Path:
 
 
 def render(run: Run) -> str:
-    """See below.
+    """Render the page of a run.
 
     Raises:
         UsageError: if an argument is wrong.
@@ -54,7 +55,7 @@ def render(run: Run) -> str:
             html.tiles(_figures(summary)),
             html.section("Learning", _curves(run)),
             html.section("Bytes by field and layer", *_bytes(run)),
-            html.section("Participation", grid(run, int(summary.get("rounds", 0)))),
+            html.section("Participation", _participation(run, int(summary.get("rounds", 0)))),
             html.section("Timeline", timeline(run.path / "timeline.csv")),
             html.section("Bill", _traffic_summary(run)),
             html.section(
@@ -164,3 +165,42 @@ def _traffic_summary(run: Run) -> str:
     down, up = int(by["down"].sum()), int(by["up"].sum())
     lines.append(["total", "", f"{down:,}", f"{up:,}", f"{down + up:,}"])
     return html.table(["field", "layer", "bytes down", "bytes up", "bytes"], lines, 2)
+
+
+def _participation(run: Run, rounds: int) -> str:
+    """As the run's schedule says, which decides it; what is cut is said below."""
+    experiment = run.experiment
+    clients = int(experiment["clients"])
+    try:
+        participations = schedule(
+            str(experiment["participation"]),
+            clients=clients,
+            seed=int(experiment["seed"]),
+            sizes=tuple(experiment.get("client_sizes") or ()),
+        )
+        shown = [participations(r) for r in range(1, min(rounds, MOST_ROUNDS) + 1)]
+    except FedsimError:  # a trace file that has gone
+        return '<p class="soft">The schedule of this run can no longer be read.</p>'
+    if not shown:
+        return ""
+    many, side = min(clients, MOST_CLIENTS), 10
+    cells = []
+    for x, participation in enumerate(shown):
+        participants, unfolded = (
+            set(participation.participants),
+            participation.lost_uploads | participation.dropouts,
+        )
+        for k in range(many):
+            kind = "away" if k not in participants else "lost" if k in unfolded else "took"
+            cells.append(f'<rect class="{kind}" x="{x * side}" y="{k * side}" width="9" height="9"/>')
+    width, height = len(shown) * side, many * side
+    drawn = (
+        f'<div class="wide"><svg class="grid" role="img" aria-label="participation" '
+        f'viewBox="0 0 {width} {height}" style="max-width: {width * 1.4:.0f}px">{"".join(cells)}</svg></div>'
+    )
+    key = "".join(
+        f'<span class="key"><i style="background: var(--{colour})"></i>{what}</span>'
+        for colour, what in (("c0", "folded"), ("c1", "took part, not folded"), ("line", "away"))
+    )
+    cut = [f"clients 0 to {many - 1} of {clients:,} downwards, rounds 1 to {len(shown)} of {rounds:,} across"]
+    return f'{drawn}<p>{key}</p><p class="soft">{cut[0]}</p>'

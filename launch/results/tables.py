@@ -5,15 +5,15 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
 from fedsim.errors import DiskError
 from fedsim.learning.likelihoods import EXTRA
-from launch.results.columns import heading, percent, shown
 from launch.results.frontier import reaching
 from launch.results.groups import Group
-from launch.sweep.table import Grid, best
+from launch.results.statistics import heading, percent, shown
 
 NONE = "–"
 FIRM = "\N{NO-BREAK SPACE}"
@@ -23,12 +23,33 @@ MEASURES = {
     "test_nll@end": "test_nll",
     **{f"{name}@end": name for name in ("ensemble_accuracy", "ensemble_nll", *EXTRA)},
 }
-"""Columns of launch.results.columns and the metric that they need."""
+"""Columns of launch.results.statistics and the metric that they need."""
 SMALL = 0.0005
 ALWAYS = {"header", "framing"}
 """Parts that are named however small they are."""
 UNFINISHED = "*"
 """Behind the name of a group that no run of has finished."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as text: a header and lines of equal length, the first cell naming the row."""
+
+    title: str
+    header: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        rows = [self.header, ("---",) * len(self.header), *self.lines]
+        body = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+        return f"### {self.title}\n\n{body}\n" if self.title else f"{body}\n"
+
+
+def best(expression: str, column: Sequence[Sequence[float]]) -> int:
+    """The row with the highest accuracy, the lowest NLL, the fewest rounds or megabytes; -1: none."""
+    sign = 1 if percent(expression) and " to " not in expression else -1
+    means = [sign * sum(v) / len(v) if v and not any(map(math.isnan, v)) else -math.inf for v in column]
+    return means.index(max(means)) if means and max(means) > -math.inf else -1
 
 
 def name(group: Group) -> str:

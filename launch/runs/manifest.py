@@ -10,12 +10,16 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedsim import plugins, traces
 from fedsim.errors import DataError, UsageError
-from fedsim.experiment import Experiment, convert
-from launch.execution import Execution
+from fedsim.experiment import Experiment, convert, resolved_hyperparameters
+from launch.config import Execution
 from workers.devices import gpu_models
+
+if TYPE_CHECKING:
+    from fedsim.problem import Problem
 
 FORMAT = 1
 COMPUTES = ("python", "torch", "numpy")
@@ -36,6 +40,25 @@ def describe(
         "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},
         "started": now(),
         "command": sys.argv,
+    }
+
+
+def described(problem: Problem) -> dict[str, Any]:
+    """Describe an experiment with every default resolved.
+
+    `sources` has the user's own files and their sha256.
+    """
+    from fedsim.virtual_clock import is_file  # imports torch, and this module must not
+
+    experiment = problem.experiment
+    return asdict(experiment) | {
+        "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
+        "params": problem.net.layout.size,
+        "client_sizes": list(problem.sizes),
+        "data": problem.data_digest,
+        "sources": plugins.sources((experiment.algo, experiment.model, experiment.dataset))
+        | traces.digest(experiment.participation)
+        | ({experiment.link: traces.sha256(experiment.link)} if is_file(experiment.link) else {}),
     }
 
 
@@ -66,7 +89,7 @@ def computing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tup
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """See below.
+    """Read the manifest of a run folder.
 
     Raises:
         UsageError: if this is no run of this format.

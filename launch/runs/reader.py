@@ -8,6 +8,7 @@ run.metrics["test_accuracy"];  run.ledger.groupby("field")["bytes"].sum();  run.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import pandas
 
 from fedsim.errors import DataError, UsageError
-from fedsim.experiment import dotted
 from fedsim.wire.ledger import COLUMNS
 
 if TYPE_CHECKING:
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 TEXT = ("kind", "direction", "message", "field", "layer", "codec")
+SUMS = {
+    "MB": ("bytes_down", "bytes_up"),
+    "MB up": ("bytes_up",),
+    "MB down": ("bytes_down",),
+    "simulated": ("simulated_seconds",),
+}
+"""What is summed up over the rounds so far."""
 ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
 """Of what an experiment has, the keys that readers count on."""
 
@@ -43,7 +50,7 @@ class Run:
 
     @staticmethod
     def open(path: str | Path) -> Run:
-        """See below.
+        """Open a run folder.
 
         Raises:
             UsageError: if there is no run of this format.
@@ -182,9 +189,63 @@ class Run:
         return result
 
 
+def json_or_empty(path: Path) -> dict[str, Any]:
+    """Read one of a run's files; {} where there is none, or where it is damaged."""
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}
+
+
 def every_round(rounds: Sequence[int]) -> bool:
     """Whether none was left out between those that were evaluated, so that sums over lines are whole."""
     return list(rounds) == list(range(len(rounds)))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A run's metrics.jsonl: one mapping per evaluated round, ascending."""
+
+    lines: tuple[dict[str, Any], ...]
+
+    @staticmethod
+    def read(folder: Path) -> Curve:
+        """Of a run folder.
+
+        Raises:
+            UsageError: if an argument is wrong.
+            DataError: if data is missing or damaged.
+        """
+        return Curve(Run(folder).lines)
+
+    def rounds(self) -> list[int]:
+        return [line["round"] for line in self.lines]
+
+    def has(self, name: str) -> bool:
+        """Whether there is a number of this name in any line; sums of seconds need every round's."""
+        if name != "simulated":
+            return name in SUMS or any(line.get(name) is not None for line in self.lines)
+        timed = all("simulated_seconds" in line for line in self.lines if line["round"])
+        return timed and every_round(self.rounds())
+
+    def metric(self, name: str) -> list[float]:
+        """One value per evaluated round; sums are so far. null is NaN.
+
+        Raises:
+            UsageError: if an argument is wrong.
+        """
+        if name in SUMS:
+            scale, total, out = 1e-6 if name.startswith("MB") else 1.0, 0.0, []
+            for line in self.lines:
+                total += sum(line.get(key) or 0 for key in SUMS[name])
+                out.append(total * scale)
+            return out
+        values = [line.get(name) for line in self.lines]
+        if all(v is None for v in values) and not any(name in line for line in self.lines):
+            known = sorted({key for line in self.lines for key in line})
+            raise UsageError(f"no metric {name!r} in this run (it has {', '.join(known)})")
+        return [math.nan if v is None else float(v) for v in values]
 
 
 def run_experiment(
@@ -197,20 +258,10 @@ def run_experiment(
     Raises:
         FedsimError: any FedsimError.
     """
-    from launch.options import resolve
+    from launch.config import Overrides
     from launch.run import launch
 
-    hyperparameters = experiment.pop("hyperparameters", {})
-    codecs = experiment.pop("codecs", {})
-    supplied: dict[str, Any] = {**experiment, "workers": workers}
-    for key, value in (("out", out), ("data_dir", data_dir)):
-        if value is not None:
-            supplied[key] = str(value)
-    supplied["settings"] = tuple(f"{key}={_toml(value)}" for key, value in dotted(hyperparameters))
-    supplied["codecs"] = tuple(f"{field}={codec}" for field, codec in codecs.items())
-    created, execution = resolve(supplied)
-    return Run.open(launch(created, execution, quiet=True))
-
-
-def _toml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    folders = {key: str(path) for key, path in (("out", out), ("data_dir", data_dir)) if path is not None}
+    return Run.open(
+        launch(*Overrides.typed({**experiment, **folders, "workers": workers}).resolve(), quiet=True)
+    )

@@ -124,7 +124,7 @@ class StoredRun:
         return max((r["round"] for r in self.journal() if r["what"] == "commit"), default=self.round)
 
     def journal(self) -> list[dict[str, Any]]:
-        """See below.
+        """Read the journal.
 
         Raises:
             DataError: if it cannot be read.

@@ -14,8 +14,7 @@ from typing import Any
 
 from fedsim.errors import MismatchError
 from fedsim.experiment import Experiment, convert, dotted
-from launch.execution import Execution
-from launch.options import Given, check_execution
+from launch.config import Execution, Overrides, check_execution
 from launch.runs import manifest
 
 
@@ -29,7 +28,7 @@ class Stored:
 
     @staticmethod
     def open(folder: Path, drift: bool = False) -> Stored:
-        """See below.
+        """Open the folder of a run that is to go on.
 
         Raises:
             UsageError: if this is no run.
@@ -44,13 +43,13 @@ class Stored:
             UsageError: if an argument is wrong.
             MismatchError: naming what must not change. check() compares hyperparameters.
         """
-        supplied, before = Given.of(options), self.experiment
+        supplied, before = Overrides.of(options), self.experiment
         merged = {
             "hyperparameters": {**before.hyperparameters, **supplied.hyperparameters},
             "codecs": {**before.codecs, **supplied.codecs},
         }
         target = convert(
-            Experiment, asdict(before) | supplied.experiment | merged, supplied.where("experiment")
+            Experiment, {**asdict(before), **supplied.experiment, **merged}, supplied.where("experiment")
         )
         for f in fields(Experiment):
             was, says = getattr(before, f.name), getattr(target, f.name)
@@ -76,14 +75,14 @@ class Stored:
     def experiment(self) -> Experiment:
         return manifest.experiment(self.folder, self.manifest)
 
-    def _execution(self, supplied: Given) -> Execution:
+    def _execution(self, supplied: Overrides) -> Execution:
         known = {f.name for f in fields(Execution)}
         values = {k: v for k, v in self.manifest.get("execution", {}).items() if k in known}
         if "workers" in supplied.execution or not values.get("remote_workers"):
             values |= {"remote_workers": 0, "bind": ""}
         if supplied.execution.get("remote_workers"):
             values.pop("workers", None)
-        return check_execution(values | supplied.execution | {"out": str(self.folder)}, supplied)
+        return check_execution({**values, **supplied.execution, "out": str(self.folder)}, supplied)
 
     def check(self, now: Mapping[str, Any]) -> None:
         """Compare what computes, and what is computed with, with what it was; now: the manifest of today.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -24,11 +22,16 @@ from workers.coordinator.loop import Outcome
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
 
 
-def process_start() -> float:
-    """When this process was started, in seconds since the epoch, from /proc."""
-    ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
-    uptime = float(Path("/proc/uptime").read_text().split()[0])
-    return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+class Start(NamedTuple):
+    """The beginning of the program that carries a run out.
+
+    Attributes:
+        at: When it began, in seconds since the epoch.
+        imports: The seconds that its imports took.
+    """
+
+    at: float
+    imports: float
 
 
 def precision_of(model: Point | Gaussian) -> Tensor | None:
@@ -96,7 +99,8 @@ def summarise(
     folded: list[int],
     messages: int,
     outcome: Outcome | None,
-    states: ClientStates,
+    states: ClientStates | None,
+    start: Start,
 ) -> dict[str, Any]:
     """summary.json. units_of_p: per client and exchange, all layers (docs/decisions/005); messages: how
     often a client took part in an exchange; took_part and folded: rounds per client, in which it got the
@@ -123,12 +127,13 @@ def summarise(
         "units_of_p_up": up / (4 * params * messages) if messages else 0.0,
         "kernel_residual": None,
         "seconds_to_first_round": None,
+        "seconds_imports": round(start.imports, 3),
         "seconds_round_median": None,
         "seconds_clients": None,
         "model_sha256": None,
         "clients_sha256": None,
     }
-    if outcome is not None:
+    if outcome is not None and states is not None:
         later = outcome.seconds_rounds[1:] or outcome.seconds_rounds
         summary |= {
             "kernel_residual": outcome.kernel_residual,

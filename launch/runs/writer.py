@@ -46,7 +46,7 @@ class RunDir:
             self.lock = RunLock(path)
             self._metrics: TextIO = (path / "metrics.jsonl").open(mode)
             self._ledger: TextIO = (path / "ledger.csv").open(mode, newline="")
-            self._timeline: TextIO = (path / "task_timeline.csv").open(mode, newline="")
+            self._timeline: TextIO = (path / "timeline.csv").open(mode, newline="")
         except OSError as e:
             raise DiskError(f"cannot make the run folder {path}: {e.strerror}") from None
         self._rows = csv.writer(self._ledger, lineterminator="\n")

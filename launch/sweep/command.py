@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -13,12 +16,12 @@ from rich.table import Table as RichTable
 
 from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DiskError, TaskError, UsageError
+from launch.results.tables import Grid
 from launch.sweep.figures import draw
-from launch.sweep.page import write_page
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import Progress, carry_out
-from launch.sweep.table import Grid, Results, grid, write_csv, write_tables
+from launch.sweep.table import Results, grid, write_csv, write_tables
 
 
 def sweep(
@@ -26,7 +29,7 @@ def sweep(
     *,
     out: Path | None,
     runs: Path,
-    side_by_side: int,
+    side_by_side: int | None,
     data_dir: str | None,
     dry: bool = False,
     run: bool = True,
@@ -56,7 +59,7 @@ def sweep(
     errors: dict[str, str] = {}
     if run:
         with _Watch(console) as watch:
-            errors = carry_out(trials, execution, pool, side_by_side, watch.show)
+            errors = carry_out(trials, execution, pool, side_by_side or _cores(), watch.show)
     results = Results(recipe, pool, trials)
     grids = [grid(results, t) for t in recipe.table]
     for g in grids:
@@ -78,10 +81,40 @@ def _write(file: Path, out: Path, results: Results, grids: list[Grid], console: 
         page = out / f"{file.stem}.md"
         write_csv(out / f"{file.stem}.csv", results)
         write_tables(out / f"{file.stem}_tables.csv", results)
-        write_page(page, results, grids, plots, _command(file, out, results))
+        _write_page(page, results, grids, plots, _command(file, out, results))
     except OSError as e:
         raise DiskError(f"cannot write to {out}: {e.strerror}") from None
     console.print(f"page: {page}", soft_wrap=True)
+
+
+def _write_page(path: Path, results: Results, grids: list[Grid], plots: list[Path], command: str) -> None:
+    """Markdown with the tables and plots of a finished sweep."""
+    recipe = results.recipe
+    parts = [f"# {recipe.title}", recipe.about.strip(), f"```\n{command}\n```"]
+    parts += [g.markdown().rstrip() for g in grids]
+    parts += [f"![{p.stem.replace('_', ' ')}]({p.name})" for p in plots]
+    parts += [recipe.notes.strip(), _provenance(results)]
+    path.write_text("\n\n".join(p for p in parts if p) + "\n")
+
+
+def _provenance(results: Results) -> str:
+    """Runs, commits, versions, time: from the run folders themselves."""
+    done = [t for t in results.trials if results.pool.done(t)]
+    signs = [results.pool.signed(t) for t in done]
+    seconds = sum(float(s["seconds"]) for s in signs)
+    commits = sorted({str(s["commit"]) for s in signs})
+    versions: Mapping[str, Any] = results.pool.manifest(done[0]).get("versions", {}) if done else {}
+    libraries = ", ".join(
+        f"{name} {v}" for name, v in versions.items() if name in ("python", "torch", "numpy")
+    )
+    seeds = ", ".join(map(str, results.recipe.seeds))
+    unfinished = len(results.trials) - len(done)
+    return (
+        f"Cells are the mean ± the population standard deviation over seeds {seeds}; bands are the range of "
+        f"the seeds. {len(done)} runs{f', {unfinished} missing' if unfinished else ''}, {seconds / 60:,.0f} "
+        f"CPU-minutes in all ({platform.machine()}, one thread each), at commit {', '.join(commits)}; "
+        f"{libraries}."
+    )
 
 
 def _command(file: Path, out: Path, results: Results) -> str:
@@ -143,5 +176,5 @@ def _span(seconds: float) -> str:
     )
 
 
-def cores() -> int:
+def _cores() -> int:
     return len(os.sched_getaffinity(0))

@@ -7,56 +7,33 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.results.bands import Band, band
-from launch.results.columns import heading, percent
+from launch.results.figures import picture
+from launch.results.statistics import Band, band, heading, percent
 from launch.sweep.recipe import Plot, Row
 from launch.sweep.table import Results
-
-# Okabe and Ito's palette, which people with any colour vision can tell apart, black last
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#000000")
-DASHES = ("-", "--", ":", "-.")
 
 
 def draw(plot: Plot, results: Results, folder: Path) -> Path:
     """Write the picture; returns its path."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = results.rows(plot.only, plot.at)
     over_grid = "." in plot.x
-    figure, axes = pyplot.subplots(figsize=(7.6, 4.6), dpi=120, layout="constrained")
-    scale = 100.0 if percent(plot.y) else 1.0
     lines: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in results.rows(plot.only, plot.at):
         lines.setdefault(_name(row, {plot.x, *plot.at}), []).append(row)
-    for n, (name, members) in enumerate(lines.items()):
-        result = _over_grid(plot, results, members) if over_grid else _curves(plot, results, members)
-        if not len(result.x):
-            continue
-        colour, dash = COLOURS[n % len(COLOURS)], DASHES[n // len(COLOURS) % len(DASHES)]
-        mark = "o" if over_grid else ""
-        y = scale * result.mean
-        axes.plot(result.x, y, label=name, linewidth=1.6, marker=mark, color=colour, linestyle=dash)
-        low, high = scale * result.low, scale * result.high
-        axes.fill_between(result.x, low, high, color=colour, alpha=0.12, linewidth=0)
-    if plot.logx:
-        axes.set_xscale("log")
-    axes.set_ylim(plot.low, plot.high)
-    name = plot.x.partition(".")[2] if over_grid else {"MB": "megabytes, both directions"}.get(plot.x, plot.x)
-    axes.set_xlabel(name)
-    axes.set_ylabel(heading(plot.y).replace("@", " at round ") + (" (%)" if percent(plot.y) else ""))
-    if plot.title:
-        axes.set_title(plot.title, fontsize=11)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.lines:
-        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    path = folder / plot.file
-    figure.savefig(path)
-    pyplot.close(figure)
-    return path
+    of = _over_grid if over_grid else _curves
+    bands = {name: of(plot, results, members) for name, members in lines.items()}
+    x = plot.x.partition(".")[2] if over_grid else {"MB": "megabytes, both directions"}.get(plot.x, plot.x)
+    y = heading(plot.y).replace("@", " at round ") + (" (%)" if percent(plot.y) else "")
+    return picture(
+        folder / plot.file,
+        bands,
+        x,
+        y,
+        title=plot.title,
+        scale=100.0 if percent(plot.y) else 1.0,
+        marks=over_grid,
+        logx=plot.logx,
+        limits=(plot.low, plot.high),
+    )
 
 
 def _name(row: Row, without: Collection[str]) -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launch.results.columns import Curve
+from launch.runs.reader import Curve, json_or_empty
 from launch.sweep.recipe import Trial
 
 
@@ -31,10 +31,12 @@ class Pool:
 
     def status(self, trial: Trial) -> str:
         """'missing', or what its summary says."""
-        return str(_json(self.folder(trial) / "summary.json").get("status", "missing"))
+        return str(self.summary(trial).get("status", "missing"))
 
     def error(self, trial: Trial) -> str:
-        return str(_json(self.folder(trial) / "summary.json").get("error") or "no summary was written")
+        return str(
+            json_or_empty(self.folder(trial) / "summary.json").get("error") or "no summary was written"
+        )
 
     def claim(self, trial: Trial) -> int | None:
         """A descriptor that holds this run for one sweep until it is closed, or None: another has it."""
@@ -57,25 +59,16 @@ class Pool:
         (self.folder(trial) / "sweep.json").write_text(json.dumps(label) + "\n")
 
     def signed(self, trial: Trial) -> dict[str, Any]:
-        return _json(self.folder(trial) / "sweep.json")
+        return json_or_empty(self.folder(trial) / "sweep.json")
 
     def summary(self, trial: Trial) -> dict[str, Any]:
-        return _json(self.folder(trial) / "summary.json")
+        return json_or_empty(self.folder(trial) / "summary.json")
 
     def manifest(self, trial: Trial) -> dict[str, Any]:
-        return _json(self.folder(trial) / "manifest.json")
+        return json_or_empty(self.folder(trial) / "manifest.json")
 
     def curve(self, trial: Trial) -> Curve:
         return Curve.read(self.folder(trial))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """{} where there is none."""
-    try:
-        result = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return result if isinstance(result, dict) else {}
 
 
 @cache

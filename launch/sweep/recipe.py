@@ -11,7 +11,7 @@
     label = "fedlap_cov"
     experiment = {algo = "fedlap_cov"}   hyperparameters = {delta = 0.01}   codecs = {precision = "csr:0.1"}
     published = {"test_accuracy@50" = "80.5±0.6"}
-    [[table]]                   columns are expressions of launch.results.columns
+    [[table]]                   columns are expressions of launch.results.statistics
     title = "Accuracy"   columns = ["test_accuracy@10", "test_accuracy@50"]   window = 3
     [[plot]]
     file = "accuracy.png"   x = "MB"   y = "test_accuracy"
@@ -43,7 +43,7 @@ from fedsim.experiment import (
     resolved_hyperparameters,
 )
 from fedsim.problem import resolved
-from launch.execution import Execution
+from launch.config import Execution
 from protocols import find
 
 TABLES = ("experiment", "hyperparameters", "codecs")
@@ -107,7 +107,7 @@ class Recipe:
     title: str
     variant: tuple[Variant, ...]
     seeds: Annotated[tuple[int, ...], Meta(min_length=1)] = (0,)
-    description: str = ""
+    about: str = ""
     notes: str = ""
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Recipe:
 
     @staticmethod
     def read(path: Path) -> Recipe:
-        """See below.
+        """Read a recipe file, and check that its tables and plots use what it has.
 
         Raises:
             UsageError: naming the file and the key that is wrong.
@@ -193,7 +193,7 @@ def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
 
 
 def _known(path: Path, only: Iterable[str], labels: list[str], used: Iterable[str], keys: set[str]) -> None:
-    """See below.
+    """Check the labels and grid keys that a table or a plot uses.
 
     Raises:
         UsageError: for a label or a grid key that the recipe does not have.

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, convert
-from launch.execution import Execution
-from launch.processes.server import ENVIRONMENT
+from launch.config import Execution
+from launch.processes.fork_server import ENVIRONMENT
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Trial
 

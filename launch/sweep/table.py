@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.results.columns import heading, percent, shown, value
+from launch.results.statistics import heading, percent, shown, value
+from launch.results.tables import Grid, best
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe, Row, Table, Trial
 
@@ -34,20 +35,6 @@ class Results:
         """Those of a table or plot."""
         rows = [r for r in self.recipe.rows() if not only or r.variant.label in only]
         return [r for r in rows if all(r.point.get(key, value) == value for key, value in at.items())]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table as text: a header and lines of equal length, the first cell naming the row."""
-
-    title: str
-    header: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-
-    def markdown(self) -> str:
-        rows = [self.header, ("---",) * len(self.header), *self.lines]
-        body = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
-        return f"### {self.title}\n\n{body}\n" if self.title else f"{body}\n"
 
 
 def grid(results: Results, table: Table) -> Grid:
@@ -95,13 +82,6 @@ def _axes(rows: Sequence[Row]) -> list[str]:
     """The grid keys in use, in order; those that say the same everywhere are left out."""
     keys = dict.fromkeys(key for row in rows for key in row.point)
     return [k for k in keys if len({str(row.point.get(k)) for row in rows}) > 1]
-
-
-def best(expression: str, column: Sequence[Sequence[float]]) -> int:
-    """The row with the highest accuracy, the lowest NLL, the fewest rounds or megabytes; -1: none."""
-    sign = 1 if percent(expression) and " to " not in expression else -1
-    means = [sign * sum(v) / len(v) if v and not any(map(math.isnan, v)) else -math.inf for v in column]
-    return means.index(max(means)) if means and max(means) > -math.inf else -1
 
 
 def _setting(x: object) -> str:

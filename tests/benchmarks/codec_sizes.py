@@ -24,7 +24,7 @@ from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.params import Layout
 from fedsim.wire.codecs import Spec, codec, pack_or_dense
 from launch.commands.codecs import errors, fastest, indices_floor
-from launch.execution import Execution
+from launch.config import Execution
 from launch.run import launch
 from launch.runs.restored import StoredRun
 from tests.benchmarks.common import FEW, fashion_shaped, options_of

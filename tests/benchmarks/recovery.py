@@ -20,7 +20,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from fedsim.experiment import Experiment
-from launch.execution import Execution
+from launch.config import Execution
 from launch.run import launch
 from launch.runs.reader import Run
 from tests.benchmarks import steady_state as steady

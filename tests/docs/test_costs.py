@@ -15,7 +15,7 @@ import pytest
 from fedsim.problem import Problem
 from fedsim.wire.wire_size import EnvelopeSize, envelope_size
 from launch.commands.plan import RUN_NAME
-from launch.options import resolve
+from launch.config import resolve
 from protocols import REGISTRY
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

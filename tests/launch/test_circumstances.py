@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from fedsim.errors import UsageError
-from launch import open_files
+from launch import run
 from launch.cli import main
-from launch.open_files import SPARE, allow_open_files
+from launch.run import SPARE, allow_open_files
 from protocols import find
 from tests.support.harness import play, problem_of
 
@@ -56,8 +56,8 @@ def test_few_open_files(limit: str, code: int, tmp_path: Path) -> None:
 
 def test_a_limit_that_is_high_enough_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[tuple[int, int]] = []
-    monkeypatch.setattr(open_files.resource, "setrlimit", lambda what, pair: raised.append(pair))
-    monkeypatch.setattr(open_files.resource, "getrlimit", lambda what: (1024, 4096))
+    monkeypatch.setattr(run.resource, "setrlimit", lambda what, pair: raised.append(pair))
+    monkeypatch.setattr(run.resource, "getrlimit", lambda what: (1024, 4096))
     allow_open_files(200)
     assert raised == []
     allow_open_files(500)
@@ -65,7 +65,7 @@ def test_a_limit_that_is_high_enough_stays(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UsageError, match="this shell allows 4096"):
         allow_open_files(1000)
     infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    monkeypatch.setattr(open_files.resource, "getrlimit", lambda what: infinite)
+    monkeypatch.setattr(run.resource, "getrlimit", lambda what: infinite)
     allow_open_files(100_000)
     assert len(raised) == 1
 
@@ -86,7 +86,8 @@ def test_the_wall_clock_is_for_people_only() -> None:
         "workers/coordinator/loop.py",
         "launch/processes/supervisor.py",
         "launch/runs/writer.py",
-        "launch/runs/summary.py",
+        "launch/__init__.py",
+        "launch/run.py",
         "launch/runs/manifest.py",
         "workers/storage/scratch.py",
     }

@@ -22,7 +22,7 @@ from fedsim.wire.codecs import CODECS, Spec, codec
 from fedsim.wire.envelope import encode
 from launch.cli import main
 from launch.commands.codecs import entropy, errors, fastest, indices_floor, values_floor
-from launch.execution import Execution
+from launch.config import Execution
 from launch.run import launch
 from launch.runs.restored import StoredRun
 from workers.storage.journal import read_journal

@@ -15,14 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from launch.cli import main
-from launch.results.bands import band
-from launch.results.charts import Line, chart
-from launch.results.columns import Curve
+from launch.results.figures import COLOURS, Line, chart
 from launch.results.frontier import FrontierPoint, levels, pareto, reaching, running_maximum, winning_ranges
-from launch.results.groups import gather
-from launch.results.labels import labels
-from launch.runs.reader import Run
-from launch.sweep.figures import COLOURS
+from launch.results.groups import gather, labels
+from launch.results.statistics import band
+from launch.runs.reader import Curve, Run
 
 COLUMNS = "kind,round,exchange,client,worker,direction,message,field,layer,codec,dense_bytes,bytes"
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
@@ -114,6 +111,13 @@ def test_runs_that_differ_in_the_seed_are_one_group(make: Make) -> None:
         ("fedavg (lr 0.1)", (0, 1, 2)),
         ("fedprox", (0,)),
     ]
+
+
+def test_the_datas_digest_follows_from_the_seed_and_splits_no_group(make: Make) -> None:
+    make("a0", seed=0, data="digest of split 0")
+    folder = make("a1", seed=1, data="digest of split 1")
+    (group,) = gather([folder.parent])
+    assert group.seeds == (0, 1) and group.label == "fedavg"
 
 
 def test_a_younger_key_has_its_default_in_older_runs(make: Make) -> None:

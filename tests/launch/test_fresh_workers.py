@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.experiment import Experiment
-from launch.execution import Execution
+from launch.config import Execution
 from launch.run import launch
 from workers.devices import Placement, assign_devices
 

@@ -15,7 +15,7 @@ import pytest
 
 from fedsim.errors import DiskError
 from fedsim.experiment import Experiment
-from launch.execution import Execution
+from launch.config import Execution
 from launch.run import launch, resume
 from launch.runs import writer
 from launch.runs.resume import Stored

@@ -27,7 +27,7 @@ import pytest
 from fedsim.errors import FedsimError
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
-from launch.execution import Execution
+from launch.config import Execution
 from launch.run import launch, resume
 from launch.runs import writer
 from launch.runs.resume import Stored

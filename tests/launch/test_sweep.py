@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from fedsim.errors import UsageError
 from launch.cli import main
-from launch.results.columns import Curve, shown, value
+from launch.results.statistics import shown, value
+from launch.runs.reader import Curve
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fedsim.experiment import Experiment
-from launch.execution import Execution
+from launch.config import Execution
 from launch.run import launch
 from tests.fedsim.data.federated_files import many_posts, write_cifar100, write_emnist, write_stackoverflow
 from tests.support.reproducible import without_seconds

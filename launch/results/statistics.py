@@ -1,4 +1,6 @@
-"""What a table or plot may show of a run: numbers read from its metrics.jsonl.
+"""Numbers of runs: columns of tables, bands over seeds, and sums of ledgers.
+
+A column is an expression of a run's metrics.jsonl:
 
     METRIC@ROUND            mean over the `window` evaluated rounds that end at ROUND (a number, or end)
     max METRIC@ROUND        the maximum of them;  best METRIC@ROUND: of all rounds up to ROUND
@@ -16,66 +18,18 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas
 
 from fedsim.errors import UsageError
-from launch.runs.reader import Run, every_round
+from launch.runs.reader import SUMS, Curve
+
+Values = npt.NDArray[np.float64]
 
 _AT = re.compile(r"(?:(max|best) )?([a-zA-Z_]\w*(?: up| down)?)@(end|\d+)")
 _TO = re.compile(r"(rounds|MB) to (0?\.\d+|1\.0)")
-_SUMS = {
-    "MB": ("bytes_down", "bytes_up"),
-    "MB up": ("bytes_up",),
-    "MB down": ("bytes_down",),
-    "simulated": ("simulated_seconds",),
-}
-"""What is summed up over the rounds so far."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A run's metrics.jsonl: one mapping per evaluated round, ascending."""
-
-    lines: tuple[dict[str, Any], ...]
-
-    @staticmethod
-    def read(folder: Path) -> Curve:
-        """Of a run folder.
-
-        Raises:
-            UsageError: if an argument is wrong.
-            DataError: if data is missing or damaged.
-        """
-        return Curve(Run(folder).lines)
-
-    def rounds(self) -> list[int]:
-        return [line["round"] for line in self.lines]
-
-    def has(self, name: str) -> bool:
-        """Whether there is a number of this name in any line; sums of seconds need every round's."""
-        if name != "simulated":
-            return name in _SUMS or any(line.get(name) is not None for line in self.lines)
-        timed = all("simulated_seconds" in line for line in self.lines if line["round"])
-        return timed and every_round(self.rounds())
-
-    def metric(self, name: str) -> list[float]:
-        """One value per evaluated round; sums are so far. null is NaN.
-
-        Raises:
-            UsageError: if an argument is wrong.
-        """
-        if name in _SUMS:
-            scale, total, out = 1e-6 if name.startswith("MB") else 1.0, 0.0, []
-            for line in self.lines:
-                total += sum(line.get(key) or 0 for key in _SUMS[name])
-                out.append(total * scale)
-            return out
-        values = [line.get(name) for line in self.lines]
-        if all(v is None for v in values) and not any(name in line for line in self.lines):
-            known = sorted({key for line in self.lines for key in line})
-            raise UsageError(f"no metric {name!r} in this run (it has {', '.join(known)})")
-        return [math.nan if v is None else float(v) for v in values]
 
 
 def value(expression: str, curve: Curve, window: int = 1) -> float:
@@ -99,7 +53,7 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
     if not known or curve.rounds()[known[-1]] != end:
         raise UsageError(f"column {expression!r}: round {end} was not evaluated")
     values = curve.metric(name)
-    if name in _SUMS:
+    if name in SUMS:
         return values[known[-1]]
     selected = [values[i] for i in (known if how == "best" else known[-window:]) if curve.rounds()[i] > 0]
     return max(selected) if how else sum(selected) / len(selected)
@@ -140,3 +94,54 @@ def _scale(expression: str) -> tuple[float, int]:
     if expression.startswith("MB"):
         return 1.0, 1
     return (100.0, 1) if percent(expression) else (1.0, 2)
+
+
+@dataclass(frozen=True)
+class Band:
+    """x and, at each, the lowest, mean and highest y of the seeds; x is a mean over the seeds, too."""
+
+    x: Values
+    low: Values
+    mean: Values
+    high: Values
+
+    @staticmethod
+    def of(x: Values, ys: Values) -> Band:
+        """ys: one row per seed, as long as x."""
+        return Band(x, ys.min(0), ys.mean(0), ys.max(0))
+
+
+def stacked(curves: Sequence[Curve], name: str) -> Values:
+    """A metric, one row per seed: the evaluated rounds that all seeds have.
+
+    Raises:
+        UsageError: if an argument is wrong.
+    """
+    count = min((len(c.lines) for c in curves), default=0)
+    if not count:
+        return np.zeros((len(curves), 0))
+    rows = [c.rounds() if name == "round" else c.metric(name) for c in curves]
+    return np.array([row[:count] for row in rows], dtype=np.float64)
+
+
+def band(curves: Sequence[Curve], x: str, y: str, window: int = 1) -> Band:
+    """y over x (round, MB, simulated); window: evaluated rounds that a value is the mean of."""
+    xs, ys = stacked(curves, x).mean(0) if curves else np.zeros(0), stacked(curves, y)
+    if not curves:
+        return Band(xs, xs, xs, xs)
+    if window > 1:
+        count = ys.shape[1]
+        ys = np.array([[row[max(0, i + 1 - window) : i + 1].mean() for i in range(count)] for row in ys])
+    return Band.of(xs, ys)
+
+
+def sides(rows: pandas.DataFrame, keys: list[str]) -> pandas.DataFrame:
+    """Bytes by `keys`, one column per direction."""
+    table = rows.pivot_table(index=keys, columns="direction", values="bytes", aggfunc="sum", fill_value=0)
+    return table.reindex(columns=["down", "up"], fill_value=0).astype("int64")
+
+
+def messages(rows: pandas.DataFrame, direction: str) -> int:
+    """Envelopes of the algorithm in one direction: a client's part in an exchange."""
+    sent = rows[(rows.kind == "algorithm") & (rows.direction == direction)]
+    return len(sent[["round", "exchange", "client"]].drop_duplicates())

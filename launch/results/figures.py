@@ -1,21 +1,23 @@
-"""Line charts as inline SVG. Colours are CSS variables of page.py: one drawing serves light and dark."""
+"""Line charts as inline SVG. Colours are CSS variables of report.css: one drawing serves light and dark."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from launch.sweep.figures import COLOURS, DASHES
+from launch.results.statistics import Band, Values
 
-Values = npt.NDArray[np.float64]
+# Okabe and Ito's palette, which people with any colour vision can tell apart, black last
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#000000")
+DASHES = ("-", "--", ":", "-.")
 
 INK, FAINT = "#010203", "#040506"
 _SLOTS = tuple(c.lower().replace("#000000", "#000001") for c in COLOURS)
@@ -143,3 +145,58 @@ def _inline(svg: str, label: str, lines: Sequence[Line]) -> str:
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)
+
+
+def picture(
+    path: Path,
+    bands: Mapping[str, Band],
+    x: str,
+    y: str,
+    *,
+    title: str = "",
+    scale: float = 1.0,
+    marks: bool = False,
+    logx: bool = False,
+    limits: tuple[float | None, float | None] = (None, None),
+) -> Path:
+    """Write a picture of lines with their bands and a legend; returns its path.
+
+    Args:
+        path: The file; its suffix says the format.
+        bands: The lines, by name.
+        x: The label of the x axis.
+        y: The label of the y axis.
+        title: The title above the picture.
+        scale: What values are multiplied by.
+        marks: Whether every point has a mark.
+        logx: Whether the x axis is logarithmic.
+        limits: The ends of the y axis.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.6, 4.6), dpi=120, layout="constrained")
+    for n, (name, band) in enumerate(bands.items()):
+        if not len(band.x):
+            continue
+        colour, dash = COLOURS[n % len(COLOURS)], DASHES[n // len(COLOURS) % len(DASHES)]
+        drawn: Any = {"linewidth": 1.6, "marker": "o" if marks else "", "color": colour, "linestyle": dash}
+        axes.plot(band.x, scale * band.mean, label=name, **drawn)
+        low, high = scale * band.low, scale * band.high
+        axes.fill_between(band.x, low, high, color=colour, alpha=0.12, linewidth=0)
+    if logx:
+        axes.set_xscale("log")
+    axes.set_ylim(*limits)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if title:
+        axes.set_title(title, fontsize=11)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.savefig(path)
+    pyplot.close(figure)
+    return path

@@ -1,0 +1,175 @@
+"""How a run is carried out, and the resolved configuration: command line over file over defaults.
+
+Paths, in a file too, are relative to the working directory. Imports nothing heavy, because options are
+resolved before the fork server is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fedsim import plugins, traces
+from fedsim.errors import UsageError, unknown
+from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, parse_setting, read_toml
+
+TABLES = ("experiment", "hyperparameters", "codecs", "execution")
+CLIENTS_IN_PROCESS = DEFAULTS.clients
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a run is carried out: nothing here changes a bit of its result.
+
+    With remote workers, `workers` is their number, too.
+    """
+
+    workers: Annotated[int, option("Worker processes; 0: in process.", "K", ge=0)] = 10
+    remote_workers: Annotated[int, option("Start none here, wait for K (--bind).", "K", default="", ge=0)] = 0
+    bind: Annotated[
+        str, option("Where they come in: tcp://ADDRESS:PORT of this machine.", "URL", default="")
+    ] = ""
+    join_within: Annotated[float, option("Stop if workers are missing after that.", "SECONDS", gt=0)] = 120.0
+    transport: Annotated[Literal["ipc", "tcp"], option("How frames travel.")] = "ipc"
+    devices: Annotated[str, option("auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).", "LIST")] = (
+        "auto"
+    )
+    data_dir: Annotated[str | None, option("Folder of the data files.", "DIR", default="FEDSIM_DATA")] = None
+    out: Annotated[str | None, option("Run folder.", "DIR", default="runs/<time>-<algo>-<seed>")] = None
+    verify_bytes: Annotated[
+        bool, option("Compare the ledger with the kernel's count of the streams (tcp).")
+    ] = False
+    """A difference ends the run with an error."""
+    keep_uploads: Annotated[bool, option("Leave every upload in the run folder, for replay.")] = False
+    lease: Annotated[float, option("Replace a worker that hangs for so long.", "SECONDS", gt=0)] = 120.0
+    """A worker that computes sends a heartbeat every second from inside its loop, however slow it is."""
+    patience: Annotated[float, option("Stop if nothing happens for so long.", "SECONDS", gt=0)] = 3600.0
+    """Longer than the longest task."""
+
+
+EXECUTION = tuple(f.name for f in fields(Execution))
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """The values that differ from the defaults, paths made absolute; config: the file, for error texts."""
+
+    experiment: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    codecs: Mapping[str, str] = field(default_factory=dict)
+    execution: Mapping[str, Any] = field(default_factory=dict)
+    config: str | None = None
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> Overrides:
+        """Read what the command line has, over what the --config file has.
+
+        Raises:
+            UsageError: naming the option, key or file that is wrong.
+        """
+        supplied = {key: value for key, value in options.items() if value is not None}
+        config = supplied.pop("config", None)
+        file = read_toml(Path(config)) if config else {}
+        for table in file:
+            if table not in TABLES:
+                raise unknown(f"table in {config}:", table, TABLES)
+            if not isinstance(file[table], dict):
+                raise UsageError(f"--config {config}: {table} = {file[table]!r} is no table; write [{table}]")
+        settings = dict(parse_setting(text) for text in supplied.pop("hyperparameters", ()))
+        codecs = dict(_codec_setting(text) for text in supplied.pop("codecs", ()))
+        execution = file.get("execution", {}) | {k: supplied.pop(k) for k in EXECUTION if k in supplied}
+        return Overrides(
+            _absolute(file.get("experiment", {}) | supplied),
+            dict(dotted(file.get("hyperparameters", {}))) | settings,
+            file.get("codecs", {}) | codecs,
+            execution,
+            config,
+        )
+
+    @staticmethod
+    def typed(values: Mapping[str, Any]) -> Overrides:
+        """Take keys of Experiment and of Execution as Python has them; None stands for the default."""
+        experiment = {key: value for key, value in values.items() if value is not None}
+        execution = {key: experiment.pop(key) for key in EXECUTION if key in experiment}
+        hyperparameters, codecs = experiment.pop("hyperparameters", {}), experiment.pop("codecs", {})
+        return Overrides(_absolute(experiment), dict(dotted(hyperparameters)), codecs, execution)
+
+    def resolve(self) -> tuple[Experiment, Execution]:
+        """Put the defaults under the values.
+
+        Raises:
+            UsageError: naming the option or key that is wrong.
+        """
+        execution = check_execution(self.execution, self)
+        values = {"clients": execution.workers or CLIENTS_IN_PROCESS, **self.experiment}
+        values |= {"hyperparameters": self.hyperparameters, "codecs": self.codecs}
+        return convert(Experiment, values, self.where("experiment")), execution
+
+    def where(self, table: str) -> str:
+        """Name the origin of a table's values in an error text."""
+        return f"[{table}] of {self.config}" if self.config else "the options"
+
+
+def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
+    """Resolve the options of the command line.
+
+    Raises:
+        UsageError: naming the option, key or file that is wrong.
+    """
+    return Overrides.of(options).resolve()
+
+
+def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Execution:
+    """Build the execution, and check that its parts go together.
+
+    Raises:
+        UsageError: if they do not.
+    """
+    execution = convert(Execution, values, overrides.where("execution"))
+    if execution.remote_workers:
+        execution = _remote(execution, "workers" in overrides.execution)
+    elif execution.bind:
+        raise UsageError("--bind is where --remote-workers K come in; workers of this machine need none")
+    if execution.verify_bytes and (execution.transport != "tcp" or not execution.workers):
+        raise UsageError(
+            "--verify-bytes asks the kernel, which counts TCP streams: add --transport tcp and workers"
+        )
+    return execution
+
+
+def _absolute(values: dict[str, Any]) -> dict[str, Any]:
+    """Name a user's files so that they are found from any working directory, such as a worker's."""
+    for key in ("algo", "model", "dataset"):
+        if isinstance(values.get(key), str) and plugins.is_spec(values[key]):
+            values[key] = plugins.absolute(values[key])
+    if isinstance(values.get("participation"), str):
+        values["participation"] = traces.absolute(values["participation"])
+    if isinstance(values.get("link"), str) and values["link"].endswith(".csv"):
+        values["link"] = str(Path(values["link"]).resolve())
+    return values
+
+
+def _remote(execution: Execution, has_workers: bool) -> Execution:
+    """Make the number of remote workers the number of workers, over tcp.
+
+    Raises:
+        UsageError: if remote workers do not go with the rest.
+    """
+    if has_workers and execution.workers != execution.remote_workers:
+        raise UsageError("--workers starts workers here and --remote-workers waits for others: give one")
+    if not execution.bind.startswith("tcp://") or ":" not in execution.bind.removeprefix("tcp://"):
+        raise UsageError(
+            f"--remote-workers: --bind {execution.bind!r} is no tcp://ADDRESS:PORT of this machine; "
+            "port * lets the system choose"
+        )
+    return replace(execution, workers=execution.remote_workers, transport="tcp")
+
+
+def _codec_setting(text: str) -> tuple[str, str]:
+    """Split FIELD=CODEC of --codec."""
+    name, equals, codec = text.partition("=")
+    if not equals:
+        raise UsageError(f"--codec {text!r}: give field=codec, such as --codec up.precision=bf16")
+    return name, codec

@@ -1,0 +1,98 @@
+"""The coordinator's end of the wire: in this process, to worker processes, or to remote workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsim.problem import Problem
+from fedsim.wire.schema import all_fields
+from launch.config import Execution
+from launch.processes.supervisor import Supervisor
+from launch.recorder import Recorder
+from launch.remote_workers import curve_endpoint
+from workers.devices import Placement
+from workers.transport.endpoint import Endpoint, Loopback
+from workers.transport.listeners import local_listener
+from workers.transport.router import ZmqEndpoint
+from workers.worker.runtime import WorkerRuntime
+
+FRAME_SLACK = 1 << 16
+HELD = 2
+"""Uploads of a worker that may wait for the coordinator: one, and that of a task sent in advance."""
+
+
+def open_endpoint(
+    problem: Problem,
+    execution: Execution,
+    placements: Sequence[Placement],
+    folder: Path,
+    run: str,
+    recorder: Recorder,
+) -> Endpoint:
+    """Open it, and start the workers that this machine has.
+
+    Args:
+        problem: The problem, whose messages' sizes limit the frames.
+        execution: Which workers there are.
+        placements: The device and cores of every worker.
+        folder: The run folder.
+        run: The run's name.
+        recorder: Its ledger counts the bytes, and its supervisor starts the processes.
+
+    Raises:
+        TaskError: if a worker fails.
+        Interrupted: if a signal asked to stop.
+    """
+    ledger = recorder.ledger
+    if not execution.workers:
+        return Loopback(ledger, WorkerRuntime(problem, folder, run, 0))
+    largest = max(problem.largest_field, 4 * problem.net.layout.size)
+    max_frame = 2 * largest + FRAME_SLACK
+    # a field with its indices is never longer than dense, so its frames together are not above max_frame
+    envelope = max_frame * max(len(all_fields(e.up)) for e in problem.exchanges)
+    if execution.remote_workers:
+
+        def pending(state: int) -> int:
+            return HELD * (envelope + state)  # a draft before each
+
+        return curve_endpoint(folder, run, execution, ledger, max_frame, pending, recorder.display.note)
+    listener = local_listener(execution.transport)
+    endpoint = ZmqEndpoint(ledger, listener, max_frame, HELD * envelope)
+    try:
+        _start_workers(recorder.supervisor, placements, folder, endpoint.address, listener.token, max_frame)
+    except BaseException:
+        endpoint.close()
+        raise
+    return endpoint
+
+
+def _start_workers(
+    supervisor: Supervisor,
+    placements: Sequence[Placement],
+    folder: Path,
+    address: str,
+    token: str,
+    max_frame: int,
+) -> None:
+    """Start a process for every placement.
+
+    Raises:
+        TaskError: if a worker fails.
+        Interrupted: if a signal asked to stop.
+    """
+    specs = [
+        {
+            "index": i,
+            "address": address,
+            "token": token,
+            "max_frame": max_frame,
+            "log": str((folder / "logs" / f"worker-{i:03d}.log").resolve()),
+            "device": placed.device,
+            "cores": placed.cores,
+            "env": {"CUDA_VISIBLE_DEVICES": placed.gpu or ""},
+            "fresh": placed.fresh,
+        }
+        for i, placed in enumerate(placements)
+    ]
+    supervisor.start_workers(specs, tuple(placements))

@@ -1,0 +1,138 @@
+"""Records what happens in a run: in its folder, on the terminal, and in counters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsim.errors import FedsimError
+from fedsim.problem import Problem
+from fedsim.round_events import Commit
+from fedsim.wire.ledger import Entry, Ledger
+from launch.display import Display
+from launch.processes.supervisor import Supervisor
+from launch.runs.summary import Start, summarise
+from launch.runs.writer import RunDir
+from workers.coordinator.loop import Outcome
+from workers.coordinator.task_timeline import Span
+from workers.storage.client_states import ClientStates
+from workers.storage.recovery import Recovery
+from workers.transport.handshake import Hello
+
+
+@dataclass
+class Recorder:
+    """The callbacks of a coordinator: every event goes to the run folder and to the display.
+
+    Attributes:
+        took_part: How often each client took part in a round.
+        folded: How often each client's upload was folded.
+        messages: How often a client took part in an exchange.
+    """
+
+    problem: Problem
+    rundir: RunDir
+    display: Display
+    supervisor: Supervisor
+    remote: bool
+    ledger: Ledger = field(default_factory=Ledger)
+    last_round: int = 0
+    last_metrics: Mapping[str, Any] | None = None
+    took_part: Counter[int] = field(default_factory=Counter)
+    folded: Counter[int] = field(default_factory=Counter)
+    messages: int = 0
+
+    def restore(self, recovery: Recovery) -> None:
+        """Take over what earlier starts of the run have recorded.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
+        self.rundir.cut(recovery)
+        self.ledger.restore(self.rundir.ledger_rows())
+        for record in recovery.commits.values():
+            commit = record["about"]
+            self._count(commit["number"], commit["participants"], commit["folded"])
+
+    def close_ledger(self) -> None:
+        """Write the rows that belong to no round, such as those of the connections' ends."""
+        self.rundir.append_ledger(self.ledger.close(self.problem.experiment.rounds))
+
+    def spans(self, spans: list[Span]) -> None:
+        """Record when tasks were sent and answered."""
+        self.rundir.append_timeline(spans)
+
+    def joined(self, worker: int, hello: Hello) -> None:
+        """Record that a worker has joined."""
+        if self.remote:
+            self.display.note(f"worker {worker} comes from {hello.host}, process {hello.pid}")
+            self.supervisor.note_remote_worker(worker, hello.pid, hello.host)
+
+    def left(self, worker: int, why: str) -> None:
+        """Record that a remote worker has left."""
+        self.display.note(f"worker {worker} is gone: {why}")
+        self.supervisor.note_left(worker)
+
+    def committed(self, commit: Commit, entries: list[Entry]) -> int:
+        """Record a committed round; returns where ledger.csv ends then."""
+        end = self.rundir.append_ledger(entries)
+        self._count(commit.round, commit.participants, commit.folded)
+        self.display.committed(commit.round)
+        return end
+
+    def evaluated(self, metrics: Mapping[str, Any]) -> None:
+        """Record an evaluation."""
+        # JSON has no NaN: a diverged model has null
+        self.last_metrics = {k: None if v != v else v for k, v in metrics.items()}
+        self.rundir.append_metrics(self.last_metrics)
+        self.display.evaluated(metrics)
+
+    def verify_bytes(self, outcome: Outcome) -> None:
+        """Compare the kernel's count of the streams with the ledger.
+
+        Raises:
+            FedsimError: if they differ.
+        """
+        left = outcome.kernel_residual
+        if left is None or any(left.values()):
+            raise FedsimError(f"--verify-bytes: kernel minus ledger is {left}; some bytes are unexplained")
+        streams = {d: f"{self.ledger.booked(d):,}" for d in ("down", "up")}
+        self.display.note(
+            f"kernel and ledger agree: {streams['down']} bytes down and {streams['up']} up, residual 0"
+        )
+
+    def write_summary(
+        self,
+        status: str,
+        start: Start,
+        states: ClientStates | None = None,
+        outcome: Outcome | None = None,
+        error: str | None = None,
+    ) -> dict[str, Any]:
+        """Write summary.json, and return it; a run that is done has an outcome and its clients' states."""
+        clients = range(len(self.problem.clients))
+        summary = summarise(
+            self.problem,
+            self.ledger,
+            status=status,
+            error=error,
+            rounds=self.last_round,
+            metrics=self.last_metrics,
+            took_part=[self.took_part[k] for k in clients],
+            folded=[self.folded[k] for k in clients],
+            messages=self.messages,
+            outcome=outcome,
+            states=states,
+            start=start,
+        )
+        self.rundir.write_json("summary.json", summary)
+        return summary
+
+    def _count(self, round: int, participants: Sequence[int], folded: Sequence[int]) -> None:
+        self.last_round = round
+        if round:
+            self.took_part.update(participants)
+            self.folded.update(folded)
+        self.messages += len(participants) * len(self.problem.algorithm.exchanges_in(round))
