@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
 STUDIES = {
     "fedpa_figure_1": ("fedpa_figure_1.png", "fedpa_figure_1.md"),

@@ -9,6 +9,8 @@ import pytest
 from launch.run import resume
 from tests.support.kept_runs import RUNS, algorithm_file, command, files, flip, kept_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_uploads_give_the_model(name: str, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 from tests.support.kept_runs import RUNS, algorithm_file, command, files, flip, kept_run
 from workers.storage.atomic_files import RunLock
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:

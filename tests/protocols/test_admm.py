@@ -28,6 +28,8 @@ from protocols.fedadmm import FedADMM
 from protocols.feddyn import FedDyn
 from protocols.precond_admm import PrecondADMM
 
+pytestmark = pytest.mark.slow
+
 EXACT = LocalTraining(optimiser="exact")
 DELTA = 0.3
 K, D = 5, 20

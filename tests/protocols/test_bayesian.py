@@ -37,6 +37,8 @@ from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
 from protocols.pvi import PVI
 
+pytestmark = pytest.mark.slow
+
 SGD = LocalTraining(optimiser="exact")
 VON = VonTraining(optimiser="exact")
 IVON = IvonTraining(optimiser="exact")

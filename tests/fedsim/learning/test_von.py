@@ -23,6 +23,8 @@ from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers.von import VonTraining, von
 from fedsim.seeds import RandomStream
 
+pytestmark = pytest.mark.slow
+
 RNG = RandomStream(0, "von-test", 3, 1)
 EXACT = 1e-13
 """float64; measured 1e-16 .. 6e-16."""
