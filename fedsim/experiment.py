@@ -11,12 +11,25 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta
 
 from fedsim.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from fedsim.front_door import ExecutionOptions, Run
 
 T = TypeVar("T")
 
@@ -58,6 +71,28 @@ class Experiment:
     deadline: str = ""
     bad_uploads: Literal["stop", "skip", "retry"] = "stop"
     max_norm: Annotated[float, Meta(ge=0)] = 0.0
+
+    def run(
+        self,
+        *,
+        workers: int = 0,
+        transport: Literal["ipc", "tcp"] = "ipc",
+        devices: str = "auto",
+        data_dir: str | Path | None = None,
+        out: str | Path | None = None,
+        quiet: bool = False,
+        **execution: Unpack[ExecutionOptions],
+    ) -> Run:
+        """Run this experiment; the arguments are those of fedsim.run that change no bit.
+
+        Raises:
+            FedsimError: as fedsim.run.
+            KeyboardInterrupt: as fedsim.run.
+        """
+        from fedsim.front_door import carry_out
+
+        how = {"workers": workers, "transport": transport, "devices": devices}
+        return carry_out(self, quiet, **how, data_dir=data_dir, out=out, **execution)
 
 
 DEFAULTS = Experiment()

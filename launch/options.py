@@ -46,9 +46,9 @@ class Given:
         codecs = dict(_pair(text) for text in supplied.pop("codecs", ()))
         execution = file.get("execution", {}) | {k: supplied.pop(k) for k in EXECUTION if k in supplied}
         return Given(
-            _absolute(file.get("experiment", {}) | supplied),
+            absolute_paths(file.get("experiment", {}) | supplied),
             dict(dotted(file.get("hyperparameters", {}))) | settings,
-            file.get("codecs", {}) | codecs,
+            {field: absolute_choice(codec) for field, codec in (file.get("codecs", {}) | codecs).items()},
             execution,
             config,
         )
@@ -89,16 +89,28 @@ def check_execution(values: Mapping[str, Any], supplied: Given) -> Execution:
     return execution
 
 
-def _absolute(values: dict[str, Any]) -> dict[str, Any]:
+def absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
     """A user's files, wherever a worker's working directory is."""
-    for key in ("algo", "model", "dataset"):
-        if isinstance(values.get(key), str) and plugins.is_spec(values[key]):
-            values[key] = plugins.absolute(values[key])
+    for key in ("algo", "model", "dataset", "partition"):
+        if isinstance(values.get(key), str):
+            values[key] = absolute_choice(values[key])
     if isinstance(values.get("participation"), str):
-        values["participation"] = traces.absolute(values["participation"])
+        values["participation"] = _absolute_schedule(values["participation"])
     if isinstance(values.get("link"), str) and values["link"].endswith(".csv"):
         values["link"] = str(Path(values["link"]).resolve())
     return values
+
+
+def absolute_choice(choice: str) -> str:
+    """FILE.py:NAME, meaning the same in every working directory; anything else as it is."""
+    return plugins.absolute(choice) if isinstance(choice, str) and plugins.is_spec(choice) else choice
+
+
+def _absolute_schedule(spec: str) -> str:
+    if spec.startswith(traces.PREFIX):
+        return traces.absolute(spec)
+    base, *modifiers = traces.split(spec)
+    return "+".join([absolute_choice(base), *modifiers])
 
 
 def _remote(execution: Execution, workers_given: bool) -> Execution:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,25 +28,34 @@ from workers.transport.eventfd import Wakeup
 
 
 @contextmanager
-def stop_signals(wakeup: Wakeup, in_process: bool) -> Iterator[None]:
+def stop_signals(wakeup: Wakeup, in_process: bool, embedded: bool = False) -> Iterator[None]:
     """SIGINT and SIGTERM wake the main loop, once; a second one ends the process at once.
+
+    embedded: the process is a user's program. SIGTERM stays its own, a second SIGINT raises
+    KeyboardInterrupt, and outside the main thread, where Python has no handlers, nothing is installed.
 
     Where tasks run in this process the main loop may be inside one, so the first signal raises.
 
     At once is safe: the kernel ends the fork server and the workers with this process.
     """
+    if embedded and threading.current_thread() is not threading.main_thread():
+        yield
+        return
     seen = 0
 
     def handler(number: int, frame: Any) -> None:
         nonlocal seen
         seen += 1
+        if seen > 1 and embedded:
+            raise KeyboardInterrupt
         if seen > 1:
             os._exit(130)
         wakeup.set()
         if in_process:
             raise Interrupted("interrupted")
 
-    old = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT,) if embedded else (signal.SIGINT, signal.SIGTERM)
+    old = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
@@ -52,7 +63,14 @@ def stop_signals(wakeup: Wakeup, in_process: bool) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def resume(folder: Path, options: Mapping[str, Any], *, drift: bool = False, quiet: bool = False) -> Path:
+def resume(
+    folder: Path,
+    options: Mapping[str, Any],
+    *,
+    drift: bool = False,
+    quiet: bool = False,
+    embedded: bool = False,
+) -> Path:
     """Go on with a run; options of launch may say how, and give it more rounds.
 
     Raises:
@@ -63,26 +81,32 @@ def resume(folder: Path, options: Mapping[str, Any], *, drift: bool = False, qui
     experiment, execution = stored.configure(options)
     if stored.complete and experiment.rounds == stored.experiment.rounds:
         raise UsageError(f"{folder} is complete: all {experiment.rounds} rounds; --rounds gives it more")
-    return launch(experiment, execution, quiet=quiet, stored=stored)
+    return launch(experiment, execution, quiet=quiet, stored=stored, embedded=embedded)
 
 
 def launch(
-    experiment: Experiment, execution: Execution, *, quiet: bool = False, stored: Stored | None = None
+    experiment: Experiment,
+    execution: Execution,
+    *,
+    quiet: bool = False,
+    stored: Stored | None = None,
+    embedded: bool = False,
 ) -> Path:
-    """Run an experiment; returns the run folder.
+    """Run an experiment; returns the run folder. embedded: from a user's program (launch.api).
 
     Raises:
         FedsimError: any FedsimError, after summary.json has been written with the status.
     """
+    began = time.time()
     allow_open_files(execution.workers)
     wakeup = Wakeup()
     supervisor = Supervisor(wakeup)
     devices = "cpu" if execution.remote_workers and execution.devices == "auto" else execution.devices
     placements = assign_devices(devices, max(1, execution.workers), experiment.threads)
-    with stop_signals(wakeup, in_process=not execution.workers):
+    with stop_signals(wakeup, in_process=not execution.workers, embedded=embedded):
         try:
             if execution.workers and not execution.remote_workers:
-                supervisor.start_server()
+                supervisor.start_server(fresh=embedded)
             else:
                 os.environ.update(ENVIRONMENT)
                 if placements[0].gpu is not None and not execution.workers:
@@ -90,6 +114,8 @@ def launch(
             from launch.session import Session  # imports torch
 
             session = Session.prepare(experiment, execution, placements, supervisor, quiet, stored)
+            if embedded:  # the process may be hours old
+                session.started = began
             session.run(wakeup)
         finally:
             supervisor.stop(gently=False)

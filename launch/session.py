@@ -78,6 +78,8 @@ class Session:
     folded: Counter[int] = field(default_factory=Counter)
     """How often, by client."""
     messages: int = 0
+    started: float = field(default_factory=process_start)
+    """Seconds since the epoch, from which the time to the first round counts."""
 
     @staticmethod
     def prepare(
@@ -146,7 +148,7 @@ class Session:
             "params": problem.net.layout.size,
             "client_sizes": list(problem.sizes),
             "data": problem.data_digest,
-            "sources": plugins.sources((experiment.algo, experiment.model, experiment.dataset))
+            "sources": plugins.sources(plugins.all_choices(experiment))
             | traces.digest(experiment.participation)
             | ({experiment.link: traces.sha256(experiment.link)} if is_file(experiment.link) else {}),
         }
@@ -246,7 +248,7 @@ class Session:
                 run=self.run_name,
                 registration=self._registration(),
                 timeouts=self._timeouts(),
-                started=process_start(),
+                started=self.started,
                 recovery=self.recovery,
                 keep=uploads_folder(rundir.path) if self.execution.keep_uploads else None,
             )
@@ -274,7 +276,7 @@ class Session:
         }
         return Registration(
             worker_config,
-            WorkerManifest(data, plugins.sources((e.algo, e.model, e.dataset))),
+            WorkerManifest(data, plugins.sources(plugins.computing_choices(e))),
             execution.workers,
         )
 

@@ -88,7 +88,7 @@ def announce(connection: Connection, runtime: WorkerRuntime, digest: bool = Fals
     """Say that this worker is ready, and by what it has. digest: also of the data."""
     problem, e = runtime.problem, runtime.problem.experiment
     data = problem.data_digest if digest else ""
-    has = WorkerManifest(data, plugins.sources((e.algo, e.model, e.dataset)))
+    has = WorkerManifest(data, plugins.sources(plugins.computing_choices(e)))
     fields, frames = blob("ready", msgspec.json.encode(has))
     connection.send(pack(Header(VERSION, "ready", runtime.run, fields=fields), frames))
 
