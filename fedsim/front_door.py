@@ -7,12 +7,14 @@ imported when the first run is asked for (docs/decisions/016-front-door.md).
 from __future__ import annotations
 
 import importlib
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, cast
 
 from fedsim import live_objects
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, dotted, hyperparameter_names, resolved_hyperparameters
 
 if TYPE_CHECKING:
     import numpy
@@ -318,20 +320,16 @@ def _algorithm(choice: Any, hyperparameters: Mapping[str, Any]) -> tuple[str, di
     supplied = dict(plain_hyperparameters(hyperparameters))
     if isinstance(choice, str):
         return choice, supplied
-    from fedsim.experiment import hyperparameter_names, resolved_hyperparameters
-
-    if not isinstance(choice, type):
+    if is_dataclass(choice) and not isinstance(choice, type):
         names = hyperparameter_names(type(choice))
         over = {names.get(key, key): value for key, value in supplied.items()}
         choice, supplied = type(choice), resolved_hyperparameters(choice) | over
-    ours = choice.__module__.startswith("protocols.")
+    ours = isinstance(choice, type) and choice.__module__.startswith("protocols.")
     return (str(choice.name) if ours else live_objects.register(choice, "algo")), supplied
 
 
 def plain_hyperparameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """By dotted name; numbers of numpy become Python's."""
-    from fedsim.experiment import dotted
-
     return {
         key: value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
         for key, value in dotted(values)
@@ -340,10 +338,12 @@ def plain_hyperparameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _participation(choice: Any) -> str:
     """As --participation has it: a share has a point, a number of clients has none."""
-    if isinstance(choice, float):
-        text = repr(choice)
-        return text if "." in text and "e" not in text else f"{choice:.20f}".rstrip("0")
-    return str(choice) if isinstance(choice, int) else _choice(choice, "participation")
+    if isinstance(choice, numbers.Integral):
+        return str(int(choice))
+    if isinstance(choice, numbers.Real):
+        text = repr(float(choice))
+        return text if "e" not in text else f"{float(choice):.20f}".rstrip("0")
+    return _choice(choice, "participation")
 
 
 def _objects(algo: Any, dataset: Any, partition: Any, model: Any, participation: Any) -> dict[str, Any]:

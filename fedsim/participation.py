@@ -21,7 +21,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from fedsim import traces
+from fedsim import plugins, traces, user_schedules
 from fedsim.errors import DataError, UsageError, unknown
 from fedsim.seeds import RandomStream
 
@@ -39,8 +39,8 @@ class Participation:
 Schedule = Callable[[int], Participation]
 """From the round (counted from 1) to its participation."""
 
-Participants = Callable[[int], Sequence[int]]
-"""From the round to the ids that take part, ascending."""
+Participants = Callable[[int], Sequence[int] | Participation]
+"""From the round to the ids that take part, ascending; a user's schedule gives the participation itself."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,14 @@ def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ())
     participants = selection.base.make(selection.arguments, population)
 
     def participation(round: int) -> Participation:
-        selected = tuple(participants(round))
-        dropouts = _struck(selected, selection.chances.get("gone", 0.0), population, round, "gone")
-        lost_uploads = _struck(selected, selection.chances.get("lost", 0.0), population, round, "lost")
+        base = user_schedules.participants(participants(round))
+        selected = base.participants
+        dropouts = base.dropouts | _struck(
+            selected, selection.chances.get("gone", 0.0), population, round, "gone"
+        )
+        lost_uploads = base.lost_uploads | _struck(
+            selected, selection.chances.get("lost", 0.0), population, round, "lost"
+        )
         return Participation(selected, lost_uploads - dropouts, dropouts)
 
     return participation
@@ -238,13 +243,17 @@ def _parse(spec: str) -> _Chosen:
     Raises:
         UsageError: if an argument is wrong.
     """
-    first, *modifiers = traces.split(spec) if spec.startswith(traces.PREFIX) else spec.split("+")
+    has_path = spec.startswith(traces.PREFIX) or plugins.is_spec(traces.split(spec)[0])
+    first, *modifiers = traces.split(spec) if has_path else spec.split("+")
     chances: dict[str, float] = {}
     for modifier in modifiers:
         name, _, chance = modifier.partition(":")
         if name not in ("gone", "lost") or name in chances:
             raise UsageError(f"--participation {spec!r}: behind a + stands gone:P or lost:P, once each")
         chances[name] = _probability(name, chance)
+    if plugins.is_spec(first) and not first.startswith(traces.PREFIX):
+        users = Base(first, first, "", lambda _, population: user_schedules.users_schedule(first, population))
+        return _Chosen(users, (), chances)
     name, colon, rest = first.partition(":")
     if not colon and name not in ("full", *(b for b in BASES if b.isalpha())):
         return _Chosen(_counted(first), (), chances)

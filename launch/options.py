@@ -15,6 +15,8 @@ from launch.execution import Execution
 TABLES = ("experiment", "hyperparameters", "codecs", "execution")
 EXECUTION = tuple(f.name for f in fields(Execution))
 CLIENTS_IN_PROCESS = DEFAULTS.clients
+USERS = ("algo", "model", "dataset", "partition")
+"""Keys whose value may be FILE.py:NAME as it stands; of participation there may be modifiers behind it."""
 
 
 @dataclass(frozen=True)
@@ -91,26 +93,27 @@ def check_execution(values: Mapping[str, Any], supplied: Given) -> Execution:
 
 def absolute_paths(values: dict[str, Any]) -> dict[str, Any]:
     """A user's files, wherever a worker's working directory is."""
-    for key in ("algo", "model", "dataset", "partition"):
-        if isinstance(values.get(key), str):
-            values[key] = absolute_choice(values[key])
+    values = absolute_users_files(values)
     if isinstance(values.get("participation"), str):
-        values["participation"] = _absolute_schedule(values["participation"])
+        values["participation"] = traces.absolute(values["participation"])
     if isinstance(values.get("link"), str) and values["link"].endswith(".csv"):
         values["link"] = str(Path(values["link"]).resolve())
     return values
 
 
+def absolute_users_files(values: dict[str, Any]) -> dict[str, Any]:
+    """FILE.py:NAME of a user's algorithm, data and schedule, meaning the same in every working directory."""
+    changes = {key: absolute_choice(values[key]) for key in USERS if isinstance(values.get(key), str)}
+    spec = values.get("participation")
+    if isinstance(spec, str) and not spec.startswith(traces.PREFIX):
+        base, *modifiers = traces.split(spec)
+        changes["participation"] = "+".join([absolute_choice(base), *modifiers])
+    return {**values, **changes}
+
+
 def absolute_choice(choice: str) -> str:
     """FILE.py:NAME, meaning the same in every working directory; anything else as it is."""
     return plugins.absolute(choice) if isinstance(choice, str) and plugins.is_spec(choice) else choice
-
-
-def _absolute_schedule(spec: str) -> str:
-    if spec.startswith(traces.PREFIX):
-        return traces.absolute(spec)
-    base, *modifiers = traces.split(spec)
-    return "+".join([absolute_choice(base), *modifiers])
 
 
 def _remote(execution: Execution, workers_given: bool) -> Execution:

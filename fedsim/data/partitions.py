@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsim import plugins
 from fedsim.data import splits
+from fedsim.data.user_partitions import users_partition
 from fedsim.errors import DataError, UsageError, unknown
 
 _WITHOUT_CLASSES = ("iid", "natural")
@@ -88,7 +90,7 @@ def partition(
 ) -> tuple[npt.NDArray[np.int64], ...]:
     """Training-row indices (int64) of every client, in the order the client sees them.
 
-    spec       NAME or NAME:ARGUMENTS of PARTITIONS
+    spec       NAME or NAME:ARGUMENTS of PARTITIONS, or FILE.py:NAME (fedsim.data.user_partitions)
     targets    (n,) labels 0..classes-1 of all training rows; targets that are not classes are (n, ...),
                and only `iid` and `natural` can divide them
     fraction   how much of the training data is used at all, in (0, 1]
@@ -98,6 +100,8 @@ def partition(
     `two_classes` when a class runs out. Raises UsageError for a spec or arguments that do not
     fit, DataError when a client would get no rows.
     """
+    if plugins.is_spec(spec):
+        return users_partition(spec, targets, clients, seed, fraction)
     info, arguments = _parse(spec)
     _check(info, targets, classes, clients, seed, fraction)
     if info.name == "pachinko":

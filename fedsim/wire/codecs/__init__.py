@@ -18,11 +18,12 @@ from torch import Tensor
 from fedsim.errors import UsageError, WireError, unknown
 from fedsim.wire.codecs import bitmap, csr, float_formats, log8, zstd
 from fedsim.wire.codecs.base import Codec, Part, Spec, from_bytes, raw_bytes
+from fedsim.wire.codecs.user_codec import users_codec
 
 __all__ = [
     "CODECS",
     "Codec",
-    "Family",
+    "CodecFamily",
     "Part",
     "Spec",
     "codec",
@@ -107,13 +108,17 @@ CODECS: Mapping[str, CodecFamily] = {
 }
 
 
-@cache
 def codec(name: str) -> Codec:
-    """The codec of a name such as 'bf16' or 'csr:0.1'.
+    """The codec of a name such as 'bf16' or 'csr:0.1', or of FILE.py:NAME.
 
     Raises:
-        UsageError: saying what there is.
+        UsageError: saying what there is, or what is wrong with a user's file.
     """
+    return users_codec(name) or _codec(name)
+
+
+@cache
+def _codec(name: str) -> Codec:
     family_name, colon, parameter = name.partition(":")
     if family_name not in CODECS:
         raise unknown("codec", family_name, [f.usage for f in CODECS.values()])
