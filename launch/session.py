@@ -105,13 +105,17 @@ class Session:
         problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
         rundir = RunDir(Path(execution.out) if execution.out else default, resumed=stored is not None)
-        display = Display(problem.experiment.rounds, quiet)
-        session = Session(problem, execution, placements, participations, rundir, display, supervisor)
-        today = manifest.describe(session.described(), execution, session.run_name, probe(problem))
-        if stored is None:
-            rundir.write_json("manifest.json", today)
-        else:
-            session._go_on(stored, today)
+        try:
+            display = Display(problem.experiment.rounds, quiet)
+            session = Session(problem, execution, placements, participations, rundir, display, supervisor)
+            today = manifest.describe(session.described(), execution, session.run_name, probe(problem))
+            if stored is None:
+                rundir.write_json("manifest.json", today)
+            else:
+                session._go_on(stored, today)
+        except BaseException:
+            rundir.close()  # its lock: this process may try again
+            raise
         return session
 
     def _go_on(self, stored: Stored, today: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """A user's own codec, FILE.py:NAME: a fedsim.Codec, or a function without arguments that returns one.
 
 It is tried before a run: what it packs must have the sizes that its bounds say, and must unpack to the same
-tensor, or if it is lossy to a finite one. On the wire its name is STEM:NAME, without the folder. A name in a
-message's header never loads a file.
+tensor, or if it is lossy to a finite one. On the wire its name is
+STEM:NAME@DIGEST, with the first digits of its file's sha256, so that two versions of a file are two codecs. A
+name in a message's header never loads a file.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from fedsim.wire.codecs.base import ONE_SIGN, Codec, Part, Spec
 OPTION = "--codec"
 LONGEST_NAME = 64
 """Of a codec in a message's header (fedsim.wire.envelope)."""
-_loaded: dict[str, tuple[str, object, Codec]] = {}
-"""By name on the wire: the spec, the object in the user's file, and the codec that was made of it."""
+DIGITS = 8
+"""Of a file's sha256, in the name of its codec."""
+_loaded: dict[str, Codec] = {}
+"""By name on the wire."""
 
 
 def users_codec(name: str) -> Codec | None:
@@ -32,18 +35,15 @@ def users_codec(name: str) -> Codec | None:
         UsageError: if it is no codec, or does not keep what it promises.
     """
     if not plugins.is_spec(name):
-        return _loaded[name][2] if name in _loaded else None
+        return _loaded.get(name)
     result = plugins.load(name, OPTION)
-    spec, short = plugins.absolute(name), plugins.short(name)
-    known = _loaded.get(short)
-    if known is not None and known[:2] == (spec, result):
-        return known[2]
-    if known is not None and known[0] != spec:
-        raise UsageError(f"{OPTION} {short} is {known[0]} and {spec}: give one of the two another name")
-    made = _made(name, result, short)
-    _try(made, name)
-    _loaded[short] = (spec, result, made)
-    return made
+    (digest,) = plugins.sources([name]).values()
+    short = f"{plugins.short(name)}@{digest[:DIGITS]}"
+    if short not in _loaded:
+        made = _made(name, result, short)
+        _try(made, name)
+        _loaded[short] = made
+    return _loaded[short]
 
 
 def _made(spec: str, result: object, short: str) -> Codec:
