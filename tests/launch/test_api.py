@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterable
@@ -27,6 +26,7 @@ from fedsim.front_door import ExecutionOptions, carry_out
 from launch import run as launch_run
 from launch.execution import Execution
 from launch.processes.server import ENVIRONMENT
+from launch.runs.summary import process_start
 from protocols.fedavg import FedAvg
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -253,22 +253,6 @@ def test_object_that_another_process_began_with_is_asked_for() -> None:
     assert live_objects._objects[spec] is kept
 
 
-def test_digest_of_an_object_changes_with_its_code_only() -> None:
-    from fedsim import live_objects
-
-    def source(body: str) -> str:
-        space: dict[str, Any] = {"__name__": "cell"}
-        exec(textwrap.dedent(body), space)
-        return live_objects.digest(live_objects.register(space["f"], "model"))
-
-    assert source("def f(a):\n    return a + 1") == source("# why\n\ndef f(a):\n    return a + 1  # more")
-    assert source("def f(a):\n    return a + 1") != source("def f(a):\n    return a + 2")
-    assert source("def f(a, b=1):\n    return a") != source("def f(a, b=2):\n    return a")
-    assert source("class f:\n    def g(self): return {1, 'a'}") != source(
-        "class f:\n    def g(self): return {2}"
-    )
-
-
 # ---- the process that it runs in
 
 
@@ -301,14 +285,7 @@ def test_process_is_as_it_was_after_a_run() -> None:
 
 def test_time_to_the_first_round_counts_from_the_call(small: fedsim.Run) -> None:
     assert 0 <= small.summary["seconds_to_first_round"] < DEADLINE
-    age = time.time() - launch_run_started()
-    assert small.summary["seconds_to_first_round"] < age
-
-
-def launch_run_started() -> float:
-    from launch.runs.summary import process_start
-
-    return process_start()
+    assert small.summary["seconds_to_first_round"] < time.time() - process_start()
 
 
 def test_ctrl_c_is_keyboard_interrupt_and_leaves_a_run_to_resume(small: fedsim.Run) -> None:
