@@ -73,7 +73,7 @@ def _draw(rng: Random, round: int) -> Fault:
 
 
 @dataclass
-class Guest:
+class RemoteWorker:
     command: Command
     ended_by: str = ""
     """What we did to it."""
@@ -109,11 +109,11 @@ class Place:
     def __init__(self, join_credentials: Path, port: int, seed: int) -> None:
         self._join_credentials = join_credentials
         self.relay = Relay(port, seed)
-        self.remote_workers: list[Guest] = []
+        self.remote_workers: list[RemoteWorker] = []
         self._empty_at = 0.0
 
     @property
-    def remote_worker(self) -> Guest:
+    def remote_worker(self) -> RemoteWorker:
         return self.remote_workers[-1]
 
     def fill(self) -> None:
@@ -123,7 +123,7 @@ class Place:
         elif time.monotonic() - self._empty_at >= PAUSE and not self._over:
             url = f"tcp://127.0.0.1:{self.relay.port}"
             options = ("--join", str(self._join_credentials), "--connect", url, "--patience", str(PATIENCE))
-            self.remote_workers.append(Guest(start("worker", *options)))
+            self.remote_workers.append(RemoteWorker(start("worker", *options)))
 
     @property
     def _over(self) -> bool:

@@ -93,7 +93,15 @@ def duals_of(algorithm: Class) -> Mapping[str, str | None]:
     return duals
 
 
-@pytest.fixture(params=ALGORITHMS, ids=lambda a: a.name)
+QUICK = {"fedavg", "mime", "fedlap_cov", "ivon_admm"}
+"""Algorithms that are not marked slow: without duals, of two exchanges, and of two of the three families."""
+
+
+def _marks(algorithm: Class) -> tuple[pytest.MarkDecorator, ...]:
+    return () if len(ALGORITHMS) == 1 or algorithm.name in QUICK else (pytest.mark.slow,)
+
+
+@pytest.fixture(params=[pytest.param(a, id=a.name, marks=_marks(a)) for a in ALGORITHMS])
 def algorithm(request: pytest.FixtureRequest) -> Class:
     selected: Class = request.param
     return selected
@@ -492,7 +500,12 @@ def fields_for(algorithm: Class, name: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("algorithm", "name"),
-    [pytest.param(a, n, id=f"{a.name}-{n}") for a in ALGORITHMS for n in MERGING if fields_for(a, n)],
+    [
+        pytest.param(a, n, id=f"{a.name}-{n}", marks=_marks(a))
+        for a in ALGORITHMS
+        for n in MERGING
+        if fields_for(a, n)
+    ],
 )
 def test_codecs_that_merge_values_keep_the_sums(algorithm: Class, name: str, tmp_path: Path) -> None:
     codecs = dict.fromkeys(fields_for(algorithm, name), name)
@@ -583,6 +596,7 @@ def pool() -> Iterator[Pool]:
         pool.close()
 
 
+@pytest.mark.process
 def test_in_process_equals_over_zeromq_bit_for_bit(
     algorithm: Class, pool: Pool, dense: Callable[[Class], Run], tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def test_the_guide_has_an_algorithm_a_model_and_data() -> None:
     assert GUIDE.count("```python") == 3
 
 
+@pytest.mark.process
 def test_a_users_algorithm_model_and_data_run_and_cost_what_they_say(folder: Path) -> None:
     selected = "--algo mine.py:Scaffold --model net.py:Net --dataset blobs.py:blobs"
     job = f"launch --workers 2 --clients 3 --rounds 4 --set lr=0.1 --out run {selected}"
@@ -78,6 +79,7 @@ def test_a_users_algorithm_model_and_data_run_and_cost_what_they_say(folder: Pat
     }
 
 
+@pytest.mark.process
 def test_a_users_algorithm_passes_the_battery(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_battery.py"],

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
+import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,3 +173,85 @@ def test_algorithm_names_are_unique_and_found() -> None:
     names = [algorithm.name for algorithm in protocols.REGISTRY]
     assert len(set(names)) == len(names)
     assert [protocols.find(name) for name in names] == list(protocols.REGISTRY)
+
+
+WORDS = """
+    letter letters seal door doors bailiff guest guests visit visits crew pulse pulses fence fences echo
+    echoes misconduct strike strikes stranger strangers admission belongings witness intake blame scoreboard
+    turnout turnouts roster people rehearsal examiner spoilt lending told said found made chosen given
+    wanted whose about
+"""
+PRIVATE = frozenset(WORDS.split())
+"""Words of this project alone, which the field has other words for: envelope, listener, remote worker, ..."""
+EXEMPT = {
+    ("launch/results/*.py", "given"): "a column of timeline.csv, a file that older versions have written",
+    ("launch/results/*.py", "said"): "the same",
+    ("launch/results/*.py", "made"): "the same",
+    ("workers/coordinator/task_timeline.py", "given"): "the same",
+    ("tests/workers/test_protocol_messages.py", "given"): "still to be replaced",
+    ("workers/coordinator/*.py", "about"): "a key of the journal's records",
+}
+"""By file and name: what files or libraries call so."""
+REMAINING = {
+    *("Found", "Given", "workers_given", "_Chosen", "_about_state", "given_up", "made_remote"),
+    *("_given", "_about"),
+    *("LETTER", "LETTERS", "DOORS", "ECHOES"),
+}
+"""Names that are still to be replaced. This list only shrinks."""
+
+
+def _private_names(path: Path, source: str) -> Iterator[str]:
+    """`file:line: name` of every identifier that contains a private word.
+
+    The name of a test is a sentence, in which any word may stand.
+    """
+    lines = iter(source.splitlines(keepends=True))
+    tokens = list(tokenize.generate_tokens(lambda: next(lines, "")))
+    exempt = {name for (file, name) in EXEMPT if path.match(file)} | REMAINING
+    if "from hypothesis import" in source:
+        exempt.add("given")
+    for number, token in enumerate(tokens):
+        name = token.string
+        if (
+            token.type != tokenize.NAME
+            or name.startswith("test_")
+            or hasattr(builtins, name)
+            or name in exempt
+        ):
+            continue
+        parts = {part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+        if name == "echo" and [t.string for t in tokens[number - 2 : number]] == ["click", "."]:
+            continue
+        if parts & PRIVATE:
+            yield f"{path}:{token.start[0]}: {name}"
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("letter = 1", ["letter"]),
+        ("class OpenLetter: pass", ["OpenLetter"]),
+        ("def f(x_made, *, whose): ...", ["x_made", "whose"]),
+        ("DOORS = {}", []),
+        ("raise FileNotFoundError", []),
+        ("click.echo('x')", []),
+        ("echo('x')", ["echo"]),
+        ("x = 'letter'  # letter", []),
+        ("string.ascii_lowercase, already, aboutness", []),
+        ("def test_a_letter_is_made(): ...", []),
+        ("from hypothesis import given", []),
+    ],
+)
+def test_the_search_for_private_words_finds_identifiers_only(source: str, names: list[str]) -> None:
+    result = [line.rpartition(" ")[2] for line in _private_names(Path("x.py"), source)]
+    assert result == names
+
+
+def test_no_identifier_has_a_private_word() -> None:
+    files = [*MODULES, *sorted((ROOT / "tests").rglob("*.py"))]
+    bad = [
+        line
+        for file in files
+        for line in _private_names(file.relative_to(ROOT), file.read_text(encoding="utf-8"))
+    ]
+    assert not bad, "\n".join(["", *bad])

@@ -1,6 +1,6 @@
-"""Bytes of every codec on the tensors of a trained MLP: the tables of docs/wire.md and docs/compression.md.
+"""Measures the bytes of every codec on a trained MLP: the tables of docs/wire.md and docs/compression.md.
 
-    PYTHONPATH=. python -m tests.benchmarks.codec_sizes --data-dir DIR [--plot FILE.png]
+    python -m tests.benchmarks.codec_sizes (--data-dir DIR | --tiny) [--plot FILE.png]
 
 Setting (docs/references/bytes.md): MNIST, 20 clients, dirichlet:0.5, MLP 784-200-100-10, ReLU, 4 rounds, here
 of FedAvg with 2 local epochs of Adam. Then the largest client trains once more, and its two curvatures are
@@ -10,7 +10,7 @@ the diagonal GGN.
 
 from __future__ import annotations
 
-import argparse
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from launch.commands.codecs import errors, fastest, indices_floor
 from launch.config import Execution
 from launch.run import launch
 from launch.runs.restored import StoredRun
+from tests.benchmarks.common import FEW, fashion_shaped, options_of
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
 KEEPING = ("csr", "bitmap", "best")
@@ -105,13 +106,15 @@ def by_fraction(title: str, x: Tensor, spec: Spec) -> None:
     print(f"\nwhatever p: {', '.join(whole)}")
 
 
-def line(label: str, name: str, x: Tensor, layout: Layout, ref: Tensor | None = None) -> str:
+def line(
+    label: str, name: str, x: Tensor, layout: Layout, ref: Tensor | None = None, *, seconds: float = 0.3
+) -> str:
     selected, spec = codec(name), Spec.of(tuple(x.shape), x.dtype, layout)
     sent, parts = pack_or_dense(selected, x, spec, ref)
     frames, total = tuple(part for _, part in parts), sum(part.nbytes for _, part in parts)
     assert sent == selected.name
-    packing = fastest(lambda: selected.pack(x, spec, ref), 0.3)
-    unpacking = fastest(lambda: selected.unpack(frames, spec, ref), 0.3)
+    packing = fastest(lambda: selected.pack(x, spec, ref), seconds)
+    unpacking = fastest(lambda: selected.unpack(frames, spec, ref), seconds)
     rates = " / ".join(f"{spec.dense_bytes / s / 1e6:,.0f}" for s in (packing, unpacking))
     return f"| {label} | {name} | {total:,} | {spec.dense_bytes / total:.2f} | {rates} |"
 
@@ -160,28 +163,41 @@ def draw(file: Path, panels: dict[str, Tensor], spec: Spec) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser = options_of(__doc__)
+    parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--plot", type=Path, metavar="FILE.png")
-    selected = parser.parse_args()
-    created = trained(selected.data_dir)
-    layout, spec = created.layout, Spec.of((created.layout.size,), torch.float32, created.layout)
-    still = float((created.mean == created.broadcast).double().mean())
+    options = parser.parse_args()
+    if options.tiny:
+        with tempfile.TemporaryDirectory() as scratch:
+            os.environ["FEDSIM_CACHE"] = f"{scratch}/cache"
+            tables(trained(fashion_shaped(Path(scratch), FEW, "MNIST"), 1), options.plot, 0.01)
+    elif options.data_dir is None:
+        parser.error("it needs --data-dir, the folder with MNIST, or --tiny")
+    else:
+        tables(trained(options.data_dir), options.plot, 0.3)
+
+
+def tables(result: Trained, plot: Path | None, seconds: float) -> None:
+    """Print all tables; every rate is the fastest within so many seconds."""
+    layout, spec = result.layout, Spec.of((result.layout.size,), torch.float32, result.layout)
+    still = float((result.mean == result.broadcast).double().mean())
     print(
-        f"P = {layout.size:,}; one client with {created.examples:,} examples; "
-        f"{still:.1%} of the weights still"
+        f"P = {layout.size:,}; one client with {result.examples:,} examples; {still:.1%} of the weights still"
     )
-    by_fraction("empirical Fisher", created.fisher, spec)
-    by_fraction("diagonal GGN", created.ggn, spec)
+    by_fraction("empirical Fisher", result.fisher, spec)
+    by_fraction("diagonal GGN", result.ggn, spec)
     print("\n| tensor | codec | bytes | ratio | encode / decode MB/s |")
     print("|---|---|---|---|---|")
-    for name in ("csr:0.1", "bitmap:0.1", "best:0.1", "log8", "zstd", "bf16"):
-        print(line("diagonal GGN", name, created.ggn, layout), flush=True)
-    for name in ("zstd", "delta+zstd"):
-        print(line("client mean", name, created.mean, layout, created.broadcast), flush=True)
-    print(line("client's change", "topk:0.1", created.mean - created.broadcast, layout), flush=True)
-    if selected.plot:
-        draw(selected.plot, {"empirical Fisher": created.fisher, "diagonal GGN": created.ggn}, spec)
+    rows: list[tuple[str, str, Tensor, Tensor | None]] = [
+        ("diagonal GGN", name, result.ggn, None)
+        for name in ("csr:0.1", "bitmap:0.1", "best:0.1", "log8", "zstd", "bf16")
+    ]
+    rows += [("client mean", name, result.mean, result.broadcast) for name in ("zstd", "delta+zstd")]
+    rows += [("client's change", "topk:0.1", result.mean - result.broadcast, None)]
+    for label, name, x, ref in rows:
+        print(line(label, name, x, layout, ref, seconds=seconds), flush=True)
+    if plot:
+        draw(plot, {"empirical Fisher": result.fisher, "diagonal GGN": result.ggn}, spec)
 
 
 if __name__ == "__main__":

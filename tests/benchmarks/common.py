@@ -1,7 +1,12 @@
-"""Shared by the benchmark scripts: data of FashionMNIST's shape, one fedsim run, its figures."""
+"""Shared by the benchmark scripts: options, data of FashionMNIST's shape, one fedsim run, its figures.
+
+Every benchmark takes --tiny, with which it runs through in seconds. Its figures say nothing then; CI runs
+all of them in this way (tests/benchmarks/test_benchmarks.py), so that none is dead when it is needed.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -13,13 +18,32 @@ from typing import Any
 
 import numpy as np
 
+FULL, FEW = (60_000, 10_000), (2_000, 400)
+"""Train and test examples: those of FashionMNIST and of MNIST, and those for --tiny."""
 
-def fashion_shaped(folder: Path) -> Path:
-    """Write random idx files of FashionMNIST's shape; returns the data folder."""
-    raw = folder / "FashionMNIST" / "raw"
+
+def options_of(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with --tiny, whose help is a module's docstring."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="only show that it runs: small sizes, once")
+    return parser
+
+
+def fashion_shaped(folder: Path, examples: tuple[int, int] = FULL, name: str = "FashionMNIST") -> Path:
+    """Write random idx files of FashionMNIST's shape.
+
+    Args:
+        folder: the data folder; its subfolder NAME/raw must not exist.
+        examples: how many train and test examples.
+        name: the data set's folder, FashionMNIST or MNIST.
+
+    Returns:
+        The data folder.
+    """
+    raw = folder / name / "raw"
     raw.mkdir(parents=True)
     rng = np.random.Generator(np.random.Philox(key=1))
-    for part, n in (("train", 60_000), ("t10k", 10_000)):
+    for part, n in zip(("train", "t10k"), examples, strict=True):
         pixels = rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)
         labels = np.arange(n, dtype=np.uint8) % 10
         (raw / f"{part}-images-idx3-ubyte").write_bytes(
@@ -30,7 +54,14 @@ def fashion_shaped(folder: Path) -> Path:
 
 
 def launch(out: Path, *arguments: str) -> Path:
-    """Run `fedsim launch` as a user would; returns the run folder. Errors: CalledProcessError."""
+    """Run `fedsim launch` as a user would.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        CalledProcessError: if the command fails.
+    """
     command = [sys.executable, "-m", "launch", "launch", "--out", str(out), *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ, timeout=900)
     return out

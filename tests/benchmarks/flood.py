@@ -1,9 +1,9 @@
-"""What a message without end costs the coordinator's memory, with the ingress limiter and without.
+"""Measures the coordinator's memory under a message without end, with the ingress limiter and without.
 
-    PYTHONPATH=. python -m tests.benchmarks.flood
+    python -m tests.benchmarks.flood [--tiny]
 
-Another process sends 1 GB as parts of 1 MB of one message over loopback; growth is the peak of this process's
-resident memory over what it was before, in MiB, the worst of five.
+Another process sends 1 GB as parts of 1 MB of one message over loopback. Growth is the peak of this process's
+resident memory over its memory before, in MiB, the worst of five.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import zmq
 from fedsim.errors import WireError
 from fedsim.wire.envelope import VERSION, Header, blob, pack
 from fedsim.wire.ledger import Ledger
+from tests.benchmarks.common import options_of
 from workers.transport import ingress_limiter
 from workers.transport.dealer import CurveKeys
 from workers.transport.handshake import Hello
@@ -29,10 +30,11 @@ from workers.transport.router import ZmqEndpoint
 
 PART = bytes(1_000_000)
 PARTS, MAX_FRAME, REPEATS = 1000, 1 << 20, 5
+FEW_PARTS, PATIENCE_MS = 20, 5000
 SERVER, KEYS, NOBODY = KeyPair.new(), (KeyPair.new(),), Revocations(Path("nowhere"))
 
 
-def attack(address: str, hello: list[bytes], keys: CurveKeys | None, senders: int) -> None:
+def attack(address: str, hello: list[bytes], keys: CurveKeys | None, senders: int, parts: int) -> None:
     """Returns when every sender has been cut off or has sent all."""
     with zmq.Context() as context:
         sockets = [context.socket(zmq.DEALER) for _ in range(senders)]
@@ -46,11 +48,11 @@ def attack(address: str, hello: list[bytes], keys: CurveKeys | None, senders: in
             if hello:
                 socket.send_multipart(hello)
                 time.sleep(0.5)
-            for _ in range(PARTS // senders):
+            for _ in range(parts // senders):
                 socket.send(PART, zmq.SNDMORE, copy=False)
             socket.send(b"")
         for monitor in monitors:
-            monitor.poll(5000 if monitor is monitors[0] else 0)
+            monitor.poll(PATIENCE_MS if parts == PARTS and monitor is monitors[0] else 0)
             monitor.close(0)
         for socket in sockets:
             socket.close(0)
@@ -63,7 +65,7 @@ def memory(what: str) -> float:
     return int(result[1]) / 1024
 
 
-def growth(port: str, known: bool, senders: int) -> float:
+def growth(port: str, known: bool, senders: int, parts: int) -> float:
     listener = (
         LocalTcpListener()
         if port == "127.0.0.1"
@@ -76,7 +78,7 @@ def growth(port: str, known: bool, senders: int) -> float:
     hello = [envelope.head, *map(bytes, envelope.frames)] if known else []
     pair = KEYS[0]
     keys = CurveKeys(pair.public.encode(), pair.secret.encode(), SERVER.public.encode())
-    label = (endpoint.address, hello, None if own else keys, senders)
+    label = (endpoint.address, hello, None if own else keys, senders, parts)
     attacker = multiprocessing.get_context("spawn").Process(target=attack, args=label)
     try:
         endpoint.wait([], 0.1)
@@ -94,7 +96,7 @@ def growth(port: str, known: bool, senders: int) -> float:
         endpoint.close()
 
 
-WHO = {
+PEERS = {
     "tcp on 127.0.0.1, an unauthenticated peer": ("127.0.0.1", False, 1),
     "tcp on 127.0.0.1, 20 unauthenticated peers at once": ("127.0.0.1", False, 20),
     "tcp on 127.0.0.1, with the token, after its hello": ("127.0.0.1", True, 1),
@@ -102,9 +104,16 @@ WHO = {
     "CURVE listener, with a key, after its hello": ("guarded", True, 1),
 }
 
-if __name__ == "__main__":
-    for name, how in WHO.items():
+
+def main() -> None:
+    tiny = options_of(__doc__).parse_args().tiny
+    parts, repeats = (FEW_PARTS, 1) if tiny else (PARTS, REPEATS)
+    for name, how in list(PEERS.items())[:: 4 if tiny else 1]:
         with patch.object(ingress_limiter, "SECONDS", 3600.0):
-            without = growth(*how)
-        measured = [growth(*how) for _ in range(REPEATS)]
+            without = growth(*how, parts)
+        measured = [growth(*how, parts) for _ in range(repeats)]
         print(f"{name}: {without:.0f} MiB without, {max(measured):.0f} with", flush=True)
+
+
+if __name__ == "__main__":
+    main()

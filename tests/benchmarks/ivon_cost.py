@@ -1,14 +1,14 @@
-"""IVON on flat vectors against the package ivon-opt and against Adam, CPU time per step.
+"""Measures the CPU time of a step of IVON on flat vectors, of the package ivon-opt and of Adam.
 
-    python -m tests.benchmarks.ivon_cost [--repeats 9] [--epochs 4]
+    python -m tests.benchmarks.ivon_cost [--repeats 9] [--epochs 4] [--tiny]
 
-MLP 784-200-100-10 (178,110 parameters), batch 32, one sample per step, 1 thread, 640 random examples;
-the candidates alternate. `ours, duals` has a vector prior and duals, as from the second round on.
+The model is the MLP 784-200-100-10 (178,110 parameters). A step has a batch of 32 and one sample, on 1
+thread; there are 640 random examples. The candidates alternate. `ours, duals` has a vector prior and duals,
+as from the second round on.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.learning.solvers.ivon import IvonTraining, ivon
 from fedsim.seeds import RandomStream
-from tests.benchmarks.common import spread
+from tests.benchmarks.common import options_of, spread
 
 N, BATCH = 640, 32
 HOW = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.9998}
@@ -32,10 +32,11 @@ ESS, PRIOR, H0 = float(N), 10.0, 1e-2
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = options_of(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
+    repeats, epochs = (1, 1) if options.tiny else (options.repeats, options.epochs)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     module = build_model("mlp", (1, 28, 28), 10)
@@ -43,7 +44,7 @@ def main() -> None:
     shard = Shard(Net(copy.deepcopy(module)), inputs, targets, 1.0)
     start = shard.net.snapshot()
     ones, rng = torch.ones_like(start), RandomStream(1, "benchmark")
-    training = IvonTraining(epochs=options.epochs, batch_size=BATCH, **HOW)
+    training = IvonTraining(epochs=epochs, batch_size=BATCH, **HOW)
     dual = Gaussian(1e-4 * torch.randn_like(start), 0.5 * PRIOR / ESS * torch.rand_like(start))
 
     def stock() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
             local.parameters(), ess=ESS, weight_decay=PRIOR / ESS, hess_init=H0, rescale_lr=False, **HOW
         )
         order = rng.torch("batches")
-        for _ in range(options.epochs):
+        for _ in range(epochs):
             for x, y in shard.batches(BATCH, order):
                 with optimiser.sampled_params(train=True):
                     optimiser.zero_grad()
@@ -63,7 +64,7 @@ def main() -> None:
         prior = {"prior_mean": 0 * start, "prior_precision": precision, "ess": ESS, "dual": dual}
         ivon(shard, start, how=training, rng=rng, round=1, h0=h0, **prior)
 
-    adam = LocalTraining(epochs=options.epochs, batch_size=BATCH)
+    adam = LocalTraining(epochs=epochs, batch_size=BATCH)
     candidates: dict[str, Callable[[], object]] = {
         "ivon-opt": stock,
         "ours": lambda: ours(PRIOR * ones, None, H0),
@@ -71,9 +72,9 @@ def main() -> None:
         "adam": lambda: minimise(shard, start, how=adam, rng=rng, round=1),
         "noise alone": lambda: [torch.randn(len(start)) for _ in range(steps)],
     }
-    steps = options.epochs * -(-N // BATCH)
+    steps = epochs * -(-N // BATCH)
     spent: dict[str, list[float]] = {name: [] for name in candidates}
-    for repeat in range(options.repeats + 1):
+    for repeat in range(repeats + 1):
         for name, candidate in candidates.items():
             began = time.process_time()
             candidate()

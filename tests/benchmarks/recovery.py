@@ -1,6 +1,6 @@
-"""What recovery costs when nothing happens, and how long it takes when something does.
+"""Measures the cost of being able to recover, and the time of a recovery.
 
-    PYTHONPATH=. python -m tests.benchmarks.recovery
+    python -m tests.benchmarks.recovery [--tiny]
 
 Ratios are taken side by side in one run: the same rounds with states, checkpoints and journal, and with those
 three left out, in turn. Times are of real processes.
@@ -24,13 +24,12 @@ from launch.config import Execution
 from launch.run import launch
 from launch.runs.reader import Run
 from tests.benchmarks import steady_state as steady
-from tests.benchmarks.common import fashion_shaped
+from tests.benchmarks.common import FEW, FULL, fashion_shaped, options_of
 from tests.support.commands import fedsim, start
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.journal import Journal
 
 PAIRS = 5
-MAIN = Experiment(rounds=20)
 
 
 @contextmanager
@@ -61,12 +60,12 @@ def round_seconds(experiment: Experiment, folder: Path, data: Path | None, kept:
     return float(Run.open(folder).metrics["seconds"].iloc[2:].median())
 
 
-def cost(experiment: Experiment, data: Path | None = None) -> tuple[float, float, float]:
-    """Ratio with and without, of medians over PAIRS; and both in milliseconds."""
+def cost(experiment: Experiment, data: Path | None, repeats: int) -> tuple[float, float, float]:
+    """Ratio with and without, of medians over the repetitions; and both in milliseconds."""
     with tempfile.TemporaryDirectory() as folder:
         pairs = [
             [round_seconds(experiment, Path(folder) / f"{n}-{kept}", data, kept) for kept in (True, False)]
-            for n in range(PAIRS)
+            for n in range(repeats)
         ]
     with_it, without = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
     return statistics.median(a / b for a, b in pairs), with_it, without
@@ -94,20 +93,22 @@ def killed(folder: Path, kills: bool) -> float:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as created:
-        data = fashion_shaped(Path(created))
-        jobs = [("main job", MAIN, None)] + [
-            (f"steady state, {algo}", steady.experiment(algo, 12), data) for algo in ("fedavg", "fedlap_cov")
-        ]
+    tiny = options_of(__doc__).parse_args().tiny
+    repeats, rounds, examples = (1, 4, FEW) if tiny else (PAIRS, 20, FULL)
+    with tempfile.TemporaryDirectory() as parent:
+        data = fashion_shaped(Path(parent), examples)
+        jobs: list[tuple[str, Experiment, Path | None]] = [("main job", Experiment(rounds=rounds), None)]
+        for algo in ("fedavg", "fedlap_cov"):
+            jobs.append((f"steady state, {algo}", steady.experiment(algo, min(12, rounds)), data))
         for name, experiment, files in jobs:
-            ratio, with_it, without = cost(experiment, files)
+            ratio, with_it, without = cost(experiment, files, repeats)
             print(f"{name}, in process: {with_it:.1f} ms a round, {without:.1f} without; ratio {ratio:.3f}")
-    with tempfile.TemporaryDirectory() as created:
-        folder = Path(created)
-        times = [resumed(folder / f"r{n}") for n in range(5)]
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent)
+        times = [resumed(folder / f"r{n}") for n in range(repeats)]
         span = f"{min(times):.2f}-{max(times):.2f}"
         print(f"resume to the first commit: {statistics.median(times):.2f} s ({span})")
-        pairs = [[killed(folder / f"k{n}-{k}", k) for k in (True, False)] for n in range(5)]
+        pairs = [[killed(folder / f"k{n}-{k}", k) for k in (True, False)] for n in range(repeats)]
         lost = statistics.median(a - b for a, b in pairs)
         print(f"a worker killed in a run of two: {lost:.2f} s longer, median of {len(pairs)}")
 

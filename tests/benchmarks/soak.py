@@ -1,14 +1,13 @@
-"""A long run whose memory must not grow (docs/reliability.md, F26).
+"""Measures the memory of a long run, which must not grow (docs/reliability.md, F26).
 
-    python -m tests.benchmarks.soak --rounds 100000          half an hour on two idle cores
+    python -m tests.benchmarks.soak --rounds 100000 [--tiny]          half an hour on two idle cores
 
-Real processes, as short rounds as there are; the resident memory of the coordinator and its workers is taken
-a hundred times, and the slope is that of the second half, when every cache is full.
+It starts real processes, with as short rounds as there are. The resident memory of the coordinator and its
+workers is taken a hundred times. The slope is that of the second half, when every cache is full.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.benchmarks.common import options_of
 from tests.support.commands import start
 
 JOB = (
@@ -34,14 +34,17 @@ def resident(pid: int) -> float:
 
 
 def rounds_done(folder: Path) -> int:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    """The number of the last round; -1 before the first one."""
+    file = folder / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
     return int(json.loads(lines[-1])["round"]) if lines else -1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options_of(__doc__)
     parser.add_argument("--rounds", type=int, default=100_000)
-    rounds = parser.parse_args().rounds
+    options = parser.parse_args()
+    rounds, pause = (400, 0.1) if options.tiny else (options.rounds, 1.0)
     seen: list[tuple[int, list[float]]] = []
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as parent:
@@ -51,7 +54,7 @@ def main() -> None:
         )
         try:
             while running.process.poll() is None:
-                running.listen(1.0)
+                running.listen(pause)
                 if (folder / "processes.json").exists() and rounds_done(folder) > (
                     seen[-1][0] if seen else 0
                 ):

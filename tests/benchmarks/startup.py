@@ -1,23 +1,22 @@
-"""From command to the end of round 1 with ten workers, and what ten workers weigh.
+"""Measures the time from the command to the end of round 1 with ten workers, and their memory.
 
-    python -m tests.benchmarks.startup [--repeats 5]
+    python -m tests.benchmarks.startup [--repeats 5] [--tiny]
 
-Digits, the main job. Memory is the peak over the run of the summed PSS (/proc/PID/smaps_rollup) of
+It runs the main job, on digits. Memory is the peak over the run of the summed PSS (/proc/PID/smaps_rollup) of
 coordinator, fork server and workers, sampled every 50 ms.
 """
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from tests.benchmarks.common import spread, summary
+from tests.benchmarks.common import options_of, spread, summary
 
-COMMAND = "--workers 10 --algo fedlap_cov --rounds 20"
+COMMAND = [sys.executable, "-m", "launch", "launch", "--algo", "fedlap_cov"]
 
 
 def family(pid: int) -> list[int]:
@@ -40,11 +39,11 @@ def pss(pid: int) -> int:
     return 0
 
 
-def one_run(out: Path) -> tuple[float, float, float]:
+def one_run(out: Path, workers: int, rounds: int) -> tuple[float, float, float]:
     """Seconds to the end of round 1, seconds of the whole command, peak PSS in MB."""
     began = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch", "launch", "--out", str(out), *COMMAND.split()],
+        [*COMMAND, "--workers", str(workers), "--rounds", str(rounds), "--out", str(out)],
         stdout=subprocess.DEVNULL,
     )
     peak = 0
@@ -56,14 +55,15 @@ def one_run(out: Path) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = options_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
+    repeats, workers, rounds = (1, 2, 2) if options.tiny else (options.repeats, 10, 20)
     with tempfile.TemporaryDirectory() as scratch:
-        runs = [one_run(Path(scratch) / str(i)) for i in range(options.repeats)]
+        runs = [one_run(Path(scratch) / str(i), workers, rounds) for i in range(repeats)]
     first, whole, peak = zip(*runs, strict=True)
     print(f"command to the end of round 1: {spread(list(first), ' s', 2)}")
-    print(f"whole main job, 20 rounds: {spread(list(whole), ' s', 2)}")
+    print(f"whole main job, {rounds} rounds: {spread(list(whole), ' s', 2)}")
     print(f"peak memory (PSS, summed): {spread(list(peak), ' MB', 0)}")
 
 

@@ -71,8 +71,8 @@ def _complaint(link: str, page: Path, root: Path) -> str | None:
 
 
 def complaints(page: Path, root: Path) -> list[str]:
-    found = ((link, _complaint(link, page, root)) for link in _links(page))
-    return [f"{link} {complaint}" for link, complaint in found if complaint is not None]
+    results = ((link, _complaint(link, page, root)) for link in _links(page))
+    return [f"{link} {complaint}" for link, complaint in results if complaint is not None]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -10,6 +10,8 @@ import pytest
 
 from tests import chaos, chaos_remote
 
+pytestmark = [pytest.mark.process, pytest.mark.chaos]
+
 LOCAL, ELSEWHERE = range(14), (100, 102, 110, 112, 117, 128)
 
 

@@ -30,6 +30,7 @@ def test_a_folder_that_cannot_be_made(folder: str) -> None:
     assert done.stderr.startswith(f"fedsim: cannot make the run folder {folder}: ")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("limit", "code"), [("-n 16", 2), ("-Sn 16", 0)], ids=["hard", "soft"])
 def test_few_open_files(limit: str, code: int, tmp_path: Path) -> None:
     """libzmq aborts a process without any; a limit that can be raised is."""

@@ -13,6 +13,7 @@ from launch.run import launch
 from workers.devices import Placement, assign_devices
 
 
+@pytest.mark.process
 def test_a_fresh_interpreter_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     experiment = Experiment(algo="fedavg", clients=3, rounds=1, model="logistic")
     launch(experiment, Execution(workers=0, out=str(tmp_path / "in-process")), quiet=True)

@@ -22,6 +22,8 @@ from launch.runs.resume import Stored
 from tests.support.reproducible import fresh_processes, without_seconds
 from workers.storage import atomic_files
 
+pytestmark = [pytest.mark.process, pytest.mark.chaos]
+
 DIED, FULL, UNTOUCHED = 77, 5, 0
 EXPERIMENT = Experiment(
     algo="fedlap", clients=2, rounds=2, model="logistic", hyperparameters={"local.epochs": 1}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import builtins
 import json
 import os
-import pickle
 import re
 import shutil
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from fedsim.errors import FedsimError
@@ -39,6 +39,8 @@ from workers.storage import atomic_files, durability
 from workers.storage.client_states import ClientStates
 from workers.storage.recovery import NOTHING, recover
 
+pytestmark = [pytest.mark.process, pytest.mark.chaos]
+
 ROUNDS = 4
 DIED = 77
 RESUMED = 6
@@ -48,22 +50,19 @@ RESUMED = 6
 # ---- what is written down
 
 
-@dataclass
-class Names:
+class Names(msgspec.Struct, tag=True):
     """A folder names other files now; None: no longer."""
 
     folder: int
     names: dict[str, int | None]
 
 
-@dataclass
-class Content:
+class Content(msgspec.Struct, tag=True):
     file: int
     data: bytes
 
 
-@dataclass
-class Fsync:
+class Fsync(msgspec.Struct, tag=True):
     """Of a file or a folder."""
 
     what: int
@@ -328,7 +327,7 @@ def first_start(folder: str, experiment: Experiment, seconds: float, dies_at: st
 
 def second_start(folder: str) -> None:
     """Go on with the record and with the run, whose files are what they were."""
-    recorder: Recorder = pickle.loads((Path(folder) / "record").read_bytes())
+    recorder = kept(Path(folder))
     recorder.watch()
     resume(recorder.root / "run", {}, quiet=True)
     keep(folder, recorder)
@@ -336,14 +335,20 @@ def second_start(folder: str) -> None:
 
 def keep(folder: str, recorder: Recorder) -> None:
     recorder.look()
-    (Path(folder) / "record").write_bytes(pickle.dumps(recorder))
+    (Path(folder) / "record").write_bytes(msgspec.msgpack.encode(recorder, enc_hook=str))
+
+
+def kept(folder: Path) -> Recorder:
+    """The record that an earlier process has left."""
+    data = (folder / "record").read_bytes()
+    return msgspec.msgpack.decode(data, type=Recorder, dec_hook=lambda kind, text: kind(text))
 
 
 def check(path: str, start: int, experiment: Experiment) -> None:
     """Recover from every crash state, and go on from a sample of them; leaves a report."""
     os.fsync = lambda handle: None
     home = Path(path)
-    log = pickle.loads((home / "record").read_bytes()).log
+    log = kept(home).log
     problem = Problem.build(
         experiment, build_algorithm(find(experiment.algo), experiment.hyperparameters), None
     )
@@ -458,7 +463,7 @@ def test_a_power_cut_costs_at_most_the_rounds_not_yet_synced(
     folder, start = str(tmp_path), 0
     assert alone(first_start, folder, experiment, seconds, dies_at) == (DIED if dies_at else 0)
     if dies_at:
-        start = len(pickle.loads((tmp_path / "record").read_bytes()).log)
+        start = len(kept(tmp_path).log)
         assert alone(second_start, folder) == 0
     assert alone(check, folder, start, experiment) == 0
     report = json.loads((tmp_path / "report").read_text())

@@ -21,6 +21,8 @@ from fedsim.wire.ledger import COLUMNS
 from tests.support.reproducible import without_seconds
 from workers.storage.journal import read_journal
 
+pytestmark = pytest.mark.process
+
 DEADLINE = 60.0
 CONTRACT = (
     "manifest.json",

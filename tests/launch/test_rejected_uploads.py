@@ -174,6 +174,7 @@ def test_a_limit_that_is_kept_changes_no_bit(brought: Path) -> None:
     assert digests[0] == digests[1]
 
 
+@pytest.mark.process
 def test_workers_and_all(brought: Path) -> None:
     selected = ("--algo", "rejected.py:Rejected", "--set", "how=mean nan", "--out", "real")
     done = subprocess.run(

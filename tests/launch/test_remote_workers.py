@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import stat
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,11 +17,12 @@ import pandas
 import pytest
 
 from launch.runs.reader import Run
+from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.relay import Relay
 from workers.transport.join_credentials import JoinCredentials, KeyPair
 
-DEADLINE = 120.0
-"""A loaded machine; on an idle one nothing here takes ten seconds."""
+pytestmark = pytest.mark.process
+
 EXPERIMENT = ("--algo", "fedlap_cov", "--clients", "5", "--rounds", "6", "--model", "logistic")
 USERS_DATA = """
 import os
@@ -53,7 +52,7 @@ class Federation:
     host: tuple[str, ...] = ()
     remote_worker: tuple[str, ...] = ()
     bind: str = "tcp://127.0.0.1:*"
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list[Command] = field(default_factory=list)
 
     @property
     def run(self) -> Path:
@@ -63,34 +62,26 @@ class Federation:
     def join_credentials(self) -> Path:
         return self.run / "join.json"
 
-    def launch(self, *options: str, workers: int = 2) -> subprocess.Popen[str]:
+    def launch(self, *options: str, workers: int = 2) -> Command:
         return self.command(
             self.host,
             *("launch", "--remote-workers", str(workers), "--bind", self.bind, "--out", str(self.run)),
             *(options or EXPERIMENT),
         )
 
-    def join(self, *options: str, file: Path | None = None, **env: str) -> subprocess.Popen[str]:
+    def join(self, *options: str, file: Path | None = None, **env: str) -> Command:
         eventually((file or self.join_credentials).exists, "join.json")
         return self.command(
             self.remote_worker, "worker", "--join", str(file or self.join_credentials), *options, **env
         )
 
-    def command(self, before: tuple[str, ...], *arguments: str, **env: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*before, sys.executable, "-m", "launch", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **env},
-        )
-        self.started.append(process)
-        return process
+    def command(self, before: tuple[str, ...], *arguments: str, **env: str) -> Command:
+        self.started.append(start(*arguments, before=before, **env))
+        return self.started[-1]
 
     def close(self) -> None:
-        for process in self.started:
-            process.kill()
-            process.communicate()
+        for running in self.started:
+            running.kill()
 
 
 @pytest.fixture
@@ -100,17 +91,21 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     created.close()
 
 
-def ends(process: subprocess.Popen[str], code: int = 0) -> str:
-    """What it printed."""
-    output, _ = process.communicate(timeout=DEADLINE)
-    assert process.returncode == code, output
+def ends(running: Command, code: int = 0) -> str:
+    """All that it printed, once it has ended with this code."""
+    return running.rest(code)
+
+
+def answer(*arguments: str, code: int = 2) -> str:
+    """What a command printed that is over at once."""
+    output = fedsim(*arguments, code=code)
+    assert "Traceback" not in output
     return output
 
 
 def here(folder: Path, *options: str) -> Run:
     """The same experiment in one process."""
-    command = [sys.executable, "-m", "launch", "launch", "--workers", "0", "--out", str(folder), *options]
-    subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE)
+    fedsim("launch", "--workers", "0", "--out", str(folder), *options)
     return Run.open(folder)
 
 
@@ -131,7 +126,7 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
     remote_workers = [
         federation.join("--connect", f"tcp://127.0.0.1:{relay.port}", "--worker", str(i)) for i in range(2)
     ]
-    argv = [Path(f"/proc/{p.pid}/cmdline").read_text() for p in (launched, *remote_workers)]
+    argv = [Path(f"/proc/{p.process.pid}/cmdline").read_text() for p in (launched, *remote_workers)]
     output = [ends(launched), *(ends(remote_worker) for remote_worker in remote_workers)]
     assert "residual 0" in output[0]
     assert all("the run is over" in text for text in output[1:])
@@ -166,13 +161,12 @@ def test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again(feder
     slow = (*slow, "--set", "local.epochs=40")
     launched = federation.launch(*slow)
     first, second = federation.join("--worker", "0"), federation.join("--worker", "1")
-    output = reader(launched)
-    output("round 1/5")
-    first.send_signal(signal.SIGKILL)
-    output("worker 0 is gone")
-    output("round 2/5")
-    second.send_signal(signal.SIGKILL)
-    output("worker 1 is gone")
+    launched.wait_for("round 1/5")
+    first.process.send_signal(signal.SIGKILL)
+    launched.wait_for("worker 0 is gone")
+    launched.wait_for("round 2/5")
+    second.process.send_signal(signal.SIGKILL)
+    launched.wait_for("worker 1 is gone")
     third = federation.join()
     ends(launched)
     ends(third)
@@ -191,9 +185,8 @@ def test_a_connection_that_is_cut_is_made_anew(federation: Federation) -> None:
     port = int(JoinCredentials.read(federation.join_credentials).url.rpartition(":")[2])
     relay = Relay(port)
     remote_worker = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}")
-    output = reader(launched)
     for after in ("round 1/6", "round 3/6"):
-        output(after)
+        launched.wait_for(after)
         relay.cut()
     ends(launched)
     assert ends(remote_worker).count("was lost; joining again") == 2
@@ -208,11 +201,10 @@ def test_a_worker_that_was_silent_for_too_long_joins_again(federation: Federatio
     slow = ("--algo", "fedlap_cov", "--clients", "4", "--rounds", "6", "--set", "local.epochs=30")
     launched = federation.launch(*slow, "--lease", "1.5", workers=1)
     remote_worker = federation.join()
-    output = reader(launched)
-    output("round 1/6")
-    remote_worker.send_signal(signal.SIGSTOP)
-    output("was silent for 1.5 s")
-    remote_worker.send_signal(signal.SIGCONT)
+    launched.wait_for("round 1/6")
+    remote_worker.process.send_signal(signal.SIGSTOP)
+    launched.wait_for("was silent for 1.5 s")
+    remote_worker.process.send_signal(signal.SIGCONT)
     ends(launched)
     assert "had given this worker up; joining again" in ends(remote_worker)
     same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
@@ -226,13 +218,10 @@ def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) ->
     good, own = JoinCredentials.read(federation.join_credentials), federation.folder / "own.json"
     msgspec.structs.replace(good, workers=good.workers[1:]).write(own)  # what this machine is given
     goes = federation.join(file=own)
-    output = reader(launched)
-    output("round 1/5")
-    code, notice = fedsim("revoke", str(federation.run), "7")
-    assert code == 2 and "has no worker 7; it has workers 0 to 1" in notice
-    code, notice = fedsim("revoke", str(federation.run), "1")
-    assert code == 0, notice
-    output("worker 1 is gone: its connection was lost")
+    launched.wait_for("round 1/5")
+    assert "has no worker 7; it has workers 0 to 1" in answer("revoke", str(federation.run), "7")
+    answer("revoke", str(federation.run), "1", code=0)
+    launched.wait_for("worker 1 is gone: its connection was lost")
     notice = ends(goes, 4)
     assert "was lost; joining again" in notice and "does not accept this key" in notice.splitlines()[-1]
     ends(launched)
@@ -240,12 +229,9 @@ def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) ->
     run = Run.open(federation.run)
     same_bits(run, here(federation.folder / "local", *slow))
     assert set(run.ledger[run.ledger.kind == "retry"].message) <= {"task"}
-    code, notice = fedsim("revoke", str(federation.run), "0")
-    assert code == 2 and "is not being run: its keys open nothing" in notice
-    code, notice = fedsim("revoke", str(federation.folder / "local"), "0")
-    assert code == 2 and "has no remote workers" in notice
-    code, notice = fedsim("revoke", str(federation.folder / "nothing"), "0")
-    assert code == 2 and "is no run folder" in notice
+    assert "is not being run: its keys open nothing" in answer("revoke", str(federation.run), "0")
+    assert "has no remote workers" in answer("revoke", str(federation.folder / "local"), "0")
+    assert "is no run folder" in answer("revoke", str(federation.folder / "nothing"), "0")
 
 
 def test_a_new_start_has_new_keys(federation: Federation) -> None:
@@ -253,9 +239,8 @@ def test_a_new_start_has_new_keys(federation: Federation) -> None:
     slow = ("--algo", "fedlap_cov", "--clients", "2", "--rounds", "4", "--set", "local.epochs=40")
     first = federation.launch(*slow, workers=1)
     remote_worker = federation.join("--patience", "0.5")
-    reader(first)("round 1/4")
+    first.wait_for("round 1/4")
     first.kill()
-    first.wait()
     ends(remote_worker, 1)
     old = federation.join_credentials.read_bytes()
     (federation.run / "revoked.json").write_text('{"format":1,"workers":[0]}')
@@ -268,32 +253,6 @@ def test_a_new_start_has_new_keys(federation: Federation) -> None:
     ends(second)
     assert not (federation.run / "revoked.json").exists()
     same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
-
-
-def fedsim(*arguments: str) -> tuple[int, str]:
-    """Of a command that is over at once: its exit code and what it said."""
-    command = [sys.executable, "-m", "launch", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout + done.stderr
-
-
-def reader(process: subprocess.Popen[str]) -> Callable[[str], None]:
-    """Waits for a line that contains a text; leaves nothing in a buffer that select cannot see."""
-    assert process.stdout is not None
-    fd, lines = process.stdout.fileno(), [""]
-
-    def wait_for(text: str) -> None:
-        until = time.monotonic() + DEADLINE
-        while not any(text in line for line in lines[:-1]):
-            left = until - time.monotonic()
-            assert left > 0 and select.select([fd], [], [], left)[0], f"no {text!r} in {lines}"
-            got = os.read(fd, 1 << 16).decode()
-            assert got, f"it ended without {text!r}: {lines}"
-            *whole, rest = (lines.pop() + got).split("\n")
-            lines.extend([*whole, rest])
-
-    return wait_for
 
 
 def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
@@ -316,9 +275,8 @@ def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
     other = ends(federation.join(DRAWS="1"), 4)
     assert "refused: its partitioned data has the digest" in other and "this run's has" in other
     only = federation.join()
-    output = reader(launched)
-    output("comes from")
-    output("comes from")
+    launched.wait_for("comes from")
+    launched.wait_for("comes from")
     ends(only)
     ends(launched)
     assert Run.open(federation.run).summary["status"] == "done"
@@ -326,22 +284,22 @@ def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
 
 def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code, output = fedsim("launch", "--remote-workers", "2")
-    assert code == 2 and "--bind '' is no tcp://ADDRESS:PORT" in output
-    code, output = fedsim("launch", "--remote-workers", "2", "--bind", "tcp://192.0.2.1:1")
-    assert code == 2 and "--bind tcp://192.0.2.1:1" in output
-    code, output = fedsim("launch", "--workers", "1", "--remote-workers", "2", "--bind", "tcp://127.0.0.1:*")
-    assert code == 2 and "give one" in output
-    code, output = fedsim("worker", "--join", "nothing.json")
-    assert code == 2 and "nothing.json" in output
+    output = answer("launch", "--remote-workers", "2")
+    assert "--bind '' is no tcp://ADDRESS:PORT" in output
+    output = answer("launch", "--remote-workers", "2", "--bind", "tcp://192.0.2.1:1")
+    assert "--bind tcp://192.0.2.1:1" in output
+    output = answer("launch", "--workers", "1", "--remote-workers", "2", "--bind", "tcp://127.0.0.1:*")
+    assert "give one" in output
+    output = answer("worker", "--join", "nothing.json")
+    assert "nothing.json" in output
     open_file = tmp_path / "open.json"
     open_file.write_text("{}")
     open_file.chmod(0o644)
-    code, output = fedsim("worker", "--join", str(open_file))
-    assert code == 2 and "chmod 600" in output
+    output = answer("worker", "--join", str(open_file))
+    assert "chmod 600" in output
     bind = ("--bind", "tcp://127.0.0.1:*")
-    code, output = fedsim("launch", "--remote-workers", "2", *bind, "--join-within", "0.5")
-    assert code == 1 and "0 of 2 workers were ready after 0.5 s; missing: 0, 1" in output
+    output = answer("launch", "--remote-workers", "2", *bind, "--join-within", "0.5", code=1)
+    assert "0 of 2 workers were ready after 0.5 s; missing: 0, 1" in output
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from launch.runs.resume import Stored
 from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.reproducible import without_seconds
 
+pytestmark = pytest.mark.process
+
 RUN = ("--clients", "4", "--rounds", "8", "--model", "logistic")
 
 

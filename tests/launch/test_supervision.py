@@ -14,6 +14,8 @@ from launch.runs.reader import Run
 from tests.launch.test_resume import same
 from tests.support.commands import Command, fedsim, start
 
+pytestmark = pytest.mark.process
+
 CLIENTS = """
 import os, signal, time
 from dataclasses import dataclass

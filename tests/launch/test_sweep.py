@@ -172,6 +172,7 @@ def test_a_mistake_in_a_recipe_is_one_line(tmp_path: Path, change: tuple[str, st
 # ---- running
 
 
+@pytest.mark.process
 def test_a_sweep_runs_once_and_writes_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     path, runs, out = recipe(tmp_path), tmp_path / "runs", tmp_path / "out"
@@ -196,6 +197,7 @@ def test_a_sweep_runs_once_and_writes_its_page(tmp_path: Path, monkeypatch: pyte
     assert (out / "small.csv").read_text() == table  # the same bits
 
 
+@pytest.mark.process
 def test_the_tables_of_what_there_is(tmp_path: Path) -> None:
     """--no-run runs nothing, and the CSV file has the cells' means and deviations."""
     file, runs = str(recipe(tmp_path)), str(tmp_path / "runs")
@@ -218,6 +220,7 @@ def test_the_tables_of_what_there_is(tmp_path: Path) -> None:
     assert prox["published"] == "50.0±1.0"
 
 
+@pytest.mark.process
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     text = RECIPE.replace(
         '["iid", "two_dirichlet"]', '["iid", "natural"]'
@@ -230,6 +233,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     assert sum(Pool(runs).done(t) for t in Recipe.read(path).trials()) == 3
 
 
+@pytest.mark.process
 def test_no_run_outlives_a_killed_sweep(tmp_path: Path) -> None:
     text = RECIPE.replace("rounds = 2", "rounds = 100000").replace("seeds = [0, 1]", "seeds = [0]")
     path, runs = recipe(tmp_path, text), tmp_path / "runs"
@@ -266,6 +270,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.process
 def test_two_sweeps_do_not_take_each_others_runs(tmp_path: Path) -> None:
     path, runs = recipe(tmp_path, RECIPE.replace("seeds = [0, 1]", "seeds = [0]")), tmp_path / "runs"
     trials, pool = list(Recipe.read(path).trials()), Pool(runs)

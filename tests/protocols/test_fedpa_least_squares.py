@@ -82,6 +82,7 @@ def error(algorithm: Algorithm[Any, Any, Any, Any], dims: int, seed: int) -> flo
 SEEDS = (0, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_fedpa_comes_close_to_the_pooled_solution(seed: int) -> None:
     """Not at it: 20 samples, and their covariance is only nearly the posterior's."""

@@ -27,7 +27,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Said:
+class Printed:
     """What a command printed, and its exit code."""
 
     code: int
@@ -42,11 +42,11 @@ def kept_run(folder: Path, **changes: Any) -> Path:
     return launch(Experiment(**described), execution, quiet=True)
 
 
-def command(name: str, run: Path, *options: object) -> Said:
+def command(name: str, run: Path, *options: object) -> Printed:
     done = CliRunner().invoke(main, [name, str(run), *map(str, options)])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     assert "Traceback" not in done.output
-    return Said(done.exit_code, done.stdout, done.stderr)
+    return Printed(done.exit_code, done.stdout, done.stderr)
 
 
 def files(run: Path) -> dict[Path, bytes]:

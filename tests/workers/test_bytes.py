@@ -20,6 +20,8 @@ from tests.support.relay import Relay
 from workers.transport import tcp_counters
 from workers.transport.endpoint import Endpoint
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:

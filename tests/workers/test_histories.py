@@ -14,6 +14,8 @@ from tests.simulation.workers import SLOW
 from tests.simulation.world import Odds
 from workers.coordinator.responses import ResponseFilter
 
+pytestmark = pytest.mark.chaos
+
 HISTORIES = 150
 """Of each experiment."""
 BY_NAME = {str(e["algo"]): e for e in EXPERIMENTS}

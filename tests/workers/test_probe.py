@@ -61,6 +61,7 @@ def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.process
 def test_resume_refuses_a_process_that_computes_other_bits(tmp_path: Path) -> None:
     """The instruction set is hidden from torch and from the manifest's labels: only the probe can tell."""
     run = tmp_path / "run"

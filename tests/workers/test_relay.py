@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.relay import Relay
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def network() -> Iterator[tuple[Relay, socket.socket, socket.socket]]:

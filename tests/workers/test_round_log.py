@@ -11,6 +11,7 @@ import pytest
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore
 from fedsim.learning.likelihoods import EXTRA, LIKELIHOODS
+from tests.support.reproducible import without_seconds
 from workers.coordinator.round_log import RoundLog
 from workers.storage.round_record import RESERVED, RoundRecord
 
@@ -110,10 +111,10 @@ def test_reserved_names_are_all_that_a_line_has() -> None:
     scores = {0: score(1, 1.0)}
     often = {"late": (1,), "refused": (0,), "simulated": 2.0, "sampled": True}
     record = RoundRecord(1, (0, 1), (0,), scores=scores, **often)
-    keys = {k for k in record.line(1, CATEGORICAL) if not k.startswith("seconds")}
+    keys = set(*without_seconds([record.line(1, CATEGORICAL)]))
     assert keys == RESERVED - set(EXTRA)
     tags = RoundRecord(1, scores={0: ChunkScore((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3))})
-    keys = {k for k in tags.line(1, LIKELIHOODS["bernoulli"]) if not k.startswith("seconds")}
+    keys = set(*without_seconds([tags.line(1, LIKELIHOODS["bernoulli"])]))
     now_and_then = {"folded", "late", "refused", "simulated_seconds"}
     assert keys == {k for k in RESERVED - now_and_then if not k.startswith("ensemble")}
 

@@ -9,7 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from workers.scratch import YOUNG_SECONDS, Scratch
+
+pytestmark = pytest.mark.process
 
 MAKES_ONE = """
 import sys, time

@@ -33,6 +33,8 @@ from workers.transport.router import ZmqEndpoint
 from workers.worker.main import announce, serve
 from workers.worker.runtime import WorkerRuntime
 
+pytestmark = pytest.mark.process
+
 DEADLINE = 30.0
 """A loaded machine; handshakes have half a second here."""
 MAX_FRAME = 1 << 20

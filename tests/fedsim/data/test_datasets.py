@@ -109,6 +109,7 @@ def test_digits_without_the_csv_come_from_scikit_learn(monkeypatch: pytest.Monke
     np.testing.assert_array_equal(result.test_targets, expected.test_targets)
 
 
+@pytest.mark.process
 def test_digits_import_neither_scikit_learn_nor_torch() -> None:
     code = (
         "import sys; from fedsim.data import load_dataset; load_dataset('digits');"

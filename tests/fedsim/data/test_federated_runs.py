@@ -52,7 +52,10 @@ FEDAVGM = {"epochs": 1, "batch_size": 6}
     ("dataset", "model", "algo", "settings", "params"),
     [
         ("emnist62", "cnn_emnist", "fedpa", FEDPA | {"lr": 0.05}, 1_206_590),
-        ("cifar100_lda", "resnet18_gn", "fedavgm", FEDAVGM | {"lr": 0.01}, 11_227_812),
+        pytest.param(
+            *("cifar100_lda", "resnet18_gn", "fedavgm", FEDAVGM | {"lr": 0.01}, 11_227_812),
+            marks=pytest.mark.slow,
+        ),
         ("stackoverflow_nwp", "lstm", "fedpa", FEDPA | {"lr": 0.1}, 4_050_748),
         ("stackoverflow_lr:2", "logistic_bias", "fedavgm", FEDAVGM | {"lr": 10.0}, 5_000_500),
     ],
@@ -85,6 +88,7 @@ def test_a_task_runs_from_its_files_to_its_metrics(
         assert lines[-1]["recall_at_5"] == summary["recall_at_5"] > 0.5
 
 
+@pytest.mark.process
 def test_two_worker_processes_and_none_give_the_same_bits(files: Path, tmp_path: Path) -> None:
     """The word model: what a worker is sent and sends back, its warm-up and its scores."""
     result = []

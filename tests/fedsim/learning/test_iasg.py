@@ -89,6 +89,7 @@ def test_one_sample_is_fedavgs_delta_and_no_shrinkage_is_the_means() -> None:
     assert error(posterior_delta(start, x, 0.0), start - x.mean(0)) < 1e-14
 
 
+@pytest.mark.slow
 def test_exact_samples_lead_to_the_pooled_solution_and_their_means_do_not() -> None:
     """Eq. 4: the fixed point of sum_k q_k Sigma_k^-1 (theta - mu_k), from samples with exact moments."""
     draws = torch.Generator().manual_seed(3)

@@ -1,0 +1,71 @@
+"""Every benchmark runs through at its smallest size and prints its figures.
+
+The figures themselves are never compared: a test is not a measurement.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+DEADLINE = 300.0
+PRINTS = {
+    "codec_sizes": [
+        r"^P = 178,110;",
+        r"^\| 0\.5 \|",
+        r"^\| diagonal GGN \| zstd \| [\d,]+ \|",
+        r"^\| client's change \|",
+    ],
+    "curvature_cost": [r"^fedlap [\d.]+ s .*, fedlap_cov [\d.]+ s", r"^fedlap_cov / fedlap: [\d.]+ "],
+    "flood": [
+        r"^tcp on 127\.0\.0\.1.*: \d+ MiB without, \d+ with",
+        r"^CURVE listener.*: \d+ MiB without",
+    ],
+    "ivon_cost": [r"^ivon-opt +\d+ us", r"^ours, duals / adam: [\d.]+ "],
+    "recovery": [
+        r"^main job, in process: [\d.]+ ms a round, [\d.]+ without; ratio [\d.]+$",
+        r"^steady state, fedlap_cov, in process: ",
+        r"^resume to the first commit: [\d.]+ s ",
+        r"^a worker killed in a run of two: -?[\d.]+ s longer",
+    ],
+    "soak": [
+        r"^done after 400 rounds",
+        r"^ +round +\d+: [\d.]+, [\d.]+, [\d.]+ MB",
+        r"^ +slope of the second half",
+    ],
+    "startup": [r"^command to the end of round 1: [\d.]+ s", r"^peak memory \(PSS, summed\): \d+ MB"],
+    "steady_state": [r"^fedavg: floor [\d.]+ s .*, fedsim [\d.]+ s", r"^fedlap_cov: ratio [\d.]+ "],
+}
+"""Lines that must be there, by benchmark."""
+
+
+def test_every_benchmark_is_run_here() -> None:
+    scripts = {f.stem for f in FOLDER.glob("*.py") if "__main__" in f.read_text(encoding="utf-8")}
+    assert scripts == set(PRINTS)
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_tiny_benchmark_prints_its_figures(name: str, tmp_path: Path) -> None:
+    plot = ["--plot", str(tmp_path / "plot.png")] if name == "codec_sizes" else []
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.benchmarks.{name}", "--tiny", *plot],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stderr
+    for line in PRINTS[name]:
+        assert re.search(line, done.stdout, re.MULTILINE), done.stdout
+    if plot:
+        assert (tmp_path / "plot.png").stat().st_size > 1000
