@@ -20,7 +20,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from fedsim import traces
+from fedsim import plugins, traces, user_schedules
 from fedsim.errors import DataError, UsageError
 from fedsim.seeds import RandomStream
 from fedsim.specs import Form, parse, probability, split_modifiers, whole
@@ -44,7 +44,7 @@ class Participation:
 Schedule = Callable[[int], Participation]
 """From the round (counted from 1) to its participation."""
 
-Participants = Callable[[int], Sequence[int]]
+Participants = Callable[[int], Sequence[int] | Participation]
 """From the round to the ids that take part, ascending."""
 
 
@@ -96,9 +96,11 @@ def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ())
     participants = parsed.base.make(parsed.arguments, population)
 
     def participation(round: int) -> Participation:
-        selected = tuple(participants(round))
-        dropouts = _struck(selected, parsed.chances.get("gone", 0.0), population, round, "gone")
-        lost_uploads = _struck(selected, parsed.chances.get("lost", 0.0), population, round, "lost")
+        base = user_schedules.participants(participants(round))
+        selected, chances = base.participants, parsed.chances
+        dropouts = base.dropouts | _struck(selected, chances.get("gone", 0.0), population, round, "gone")
+        lost = _struck(selected, chances.get("lost", 0.0), population, round, "lost")
+        lost_uploads = base.lost_uploads | lost
         return Participation(selected, lost_uploads - dropouts, dropouts)
 
     return participation
@@ -252,6 +254,11 @@ def _parse(spec: str) -> _Parsed:
         _, chances = split_modifiers(modifiers, "--participation", traces.MODIFIERS)
         name, arguments = parse(f"{traces.PREFIX}{path}", "schedule", _FORMS)
         return _Parsed(BASES[name], arguments, chances)
+    path, modifiers = traces.split(spec)
+    if plugins.is_spec(path):
+        _, chances = split_modifiers(modifiers, "--participation", traces.MODIFIERS)
+        users = Base(Form(path), "", lambda _, population: user_schedules.users_schedule(path, population))
+        return _Parsed(users, (), chances)
     head, chances = split_modifiers(spec, "--participation", traces.MODIFIERS)
     if ":" not in head and head not in _WORDS:
         return _Parsed(_counted(head), (), chances)

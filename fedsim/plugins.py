@@ -1,4 +1,6 @@
-"""Objects from a user's own file: `path/to/file.py:Name` for --algo, --model and --dataset.
+"""What a user brings in a file of their own, as `path/to/file.py:Name`.
+
+An algorithm, a model, a data set, a partition, a schedule or a codec.
 
 A file is executed at most once per process, from the bytes whose digest the manifest records: bits
 depend on them. It stands by itself: what it imports must be installed, or on PYTHONPATH. Imports
@@ -16,8 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
+from fedsim import live_objects, traces
 from fedsim.errors import FedsimError, UsageError, unknown
+
+if TYPE_CHECKING:
+    from fedsim.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ def absolute(spec: str) -> str:
 
 
 def short(choice: str) -> str:
-    """A spec for display, mine:Mine; a name of ours as it is."""
+    """A spec as people need it, mine:Mine; a name of ours as it is."""
     if not is_spec(choice):
         return choice
     path, name = _parts(choice)
@@ -52,10 +59,10 @@ def short(choice: str) -> str:
 
 
 def fingerprint(spec: str) -> str:
-    """The name and file digest of a spec, which are the same for a copy of the file elsewhere.
+    """What a spec names by the bytes of its file: the same for a copy elsewhere.
 
     Raises:
-        UsageError: If the file cannot be read.
+        UsageError: if an argument is wrong.
     """
     path, name = _parts(spec)
     try:
@@ -72,6 +79,8 @@ def load(spec: str, option: str) -> object:
         UsageError: if there is no such file or no such name in it (with the nearest one), or if executing
             the file fails (with the line).
     """
+    if live_objects.is_live(spec):
+        return live_objects.load(spec, option)
     path, name = _parts(spec)
     if not name:
         raise UsageError(f"{option} {path.name}: say what in the file is meant: {option} {spec}:NAME")
@@ -83,9 +92,25 @@ def load(spec: str, option: str) -> object:
 
 
 def sources(choices: Iterable[str]) -> dict[str, str]:
-    """{path: sha256 of the bytes that were executed} of the user files among the choices."""
-    paths = [_parts(choice)[0] for choice in choices if is_spec(choice)]
-    return {str(path): _files[path].sha256 for path in paths if path in _files}
+    """{path: sha256 of the bytes that were executed} of the user files among the choices.
+
+    An object of this process stands under its name (fedsim.live_objects).
+    """
+    selected = [choice for choice in choices if is_spec(choice)]
+    paths = [_parts(choice)[0] for choice in selected if not live_objects.is_live(choice)]
+    files = {str(path): _files[path].sha256 for path in paths if path in _files}
+    return files | {choice: live_objects.digest(choice) for choice in selected if live_objects.known(choice)}
+
+
+def computing_choices(experiment: Experiment) -> tuple[str, ...]:
+    """The choices of an experiment that every process resolves, and that may name a user's file."""
+    e = experiment
+    return (e.algo, e.model, e.dataset, e.partition, *e.codecs.values())
+
+
+def all_choices(experiment: Experiment) -> tuple[str, ...]:
+    """These, and the schedule, which only the coordinator resolves."""
+    return (*computing_choices(experiment), traces.split(experiment.participation)[0])
 
 
 @contextmanager

@@ -81,9 +81,9 @@ class Overrides:
         codecs = dict(_codec_setting(text) for text in supplied.pop("codecs", ()))
         execution = file.get("execution", {}) | {k: supplied.pop(k) for k in EXECUTION if k in supplied}
         return Overrides(
-            _absolute(file.get("experiment", {}) | supplied),
+            absolute_paths(file.get("experiment", {}) | supplied),
             dict(dotted(file.get("hyperparameters", {}))) | settings,
-            file.get("codecs", {}) | codecs,
+            {field: absolute_choice(codec) for field, codec in (file.get("codecs", {}) | codecs).items()},
             execution,
             config,
         )
@@ -94,7 +94,7 @@ class Overrides:
         experiment = {key: value for key, value in values.items() if value is not None}
         execution = {key: experiment.pop(key) for key in EXECUTION if key in experiment}
         hyperparameters, codecs = experiment.pop("hyperparameters", {}), experiment.pop("codecs", {})
-        return Overrides(_absolute(experiment), dict(dotted(hyperparameters)), codecs, execution)
+        return Overrides(absolute_paths(experiment), dict(dotted(hyperparameters)), codecs, execution)
 
     def resolve(self) -> tuple[Experiment, Execution]:
         """Put the defaults under the values.
@@ -139,16 +139,33 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
     return execution
 
 
-def _absolute(values: dict[str, Any]) -> dict[str, Any]:
-    """Name a user's files so that they are found from any working directory, such as a worker's."""
-    for key in ("algo", "model", "dataset"):
-        if isinstance(values.get(key), str) and plugins.is_spec(values[key]):
-            values[key] = plugins.absolute(values[key])
-    if isinstance(values.get("participation"), str):
-        values["participation"] = traces.absolute(values["participation"])
-    if isinstance(values.get("link"), str) and values["link"].endswith(".csv"):
-        values["link"] = str(Path(values["link"]).resolve())
-    return values
+USERS = ("algo", "model", "dataset", "partition")
+"""Keys whose value may be FILE.py:NAME as it stands; modifiers may follow that of `participation`."""
+
+
+def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Name files so that they are found from any working directory, such as a worker's."""
+    absolute = absolute_users_files(values)
+    if isinstance(absolute.get("participation"), str):
+        absolute["participation"] = traces.absolute(absolute["participation"])
+    if isinstance(absolute.get("link"), str) and absolute["link"].endswith(".csv"):
+        absolute["link"] = str(Path(absolute["link"]).resolve())
+    return absolute
+
+
+def absolute_users_files(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Make FILE.py:NAME of a user's algorithm, data and schedule mean the same in every working directory."""
+    changes = {key: absolute_choice(values[key]) for key in USERS if isinstance(values.get(key), str)}
+    spec = values.get("participation")
+    if isinstance(spec, str) and not spec.startswith(traces.PREFIX):
+        base, modifiers = traces.split(spec)
+        changes["participation"] = absolute_choice(base) + modifiers
+    return {**values, **changes}
+
+
+def absolute_choice(choice: str) -> str:
+    """Make FILE.py:NAME mean the same in every working directory; anything else stays."""
+    return plugins.absolute(choice) if isinstance(choice, str) and plugins.is_spec(choice) else choice
 
 
 def _remote(execution: Execution, has_workers: bool) -> Execution:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,25 +51,37 @@ def allow_open_files(workers: int) -> None:
 
 
 @contextmanager
-def stop_signals(wakeup: Wakeup, in_process: bool) -> Iterator[None]:
+def stop_signals(wakeup: Wakeup, in_process: bool, embedded: bool = False) -> Iterator[None]:
     """SIGINT and SIGTERM wake the main loop, once; a second one ends the process at once.
 
     Where tasks run in this process the main loop may be inside one, so the first signal raises.
 
     At once is safe: the kernel ends the fork server and the workers with this process.
+
+    Args:
+        wakeup: What the first signal sets.
+        in_process: Whether tasks run in this process.
+        embedded: The process is a user's program. SIGTERM stays its own, a second SIGINT raises
+            KeyboardInterrupt, and outside the main thread, where Python has none, no handler is installed.
     """
+    if embedded and threading.current_thread() is not threading.main_thread():
+        yield
+        return
     seen = 0
 
     def handler(number: int, frame: Any) -> None:
         nonlocal seen
         seen += 1
+        if seen > 1 and embedded:
+            raise KeyboardInterrupt
         if seen > 1:
             os._exit(130)
         wakeup.set()
         if in_process:
             raise Interrupted("interrupted")
 
-    old = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT,) if embedded else (signal.SIGINT, signal.SIGTERM)
+    old = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
@@ -83,6 +96,7 @@ def resume(
     drift: bool = False,
     quiet: bool = False,
     started: float | None = None,
+    embedded: bool = False,
 ) -> Path:
     """Go on with a run; options of launch may say how, and give it more rounds.
 
@@ -101,7 +115,7 @@ def resume(
     experiment, execution = stored.configure(options)
     if stored.complete and experiment.rounds == stored.experiment.rounds:
         raise UsageError(f"{folder} is complete: all {experiment.rounds} rounds; --rounds gives it more")
-    return launch(experiment, execution, quiet=quiet, stored=stored, started=started)
+    return launch(experiment, execution, quiet=quiet, stored=stored, started=started, embedded=embedded)
 
 
 def launch(
@@ -111,6 +125,7 @@ def launch(
     quiet: bool = False,
     stored: Stored | None = None,
     started: float | None = None,
+    embedded: bool = False,
 ) -> Path:
     """Run an experiment.
 
@@ -121,6 +136,7 @@ def launch(
         stored: The run that is resumed, if any.
         started: When the program began (seconds since the epoch), from which the summary measures; by
             default, when this function is called.
+        embedded: A user's program calls (launch.api), not the command.
 
     Returns:
         The run folder.
@@ -134,10 +150,10 @@ def launch(
     supervisor = Supervisor(wakeup)
     devices = "cpu" if execution.remote_workers and execution.devices == "auto" else execution.devices
     placements = assign_devices(devices, max(1, execution.workers), experiment.threads)
-    with stop_signals(wakeup, in_process=not execution.workers):
+    with stop_signals(wakeup, in_process=not execution.workers, embedded=embedded):
         try:
             if execution.workers and not execution.remote_workers:
-                supervisor.start_server()
+                supervisor.start_server(fresh=embedded)
             else:
                 os.environ.update(ENVIRONMENT)
                 if placements[0].gpu is not None and not execution.workers:

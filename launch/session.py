@@ -96,14 +96,19 @@ class Session:
         problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
         rundir = RunDir(Path(execution.out) if execution.out else default, resumed=stored is not None)
-        display = Display(problem.experiment.rounds, quiet)
-        recorder = Recorder(problem, rundir, display, supervisor, bool(execution.remote_workers))
-        session = Session(problem, execution, placements, participations, recorder, start)
-        today = manifest.describe(manifest.described(problem), execution, session.run_name, probe(problem))
-        if stored is None:
-            rundir.write_json("manifest.json", today)
-        else:
-            session._go_on(stored, today)
+        try:
+            display = Display(problem.experiment.rounds, quiet)
+            recorder = Recorder(problem, rundir, display, supervisor, bool(execution.remote_workers))
+            session = Session(problem, execution, placements, participations, recorder, start)
+            experiment_entry, name = manifest.described(problem), session.run_name
+            today = manifest.describe(experiment_entry, execution, name, probe(problem))
+            if stored is None:
+                rundir.write_json("manifest.json", today)
+            else:
+                session._go_on(stored, today)
+        except BaseException:
+            rundir.close()  # its lock: this process may try again
+            raise
         return session
 
     def _go_on(self, stored: Stored, today: dict[str, Any]) -> None:
@@ -212,5 +217,5 @@ class Session:
             data_dir=str(Path(execution.data_dir).resolve()) if execution.data_dir else None,
             run_dir=None if remote else str(self.folder.resolve()),
         )
-        expected = WorkerManifest(data, plugins.sources((e.algo, e.model, e.dataset)))
+        expected = WorkerManifest(data, plugins.sources(plugins.computing_choices(e)))
         return Registration(worker_config, expected, execution.workers)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsim import plugins
 from fedsim.data import splits
+from fedsim.data.user_partitions import users_partition
 from fedsim.errors import DataError, UsageError
 from fedsim.specs import Form, number, parse
 
@@ -106,6 +108,8 @@ def partition(
         UsageError: If the spec or another argument does not fit.
         DataError: If a client would get no rows.
     """
+    if plugins.is_spec(spec):
+        return users_partition(spec, targets, clients, seed, fraction)
     info, arguments = _parse(spec)
     _check(info, targets, classes, clients, seed, fraction)
     if info.name == "pachinko":

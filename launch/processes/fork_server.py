@@ -148,11 +148,15 @@ def _become_worker(spec: dict[str, Any]) -> None:
 class ForkServer:
     """A running fork server: its pid, our end of the link, and what it printed."""
 
-    def __init__(self) -> None:
-        """Start it. Call from the main thread: the kernel ends it when that thread ends."""
+    def __init__(self, fresh: bool = False) -> None:
+        """Start it; the kernel ends it when the calling thread ends.
+
+        Args:
+            fresh: Always start a new interpreter, which shares nothing with this process.
+        """
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
-        pristine = "torch" not in sys.modules and "numpy" not in sys.modules
+        pristine = not fresh and "torch" not in sys.modules and "numpy" not in sys.modules
         # Ctrl-C reaches the whole foreground group; the coordinator alone decides what it means
         old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

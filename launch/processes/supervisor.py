@@ -57,9 +57,10 @@ class Supervisor:
 
     # ---- starting
 
-    def start_server(self) -> None:
-        """Start the fork server. Call from the main thread, before anything has imported torch."""
-        self._server = ForkServer()
+    def start_server(self, fresh: bool = False) -> None:
+        """Start the fork server. Call from the main thread, before anything has imported torch; or as a fresh
+        interpreter, from the thread that carries out the run."""
+        self._server = ForkServer(fresh)
         self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
 
     def start_workers(self, specs: list[dict[str, Any]], placements: tuple[Placement, ...]) -> None:

@@ -56,7 +56,7 @@ def described(problem: Problem) -> dict[str, Any]:
         "params": problem.net.layout.size,
         "client_sizes": list(problem.sizes),
         "data": problem.data_digest,
-        "sources": plugins.sources((experiment.algo, experiment.model, experiment.dataset))
+        "sources": plugins.sources(plugins.all_choices(experiment))
         | traces.digest(experiment.participation)
         | ({experiment.link: traces.sha256(experiment.link)} if is_file(experiment.link) else {}),
     }

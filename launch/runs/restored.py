@@ -158,7 +158,7 @@ class StoredRun:
             facts.append(("device", e.device, self.problem.net.device.type))
         facts.append(("data", was.get("data"), self.problem.data_digest))
         sources = was.get("sources", {})
-        for path, digest in plugins.sources((e.algo, e.model, e.dataset)).items():
+        for path, digest in plugins.sources(plugins.all_choices(e)).items():
             facts.append((f"the sha256 of {path}", sources.get(path), digest))
         return [
             f"{what} was {then}, here it is {now}" for what, then, now in facts if then not in (None, now)

@@ -31,7 +31,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from fedsim import plugins
+from fedsim import plugins, traces
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import (
     DEFAULTS,
@@ -43,7 +43,7 @@ from fedsim.experiment import (
     resolved_hyperparameters,
 )
 from fedsim.problem import resolved
-from launch.config import Execution
+from launch.config import Execution, absolute_choice, absolute_users_files
 from protocols import find
 
 TABLES = ("experiment", "hyperparameters", "codecs")
@@ -170,9 +170,8 @@ class Recipe:
                 )
             parts[table][name] = value
         values = {**parts["experiment"], "seed": seed}
-        for name in ("algo", "model", "dataset"):
-            if isinstance(values.get(name), str) and plugins.is_spec(values[name]):
-                values[name] = plugins.absolute(values[name])
+        values = absolute_users_files(values)
+        parts["codecs"] = {name: absolute_choice(codec) for name, codec in parts["codecs"].items()}
         where = f"the experiment of {row.name}"
         created = convert(Experiment, {**values, **{k: parts[k] for k in TABLES[1:]}}, where)
         algorithm = build_algorithm(find(created.algo), created.hyperparameters)
@@ -235,7 +234,12 @@ class Trial:
             if described[key] == getattr(DEFAULTS, key):
                 del described[key]
         for key, choice in described.items():  # a user's file by its bytes, wherever it is
-            if isinstance(choice, str) and plugins.is_spec(choice):
+            if isinstance(choice, str) and plugins.is_spec(choice) and not choice.startswith(traces.PREFIX):
                 described[key] = plugins.fingerprint(choice)
+        if described.get("codecs"):
+            described["codecs"] = {
+                field: plugins.fingerprint(codec) if plugins.is_spec(codec) else codec
+                for field, codec in described["codecs"].items()
+            }
         text = json.dumps(described, sort_keys=True)
         return f"{plugins.short(self.experiment.algo)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

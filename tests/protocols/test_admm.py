@@ -209,9 +209,9 @@ def test_feddyns_dual_is_minus_the_gradient_on_the_mean_loss_scale(
 
 def test_feddyns_penalties() -> None:
     sizes = (10, 30)
-    assert [FedDyn(0.5, "constant").penalty(k, sizes) for k in (0, 1)] == [(0.5, 0.5)] * 2
-    assert [FedDyn(0.5, "paper").penalty(k, sizes) for k in (0, 1)] == [(1.0, 1.0), (1 / 3, 1 / 3)]
-    assert [FedDyn(0.5, "release").penalty(k, sizes) for k in (0, 1)] == [(0.125, 0.5), (0.375, 0.5)]
+    assert [FedDyn(0.5, "constant").penalties(At(sizes, k)) for k in (0, 1)] == [(0.5, 0.5)] * 2
+    assert [FedDyn(0.5, "paper").penalties(At(sizes, k)) for k in (0, 1)] == [(1.0, 1.0), (1 / 3, 1 / 3)]
+    assert [FedDyn(0.5, "release").penalties(At(sizes, k)) for k in (0, 1)] == [(0.125, 0.5), (0.375, 0.5)]
 
 
 # ---- AMA

@@ -28,7 +28,7 @@ from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.ivon import IvonTraining
 from fedsim.learning.solvers.von import VonTraining
 from fedsim.seeds import RandomStream
-from protocols._dual_rule import Consensus, Dual, fingerprint
+from protocols._dual_rule import At, Consensus, Dual, fingerprint
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
 from protocols.bregman_admm import BregmanADMM
@@ -577,7 +577,7 @@ def test_bregmans_dual_step_is_in_expectation_parameters(covariance: Any) -> Non
     local, q = drawn(), drawn()
     for dual, factor in (("paper", -2.0), ("release", 1.0)):
         algorithm = BregmanADMM(covariance, rho=0.7, damping=0.3, dual=dual)  # type: ignore[arg-type]
-        step = algorithm.dual_step(0, local, q, (1, 1))
+        step = algorithm.dual_step(local, q, At((1, 1)))
         assert error(step.shift, 0.21 * (local.mean - q.mean)) < 1e-13
         assert error(step.precision, 0.21 * factor * (second(local) - second(q))) < 1e-12
 

@@ -121,7 +121,7 @@ def announce(connection: Connection, runtime: WorkerRuntime, digest: bool = Fals
     """Tell the coordinator that this worker is ready, and what it has; digest: also which data."""
     problem, e = runtime.problem, runtime.problem.experiment
     data = problem.data_digest if digest else ""
-    manifest = messages.WorkerManifest(data, plugins.sources((e.algo, e.model, e.dataset)))
+    manifest = messages.WorkerManifest(data, plugins.sources(plugins.computing_choices(e)))
     connection.send(messages.ready(runtime.run, manifest))
 
 

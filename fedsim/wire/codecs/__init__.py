@@ -18,6 +18,7 @@ from fedsim.errors import WireError
 from fedsim.specs import Form, number, parse
 from fedsim.wire.codecs import bitmap, csr, float_formats, log8, zstd
 from fedsim.wire.codecs.base import Codec, Part, Spec, from_bytes, raw_bytes
+from fedsim.wire.codecs.user_codec import users_codec
 
 __all__ = [
     "CODECS",
@@ -115,13 +116,18 @@ CODECS: Mapping[str, CodecFamily] = {
 }
 
 
-@cache
 def codec(name: str) -> Codec:
-    """The codec of a name such as 'bf16' or 'csr:0.1'.
+    """The codec of a name such as 'bf16' or 'csr:0.1', or of FILE.py:NAME.
 
     Raises:
-        UsageError: If there is no such codec, or if its parameter does not fit.
+        UsageError: If there is no such codec, if its parameter does not fit, or for what is wrong with a
+            user's file.
     """
+    return users_codec(name) or _codec(name)
+
+
+@cache
+def _codec(name: str) -> Codec:
     family_name, arguments = parse(name, "codec", {f.name: f.form for f in CODECS.values()})
     family = CODECS[family_name]
     if not family.fraction:

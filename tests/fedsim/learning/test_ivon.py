@@ -139,17 +139,16 @@ def test_momentum_and_step_count_carry_over_as_in_one_optimiser_whose_curvature_
     later = replace(RNG, round=2)
     stock.group["hess"].zero_()
     stock.train(shard, later)
-    later_inputs = {"start": first.solution.mean, "rng": later, "h0": None}
-    second = solve(shard, moments=first.carried, **later_inputs)
+    later_task = {"start": first.solution.mean, "rng": later, "h0": None}
+    second = solve(shard, moments=first.carried, **later_task)
     assert stock.same(second)
     assert second.carried is not None and second.carried.steps == 120
 
-    reset = solve(shard, replace(STEPS, carry=False), moments=first.carried, **later_inputs)
-    fresh = solve(shard, **later_inputs)
+    reset = solve(shard, replace(STEPS, carry=False), moments=first.carried, **later_task)
+    fresh = solve(shard, **later_task)
     assert reset.carried is None
-    assert torch.equal(reset.solution.mean, fresh.solution.mean) and not torch.equal(
-        reset.solution.mean, second.solution.mean
-    )
+    assert torch.equal(reset.solution.mean, fresh.solution.mean)
+    assert not torch.equal(reset.solution.mean, second.solution.mean)
 
 
 # ---- the fixed point

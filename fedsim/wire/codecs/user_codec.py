@@ -1,0 +1,139 @@
+"""A user's own codec, FILE.py:NAME: a fedsim.Codec, or a function without arguments that returns one.
+
+It is tried before a run: what it packs must have the sizes that its bounds say, and must unpack to the same
+tensor, or if it is lossy to a finite one. On the wire its name is
+STEM:NAME@DIGEST, with the first digits of its file's sha256, so that two versions of a file are two codecs. A
+name in a message's header never loads a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedsim import plugins
+from fedsim.errors import FedsimError, UsageError, WireError
+from fedsim.learning.params import Layout, Slice
+from fedsim.wire.codecs.base import ONE_SIGN, Codec, Part, Spec
+
+OPTION = "--codec"
+LONGEST_NAME = 64
+"""Of a codec in a message's header (fedsim.wire.envelope)."""
+DIGITS = 8
+"""Of a file's sha256, in the name of its codec."""
+_loaded: dict[str, Codec] = {}
+"""By name on the wire."""
+
+
+def users_codec(name: str) -> Codec | None:
+    """The codec of FILE.py:NAME, or of the wire name of one that was loaded; None for any other name.
+
+    Raises:
+        UsageError: if it is no codec, or does not keep what it promises.
+    """
+    if not plugins.is_spec(name):
+        return _loaded.get(name)
+    result = plugins.load(name, OPTION)
+    (digest,) = plugins.sources([name]).values()
+    short = f"{plugins.short(name)}@{digest[:DIGITS]}"
+    if short not in _loaded:
+        made = _made(name, result, short)
+        _try(made, name)
+        _loaded[short] = made
+    return _loaded[short]
+
+
+def _made(spec: str, result: object, short: str) -> Codec:
+    if callable(result) and not isinstance(result, Codec):
+        with plugins.user_code_errors(spec, OPTION, "calling it"):
+            result = result()
+    if not isinstance(result, Codec):
+        raise UsageError(
+            f"{OPTION} {short} must be a fedsim.Codec, or a function without arguments that returns one; it "
+            f"is a {type(result).__name__}"
+        )
+    if len(short) > LONGEST_NAME:
+        raise UsageError(f"{OPTION} {short}: a codec's name has at most {LONGEST_NAME} characters")
+    if result.kinds is not None and not result.why:
+        raise UsageError(f"{OPTION} {short}: a codec with kinds says in `why` what it is for")
+    return replace(result, name=short, unpacker=_strict(result.unpacker, short))
+
+
+def _strict(
+    unpack: Callable[[tuple[memoryview, ...], Spec, Tensor | None], Tensor], short: str
+) -> Callable[[tuple[memoryview, ...], Spec, Tensor | None], Tensor]:
+    """The unpacker, for bytes that anybody may have sent: an exception of it says that they are damaged, and
+    its result has the shape and dtype that were expected."""
+
+    def checked(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
+        try:
+            x = unpack(parts, spec, ref)
+        except FedsimError:
+            raise
+        except Exception as e:
+            raise WireError(f"codec {short!r} cannot unpack this: {type(e).__name__}: {e}") from e
+        if not isinstance(x, Tensor) or tuple(x.shape) != spec.shape or x.dtype != spec.dtype:
+            what = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            raise WireError(f"codec {short!r} unpacks {what} where {spec.shape} {spec.dtype} is due")
+        return x
+
+    return checked
+
+
+def _try(made: Codec, spec: str) -> None:
+    """Round trips of tensors of several sizes, layers and magnitudes, zeros among them.
+
+    Raises:
+        UsageError: naming what the codec does not keep.
+    """
+    generator = torch.Generator().manual_seed(0)
+    layers = Layout((Slice("a", (60,), 0, 60), Slice("b", (4, 10), 60, 40)))
+    for count, layout in ((1, None), (7, None), (100, layers), (4096, None)):
+        values = torch.randn(count, generator=generator)
+        samples = (values, torch.zeros(count), 1e-20 * values, 1e20 * values)
+        for sample in samples:
+            x = sample.abs() if made.kinds is not None and made.kinds <= ONE_SIGN else sample
+            ref = x + 0.01 * torch.randn(count, generator=generator) if made.delta else None
+            _round_trip(made, x, Spec.of((count,), torch.float32, layout), ref, spec)
+
+
+def _round_trip(made: Codec, x: Tensor, label: Spec, ref: Tensor | None, spec: str) -> None:
+    before = x.clone()
+    with plugins.user_code_errors(spec, OPTION, f"packing {label.count} numbers"):
+        parts, again = made.pack(x, label, ref), made.pack(x, label, ref)
+    if not torch.equal(x, before):
+        raise _broken(made, label, "its packer changes the tensor")
+    if parts is None:  # it cannot stand for these values; they would be sent dense
+        return
+    with plugins.user_code_errors(spec, OPTION, f"reading what it packs of {label.count} numbers"):
+        if again is None or _bytes(parts) != _bytes(again):
+            raise _broken(made, label, "it packs other bytes when it is called again")
+        expected = made.bounds(label)
+        sizes = [(layer, data.nbytes) for layer, data in parts]
+        fits = len(sizes) == len(expected) and all(
+            layer == bound.layer and bound.least <= nbytes <= bound.most
+            for (layer, nbytes), bound in zip(sizes, expected, strict=False)
+        )
+    if not fits:
+        raise _broken(
+            made, label, f"it packs the parts {sizes} where its bounds say {[*map(tuple, expected)]}"
+        )
+    try:
+        back = made.unpack(tuple(memoryview(bytes(data)) for _, data in parts), label, ref)
+    except WireError as e:
+        raise UsageError(f"{OPTION} {made.name}: {e}") from e
+    if not made.lossy and not torch.equal(back, x):
+        raise _broken(made, label, "what it unpacks is not what was packed, and it does not say lossy=True")
+    if made.lossy and not torch.isfinite(back).all():
+        raise _broken(made, label, "it unpacks a number that is not finite")
+
+
+def _bytes(parts: tuple[Part, ...]) -> list[tuple[str, bytes]]:
+    return [(layer, bytes(data)) for layer, data in parts]
+
+
+def _broken(made: Codec, label: Spec, what: str) -> UsageError:
+    return UsageError(f"{OPTION} {made.name} does not keep its promise: of {label.count} numbers {what}")

@@ -1,0 +1,135 @@
+"""Carries out what fedsim.front_door is asked for.
+
+A program that calls fedsim.run differs from the fedsim command in four ways:
+
+- The fork server is always a new interpreter, because the program has state that workers must not inherit.
+- Ctrl-C ends the run and not the program: it is a KeyboardInterrupt, and the run can be resumed.
+- Outside the main thread, where Python has no signal handlers, none is installed.
+- What a run changes in this process (environment variables, torch's number of threads, the flushing of
+  denormals) is put back when it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim import live_objects
+from fedsim.errors import Interrupted
+from fedsim.experiment import Experiment, convert
+from fedsim.front_door import plain_hyperparameters
+from launch import run as runs
+from launch.config import Execution, Overrides, absolute_choice, absolute_paths, check_execution
+from launch.runs.resume import Stored
+
+if TYPE_CHECKING:
+    from launch.opened_run import OpenedRun
+
+WHERE = "the arguments"
+
+
+class Launcher:
+    """The implementation of fedsim.front_door."""
+
+    def run(self, experiment: Experiment, execution: Mapping[str, Any], quiet: bool) -> OpenedRun:
+        """Run an experiment.
+
+        Raises:
+            FedsimError: any FedsimError.
+            KeyboardInterrupt: after Ctrl-C.
+        """
+        values = absolute_paths({f.name: getattr(experiment, f.name) for f in fields(experiment)})
+        values["hyperparameters"] = plain_hyperparameters(values["hyperparameters"])
+        values["codecs"] = {field: absolute_choice(codec) for field, codec in values["codecs"].items()}
+        checked = convert(Experiment, values, WHERE)
+        carried = _execution(execution)
+        _check_objects(checked, carried)
+        return self._carry_out(lambda: runs.launch(checked, carried, quiet=quiet, embedded=True))
+
+    def resume(self, folder: Path, options: Mapping[str, Any], quiet: bool, drift: bool) -> OpenedRun:
+        """Go on with a run.
+
+        Raises:
+            FedsimError: any FedsimError.
+            KeyboardInterrupt: after Ctrl-C.
+        """
+        _check_objects(*Stored.open(folder, drift).configure(options))
+        return self._carry_out(lambda: runs.resume(folder, options, drift=drift, quiet=quiet, embedded=True))
+
+    def open(self, folder: Path) -> OpenedRun:
+        """A run that is there.
+
+        Raises:
+            UsageError: if the folder is no run.
+            DataError: if its manifest is damaged.
+        """
+        from launch.opened_run import OpenedRun
+        from launch.runs.reader import Run
+
+        return OpenedRun(Run.open(folder.resolve()).path)
+
+    def _carry_out(self, job: Callable[[], Path]) -> OpenedRun:
+        try:
+            with _process_restored():
+                path = job()
+        except Interrupted as e:  # a FedsimError is an Exception, which a loop over experiments may catch
+            raise KeyboardInterrupt(str(e)) from e
+        return self.open(path)
+
+
+def _execution(values: Mapping[str, Any]) -> Execution:
+    """How the run is carried out.
+
+    Raises:
+        UsageError: if parts of it do not go together.
+    """
+    texts = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
+    if texts.get("remote_workers") and not texts.get("workers"):
+        texts.pop("workers", None)  # the default of Python users, not a choice
+    return check_execution(texts, Overrides(execution=texts))
+
+
+def _check_objects(experiment: Experiment, execution: Execution) -> None:
+    """Refuse objects of this process where other processes compute.
+
+    Raises:
+        UsageError: saying what to write.
+    """
+    for key in ("algo", "dataset", "partition", "model"):
+        spec = getattr(experiment, key)
+        if execution.workers and live_objects.is_live(spec):
+            raise live_objects.refuse_workers(spec, f"{key}=")
+
+
+@contextmanager
+def _process_restored() -> Iterator[None]:
+    """Put back what a run changes in the process that it runs in."""
+    environment = dict(os.environ)
+    threads = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+    flushes = _flushes_denormals()
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+        if "torch" in sys.modules:
+            torch = sys.modules["torch"]
+            torch.set_flush_denormal(flushes)
+            if threads is not None:
+                torch.set_num_threads(threads)
+
+
+def _flushes_denormals() -> bool:
+    """Whether this thread takes denormal numbers for zero."""
+    smallest_normal = sys.float_info.min
+    return smallest_normal / 2.0 == 0.0
+
+
+LAUNCHER = Launcher()
+"""What fedsim.front_door imports."""

@@ -1,0 +1,88 @@
+"""What `import fedsim` offers, and what it costs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, get_origin
+
+import pytest
+
+import fedsim
+from fedsim.wire.schema import FieldKind
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ast.parse((ROOT / "fedsim" / "__init__.py").read_text(encoding="utf-8"))
+GUIDE = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+NAMES = {
+    "algorithms": "Algorithm AnyShard Context Exchange LocalTraining Shard Step Task minimise step_size",
+    "distributions": "Gaussian Point RandomStream",
+    "field kinds": "Check Curvature Delta Dual FieldKind Flag FullDelta FullPrecision Gradient Inputs Least "
+    "Logits Mean Norm Owners Precision Scalar Shift Statistic Total Weights",
+    "data, schedules, codecs": "Bound ClientPopulation Codec Dataset Part Participation Spec",
+    "runs": "Experiment Run open resume run",
+    "errors": "AccessError ConnectionLost DataError DiskError FedsimError Interrupted MismatchError "
+    "TaskError UsageError WireError",
+}
+PUBLIC = sorted(name for names in NAMES.values() for name in names.split())
+ALIASES = {"AnyShard", "Step", "Part"}
+"""Unions and tuples, which have no docstring of their own; the guide says what they are."""
+
+
+def test_public_names_are_the_list() -> None:
+    assert sorted(fedsim.__all__) == PUBLIC
+    assert set(PUBLIC) <= set(dir(fedsim))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_name_resolves_and_is_documented(name: str) -> None:
+    value = getattr(fedsim, name)
+    assert f"`{name}`" in GUIDE
+    if get_origin(value) is Annotated:
+        assert isinstance(value.__metadata__[0], FieldKind) or name in ALIASES
+    elif name not in ALIASES:
+        assert (inspect.getdoc(value) or "").strip()
+        assert inspect.getdoc(value) != inspect.getdoc(type(value))
+
+
+def test_static_imports_are_the_lazy_ones() -> None:
+    """A type checker reads the imports under TYPE_CHECKING, a program the table."""
+    guarded = [node for node in SOURCE.body if isinstance(node, ast.If)]
+    assert [ast.unparse(node.test) for node in guarded] == ["TYPE_CHECKING"]
+    imports = [node for node in guarded[0].body if isinstance(node, ast.ImportFrom)]
+    static = {alias.name: node.module for node in imports for alias in node.names}
+    assert static == fedsim._HOMES
+    for name, module in static.items():
+        assert getattr(importlib.import_module(str(module)), name) is getattr(fedsim, name)
+
+
+def test_public_name_is_no_submodule() -> None:
+    """Importing a submodule would put it in the place of the name."""
+    modules = {path.stem for path in (ROOT / "fedsim").iterdir()}
+    assert not modules & set(PUBLIC)
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'rum'"):
+        _ = fedsim.rum  # type: ignore[attr-defined]
+
+
+def test_import_is_light_and_the_front_door_imports_no_torch() -> None:
+    probe = (
+        "import sys, fedsim; light = set(sys.modules); fedsim.run; fedsim.UsageError; fedsim.Experiment; "
+        "print(sorted({'torch', 'numpy', 'pandas', 'msgspec', 'launch', 'workers', 'protocols'} & light), "
+        "sorted({'torch', 'numpy', 'pandas', 'launch', 'workers', 'protocols'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        timeout=60.0,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout == "[] []\n", done.stderr

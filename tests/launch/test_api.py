@@ -1,0 +1,387 @@
+"""fedsim.run and its companions: from a script, a thread, and several times in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from launch.execution import Execution
+from launch.processes.server import ENVIRONMENT
+from torch import nn
+
+import fedsim
+from fedsim.errors import DataError, MismatchError, UsageError
+from fedsim.experiment import Experiment
+from fedsim.front_door import ExecutionOptions, carry_out
+from launch import run as launch_run
+from launch.runs.summary import process_start
+from protocols.fedavg import FedAvg
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 120.0
+SMALL: dict[str, Any] = {"algo": "fedavg", "clients": 3, "rounds": 2, "quiet": True}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs go into a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> fedsim.Run:
+    return fedsim.run(**SMALL, out=tmp_path_factory.mktemp("small") / "run")
+
+
+class Linear(nn.Module):
+    """Logistic regression, as a script or a notebook would define it."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(int(np.prod(shape)), classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.out(x.flatten(1))
+        return logits
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(FedAvg):
+    """An algorithm that is not in the registry."""
+
+
+def blobs() -> fedsim.Dataset:
+    rng = np.random.default_rng(0)
+    targets = rng.integers(0, 3, 150)
+    inputs = (rng.normal(size=(150, 4)) + 2.0 * targets[:, None]).astype(np.float32)
+    return fedsim.Dataset("blobs", inputs[:120], targets[:120], inputs[120:], targets[120:], 3)
+
+
+def halves(targets: np.ndarray, clients: int, seed: int) -> list[np.ndarray]:
+    return np.array_split(np.random.default_rng(seed).permutation(len(targets)), clients)
+
+
+def alternating(population: fedsim.ClientPopulation) -> Any:
+    return lambda round: range(round % 2, population.clients, 2)
+
+
+# ---- what a run answers
+
+
+def test_run_has_frames_a_model_a_page_and_bytes(small: fedsim.Run) -> None:
+    assert small.status == "done"
+    assert list(small.metrics["round"]) == [0, 1, 2]
+    assert set(small.ledger["field"]) >= {"mean"}
+    assert isinstance(small.model(), nn.Module)
+    page = small.report()
+    assert page == small.path / "report.html"
+    assert "<html" in page.read_text()
+    assert small.report("other.html") == Path("other.html")
+    assert small.path.is_absolute()
+
+
+def test_bytes_to_counts_until_the_first_round_that_reaches_the_accuracy(small: fedsim.Run) -> None:
+    accuracies = small.metrics["test_accuracy"]
+    down, up = (small.metrics[f"bytes_{side}"] for side in ("down", "up"))
+    assert small.bytes_to(accuracy=0.0) == down[:2].sum() + up[:2].sum()
+    best = float(accuracies[1:].max())
+    last = int(accuracies[1:].idxmax())
+    assert small.bytes_to(accuracy=best, direction="up") == up[: last + 1].sum()
+    assert small.bytes_to(accuracy=best, direction="down") == down[: last + 1].sum()
+    assert small.bytes_to(accuracy=1.01) is None
+    with pytest.raises(UsageError, match="direction is 'down', 'up' or None"):
+        small.bytes_to(accuracy=0.1, direction="sideways")  # type: ignore[arg-type]
+
+
+def test_open_reads_a_run_that_is_there(small: fedsim.Run) -> None:
+    assert fedsim.open(small.path) == small
+    assert fedsim.open(str(small.path)).summary == small.summary
+    with pytest.raises(UsageError, match="no run folder"):
+        fedsim.open("nowhere")
+    Path("damaged").mkdir()
+    Path("damaged/manifest.json").write_text("{")
+    with pytest.raises(DataError, match="damaged"):
+        fedsim.open("damaged")
+
+
+def test_experiment_run_has_the_bits_of_fedsim_run(small: fedsim.Run) -> None:
+    run = fedsim.Experiment(algo="fedavg", clients=3, rounds=2).run(quiet=True)
+    assert run.summary["model_sha256"] == small.summary["model_sha256"]
+
+
+def test_signature_names_every_key_with_its_default() -> None:
+    parameters = inspect.signature(fedsim.run).parameters
+    assert all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters.values())
+    defaults = {f.name: f.default for f in dataclasses.fields(Experiment)}
+    mappings = {"hyperparameters", "codecs"}
+    assert defaults.keys() - parameters.keys() == {"device"}  # the machine's: see --devices
+    for name in defaults.keys() - {"device"} - mappings:
+        assert parameters[name].default == defaults[name], name
+    carried = {f.name for f in dataclasses.fields(Execution)}
+    assert carried == (parameters.keys() - defaults.keys() - {"quiet", "execution"}) | set(
+        ExecutionOptions.__annotations__
+    )
+    own = inspect.signature(Experiment.run).parameters
+    assert {name: own[name].default for name in own if name not in ("self", "execution")} == {
+        name: parameters[name].default
+        for name in ("workers", "transport", "devices", "data_dir", "out", "quiet")
+    }
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(
+    ("participation", "text"),
+    [
+        (0.3, "0.3"),
+        (3, "3"),
+        (1.0, "1.0"),
+        (1e-5, "0.00001"),
+        ("coin:0.5", "coin:0.5"),
+        (np.float64(0.5), "0.5"),
+    ],
+)
+def test_participation_is_a_share_a_count_or_a_spec(
+    participation: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Experiment] = []
+    monkeypatch.setattr("fedsim.front_door.carry_out", lambda experiment, *_, **__: seen.append(experiment))
+    fedsim.run(participation=participation)
+    assert seen[0].participation == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"algo": "fedlapp"}, "did you mean 'fedlap'"),
+        ({"clients": 0}, "clients = 0"),
+        ({"clients": "3"}, "clients = '3': expected `int`"),
+        ({"inputs": "row"}, "known: raw, scaled"),
+        ({"hyperparameters": {"lrr": 0.1}}, "did you mean"),
+        ({"hyperparameters": {"lr": "fast"}}, "lr = 'fast'"),
+        ({"codecs": {"men": "bf16"}}, "did you mean 'mean'"),
+        ({"participation": 1.5}, "give 'full', a share such as 0.3"),
+        ({"verify_bytes": True}, "add --transport tcp"),
+        ({"lease": -1.0}, "lease = -1.0"),
+        ({"leese": 1.0}, "did you mean 'lease'"),
+        ({"out": "there"}, "there"),
+    ],
+)
+def test_mistake_is_a_usage_error_that_names_the_key(arguments: dict[str, Any], words: str) -> None:
+    Path("there").mkdir()
+    Path("there/manifest.json").write_text("{}")
+    with pytest.raises(UsageError) as caught:
+        fedsim.run(**(SMALL | arguments))
+    assert words in str(caught.value)
+
+
+def test_hyperparameters_have_short_dotted_or_nested_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = {
+        str(fedsim.run(**SMALL, hyperparameters=given).summary["model_sha256"])
+        for given in ({"lr": np.float64(0.02)}, {"local.lr": 0.02}, {"local": {"lr": 0.02}})
+    }
+    assert len(digests) == 1
+
+
+# ---- objects of the program
+
+
+def test_objects_of_the_program_run_without_workers_and_resume() -> None:
+    choices: dict[str, Any] = {
+        "algo": Mine,
+        "model": Linear,
+        "dataset": blobs,
+        "partition": halves,
+        "participation": alternating,
+    }
+    run = fedsim.run(**(SMALL | choices))
+    assert run.experiment["algo"].endswith("test_api.py:Mine")
+    assert set(run.experiment["sources"]) == {run.experiment[key] for key in choices}
+    assert run.ledger[run.ledger["message"] == "upload"].groupby("round")["client"].nunique().to_dict() == {
+        1: 1,
+        2: 2,
+    }
+    assert isinstance(run.model(), Linear)
+    further = fedsim.resume(run, rounds=4, quiet=True, **choices)
+    whole = fedsim.run(**(SMALL | choices | {"rounds": 4}))
+    assert further.summary["model_sha256"] == whole.summary["model_sha256"]
+    with pytest.raises(MismatchError, match="model"):
+        fedsim.resume(run, rounds=5, quiet=True, model=nn.Linear)
+
+
+def test_instance_of_an_algorithm_brings_its_hyperparameters() -> None:
+    how = dataclasses.replace(FedAvg().local, lr=0.02, epochs=2)
+    run = fedsim.run(**(SMALL | {"algo": FedAvg(local=how)}), hyperparameters={"epochs": 1}, workers=2)
+    assert run.experiment["algo"] == "fedavg"
+    assert run.experiment["hyperparameters"]["local.lr"] == 0.02
+    assert run.experiment["hyperparameters"]["local.epochs"] == 1
+
+
+@pytest.mark.parametrize("option", ["algo", "model", "dataset", "partition"])
+def test_object_with_workers_is_refused_with_what_to_write(option: str) -> None:
+    thing = {"algo": Mine, "model": Linear, "dataset": blobs, "partition": halves}[option]
+    with pytest.raises(UsageError) as caught:
+        fedsim.run(**(SMALL | {option: thing}), workers=2)
+    where = f"{Path(__file__).resolve()}:{thing.__qualname__}"
+    assert f"Write {option}='{where}', or take workers=0" in str(caught.value)
+    with pytest.raises(UsageError, match=rf"write {option}='FILE.py:NAME', or take workers=0"):
+        fedsim.run(**(SMALL | {option: lambda *_: None}), workers=2)
+
+
+def test_object_that_another_process_began_with_is_asked_for() -> None:
+    from fedsim import live_objects
+
+    run = fedsim.run(**SMALL, model=Linear)
+    spec = run.experiment["model"]
+    kept = live_objects._objects.pop(spec)
+    with pytest.raises(UsageError, match=r"fedsim.resume\(RUN, model=Linear\)"):
+        fedsim.resume(run, rounds=3, quiet=True)
+    assert isinstance(fedsim.open(run.path, model=Linear).model(), Linear)
+    assert live_objects._objects[spec] is kept
+
+
+# ---- the process that it runs in
+
+
+def test_run_in_a_thread_installs_no_signal_handler(
+    monkeypatch: pytest.MonkeyPatch, small: fedsim.Run
+) -> None:
+    """A notebook server may run cells beside its main thread."""
+    installed: list[Any] = []
+    real = signal.signal
+    monkeypatch.setattr(signal, "signal", lambda *a: (installed.append(a), real(*a))[1])
+    runs: list[fedsim.Run] = []
+    for workers in (0, 2):
+        thread = threading.Thread(target=lambda n=workers: runs.append(fedsim.run(**SMALL, workers=n)))
+        thread.start()
+        thread.join(DEADLINE)
+    assert [run.summary["model_sha256"] for run in runs] == [small.summary["model_sha256"]] * 2
+    assert installed == []
+
+
+def test_process_is_as_it_was_after_a_run() -> None:
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    environment, threads = dict(os.environ), torch.get_num_threads()
+    torch.set_flush_denormal(False)
+    fedsim.run(**SMALL, threads=threads + 1)
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert dict(os.environ) == environment
+    assert torch.get_num_threads() == threads
+    assert float(torch.tensor(1e-310, dtype=torch.float64) * 1.0) > 0
+
+
+def test_time_to_the_first_round_counts_from_the_call(small: fedsim.Run) -> None:
+    assert 0 <= small.summary["seconds_to_first_round"] < DEADLINE
+    assert small.summary["seconds_to_first_round"] < time.time() - process_start()
+
+
+def test_ctrl_c_is_keyboard_interrupt_and_leaves_a_run_to_resume(small: fedsim.Run) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Stopping(Mine):
+        def client_update(self, client: Any, down: Any, shard: Any, task: Any) -> Any:
+            if task.round == 2 and not Path("stopped").exists():
+                Path("stopped").touch()
+                signal.raise_signal(signal.SIGINT)
+            return FedAvg.client_update(self, client, down, shard, task)
+
+    with pytest.raises(KeyboardInterrupt, match="interrupted after round 1"):
+        fedsim.run(**(SMALL | {"algo": Stopping}), out="run")
+    assert fedsim.open("run").status == "interrupted"
+    run = fedsim.resume("run", quiet=True)
+    assert run.status == "done"
+    assert run.summary["model_sha256"] == small.summary["model_sha256"]
+
+
+def test_second_ctrl_c_does_not_end_the_process() -> None:
+    wakeup = launch_run.Wakeup()
+    with launch_run.stop_signals(wakeup, in_process=False, embedded=True):
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    wakeup.close()
+
+
+SCRIPT = """
+import os, sys
+with open("started", "a") as file:
+    print(os.getpid(), file=file)
+import fedsim
+assert "torch" not in sys.modules and "launch" not in sys.modules
+secret = object()
+first = fedsim.run(algo="fedavg", clients=3, rounds=2, workers=2, out="first", participation=2)
+second = fedsim.run(algo="fedavg", clients=3, rounds=2, out="second", participation=2, quiet=True)
+third = fedsim.run(algo="fedavg", clients=3, rounds=2, workers=2, out="third", participation=2, quiet=True)
+assert len({run.summary["model_sha256"] for run in (first, second, third)}) == 1
+print(fedsim.resume("third", rounds=3, workers=1, quiet=True).status)
+"""
+
+
+def test_script_without_a_main_guard_starts_workers_that_do_not_run_it() -> None:
+    Path("script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert len(Path("started").read_text().splitlines()) == 1
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("round ") for line in lines) == 3  # the first run, rounds 0 to 2
+    assert lines[-1] == "done"
+
+
+def test_fork_server_of_a_program_is_a_new_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that has imported nothing yet, too, which the command would fork."""
+    probe = (
+        "from launch.processes.server import ForkServer; s = ForkServer(fresh=True); "
+        "print(open(f'/proc/{s.pid}/cmdline').read().replace(chr(0), ' ')); s.end(5.0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert "launch.processes.fork_server" in done.stdout, done.stderr
+
+
+def test_environment_of_a_run_is_not_left_behind() -> None:
+    probe = (
+        "import os, fedsim; before = dict(os.environ); "
+        "fedsim.run(algo='fedavg', clients=2, rounds=1, quiet=True); print(dict(os.environ) == before)"
+    )
+    outside = {key: value for key, value in os.environ.items() if key not in ENVIRONMENT}
+    done = subprocess.run(
+        [sys.executable, "-c", probe],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env=outside | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    carry_out(Experiment(algo="fedavg", clients=2, rounds=1), quiet=False, workers=0)
+    lines: Iterable[str] = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines if line.startswith("round ")] == [
+        ["round", "0/1"],
+        ["round", "1/1"],
+    ]
