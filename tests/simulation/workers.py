@@ -101,7 +101,7 @@ class Person:
     def _idle(self, link: Link) -> None:
         if link is self.link:
             if self._at is None:
-                self._send(link, pack(Header(VERSION, "alive", "run", 1, NONE, NONE, NONE, NONE)))
+                self._send(link, pack(Header(VERSION, "heartbeat", "run", 1, NONE, NONE, NONE, NONE)))
             self.after(IDLE_SECONDS, lambda _: self._idle(link))
 
     # ---- work
@@ -128,7 +128,7 @@ class Person:
         h = envelope.header
         if self._at is envelope and link is self.link:
             self._send(
-                link, pack(Header(VERSION, "alive", "run", h.epoch, h.round, h.exchange, h.client, NONE))
+                link, pack(Header(VERSION, "heartbeat", "run", h.epoch, h.round, h.exchange, h.client, NONE))
             )
             self.after(SECONDS, lambda _: self._heartbeat(link, envelope))
 

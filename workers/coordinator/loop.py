@@ -244,7 +244,7 @@ class Coordinator:
         worker, envelope = incoming.worker, incoming.envelope
         h = envelope.header
         try:
-            if h.kind == "alive":
+            if h.kind == "heartbeat":
                 return self.members.alive(worker, envelope)
             if h.kind == "hello":
                 self.members.hello(worker, envelope)

@@ -37,7 +37,7 @@ class Heartbeat:
         h = self._description
         self._due = time.monotonic() + SECONDS
         self._connection.offer(
-            pack(Header(VERSION, "alive", h.run, h.epoch, h.round, h.exchange, h.client, NONE))
+            pack(Header(VERSION, "heartbeat", h.run, h.epoch, h.round, h.exchange, h.client, NONE))
         )
 
 

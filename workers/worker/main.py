@@ -121,7 +121,7 @@ def serve(
         envelope = connection.receive(idle or 60.0)
         if envelope is None:
             if idle:  # about no task: it renews no lease, for a task may have been lost on its way
-                connection.offer(pack(Header(VERSION, "alive", runtime.run)))
+                connection.offer(pack(Header(VERSION, "heartbeat", runtime.run)))
             continue
         if envelope.header.kind == "stop":
             return
