@@ -237,7 +237,7 @@ class _Reader:
         return [self.value(), self.value()]
 
     def end(self) -> None:
-        """Nothing follows.
+        """Check that nothing follows.
 
         Raises:
             ValueError: if something does.
@@ -287,11 +287,20 @@ def _checked(wire: _WireHeader) -> Header:
 
 
 def _checked_field(wire: _WireField) -> FieldHeader:
-    """The field's header; ValueError for a negative size."""
+    """The header that the lists of one field describe.
+
+    Raises:
+        ValueError: if a size is negative, or the shape no whole number of integers.
+    """
     if len(wire.shape) % 8:
         raise ValueError(f"field {wire.name!r} has a shape of {len(wire.shape)} bytes")
     shape = struct.unpack(f">{len(wire.shape) // 8}q", wire.shape)
-    parts = tuple(PartHeader(p.layer, *_SIZE_AND_DIGEST.unpack(p.numbers)) for p in wire.parts)
-    if any(size < 0 for size in shape) or any(p.nbytes < 0 for p in parts):
+    parts = []
+    least = min(shape, default=0)
+    for part in wire.parts:
+        nbytes, checksum = _SIZE_AND_DIGEST.unpack(part.numbers)
+        least = min(least, nbytes)
+        parts.append(PartHeader(part.layer, nbytes, checksum))
+    if least < 0:
         raise ValueError(f"field {wire.name!r} has a negative size")
-    return FieldHeader(wire.name, wire.codec, wire.dtype, shape, parts)
+    return FieldHeader(wire.name, wire.codec, wire.dtype, shape, tuple(parts))
