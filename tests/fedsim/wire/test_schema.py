@@ -253,7 +253,7 @@ def test_a_part_in_another_order_or_incomplete_is_refused(keep: list[int]) -> No
 
 
 def test_a_part_of_another_message_is_refused() -> None:
-    with pytest.raises(WireError, match=r"^here: (fields .* where Carrier has|.* have the same name)"):
+    with pytest.raises(WireError, match=r"^here: fields .* where Carrier has"):
         received(Carrier, sent(Teller(torch.ones(4), news(2))))
     with pytest.raises(WireError, match=r"^here: fields .* where Extra has"):
         received(Extra, WHOLE)
