@@ -153,12 +153,12 @@ def absent(of: Header) -> Envelope:
 
 def heartbeat(of: Header) -> Envelope:
     """Return the message of a worker that is computing the task, or evaluating the chunk, `of`."""
-    return pack(Header(VERSION, "alive", of.run, of.epoch, of.round, of.exchange, of.client, NONE))
+    return pack(Header(VERSION, "heartbeat", of.run, of.epoch, of.round, of.exchange, of.client, NONE))
 
 
 def idle(run: str) -> Envelope:
     """Return the heartbeat of a worker that has nothing to do; it renews no lease."""
-    return pack(Header(VERSION, "alive", run))
+    return pack(Header(VERSION, "heartbeat", run))
 
 
 def failed(run: str, error: Exception, of: Header | None = None) -> Envelope:

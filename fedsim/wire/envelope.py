@@ -1,75 +1,33 @@
 """An envelope is what crosses the wire: one header frame and the raw frames of its fields.
 
-header frame = 8 bytes xxh3_64 of the rest | msgpack array [version, kind, run, epoch, round,
-exchange, client, base, micros, fields], and fields = [[name, codec, dtype, shape, [[layer, bytes,
-xxh3_64], ...]], ...]. Integers are always 9 bytes wide, so that a header's size depends on the
-schema and never on the values (or the ledger would vary from run to run).
-
-Decoding is strict: every frame is covered by a checksum, sizes come from the schema and the layout,
-and anything unexpected is a WireError before any value is looked at.
+fedsim/wire/header.py has the layout of the header. Decoding is strict: a checksum covers every frame, sizes
+come from the schema and the layout, and anything unexpected is a WireError before any value is looked at.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-import msgspec
 import torch
-import xxhash
-from msgspec import Meta
 from torch import Tensor
 
 from fedsim.errors import WireError
 from fedsim.learning.params import Layout
 from fedsim.wire.codecs import Spec, codec, pack_or_dense, unpack_checked
+from fedsim.wire.header import MAX_HEADER as MAX_HEADER
+from fedsim.wire.header import NONE as NONE
+from fedsim.wire.header import VERSION as VERSION
+from fedsim.wire.header import Buffer as Buffer
+from fedsim.wire.header import FieldHeader as FieldHeader
+from fedsim.wire.header import Header as Header
+from fedsim.wire.header import PartHeader as PartHeader
+from fedsim.wire.header import digest as digest
+from fedsim.wire.header import read_header, write_header
 from fedsim.wire.schema import DTYPES, Dims, Field, optional_group, schema, values_of
 
-VERSION = 1
-MAX_HEADER = 64 * 1024
-NONE = -1
-"""Stands for 'no client' or 'no round' in a header."""
-
 M = TypeVar("M")
-Buffer = bytes | memoryview
-_Name = Annotated[str, Meta(max_length=64)]
-
-
-class PartHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """One frame of a field: its layer ('values' or 'indices'), size and checksum."""
-
-    layer: _Name
-    nbytes: Annotated[int, Meta(ge=0)]
-    digest: int
-
-
-class FieldHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """One field: how it is encoded and where its frames are."""
-
-    name: _Name
-    codec: _Name
-    dtype: _Name
-    shape: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_length=8)]
-    parts: Annotated[tuple[PartHeader, ...], Meta(max_length=8)]
-
-
-class Header(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """Who this envelope is about; `base` is the version of the client's state the task starts from,
-    `micros` what the sender spent computing it."""
-
-    version: int
-    kind: _Name
-    run: _Name
-    epoch: int = 1
-    round: int = NONE
-    exchange: int = NONE
-    client: int = NONE
-    base: int = NONE
-    micros: Annotated[int, Meta(ge=0)] = 0
-    fields: Annotated[tuple[FieldHeader, ...], Meta(max_length=64)] = ()
 
 
 @dataclass(frozen=True)
@@ -97,45 +55,9 @@ class Payload:
     frames: tuple[Buffer, ...]
 
 
-_decoder = msgspec.msgpack.Decoder(Header, strict=True)
-_encode_str = msgspec.msgpack.Encoder().encode
-
-
-def _fixed_width(value: Any, out: bytearray) -> None:
-    """Append `value` as msgpack, integers always in their 9-byte form."""
-    if isinstance(value, str):
-        out += _encode_str(value)
-    elif isinstance(value, int):
-        out += struct.pack(">Bq", 0xD3, value) if value < 2**63 else struct.pack(">BQ", 0xCF, value)
-    elif isinstance(value, tuple):
-        out += struct.pack(">BH", 0xDC, len(value))
-        for item in value:
-            _fixed_width(item, out)
-    else:
-        _fixed_width(msgspec.structs.astuple(value), out)
-
-
-@lru_cache(maxsize=8)
-def _encoded_fields(fields: tuple[FieldHeader, ...]) -> bytes:
-    """A broadcast's fields are encoded once, however many envelopes carry them."""
-    out = bytearray()
-    _fixed_width(fields, out)
-    return bytes(out)
-
-
-def digest(data: Buffer) -> int:
-    """The checksum of one frame."""
-    return xxhash.xxh3_64_intdigest(data)
-
-
 def pack(header: Header, frames: Sequence[Buffer] = ()) -> Envelope:
     """Turn a header and the frames it describes into an envelope."""
-    *label, fields = msgspec.structs.astuple(header)
-    body = bytearray(struct.pack(">BH", 0xDC, len(label) + 1))
-    for value in label:
-        _fixed_width(value, body)
-    body += _encoded_fields(fields)
-    return Envelope(header, struct.pack(">Q", digest(memoryview(body))) + body, tuple(frames))
+    return Envelope(header, write_header(header), tuple(frames))
 
 
 def unpack(frames: Sequence[Buffer], owner: str) -> Envelope:
@@ -150,14 +72,7 @@ def unpack(frames: Sequence[Buffer], owner: str) -> Envelope:
     if size > MAX_HEADER:
         raise WireError(f"{owner}: a header of {size} bytes; the limit is {MAX_HEADER}")
     head = bytes(frames[0])
-    if size < 9 or struct.unpack(">Q", head[:8])[0] != digest(head[8:]):
-        raise WireError(f"{owner}: the header's checksum does not match; it was damaged on the way")
-    try:
-        header = _decoder.decode(head[8:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise WireError(f"{owner}: the header is not of this format: {e}") from None
-    if header.version != VERSION:
-        raise WireError(f"{owner}: wire format {header.version}; this side speaks {VERSION}")
+    header = read_header(head, owner)
     parts = [(f.name, p) for f in header.fields for p in f.parts]
     if len(parts) != len(frames) - 1:
         raise WireError(f"{owner}: {len(frames) - 1} frames where the header lists {len(parts)}")

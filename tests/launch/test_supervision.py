@@ -127,7 +127,7 @@ def test_a_hung_worker_is_killed_and_a_slow_one_is_not(file: Path, tmp_path: Pat
     )
     assert "silent" not in slow and "done" in slow
     ledger = Run.open(tmp_path / "slow").ledger
-    beats = ledger[(ledger.message == "alive") & (ledger.layer == "header")]
+    beats = ledger[(ledger.message == "heartbeat") & (ledger.layer == "header")]
     assert len(beats) >= 4 and set(beats.kind) == {"control"}, "heartbeats are in the books"
     plain = ("launch", "--workers", "0", "--algo", "fedavg", "--out", str(tmp_path / "plain"), *RUN)
     fedsim(*plain)

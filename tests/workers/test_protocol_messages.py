@@ -79,8 +79,8 @@ def test_answers_name_the_task_that_they_answer(dropout: bool) -> None:
 
 def test_a_heartbeat_names_the_task_but_not_its_base() -> None:
     given = messages.task("run", 4, TASK, NO_PAYLOAD).header
-    assert messages.heartbeat(given).header == Header(VERSION, "alive", "run", 4, 7, 2, 3, NONE)
-    assert messages.idle("run").header == Header(VERSION, "alive", "run")
+    assert messages.heartbeat(given).header == Header(VERSION, "heartbeat", "run", 4, 7, 2, 3, NONE)
+    assert messages.idle("run").header == Header(VERSION, "heartbeat", "run")
 
 
 def test_a_failure_carries_exit_code_and_text() -> None:

@@ -317,7 +317,7 @@ def test_a_guest_that_has_nothing_to_say_speaks_up(
     envelopes: list[Header] = []
     while len(envelopes) < 4:
         envelopes += [i.envelope.header for i in endpoint.wait([], DEADLINE)[0]]
-    assert [h.kind for h in envelopes] == ["hello", "alive", "alive", "alive"]
+    assert [h.kind for h in envelopes] == ["hello", "heartbeat", "heartbeat", "heartbeat"]
     assert {(h.run, h.round, h.client) for h in envelopes[1:]} == {("run", NONE, NONE)}
     endpoint.dismiss(0)
     assert until(endpoint, ended.is_set) == []
@@ -331,7 +331,7 @@ def test_a_sign_of_life_at_the_end_is_in_the_ledger(
     """Nobody listens any more when the kernel is asked, and it has counted this envelope."""
     worker = come(0)
     assert until(endpoint, lambda: bool(endpoint._routes)) == [0]
-    worker.send(pack(Header(VERSION, "alive", "run")))
+    worker.send(pack(Header(VERSION, "heartbeat", "run")))
     assert endpoint.residual() == {"down": 0, "up": 0}
 
 

@@ -193,7 +193,7 @@ class Coordinator:
                 self.members.hello(worker, incoming.hello)
                 return []
             match envelope.header.kind:
-                case "alive":
+                case "heartbeat":
                     return [] if self.members.alive(worker, envelope) else None
                 case "ready":
                     return self.members.ready(worker, envelope)

@@ -1,7 +1,7 @@
-"""Envelopes by somebody who can make checksums: whatever is changed, a typed message or a WireError.
+"""Forged envelopes, by a sender that can compute checksums: each gives a typed message or a WireError.
 
-Damage by accident fails a checksum (test_letter.py). Here every checksum is right, so that what is tried are
-the checks behind them: header, schema, layout, codecs.
+Accidental damage fails a checksum (test_envelope.py). Here every checksum is right, so the tests reach the
+checks behind them: header, schema, layout, codecs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import pytest
 import torch
 import xxhash
@@ -43,6 +43,8 @@ from fedsim.wire.schema import (
 )
 
 much = settings(deadline=None, derandomize=True, database=None, max_examples=400)
+FIELDS = 4
+"""Where the fields stand in a header."""
 LAYOUT = Layout((Slice("w", (6, 10), 0, 60), Slice("b", (10,), 60, 10), Slice("v", (10, 3), 70, 30)))
 DIMS = {"P": 100, "C": 4, "M": 20, "I": 5}
 
@@ -108,7 +110,7 @@ def samples() -> Iterator[Sample]:
 
 
 SAMPLES = tuple(samples())
-CODED = {f[1] for s in SAMPLES for f in s.header[9]}
+CODED = {f[1] for s in SAMPLES for f in s.header[FIELDS]}
 
 
 def received(sample: Sample, body: bytes, frames: list[bytes]) -> Up | None:
@@ -154,9 +156,21 @@ def placements(value: Any, at: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]
             yield from placements(inner, (*at, i))
 
 
+def changed_number(binary: bytes, data: st.DataObject) -> bytes:
+    """The binary with one of its integers near to what it was, at an end of its range, or cut or doubled."""
+    start = 8 * data.draw(st.integers(0, len(binary) // 8 - 1)) if len(binary) >= 8 else 0
+    (number,) = struct.unpack(">Q", binary[start : start + 8].rjust(8, b"\0"))
+    odd = [(number + d) % 2**64 for d in (-4, -1, 1, 4, 8)] + [0, 2**63 - 1, 2**63, 2**64 - 1]
+    new = struct.pack(">Q", data.draw(st.sampled_from(odd)))
+    how = data.draw(st.sampled_from(["replace", "replace", "drop", "double", "cut"]))
+    head, tail = binary[:start], binary[start + 8 :]
+    return {"replace": head + new + tail, "drop": head + tail, "double": binary * 2, "cut": binary[:-1]}[how]
+
+
 ODD: tuple[Any, ...] = (0, 1, -1, 7, 2**31, 2**62, 2**63 - 1, -(2**63), 2**64 - 1, 1.5, math.nan, None)
 ODD += (True, False, [], [1], [[]], [0] * 9, {}, {"a": 1}, b"x", "", "x" * 65, "\0", "é", "mean", "values")
 ODD += ("indices", "f32", "f64", "u8", "i64", "object", "csr", "csr:0", "csr:1e-300", "csr:nan", "dense:1")
+ODD += (bytes(8), bytes(16), bytes(56), b"\xff" * 8, b"\xff" * 16, b"\xff" * 56, struct.pack(">q", 100))
 ODD += ("bogus", *sorted(CODED))
 
 
@@ -177,6 +191,8 @@ def test_a_changed_header_field_is_noticed_or_of_no_consequence(sample: Sample, 
             inner.insert(last, copy.deepcopy(inner[last]))
         elif change == "near" and type(inner[last]) is int:
             inner[last] = min(2**64 - 1, max(-(2**63), inner[last] + data.draw(st.integers(-4, 4))))
+        elif change == "near" and type(inner[last]) is bytes and inner[last]:
+            inner[last] = changed_number(inner[last], data)
         elif change == "swap":
             inner[last], inner[-1] = inner[-1], inner[last]
         else:
@@ -206,8 +222,8 @@ def test_changed_bytes_of_a_header_are_noticed_or_of_no_consequence(
 def with_frame(sample: Sample, index: int, frame: bytes) -> tuple[bytes, list[bytes]]:
     """Header and frames with one frame replaced, its size and checksum repaired."""
     header, frames = copy.deepcopy(sample.header), list(sample.frames)
-    parts = [part for field in header[9] for part in field[4]]
-    parts[index][1:], frames[index] = [len(frame), digest(frame)], frame
+    parts = [part for field in header[FIELDS] for part in field[4]]
+    parts[index][1], frames[index] = struct.pack(">qQ", len(frame), digest(frame)), frame
     return msgpack.packb(header), frames
 
 
@@ -247,7 +263,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 def compressed_parts() -> Iterator[tuple[Sample, int]]:
     for sample in SAMPLES:
-        parts = [(f[1], p) for f in sample.header[9] for p in f[4]]
+        parts = [(f[1], p) for f in sample.header[FIELDS] for p in f[4]]
         for i, (name, _) in enumerate(parts):
             if name.partition(":")[0] in ("zstd", "delta+zstd", "bitmap", "best", "topk"):
                 yield sample, i
@@ -272,20 +288,21 @@ def test_a_zstd_bomb_in_any_part_takes_no_memory(bomb: str) -> None:
 @pytest.mark.parametrize("rows", [21, 2**31, 2**62, 2**63 - 1])
 def test_a_shape_bomb_is_refused_by_the_set_up_s_bound(rows: int) -> None:
     for sample in SAMPLES:
-        for i, field in enumerate(sample.header[9]):
+        for i, field in enumerate(sample.header[FIELDS]):
             if field[0] in ("logits", "inputs", "weights", "owners"):
                 header = copy.deepcopy(sample.header)
-                header[9][i][3][0] = rows
+                shape = header[FIELDS][i][3]
+                header[FIELDS][i][3] = struct.pack(">q", rows) + shape[8:]
                 assert received(sample, msgpack.packb(header), list(sample.frames)) is None
 
 
 def test_a_lossy_codec_on_integers_is_refused_by_the_receiver_too() -> None:
-    sample = next(s for s in SAMPLES if s.header[9][7][2] == "u8")
+    sample = next(s for s in SAMPLES if s.header[FIELDS][7][2] == "u8")
     codecs = sample.codecs | {"inputs": "bf16"}
     header = copy.deepcopy(sample.header)
-    assert header[9][7][0] == "inputs"
-    header[9][7][1] = "bf16"
-    index = sum(len(f[4]) for f in header[9][:7])
+    assert header[FIELDS][7][0] == "inputs"
+    header[FIELDS][7][1] = "bf16"
+    index = sum(len(f[4]) for f in header[FIELDS][:7])
     body, frames = with_frame(Sample(codecs, header, sample.frames), index, bytes(70))
     envelope = unpack([struct.pack(">Q", xxhash.xxh3_64_intdigest(body)) + body, *frames], "here")
     with pytest.raises(WireError, match=r"here: field 'inputs'.*floating-point fields only"):

@@ -247,7 +247,7 @@ WHOLE = sent(Carrier(torch.ones(4), extra()))
 def test_a_part_in_another_order_or_incomplete_is_refused(keep: list[int]) -> None:
     described, frames = WHOLE.header.fields, WHOLE.frames
     header = msgspec.structs.replace(WHOLE.header, fields=tuple(described[i] for i in keep))
-    with pytest.raises(WireError, match=r"^here: fields .* where Carrier has"):
+    with pytest.raises(WireError, match=r"^here: (fields .* where Carrier has|.* have the same name)"):
         received(Carrier, pack(header, [frames[i] for i in keep]))
     received(Carrier, WHOLE)
 

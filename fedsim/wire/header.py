@@ -1,0 +1,306 @@
+"""The header of an envelope: its types, how it is written, and how a foreign one is read.
+
+frame   = 8 bytes xxh3_64 of the rest | msgpack array [version, kind, run, numbers, fields]
+numbers = binary ">7q": epoch, round, exchange, client, base, folds, micros
+field   = [name, codec, dtype, shape as binary ">q" per dimension, parts]
+part    = [layer, binary ">qQ": bytes, xxh3_64]
+
+Every integer except the version has a fixed width, so the size of a header depends on the schema and never
+on the values (otherwise the ledger would vary from run to run).
+
+msgpack reads a header value by value, along this layout and within limits, so that a hostile header cannot
+build large objects. msgspec then checks the types, and the numbers are checked against their ranges.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Annotated, Any
+
+import msgpack
+import msgspec
+import xxhash
+from msgspec import Meta
+
+from fedsim.errors import WireError
+
+VERSION = 2
+MAX_HEADER = 64 * 1024
+MAX_NAME = 64
+MAX_FIELDS = 64
+MAX_PARTS = 8
+MAX_DIMS = 8
+NONE = -1
+"""Stands for 'no client' or 'no round' in a header."""
+
+Buffer = bytes | memoryview
+_Name = Annotated[str, Meta(max_length=MAX_NAME)]
+_NUMBERS = struct.Struct(">7q")
+_SIZE_AND_DIGEST = struct.Struct(">qQ")
+_ARRAYS = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
+"""The first bytes of a msgpack array."""
+
+
+class PartHeader(msgspec.Struct, frozen=True):
+    """One frame of a field: its layer ('values' or 'indices'), size and checksum."""
+
+    layer: str
+    nbytes: int
+    digest: int
+
+
+class FieldHeader(msgspec.Struct, frozen=True):
+    """One field: how it is encoded and where its frames are."""
+
+    name: str
+    codec: str
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[PartHeader, ...]
+
+
+class Header(msgspec.Struct, frozen=True):
+    """What an envelope concerns.
+
+    `base` is the version of the client's state that the task starts from, `micros` the time that the sender
+    spent computing, and `folds` the number of rounds that were folded so far.
+    """
+
+    version: int
+    kind: str
+    run: str
+    epoch: int = 1
+    round: int = NONE
+    exchange: int = NONE
+    client: int = NONE
+    base: int = NONE
+    micros: int = 0
+    fields: tuple[FieldHeader, ...] = ()
+    folds: int = 0
+
+
+class _WirePart(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """A part as msgpack carries it."""
+
+    layer: _Name
+    numbers: Annotated[bytes, Meta(min_length=_SIZE_AND_DIGEST.size, max_length=_SIZE_AND_DIGEST.size)]
+
+
+class _WireField(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """A field as msgpack carries it."""
+
+    name: _Name
+    codec: _Name
+    dtype: _Name
+    shape: Annotated[bytes, Meta(max_length=8 * MAX_DIMS)]
+    parts: Annotated[tuple[_WirePart, ...], Meta(max_length=MAX_PARTS)]
+
+
+class _WireHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """A header as msgpack carries it."""
+
+    version: int
+    kind: _Name
+    run: _Name
+    numbers: Annotated[bytes, Meta(min_length=_NUMBERS.size, max_length=_NUMBERS.size)]
+    fields: Annotated[tuple[_WireField, ...], Meta(max_length=MAX_FIELDS)]
+
+
+_packer = msgpack.Packer(use_bin_type=True)
+
+
+def _array(items: Sequence[bytes]) -> bytes:
+    """A msgpack array of items that are packed already."""
+    header: bytes = _packer.pack_array_header(len(items))
+    return header + b"".join(items)
+
+
+def _plain(field: FieldHeader) -> list[Any]:
+    """A field's header as the lists, strings and binaries that msgpack carries."""
+    parts = [[p.layer, _SIZE_AND_DIGEST.pack(p.nbytes, p.digest)] for p in field.parts]
+    shape = struct.pack(f">{len(field.shape)}q", *field.shape)
+    return [field.name, field.codec, field.dtype, shape, parts]
+
+
+@lru_cache(maxsize=8)
+def _encoded_fields(fields: tuple[FieldHeader, ...]) -> bytes:
+    """A broadcast's fields are encoded once, however many envelopes carry them."""
+    encoded: bytes = _packer.pack([_plain(f) for f in fields])
+    return encoded
+
+
+def digest(data: Buffer) -> int:
+    """The checksum of one frame."""
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def write_header(header: Header) -> bytes:
+    """The header's frame."""
+    h = header
+    numbers = _NUMBERS.pack(h.epoch, h.round, h.exchange, h.client, h.base, h.folds, h.micros)
+    start = [_packer.pack(value) for value in (h.version, h.kind, h.run, numbers)]
+    body = _array([*start, _encoded_fields(h.fields)])
+    return struct.pack(">Q", digest(body)) + body
+
+
+def read_header(head: bytes, owner: str) -> Header:
+    """The header in a frame of which nothing is believed, its size apart.
+
+    Raises:
+        WireError: beginning with `owner`.
+    """
+    if len(head) < 9 or struct.unpack(">Q", head[:8])[0] != digest(head[8:]):
+        raise WireError(f"{owner}: the header's checksum does not match; it was damaged on the way")
+    try:
+        return _read(head[8:], owner)
+    except (ValueError, msgpack.UnpackException, msgspec.ValidationError) as e:
+        reason = str(e) or type(e).__name__
+        raise WireError(f"{owner}: the header is not of this format: {reason}") from None
+
+
+class _Reader:
+    """Reads the msgpack of one header value by value.
+
+    The caller says where an array may stand. Anywhere else its first byte is refused, so that nested arrays
+    are never built: 64 KiB of them would become megabytes of objects. Maps and extensions have no content.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._unpacker = msgpack.Unpacker(
+            max_buffer_size=MAX_HEADER,
+            max_str_len=4 * MAX_NAME,  # bytes of UTF-8
+            max_bin_len=max(_NUMBERS.size, 8 * MAX_DIMS),
+            max_array_len=MAX_FIELDS,
+            max_map_len=0,
+            max_ext_len=0,
+            strict_map_key=True,
+            raw=False,
+        )
+        self._unpacker.feed(body)
+
+    def value(self) -> Any:
+        """The next value, which is not an array.
+
+        Raises:
+            ValueError: if it is an array, exceeds a limit or is not msgpack.
+            msgpack.OutOfData: if the header ends here.
+        """
+        at = self._unpacker.tell()
+        if at < len(self._body) and self._body[at] in _ARRAYS:
+            raise ValueError(f"an array at byte {at}, where a single value belongs")
+        return self._unpacker.unpack()
+
+    def array(self, most: int) -> range:
+        """The places of an array, whose items follow.
+
+        Raises:
+            ValueError: if it is no array or longer than `most`.
+            msgpack.OutOfData: if the header ends here.
+        """
+        length = self._unpacker.read_array_header()
+        if length > most:
+            raise ValueError(f"an array of {length} items, where at most {most} may stand")
+        return range(length)
+
+    def exactly(self, expected: int) -> None:
+        """Enter an array of `expected` items.
+
+        Raises:
+            ValueError: if there is none, or it has another length.
+            msgpack.OutOfData: if the header ends here.
+        """
+        if len(self.array(expected)) != expected:
+            raise ValueError(f"an array shorter than its {expected} items")
+
+    def field(self) -> list[Any]:
+        """The lists of one field.
+
+        Raises:
+            ValueError: as for `value` and `array`.
+            msgpack.OutOfData: if the header ends here.
+        """
+        self.exactly(5)
+        start = [self.value() for _ in range(4)]
+        return [*start, [self.part() for _ in self.array(MAX_PARTS)]]
+
+    def part(self) -> list[Any]:
+        """The list of one part.
+
+        Raises:
+            ValueError: as for `value` and `array`.
+            msgpack.OutOfData: if the header ends here.
+        """
+        self.exactly(2)
+        return [self.value(), self.value()]
+
+    def end(self) -> None:
+        """Check that nothing follows.
+
+        Raises:
+            ValueError: if something does.
+        """
+        if self._unpacker.tell() != len(self._body):
+            raise ValueError(f"{len(self._body) - self._unpacker.tell()} bytes behind its end")
+
+
+def _read(body: bytes, owner: str) -> Header:
+    """The header in bytes that pass their checksum.
+
+    Raises:
+        ValueError: if it is not of this format.
+        msgpack.UnpackException: if it is not msgpack.
+        msgspec.ValidationError: if a value has the wrong type or length.
+        WireError: if it has another version, of which nothing else is read.
+    """
+    reader = _Reader(body)
+    length = len(reader.array(MAX_FIELDS))
+    version = reader.value() if length else None
+    if type(version) is int and version != VERSION:
+        raise WireError(f"{owner}: wire format {version}; this side speaks {VERSION}")
+    if length != 5:
+        raise ValueError(f"an array of {length} items instead of 5")
+    start = [reader.value() for _ in range(3)]
+    fields = [reader.field() for _ in reader.array(MAX_FIELDS)]
+    reader.end()
+    wire = msgspec.convert([version, *start, fields], _WireHeader, strict=True, builtin_types=(bytes,))
+    return _checked(wire)
+
+
+def _checked(wire: _WireHeader) -> Header:
+    """The header that the lists of `wire` describe.
+
+    Raises:
+        ValueError: if a number is out of its range, or two fields have one name.
+    """
+    epoch, round, exchange, client, base, folds, micros = _NUMBERS.unpack(wire.numbers)
+    if folds < 0 or micros < 0:
+        raise ValueError(f"{folds} folds and {micros} micros; neither is ever negative")
+    fields = tuple(_checked_field(f) for f in wire.fields)
+    if len({f.name for f in fields}) != len(fields):
+        raise ValueError("two of its fields have the same name")
+    return Header(
+        wire.version, wire.kind, wire.run, epoch, round, exchange, client, base, micros, fields, folds
+    )
+
+
+def _checked_field(wire: _WireField) -> FieldHeader:
+    """The header that the lists of one field describe.
+
+    Raises:
+        ValueError: if a size is negative, or the shape no whole number of integers.
+    """
+    if len(wire.shape) % 8:
+        raise ValueError(f"field {wire.name!r} has a shape of {len(wire.shape)} bytes")
+    shape = struct.unpack(f">{len(wire.shape) // 8}q", wire.shape)
+    parts = []
+    least = min(shape, default=0)
+    for part in wire.parts:
+        nbytes, checksum = _SIZE_AND_DIGEST.unpack(part.numbers)
+        least = min(least, nbytes)
+        parts.append(PartHeader(part.layer, nbytes, checksum))
+    if least < 0:
+        raise ValueError(f"field {wire.name!r} has a negative size")
+    return FieldHeader(wire.name, wire.codec, wire.dtype, shape, tuple(parts))
