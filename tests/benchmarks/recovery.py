@@ -39,7 +39,7 @@ def nothing_kept() -> Iterator[None]:
         patches.enter_context(patch.object(Checkpoints, "commit", lambda *_: None))
         patches.enter_context(patch.object(Journal, "append", lambda *_, **__: None))
         patches.enter_context(patch("workers.storage.client_states.write_atomically", lambda path, _: 0))
-        patches.enter_context(patch("launch.session.summarise", lambda *_, **__: SUMMARY))
+        patches.enter_context(patch("launch.recorder.summarise", lambda *_, **__: SUMMARY))
         yield
 
 
