@@ -59,6 +59,7 @@ class StoredRun:
             DataError: if its data or its files are not what they were.
         """
         result = manifest.read(folder)
+        manifest.check_wire(folder, result)
         described: Mapping[str, Any] = result["experiment"]
         experiment = manifest.experiment(folder, result)
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)  # see Session.prepare
