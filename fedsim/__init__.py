@@ -30,11 +30,11 @@ if TYPE_CHECKING:
         WireError,
     )
     from fedsim.experiment import Experiment
-    from fedsim.front_door import Run, open, resume, run
     from fedsim.learning.gaussian import Gaussian, Point
     from fedsim.learning.shards import Shard
     from fedsim.learning.solvers.first_order import LocalTraining, minimise
     from fedsim.participation import ClientPopulation, Participation
+    from fedsim.python_api import Run, open, resume, run
     from fedsim.seeds import RandomStream
     from fedsim.wire.codecs.base import Bound, Codec, Part, Spec
     from fedsim.wire.schema import (
@@ -69,7 +69,7 @@ _MODULES = {
     "fedsim.errors": "AccessError ConnectionLost DataError DiskError FedsimError Interrupted MismatchError "
     "TaskError UsageError WireError",
     "fedsim.experiment": "Experiment",
-    "fedsim.front_door": "Run open resume run",
+    "fedsim.python_api": "Run open resume run",
     "fedsim.learning.gaussian": "Gaussian Point",
     "fedsim.learning.shards": "Shard",
     "fedsim.learning.solvers.first_order": "LocalTraining minimise",

@@ -29,7 +29,7 @@ from msgspec import Meta
 from fedsim.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from fedsim.front_door import ExecutionOptions, Run
+    from fedsim.python_api import ExecutionOptions, Run
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ class Experiment:
             FedsimError: as fedsim.run.
             KeyboardInterrupt: as fedsim.run.
         """
-        from fedsim.front_door import carry_out
+        from fedsim.python_api import carry_out
 
         how = {"workers": workers, "transport": transport, "devices": devices}
         return carry_out(self, quiet, **how, data_dir=data_dir, out=out, **execution)

@@ -76,10 +76,10 @@ def digest(spec: str) -> str:
 
     It changes when the code changes, and not when a comment does. It does not cover what the code imports.
     """
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for piece in _pieces(_objects[spec], set()):
-        found.update(len(piece).to_bytes(8, "little") + piece)
-    return found.hexdigest()
+        result.update(len(piece).to_bytes(8, "little") + piece)
+    return result.hexdigest()
 
 
 def known(spec: str) -> bool:

@@ -30,7 +30,7 @@ def users_schedule(spec: str, population: ClientPopulation) -> Callable[[int], P
     make = plugins.load(spec, OPTION)
     if not callable(make):
         raise UsageError(f"{_owner(spec)} is a {type(make).__name__}; name a function (population)")
-    draws = [_made(spec, make, population) for _ in range(2)]
+    draws = [_created(spec, make, population) for _ in range(2)]
 
     def participation(round: int) -> Participation:
         first, second = (_drawn(spec, draw, round, population.clients) for draw in draws)
@@ -48,34 +48,34 @@ def _owner(spec: str) -> str:
     return f"{OPTION} {plugins.short(spec)}"
 
 
-def _made(
+def _created(
     spec: str, make: Callable[[ClientPopulation], Any], population: ClientPopulation
 ) -> Callable[[int], Any]:
     with plugins.user_code_errors(spec, OPTION, f"calling it for {population.clients} clients"):
         draw = make(population)
     if not callable(draw):
         raise UsageError(f"{_owner(spec)} must return a function (round); it returns a {type(draw).__name__}")
-    made: Callable[[int], Any] = draw
-    return made
+    created: Callable[[int], Any] = draw
+    return created
 
 
 def _drawn(spec: str, draw: Callable[[int], Any], round: int, clients: int) -> Participation:
     from fedsim.participation import Participation
 
     with plugins.user_code_errors(spec, OPTION, f"drawing round {round}"):
-        given = draw(round)
-        if not isinstance(given, Participation):
-            given = Participation(tuple(given))
-        ids = [_id(spec, round, k, clients) for k in given.participants]
-        lost = frozenset(_id(spec, round, k, clients) for k in given.lost_uploads)
-        dropouts = frozenset(_id(spec, round, k, clients) for k in given.dropouts)
+        supplied = draw(round)
+        if not isinstance(supplied, Participation):
+            supplied = Participation(tuple(supplied))
+        ids = [_id(spec, round, k, clients) for k in supplied.participants]
+        lost = frozenset(_id(spec, round, k, clients) for k in supplied.lost_uploads)
+        dropouts = frozenset(_id(spec, round, k, clients) for k in supplied.dropouts)
     if any(a >= b for a, b in pairwise(ids)):
         raise UsageError(
             f"{_owner(spec)}, round {round}: the ids must ascend, each once; they are {ids[:20]}"
         )
-    if strangers := sorted((lost | dropouts) - set(ids)):
+    if others := sorted((lost | dropouts) - set(ids)):
         raise UsageError(
-            f"{_owner(spec)}, round {round}: client {strangers[0]} loses its upload or drops out, but "
+            f"{_owner(spec)}, round {round}: client {others[0]} loses its upload or drops out, but "
             "does not take part"
         )
     return Participation(tuple(ids), lost - dropouts, dropouts)

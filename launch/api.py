@@ -1,4 +1,4 @@
-"""Carries out what fedsim.front_door is asked for.
+"""Carries out what fedsim.python_api is asked for.
 
 A program that calls fedsim.run differs from the fedsim command in four ways:
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim import live_objects
 from fedsim.errors import Interrupted
 from fedsim.experiment import Experiment, convert
-from fedsim.front_door import plain_hyperparameters
+from fedsim.python_api import plain_hyperparameters
 from launch import run as runs
 from launch.config import Execution, Overrides, absolute_choice, absolute_paths, check_execution
 from launch.runs.resume import Stored
@@ -34,7 +34,7 @@ WHERE = "the arguments"
 
 
 class Launcher:
-    """The implementation of fedsim.front_door."""
+    """The implementation of fedsim.python_api."""
 
     def run(self, experiment: Experiment, execution: Mapping[str, Any], quiet: bool) -> OpenedRun:
         """Run an experiment.
@@ -132,4 +132,4 @@ def _flushes_denormals() -> bool:
 
 
 LAUNCHER = Launcher()
-"""What fedsim.front_door imports."""
+"""What fedsim.python_api imports."""

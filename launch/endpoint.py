@@ -2,24 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedsim.problem import Problem
+from fedsim.wire.ledger import Ledger
 from fedsim.wire.schema import all_fields
 from launch.config import Execution
 from launch.processes.supervisor import Supervisor
 from launch.recorder import Recorder
-from launch.remote_workers import curve_endpoint
 from workers.devices import Placement
 from workers.transport.endpoint import Endpoint, Loopback
-from workers.transport.listeners import local_listener
+from workers.transport.join_credentials import FORMAT, JOIN, REVOKED, JoinCredentials, KeyPair, Revocations
+from workers.transport.listeners import CurveListener, local_listener
 from workers.transport.router import ZmqEndpoint
 from workers.worker.runtime import WorkerRuntime
 
+STATE_FACTOR = 16
+"""A client's state, which remote workers borrow, is at most so many times as long as a message's field."""
 FRAME_SLACK = 1 << 16
 HELD = 2
 """Uploads of a worker that may wait for the coordinator: one, and that of a task sent in advance."""
+
+
+def curve_endpoint(
+    folder: Path,
+    run: str,
+    execution: Execution,
+    ledger: Ledger,
+    max_frame: int,
+    pending: Callable[[int], int],
+    note: Callable[[str], None],
+) -> Endpoint:
+    """Open the CURVE listener and write RUN/join.json.
+
+    The keys are new: those of an earlier start open nothing, and which of them were revoked is forgotten.
+
+    Args:
+        folder: The run folder.
+        run: The run's name.
+        execution: Where to listen, and for how many workers.
+        ledger: What the endpoint counts into.
+        max_frame: The longest frame of a message, in bytes.
+        pending: The bytes that one worker may have on their way, for the longest state, in bytes.
+        note: Prints a line.
+    """
+    path, revocations = folder / JOIN, Revocations(folder / REVOKED)
+    path.unlink(missing_ok=True)
+    revocations.clear()
+    server, count = KeyPair.new(), execution.remote_workers
+    pairs = tuple(KeyPair.new() for _ in range(count))
+    listener = CurveListener(execution.bind, server, pairs, revocations)
+    largest = STATE_FACTOR * max_frame
+    endpoint = ZmqEndpoint(ledger, listener, largest, pending(largest))
+    try:
+        JoinCredentials(FORMAT, run, endpoint.address, server.public, largest, pairs).write(path)
+    except BaseException:
+        endpoint.close()
+        raise
+    note(
+        f"waiting for {count} workers at {endpoint.address}, at most {execution.join_within:g} s; "
+        f"elsewhere: fedsim worker --join {path.resolve()}"
+    )
+    return endpoint
 
 
 def open_endpoint(

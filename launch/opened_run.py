@@ -10,7 +10,7 @@ from launch.runs import reader
 
 
 class OpenedRun(reader.Run):
-    """A run folder; fedsim.front_door.Run documents what it answers."""
+    """A run folder; fedsim.python_api.Run documents what it answers."""
 
     def bytes_to(self, *, accuracy: float, direction: Literal["down", "up"] | None = None) -> int | None:
         """The algorithm's bytes until the first evaluated round with at least this test accuracy.

@@ -1,66 +1,16 @@
-"""Workers on other machines: the coordinator's CURVE listener, `fedsim worker` and `fedsim revoke`."""
+"""Workers on other machines: `fedsim worker` and `fedsim revoke`, which must not import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from fedsim.errors import Interrupted, UsageError
-from fedsim.wire.ledger import Ledger
-from launch.config import Execution
 from launch.runs import manifest
 from workers.storage.atomic_files import RunLock
-from workers.transport.endpoint import Endpoint
-from workers.transport.join_credentials import FORMAT, JOIN, REVOKED, JoinCredentials, KeyPair, Revocations
-from workers.transport.listeners import CurveListener
-from workers.transport.router import ZmqEndpoint
-
-STATE_FACTOR = 16
-"""A client's state, which remote workers borrow, is at most so many times as long as a message's field."""
-
-
-def curve_endpoint(
-    folder: Path,
-    run: str,
-    execution: Execution,
-    ledger: Ledger,
-    max_frame: int,
-    pending: Callable[[int], int],
-    note: Callable[[str], None],
-) -> Endpoint:
-    """Open the CURVE listener and write RUN/join.json.
-
-    The keys are new: those of an earlier start open nothing, and which of them were revoked is forgotten.
-
-    Args:
-        folder: The run folder.
-        run: The run's name.
-        execution: Where to listen, and for how many workers.
-        ledger: What the endpoint counts into.
-        max_frame: The longest frame of a message, in bytes.
-        pending: The bytes that one worker may have on their way, for the longest state, in bytes.
-        note: Prints a line.
-    """
-    path, revocations = folder / JOIN, Revocations(folder / REVOKED)
-    path.unlink(missing_ok=True)
-    revocations.clear()
-    server, count = KeyPair.new(), execution.remote_workers
-    pairs = tuple(KeyPair.new() for _ in range(count))
-    listener = CurveListener(execution.bind, server, pairs, revocations)
-    largest = STATE_FACTOR * max_frame
-    endpoint = ZmqEndpoint(ledger, listener, largest, pending(largest))
-    try:
-        JoinCredentials(FORMAT, run, endpoint.address, server.public, largest, pairs).write(path)
-    except BaseException:
-        endpoint.close()
-        raise
-    note(
-        f"waiting for {count} workers at {endpoint.address}, at most {execution.join_within:g} s; "
-        f"elsewhere: fedsim worker --join {path.resolve()}"
-    )
-    return endpoint
+from workers.transport.join_credentials import JOIN, REVOKED, JoinCredentials, Revocations
 
 
 def join(file: Path, *, url: str | None, data_dir: Path | None, worker: int | None, patience: float) -> None:

@@ -52,27 +52,27 @@ from protocols._site_algorithm import (
 
 
 @dataclass(frozen=True)
-class Ask:
+class CurvatureDown:
     """Set-up, first exchange: the start is known to every client, so there is nothing to send."""
 
 
 @dataclass(frozen=True)
-class Found:
+class CurvatureUp:
     """H_k."""
 
     curvature: Curvature
 
 
 @dataclass(frozen=True)
-class Fixed:
+class PreconditionerDown:
     """Set-up, second exchange: S."""
 
     precision: Precision
 
 
 @dataclass(frozen=True)
-class Noted:
-    """The answer to Fixed."""
+class PreconditionerUp:
+    """The answer to PreconditionerDown."""
 
 
 @dataclass(frozen=True)
@@ -131,25 +131,31 @@ class CurvatureSetUp(SetUp):
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Ask, Found), Exchange(Fixed, Noted))
+        return (Exchange(CurvatureDown, CurvatureUp), Exchange(PreconditionerDown, PreconditionerUp))
 
-    def broadcast(self, server: Consensus, ctx: Context) -> Ask | Fixed:
-        return Ask() if ctx.exchange == 1 else Fixed(torch.as_tensor(server.q.precision))
+    def broadcast(self, server: Consensus, ctx: Context) -> CurvatureDown | PreconditionerDown:
+        return (
+            CurvatureDown() if ctx.exchange == 1 else PreconditionerDown(torch.as_tensor(server.q.precision))
+        )
 
     def client_update(
-        self, client: Client, down: Ask | Fixed, shard: AnyShard, task: Task
-    ) -> tuple[Client, Found | Noted]:
-        if isinstance(down, Ask):
-            return client, Found(shard.curvature(task.start, "exact", task.rng))
+        self, client: Client, down: CurvatureDown | PreconditionerDown, shard: AnyShard, task: Task
+    ) -> tuple[Client, CurvatureUp | PreconditionerUp]:
+        if isinstance(down, CurvatureDown):
+            return client, CurvatureUp(shard.curvature(task.start, "exact", task.rng))
         q = Gaussian.at(task.start, down.precision)
         dual = self.algorithm.rule(task.sizes).client_init(q)
-        return replace(client, dual=dual, precision=q.precision), Noted()
+        return replace(client, dual=dual, precision=q.precision), PreconditionerUp()
 
     def server_update(
-        self, server: Consensus, down: Ask | Fixed, ups: Iterable[tuple[int, Any]], ctx: Context
+        self,
+        server: Consensus,
+        down: CurvatureDown | PreconditionerDown,
+        ups: Iterable[tuple[int, Any]],
+        ctx: Context,
     ) -> Consensus:
         rule = self.algorithm.rule(ctx.sizes)
-        if isinstance(down, Fixed):  # S as the clients received it
+        if isinstance(down, PreconditionerDown):  # S as the clients received it
             return rule.server_init(Gaussian.at(ctx.start, down.precision))
         total = torch.full_like(ctx.start, self.algorithm.delta, dtype=torch.float64)
         for _, up in ups:

@@ -15,7 +15,7 @@ import protocols
 ROOT = Path(__file__).resolve().parents[1]
 FOREIGN = re.compile(
     r"papers-and-code|design\.md|design section|trial-results|gpu-and-peers|house\.md|shared/(?!data)"
-    r"|(?<!docs/)reference/(?!s)|(?<!docs/)wire\.md [0-9]|reliability\.md [0-9]"
+    r"|(?<!docs/)reference/(?![*s{])|(?<!docs/)wire\.md [0-9]|reliability\.md [0-9]"
 )
 """Notes that the developers have beside the repository."""
 

@@ -136,22 +136,22 @@ def task_of(envelope: Envelope) -> TaskId:
 
 def state(of: Header, data: bytes) -> Envelope:
     """Return the message with the client state, encoded as in its file, from which the task `of` starts."""
-    return _about("state", of, *blob("state", data))
+    return _answer("state", of, *blob("state", data))
 
 
 def draft(of: Header, data: bytes) -> Envelope:
     """Return the message with the client state, encoded as in its file, that the task `of` has made."""
-    return _about("draft", of, *blob("state", data))
+    return _answer("draft", of, *blob("state", data))
 
 
 def upload(of: Header, payload: Payload, micros: int) -> Envelope:
     """Return the answer to the task `of`; micros: what the worker has spent on it."""
-    return _about("upload", of, payload.fields, payload.frames, micros)
+    return _answer("upload", of, payload.fields, payload.frames, micros)
 
 
 def absent(of: Header) -> Envelope:
     """Return the answer to the task `of` if the client computes nothing."""
-    return _about("absent", of)
+    return _answer("absent", of)
 
 
 def heartbeat(of: Header) -> Envelope:
@@ -171,7 +171,7 @@ def failed(run: str, error: Exception, of: Header | None = None) -> Envelope:
     else:
         notice = (FedsimError.exit_code, "".join(traceback.format_exception(error)))
     header = msgspec.structs.replace(of, run=run) if of else Header(VERSION, "failed", run)
-    return _about("failed", header, *blob("error", msgspec.json.encode(notice)))
+    return _answer("failed", header, *blob("error", msgspec.json.encode(notice)))
 
 
 def read_failure(envelope: Envelope) -> tuple[int, str]:
@@ -182,7 +182,7 @@ def read_failure(envelope: Envelope) -> tuple[int, str]:
         return 1, "(its message cannot be read)"
 
 
-def _about(kind: str, of: Header, fields: Any = (), frames: Any = (), micros: int = 0) -> Envelope:
+def _answer(kind: str, of: Header, fields: Any = (), frames: Any = (), micros: int = 0) -> Envelope:
     """Return an envelope of another kind about the same task."""
     return pack(msgspec.structs.replace(of, kind=kind, micros=micros, fields=fields), frames)
 
@@ -258,7 +258,7 @@ def read_model(envelope: Envelope, dims: Dims) -> Point | Gaussian:
 
 def score(of: Header, result: ChunkScore) -> Envelope:
     """Return the answer to the evaluate message `of`."""
-    return _about("score", of, *blob("score", pack_score(result)))
+    return _answer("score", of, *blob("score", pack_score(result)))
 
 
 def pack_score(score: ChunkScore) -> bytes:

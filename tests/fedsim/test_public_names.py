@@ -72,7 +72,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
         _ = fedsim.rum  # type: ignore[attr-defined]
 
 
-def test_import_is_light_and_the_front_door_imports_no_torch() -> None:
+def test_import_is_light_and_the_python_api_imports_no_torch() -> None:
     probe = (
         "import sys, fedsim; light = set(sys.modules); fedsim.run; fedsim.UsageError; fedsim.Experiment; "
         "print(sorted({'torch', 'numpy', 'pandas', 'msgspec', 'launch', 'workers', 'protocols'} & light), "

@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from launch.execution import Execution
-from launch.processes.server import ENVIRONMENT
 from torch import nn
 
 import fedsim
 from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment
-from fedsim.front_door import ExecutionOptions, carry_out
+from fedsim.python_api import ExecutionOptions, carry_out
+from launch import PROGRAM_START
 from launch import run as launch_run
-from launch.runs.summary import process_start
+from launch.config import Execution
+from launch.processes.fork_server import ENVIRONMENT
 from protocols.fedavg import FedAvg
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,7 +158,7 @@ def test_participation_is_a_share_a_count_or_a_spec(
     participation: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Experiment] = []
-    monkeypatch.setattr("fedsim.front_door.carry_out", lambda experiment, *_, **__: seen.append(experiment))
+    monkeypatch.setattr("fedsim.python_api.carry_out", lambda experiment, *_, **__: seen.append(experiment))
     fedsim.run(participation=participation)
     assert seen[0].participation == text
 
@@ -190,8 +190,8 @@ def test_mistake_is_a_usage_error_that_names_the_key(arguments: dict[str, Any], 
 
 def test_hyperparameters_have_short_dotted_or_nested_names(monkeypatch: pytest.MonkeyPatch) -> None:
     digests = {
-        str(fedsim.run(**SMALL, hyperparameters=given).summary["model_sha256"])
-        for given in ({"lr": np.float64(0.02)}, {"local.lr": 0.02}, {"local": {"lr": 0.02}})
+        str(fedsim.run(**SMALL, hyperparameters=supplied).summary["model_sha256"])
+        for supplied in ({"lr": np.float64(0.02)}, {"local.lr": 0.02}, {"local": {"lr": 0.02}})
     }
     assert len(digests) == 1
 
@@ -285,7 +285,7 @@ def test_process_is_as_it_was_after_a_run() -> None:
 
 def test_time_to_the_first_round_counts_from_the_call(small: fedsim.Run) -> None:
     assert 0 <= small.summary["seconds_to_first_round"] < DEADLINE
-    assert small.summary["seconds_to_first_round"] < time.time() - process_start()
+    assert small.summary["seconds_to_first_round"] < time.time() - PROGRAM_START
 
 
 def test_ctrl_c_is_keyboard_interrupt_and_leaves_a_run_to_resume(small: fedsim.Run) -> None:

@@ -83,13 +83,13 @@ def test_the_wall_clock_is_for_people_only() -> None:
     """Where it is read: what a manifest, a process list, a folder's name and the time to round 1 say; and how
     old a folder is that nobody holds any more."""
     known = {
-        "workers/coordinator/loop.py",
+        "workers/coordinator/run_records.py",
         "launch/processes/supervisor.py",
         "launch/runs/writer.py",
         "launch/__init__.py",
         "launch/run.py",
         "launch/runs/manifest.py",
-        "workers/storage/scratch.py",
+        "workers/scratch.py",
     }
     files = [p for room in ("fedsim", "protocols", "workers", "launch") for p in (ROOT / room).rglob("*.py")]
     reading = {

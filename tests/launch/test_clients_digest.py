@@ -11,7 +11,7 @@ import pytest
 from fedsim.wire.state_file import encode_state
 from protocols import find
 from tests.support.harness import problem_of
-from workers.storage import store
+from workers.storage import client_states
 from workers.storage.client_states import ClientStates, clients_digest
 
 
@@ -26,7 +26,7 @@ def test_equal_initial_states_are_hashed_once(tmp_path: Path, monkeypatch: pytes
         hashed.append(data)
         return sha256(data)
 
-    monkeypatch.setattr(store, "sha256", counted)
+    monkeypatch.setattr(client_states, "sha256", counted)
     states = ClientStates(tmp_path, problem.algorithm.client_type)
     assert clients_digest(problem, states, (0,) * len(clients)) == defined
     assert len(clients) > 1 and hashed.count(initial[0]) == 1

@@ -83,7 +83,7 @@ def test_an_upload_that_is_not_there(tmp_path: Path) -> None:
     run = kept_run(tmp_path / "run")
     (run / "uploads" / "000002" / "1-000001.envelope").unlink()
     output = command("replay", run)
-    assert output.code == 2 and "1-000001.letter: not kept" in output.err
+    assert output.code == 2 and "1-000001.envelope: not kept" in output.err
 
 
 def test_a_run_without_uploads(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ class History:
     seconds: float = 0.0
     """Virtual ones."""
     duplicates: int = 0
-    given_up: list[str] = field(default_factory=list)
+    dismissed: list[str] = field(default_factory=list)
     """What the coordinator said of workers that left."""
     differs: list[str] = field(default_factory=list)
     """In what, from the undisturbed run."""
@@ -171,7 +171,7 @@ def _start(ground: Ground, created: History, rng: random.Random, folder: Path, o
             world.clock,
         )
         world.watch(coordinator)
-        closing.callback(lambda: created.given_up.extend(n for n in files.news if " left: " in n))
+        closing.callback(lambda: created.dismissed.extend(n for n in files.news if " left: " in n))
         try:
             return coordinator.run()
         finally:

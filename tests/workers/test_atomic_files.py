@@ -8,11 +8,11 @@ from workers.storage.atomic_files import remove_temporaries, write_atomically
 
 
 def test_temporaries_of_killed_processes_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    kept = ["checkpoints/000001.checkpoint", "state/000002/000001.state", "uploads/000001/1-000002.letter"]
+    kept = ["checkpoints/000001.checkpoint", "state/000002/000001.state", "uploads/000001/1-000002.envelope"]
     left = [
         "checkpoints/.000002.checkpoint.17",
         "state/000002/.000002.state.1",
-        "uploads/000001/.1-000003.letter.9",
+        "uploads/000001/.1-000003.envelope.9",
     ]
     for name in (*kept, *left):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -108,7 +108,7 @@ FORGERIES: dict[str, tuple[str, Forgery]] = {
 }
 
 
-ECHOES: dict[str, tuple[str, Forgery]] = {
+DUPLICATES: dict[str, tuple[str, Forgery]] = {
     "twice": ("upload", twice),
     "a score twice": ("score", twice),
     "to an earlier start": ("upload", before(label(epoch=0))),
@@ -139,10 +139,10 @@ def test_a_forgery_ends_the_run_with_a_reason(name: str, tmp_path: Path) -> None
     assert what == "score" or not folded  # scores come beside the next round
 
 
-@pytest.mark.parametrize("name", ECHOES)
+@pytest.mark.parametrize("name", DUPLICATES)
 def test_an_echo_is_dropped_and_counted(name: str, tmp_path: Path) -> None:
     plain = play(problem_of(find("fedlap_cov")), tmp_path / "plain")
-    endpoints, connect = forging(*ECHOES[name])
+    endpoints, connect = forging(*DUPLICATES[name])
     duplicated = play(problem_of(find("fedlap_cov")), tmp_path / "duplicated", connect=connect)
     assert endpoints[0].done
     assert duplicated.bits == plain.bits

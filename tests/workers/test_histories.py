@@ -65,13 +65,13 @@ def test_a_slow_worker_is_never_given_up(remote: bool, small: Ground, tmp_path: 
     assert 3 * TERMS["lease"] < SLOW
     created = history(small, 0, tmp_path / "run", Odds(2, remote, slow=1.0))
     assert created.identical and created.starts == 1
-    assert created.given_up == []
+    assert created.dismissed == []
 
 
 def test_a_hung_worker_is_given_up_when_its_lease_ends(small: Ground, tmp_path: Path) -> None:
     created = history(small, 1, tmp_path / "run", Odds(2, stop=0.2))
     assert created.identical and "stopped" in created.happened
-    assert any(f"was silent for {TERMS['lease']:g} s" in why for why in created.given_up)
+    assert any(f"was silent for {TERMS['lease']:g} s" in why for why in created.dismissed)
 
 
 def test_a_task_that_ends_all_its_workers_stops_the_run(small: Ground, tmp_path: Path) -> None:

@@ -64,22 +64,22 @@ def test_a_hello_and_a_refusal_are_read_back() -> None:
 
 @pytest.mark.parametrize("dropout", [False, True])
 def test_answers_name_the_task_that_they_answer(dropout: bool) -> None:
-    given = arrived(messages.task("run", 4, TASK, NO_PAYLOAD, dropout))
-    assert given.header == Header(VERSION, "gone" if dropout else "task", "run", 4, 7, 2, 3, 6)
+    supplied = arrived(messages.task("run", 4, TASK, NO_PAYLOAD, dropout))
+    assert supplied.header == Header(VERSION, "gone" if dropout else "task", "run", 4, 7, 2, 3, 6)
     for answer, kind in (
-        (messages.absent(given.header), "absent"),
-        (messages.upload(given.header, NO_PAYLOAD, 12), "upload"),
-        (messages.draft(given.header, b"state"), "draft"),
-        (messages.failed("run", ValueError("x"), given.header), "failed"),
+        (messages.absent(supplied.header), "absent"),
+        (messages.upload(supplied.header, NO_PAYLOAD, 12), "upload"),
+        (messages.draft(supplied.header, b"state"), "draft"),
+        (messages.failed("run", ValueError("x"), supplied.header), "failed"),
     ):
         assert messages.task_of(arrived(answer)) == TASK
         assert (answer.header.kind, answer.header.run, answer.header.epoch) == (kind, "run", 4)
-    assert messages.upload(given.header, NO_PAYLOAD, 12).header.micros == 12
+    assert messages.upload(supplied.header, NO_PAYLOAD, 12).header.micros == 12
 
 
 def test_a_heartbeat_names_the_task_but_not_its_base() -> None:
-    given = messages.task("run", 4, TASK, NO_PAYLOAD).header
-    assert messages.heartbeat(given).header == Header(VERSION, "heartbeat", "run", 4, 7, 2, 3, NONE)
+    supplied = messages.task("run", 4, TASK, NO_PAYLOAD).header
+    assert messages.heartbeat(supplied).header == Header(VERSION, "heartbeat", "run", 4, 7, 2, 3, NONE)
     assert messages.idle("run").header == Header(VERSION, "heartbeat", "run")
 
 

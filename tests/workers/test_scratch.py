@@ -23,7 +23,7 @@ time.sleep(60)
 """
 
 
-def made_remote(parent: Path) -> tuple[subprocess.Popen[str], Path]:
+def scratch_of_other_process(parent: Path) -> tuple[subprocess.Popen[str], Path]:
     process = subprocess.Popen(
         [sys.executable, "-c", MAKES_ONE, str(parent)], stdout=subprocess.PIPE, text=True
     )
@@ -38,8 +38,8 @@ def aged(path: Path) -> Path:
 
 
 def test_a_killed_processs_folder_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
-    killed, lost = made_remote(tmp_path)
-    alive, held = made_remote(tmp_path)
+    killed, lost = scratch_of_other_process(tmp_path)
+    alive, held = scratch_of_other_process(tmp_path)
     (lost / "file").write_text("left behind")
     killed.send_signal(signal.SIGKILL)
     killed.wait(10)

@@ -39,7 +39,7 @@ DEADLINE = 30.0
 """A loaded machine; handshakes have half a second here."""
 MAX_FRAME = 1 << 20
 SERVER, KNOWN = KeyPair.new(), (KeyPair.new(), KeyPair.new())
-DOORS: dict[str, Callable[[], Listener]] = {
+LISTENERS: dict[str, Callable[[], Listener]] = {
     "folder": IpcListener,
     "port": LocalTcpListener,
     "guarded": lambda: guarded("tcp://127.0.0.1:*"),
@@ -90,7 +90,7 @@ def knock(request: pytest.FixtureRequest) -> Iterator[Callable[[], socket.socket
 
 @pytest.fixture
 def endpoint(request: pytest.FixtureRequest) -> Iterator[ZmqEndpoint]:
-    created = ZmqEndpoint(Ledger(), DOORS[getattr(request, "param", "port")](), MAX_FRAME)
+    created = ZmqEndpoint(Ledger(), LISTENERS[getattr(request, "param", "port")](), MAX_FRAME)
     yield created
     created.close()
 
@@ -137,7 +137,7 @@ def until(endpoint: ZmqEndpoint, true: Callable[[], bool]) -> list[int]:
 # ---- who does not speak the protocol
 
 
-@pytest.mark.parametrize("endpoint", DOORS, indirect=True)
+@pytest.mark.parametrize("endpoint", LISTENERS, indirect=True)
 def test_noise_is_refused_by_libzmq_itself(endpoint: ZmqEndpoint, knock: Callable[[], socket.socket]) -> None:
     """No message of it comes out of the socket, and the connection does not outlive its handshake's time."""
     connections = [knock() for _ in NOISE]
@@ -194,7 +194,7 @@ def test_hundreds_of_silent_connections_hold_nobody_up(
 # ---- who speaks it, but is not one of us
 
 
-LETTERS = {
+ENVELOPES = {
     "wrong token": hello("0" * 32, 0),
     "no token": hello("", 0),
     "not ascii": hello("é" * 16, 0),
@@ -212,9 +212,9 @@ def test_a_stranger_gets_no_letter_in(endpoint: ZmqEndpoint) -> None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as unauthenticated_peer:
         unauthenticated_peer.linger = 0
         unauthenticated_peer.connect(endpoint.address)
-        for frames in LETTERS.values():
+        for frames in ENVELOPES.values():
             unauthenticated_peer.send_multipart(frames)
-        assert until(endpoint, lambda: endpoint.unauthenticated_peers == len(LETTERS)) == []
+        assert until(endpoint, lambda: endpoint.unauthenticated_peers == len(ENVELOPES)) == []
         assert (endpoint.total_bytes, endpoint._routes) == ({"up": 0, "down": 0}, {})
         unauthenticated_peer.send_multipart(hello(endpoint.listener.token, 1))
         assert until(endpoint, lambda: bool(endpoint._routes)) == [1]
@@ -532,7 +532,7 @@ def test_a_worker_may_be_ahead_and_send_much(endpoint: ZmqEndpoint) -> None:
 
 def test_an_old_libzmq_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq, "zmq_version_info", lambda: (4, 3, 4))
-    for listener in DOORS.values():
+    for listener in LISTENERS.values():
         with pytest.raises(UsageError, match=r"known security holes; fedsim needs 4\.3\.5"):
             ZmqEndpoint(Ledger(), listener(), MAX_FRAME)
 
@@ -566,7 +566,7 @@ class Mob:
                     with suppress(OSError), raw(self._endpoint) as connection:
                         connection.sendall(data)
                     self.noises += 1
-                for frames in LETTERS.values():
+                for frames in ENVELOPES.values():
                     with suppress(zmq.Again):
                         dealer.send_multipart(frames)
 
@@ -619,5 +619,5 @@ def test_a_run_among_strangers_has_the_bits_of_an_undisturbed_one(
         run = play(created(), tmp_path / "run", connect=connect, workers=2)
     assert run.bits == quiet.bits
     assert isinstance(run.endpoint, ZmqEndpoint)
-    assert run.endpoint.unauthenticated_peers >= len(LETTERS) and mobs[0].noises >= len(NOISE)
+    assert run.endpoint.unauthenticated_peers >= len(ENVELOPES) and mobs[0].noises >= len(NOISE)
     assert resident() - before < 64 * 2**20

@@ -34,7 +34,7 @@ def test_every_truncation_and_every_bit_is_noticed(tmp_path: Path) -> None:
         flipped[n] ^= 1 << n % 8
         for damaged in (data[:n], bytes(flipped)):
             path.write_bytes(damaged)
-            with pytest.raises(WireError, match=r"upload, .*1-000004\.letter: "):
+            with pytest.raises(WireError, match=r"upload, .*1-000004\.envelope: "):
                 read_upload(path, "upload")
     path.write_bytes(data + b"x")
     with pytest.raises(WireError, match="bytes where"):

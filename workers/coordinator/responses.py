@@ -47,7 +47,7 @@ class ResponseFilter:
     def __init__(self, epoch: int, machine: RoundMachine) -> None:
         self.epoch, self.machine = epoch, machine
         self.dropped: Counter[str] = Counter()
-        self._given: dict[int, set[tuple[int, WorkItem]]] = {}
+        self._sent_to: dict[int, set[tuple[int, WorkItem]]] = {}
         """Which worker was given what in this start, by round."""
         self._answers: dict[int, dict[WorkItem, tuple[int, ...]]] = {}
         """The checksums of accepted uploads, by round."""
@@ -55,11 +55,11 @@ class ResponseFilter:
     def gave(self, worker: int, piece: WorkItem) -> None:
         """Note that a worker is given a task or a chunk."""
         round = piece.round
-        if round not in self._given:
-            for old in [r for r in self._given if r <= round - REMEMBERED]:
-                del self._given[old], self._answers[old]
-            self._given[round], self._answers[round] = set(), {}
-        self._given[round].add((worker, piece))
+        if round not in self._sent_to:
+            for old in [r for r in self._sent_to if r <= round - REMEMBERED]:
+                del self._sent_to[old], self._answers[old]
+            self._sent_to[round], self._answers[round] = set(), {}
+        self._sent_to[round].add((worker, piece))
 
     def accepts(self, worker: int, envelope: Envelope) -> bool:
         """Whether a response counts; else it is a duplicate or stale, and dropped.
@@ -88,8 +88,8 @@ class ResponseFilter:
 
     def _had(self, worker: int, piece: WorkItem, round: int) -> bool:
         """Whether a worker was given this; of rounds long ago it is not known, and assumed."""
-        if round in self._given:
-            return (worker, piece) in self._given[round]
+        if round in self._sent_to:
+            return (worker, piece) in self._sent_to[round]
         return 0 <= round <= self.machine.round - REMEMBERED
 
     def answered(self, envelope: Envelope) -> None:

@@ -130,9 +130,9 @@ class TaskVerifier:
         except DiskError:  # cleared away
             return
         if state != result.state:
-            yield self._about_state(h, state)
+            yield self._state_difference(h, state)
 
-    def _about_state(self, h: Header, state: bytes) -> str:
+    def _state_difference(self, h: Header, state: bytes) -> str:
         path = self._original.path(h.client, self.problem.version(h.round, h.exchange))
         try:
             decode_state(self._original.kind, state, str(path))

@@ -51,7 +51,7 @@ def remove_temporaries(run: Path) -> None:
         DiskError: If one cannot be removed.
     """
     with disk_errors(f"cannot remove a temporary file in {run}"):
-        for pattern in ("checkpoints/.*.checkpoint.*", "state/*/.*.state.*", "uploads/*/.*.letter.*"):
+        for pattern in ("checkpoints/.*.checkpoint.*", "state/*/.*.state.*", "uploads/*/.*.envelope.*"):
             for path in run.glob(pattern):
                 path.unlink(missing_ok=True)
 

@@ -1,6 +1,6 @@
 """The message trace: uploads as they arrived, one file each, from which the folds can be done again.
 
-RUN/uploads/<round>/<exchange>-<client>.letter = number of frames (u32) | bytes of each (u64) | the frames,
+RUN/uploads/<round>/<exchange>-<client>.envelope = number of frames (u32) | bytes of each (u64) | the frames,
 the header's first. The envelope's own checksums cover them. A task that is computed again is written again:
 the frames of its fields have the same bytes; its header says anew which start of the run it was and how long
 it took.

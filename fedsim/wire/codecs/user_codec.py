@@ -40,13 +40,13 @@ def users_codec(name: str) -> Codec | None:
     (digest,) = plugins.sources([name]).values()
     short = f"{plugins.short(name)}@{digest[:DIGITS]}"
     if short not in _loaded:
-        made = _made(name, result, short)
-        _try(made, name)
-        _loaded[short] = made
+        created = _created(name, result, short)
+        _try(created, name)
+        _loaded[short] = created
     return _loaded[short]
 
 
-def _made(spec: str, result: object, short: str) -> Codec:
+def _created(spec: str, result: object, short: str) -> Codec:
     if callable(result) and not isinstance(result, Codec):
         with plugins.user_code_errors(spec, OPTION, "calling it"):
             result = result()
@@ -83,7 +83,7 @@ def _strict(
     return checked
 
 
-def _try(made: Codec, spec: str) -> None:
+def _try(created: Codec, spec: str) -> None:
     """Round trips of tensors of several sizes, layers and magnitudes, zeros among them.
 
     Raises:
@@ -95,23 +95,23 @@ def _try(made: Codec, spec: str) -> None:
         values = torch.randn(count, generator=generator)
         samples = (values, torch.zeros(count), 1e-20 * values, 1e20 * values)
         for sample in samples:
-            x = sample.abs() if made.kinds is not None and made.kinds <= ONE_SIGN else sample
-            ref = x + 0.01 * torch.randn(count, generator=generator) if made.delta else None
-            _round_trip(made, x, Spec.of((count,), torch.float32, layout), ref, spec)
+            x = sample.abs() if created.kinds is not None and created.kinds <= ONE_SIGN else sample
+            ref = x + 0.01 * torch.randn(count, generator=generator) if created.delta else None
+            _round_trip(created, x, Spec.of((count,), torch.float32, layout), ref, spec)
 
 
-def _round_trip(made: Codec, x: Tensor, label: Spec, ref: Tensor | None, spec: str) -> None:
+def _round_trip(created: Codec, x: Tensor, label: Spec, ref: Tensor | None, spec: str) -> None:
     before = x.clone()
     with plugins.user_code_errors(spec, OPTION, f"packing {label.count} numbers"):
-        parts, again = made.pack(x, label, ref), made.pack(x, label, ref)
+        parts, again = created.pack(x, label, ref), created.pack(x, label, ref)
     if not torch.equal(x, before):
-        raise _broken(made, label, "its packer changes the tensor")
+        raise _broken(created, label, "its packer changes the tensor")
     if parts is None:  # it cannot stand for these values; they would be sent dense
         return
     with plugins.user_code_errors(spec, OPTION, f"reading what it packs of {label.count} numbers"):
         if again is None or _bytes(parts) != _bytes(again):
-            raise _broken(made, label, "it packs other bytes when it is called again")
-        expected = made.bounds(label)
+            raise _broken(created, label, "it packs other bytes when it is called again")
+        expected = created.bounds(label)
         sizes = [(layer, data.nbytes) for layer, data in parts]
         fits = len(sizes) == len(expected) and all(
             layer == bound.layer and bound.least <= nbytes <= bound.most
@@ -119,21 +119,23 @@ def _round_trip(made: Codec, x: Tensor, label: Spec, ref: Tensor | None, spec: s
         )
     if not fits:
         raise _broken(
-            made, label, f"it packs the parts {sizes} where its bounds say {[*map(tuple, expected)]}"
+            created, label, f"it packs the parts {sizes} where its bounds say {[*map(tuple, expected)]}"
         )
     try:
-        back = made.unpack(tuple(memoryview(bytes(data)) for _, data in parts), label, ref)
+        back = created.unpack(tuple(memoryview(bytes(data)) for _, data in parts), label, ref)
     except WireError as e:
-        raise UsageError(f"{OPTION} {made.name}: {e}") from e
-    if not made.lossy and not torch.equal(back, x):
-        raise _broken(made, label, "what it unpacks is not what was packed, and it does not say lossy=True")
-    if made.lossy and not torch.isfinite(back).all():
-        raise _broken(made, label, "it unpacks a number that is not finite")
+        raise UsageError(f"{OPTION} {created.name}: {e}") from e
+    if not created.lossy and not torch.equal(back, x):
+        raise _broken(
+            created, label, "what it unpacks is not what was packed, and it does not say lossy=True"
+        )
+    if created.lossy and not torch.isfinite(back).all():
+        raise _broken(created, label, "it unpacks a number that is not finite")
 
 
 def _bytes(parts: tuple[Part, ...]) -> list[tuple[str, bytes]]:
     return [(layer, bytes(data)) for layer, data in parts]
 
 
-def _broken(made: Codec, label: Spec, what: str) -> UsageError:
-    return UsageError(f"{OPTION} {made.name} does not keep its promise: of {label.count} numbers {what}")
+def _broken(created: Codec, label: Spec, what: str) -> UsageError:
+    return UsageError(f"{OPTION} {created.name} does not keep its promise: of {label.count} numbers {what}")

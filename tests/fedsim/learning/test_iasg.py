@@ -122,15 +122,15 @@ def test_iasg_averages_stretches_of_one_chain() -> None:
     shard = QuadraticShard(a, torch.tensor([1.0, -1.0], dtype=torch.float64), size=2)
     how = Sampling(burn_in=2, steps_per_sample=3, samples=2, lr=0.1, momentum=0.5, decay=0.5)
     start = torch.tensor([2.0, 1.0], dtype=torch.float64)
-    chain = iasg(shard, start, how=how, rng=RandomStream(0, "t", round=2))
+    chain = iasg(shard, start, how=how, rng=RandomStream(0, "t", round=2), round=2)
     w, v, seen = start.clone(), torch.zeros(2, dtype=torch.float64), []
     for _ in range(8):
         v = 0.5 * v + (a @ w - shard.linear) / 2
         w = w - 0.05 * v  # round 2: lr * decay
         seen.append(w)
     expected = torch.stack([torch.stack(seen[2:5]).mean(0), torch.stack(seen[5:8]).mean(0)])
-    assert error(chain.samples, expected) < 1e-14
-    assert torch.allclose(chain.last, w, rtol=1e-14)
+    assert error(chain.solution.samples, expected) < 1e-14
+    assert torch.allclose(chain.solution.last, w, rtol=1e-14)
     assert torch.equal(start, torch.tensor([2.0, 1.0], dtype=torch.float64))
 
 

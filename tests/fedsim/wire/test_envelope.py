@@ -446,23 +446,23 @@ def test_a_changed_header_under_a_valid_checksum_raises_nothing_but_wire_error()
 # ---- an envelope in order that is not what the schema says
 
 
-LETTER = envelope_of(up())
-SOUND = LETTER.header.fields[0]
+ENVELOPE = envelope_of(up())
+SOUND = ENVELOPE.header.fields[0]
 
 
 @pytest.mark.parametrize(
     ("frames", "says"),
     [
-        (changed(LETTER, 0, name="men"), "fields .'men'"),
-        (changed(LETTER, 0, codec="bf16"), "field 'mean' is encoded as 'bf16'; this run uses 'dense'"),
-        (changed(LETTER, 0, codec="zip"), "is encoded as 'zip'"),
-        (changed(LETTER, 0, dtype="f64"), "has dtype 'f64'"),
-        (changed(LETTER, 0, dtype="object"), "has dtype 'object'"),
-        (changed(LETTER, 0, shape=(4,)), r"has shape \(4,\); the model's layout says \(5,\)"),
-        (changed(LETTER, 0, shape=(5, 1)), "has shape"),
-        (changed(LETTER, 0, shape=()), "has shape"),
-        (changed(LETTER, 0, shape=(2**62,)), "has shape"),
-        (changed(LETTER, 0, parts=(PartHeader("indices", 20, SOUND.parts[0].digest),)), "'indices'"),
+        (changed(ENVELOPE, 0, name="men"), "fields .'men'"),
+        (changed(ENVELOPE, 0, codec="bf16"), "field 'mean' is encoded as 'bf16'; this run uses 'dense'"),
+        (changed(ENVELOPE, 0, codec="zip"), "is encoded as 'zip'"),
+        (changed(ENVELOPE, 0, dtype="f64"), "has dtype 'f64'"),
+        (changed(ENVELOPE, 0, dtype="object"), "has dtype 'object'"),
+        (changed(ENVELOPE, 0, shape=(4,)), r"has shape \(4,\); the model's layout says \(5,\)"),
+        (changed(ENVELOPE, 0, shape=(5, 1)), "has shape"),
+        (changed(ENVELOPE, 0, shape=()), "has shape"),
+        (changed(ENVELOPE, 0, shape=(2**62,)), "has shape"),
+        (changed(ENVELOPE, 0, parts=(PartHeader("indices", 20, SOUND.parts[0].digest),)), "'indices'"),
         (changed(envelope_of(up(4), dims={"P": 4}), 0), "has shape"),
     ],
 )
@@ -472,9 +472,9 @@ def test_a_field_that_is_not_in_the_schema_is_refused(frames: list[bytes], says:
 
 
 def test_order_surplus_and_lack_of_fields_are_refused() -> None:
-    described, parts = LETTER.header.fields, LETTER.frames
+    described, parts = ENVELOPE.header.fields, ENVELOPE.frames
     for keep in ([1, 0, 2, 3], [0, 1, 2], [0, 1, 2, 3, 3], [], [0, 0, 2, 3]):
-        header = msgspec.structs.replace(LETTER.header, fields=tuple(described[i] for i in keep))
+        header = msgspec.structs.replace(ENVELOPE.header, fields=tuple(described[i] for i in keep))
         with pytest.raises(WireError, match=r"^here: (fields .* where Up has|.* have the same name)"):
             received(frames_of(pack(header, [parts[i] for i in keep])))
 
@@ -482,34 +482,34 @@ def test_order_surplus_and_lack_of_fields_are_refused() -> None:
 def test_a_field_in_two_parts_or_none_is_refused() -> None:
     part = SOUND.parts[0]
     for parts, extra in (((part, part), 1), ((), -1)):
-        described = (msgspec.structs.replace(SOUND, parts=parts), *LETTER.header.fields[1:])
-        frames = [LETTER.frames[0]] * (1 + extra) + list(LETTER.frames[1:])
+        described = (msgspec.structs.replace(SOUND, parts=parts), *ENVELOPE.header.fields[1:])
+        frames = [ENVELOPE.frames[0]] * (1 + extra) + list(ENVELOPE.frames[1:])
         with pytest.raises(WireError, match="frames where codec 'dense' sends 1"):
-            received(frames_of(pack(msgspec.structs.replace(LETTER.header, fields=described), frames)))
+            received(frames_of(pack(msgspec.structs.replace(ENVELOPE.header, fields=described), frames)))
 
 
 def test_sizes_come_from_the_layout_and_not_from_the_header() -> None:
-    short = memoryview(LETTER.frames[0])[:16]
+    short = memoryview(ENVELOPE.frames[0])[:16]
     field = msgspec.structs.replace(SOUND, parts=(PartHeader("values", 16, digest(short)),))
-    header = msgspec.structs.replace(LETTER.header, fields=(field, *LETTER.header.fields[1:]))
+    header = msgspec.structs.replace(ENVELOPE.header, fields=(field, *ENVELOPE.header.fields[1:]))
     with pytest.raises(WireError, match="16 bytes of values where the layout demands 20"):
-        received(frames_of(pack(header, [short, *LETTER.frames[1:]])))
+        received(frames_of(pack(header, [short, *ENVELOPE.frames[1:]])))
 
 
 def test_a_flag_has_two_values() -> None:
-    described, parts = list(LETTER.header.fields), list(LETTER.frames)
+    described, parts = list(ENVELOPE.header.fields), list(ENVELOPE.frames)
     parts[3] = b"\x02"
     described[3] = msgspec.structs.replace(described[3], parts=(PartHeader("values", 1, digest(parts[3])),))
-    header = msgspec.structs.replace(LETTER.header, fields=tuple(described))
+    header = msgspec.structs.replace(ENVELOPE.header, fields=tuple(described))
     with pytest.raises(WireError, match="'started' is a flag and has the value 2"):
         received(frames_of(pack(header, parts)))
 
 
 @pytest.mark.parametrize("version", [0, 1, VERSION + 1, -1, 2**63])
 def test_another_version_is_refused_by_number(version: int) -> None:
-    header = msgspec.structs.replace(LETTER.header, version=version)
+    header = msgspec.structs.replace(ENVELOPE.header, version=version)
     with pytest.raises(WireError, match=f"wire format {version}; this side speaks {VERSION}"):
-        unpack(frames_of(pack(header, LETTER.frames)), "here")
+        unpack(frames_of(pack(header, ENVELOPE.frames)), "here")
 
 
 def test_an_envelope_of_version_1_is_refused_by_number() -> None:

@@ -30,11 +30,11 @@ def spec_of(folder: Path, *changes: tuple[str, str], stem: str = "int8") -> str:
 
 def test_the_guides_codec_round_trips_under_its_name_on_the_wire(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
-    made, x = codec(spec), torch.tensor([0.0, 1.0, -2.0, 0.5, 2.0])
-    assert made.name == f"int8:int8@{sha256(INT8.encode()).hexdigest()[:8]}"
-    assert codec(made.name) is made is codec(spec)
-    name, parts = pack_or_dense(made, x, SPEC)
-    assert (name, parts[0][1].nbytes) == (made.name, 13)
+    created, x = codec(spec), torch.tensor([0.0, 1.0, -2.0, 0.5, 2.0])
+    assert created.name == f"int8:int8@{sha256(INT8.encode()).hexdigest()[:8]}"
+    assert codec(created.name) is created is codec(spec)
+    name, parts = pack_or_dense(created, x, SPEC)
+    assert (name, parts[0][1].nbytes) == (created.name, 13)
     assert torch.allclose(unpack_checked(name, parts, SPEC, "up"), x, atol=2 / 254)
 
 
