@@ -107,7 +107,7 @@ def _page_of(path: str) -> str:
         return _reference_page(file)
     if path == "docs/decisions":
         return "decisions/index.md"
-    if path.startswith("docs/") and file.suffix in {".md", ".png", ".csv"}:
+    if path.startswith("docs/") and file.suffix in {".md", ".png", ".svg", ".csv"}:
         return path.removeprefix("docs/")
     return _source_page(path)
 
