@@ -51,8 +51,8 @@ WORK = ("Give", "ScoreChunk")
 class Case:
     """A world that is small enough to try all of its histories.
 
-    rounds: their participations. exchanges: in one round. chunks: of the test set. departures, rejections: how
-    often a worker leaves, and an upload is rejected, at most.
+    rounds: their participations. exchanges: in one round. chunks: of the test set. departures, rejections:
+    how often a worker leaves, and an upload is rejected, at most.
     """
 
     rounds: tuple[Participation, ...]
@@ -221,9 +221,9 @@ def section(transitions: Transitions, states: int) -> str:
         "",
         "Each arrow is a call of the round machine. The script tries all histories of "
         f"{len(CASES)} small cases, which have {states:,} states:",
-        "two workers, two clients, one or two rounds of one or two exchanges, lost uploads, dropouts, a worker",
-        "that leaves, and a rejected upload. An event that has no row for a phase did not come in it. The drawing",
-        "leaves out Give and ScoreChunk, which assign work to workers.",
+        "two workers, two clients, one or two rounds of one or two exchanges, lost uploads, dropouts, a",
+        "worker that leaves, and a rejected upload. An event that has no row for a phase did not come in it.",
+        "The drawing leaves out Give and ScoreChunk, which assign work to workers.",
         "",
         "| phase | event | next phase | commands always | commands in some cases |",
         "| --- | --- | --- | --- | --- |",
