@@ -54,17 +54,13 @@ def page(kind: type[AnyAlgorithm], citations: dict[str, Any]) -> str:
             _table(("message", "field", "kind", "shape", "type"), message_rows(algorithm)),
             f"Cost per client and round, scalars left out: **{wire_cost(algorithm)}**"
             + (f", and once per client **{once}**." if once else ".")
-            + " P is the number of the model's parameters, "
-            + "[measured bytes](../communication.md#what-every-algorithm-costs) include headers and framing.",
+            + " P is the number of the model's parameters. "
+            "[Measured bytes](../communication.md#what-every-algorithm-costs) include headers and framing.",
             *map(_prose, wire),
             "## Hyperparameters",
             _table(("hyperparameter", "default", "values"), hyperparameter_rows(algorithm)),
             f"`--set NAME=VALUE` changes one. The default model is `{kind.default_model}`.",
-            *(
-                ["## What differs from the paper", *(_prose(d[0].upper() + d[1:]) for d in differs)]
-                if differs
-                else []
-            ),
+            *(f"## What differs from the paper\n\n{_prose(d[0].upper() + d[1:])}" for d in differs),
             "## Results",
             "\n".join(_results(kind.name)),
             "",

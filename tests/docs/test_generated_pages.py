@@ -48,9 +48,8 @@ def test_the_diagram_has_every_phase_event_and_command_of_the_round_machine(scri
 @pytest.mark.parametrize("script", ["algorithm_pages"], indirect=True)
 def test_every_algorithm_has_a_page_and_every_page_an_algorithm(script: ModuleType) -> None:
     pages = {f"algorithms/{path.name}" for path in (DOCS / "algorithms").glob("*.md")}
-    assert (
-        pages == {f"algorithms/{kind.name}.md" for kind in REGISTRY} == set(script.files()) - {script.INDEX}
-    )
+    assert pages == {f"algorithms/{kind.name}.md" for kind in REGISTRY}
+    assert pages == set(script.files()) - {script.INDEX}
 
 
 @pytest.mark.parametrize("script", ["algorithm_pages"], indirect=True)
