@@ -54,7 +54,7 @@ class Context:
 
     start: the shared random initialisation (P,) float32; sizes: N_k of all K clients; round counts
     the rounds of the schedule from 1, also empty ones, and is 0 in the set-up; exchange counts from 1
-    within a round.
+    within a round; folds counts the rounds before this one in which an upload was folded.
     """
 
     start: Tensor
@@ -66,6 +66,7 @@ class Context:
     network: Callable[[], Net] | None = field(default=None, compare=False)
     read: Callable[[Tensor], Tensor] = field(default=lambda stored: stored, compare=False)
     """Stored inputs (n, I) as the network takes them."""
+    folds: int = 0
 
     @property
     def K(self) -> int:
@@ -89,10 +90,16 @@ class Task:
     exchange: int
     client: int
     rng: RandomStream
+    folds: int = 0
 
     @property
     def K(self) -> int:
         return len(self.sizes)
+
+    @property
+    def started(self) -> bool:
+        """Whether an upload has been folded in any round before: the broadcast is more than the start."""
+        return self.folds > 0
 
 
 def step_size(rule: Step, client: int, sizes: tuple[int, ...]) -> float:
@@ -225,6 +232,13 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     @abstractmethod
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:
         """The model to evaluate; before the first fold, the point ctx.start."""
+
+    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float | None:
+        """The relative difference between the server's sum of duals and that of all clients' states.
+
+        It is 0 up to rounding, under any schedule, loss and codec. None: the algorithm keeps no such sum.
+        """
+        return None
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         """Numbers for metrics.jsonl beyond the standard ones and the scalars of Up."""

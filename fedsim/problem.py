@@ -185,10 +185,12 @@ class Problem:
         """Round 0 is the set-up."""
         return self.algorithm.exchanges_in(round)[number - 1]
 
-    def context(self, round: int, exchange: int) -> Context:
+    def context(self, round: int, exchange: int, folds: int = 0) -> Context:
         rng = RandomStream(self.experiment.seed, "server", round)
         layout, sizes = self.net.layout, self.sizes
-        return Context(self.start, layout, sizes, round, exchange, rng, lambda: self.server_net, self.read)
+        return Context(
+            self.start, layout, sizes, round, exchange, rng, lambda: self.server_net, self.read, folds
+        )
 
     def read(self, stored: Tensor) -> Tensor:
         """Stored inputs (n, ...) as the network takes them: (n, *shape) float32 on its device."""
@@ -201,9 +203,9 @@ class Problem:
         beside clients, and a network's buffers are scratch space."""
         return _network(self.experiment, self.dataset, self.net.device)
 
-    def task(self, round: int, exchange: int, client: int) -> Task:
+    def task(self, round: int, exchange: int, client: int, folds: int = 0) -> Task:
         rng = RandomStream(self.experiment.seed, f"client.{exchange}", round, client)
-        return Task(self.start.to(self.net.device), self.sizes, round, exchange, client, rng)
+        return Task(self.start.to(self.net.device), self.sizes, round, exchange, client, rng, folds)
 
     def shard(self, client: int) -> Shard:
         rows = self.clients[client]

@@ -98,6 +98,8 @@ class Open:
     exchange: int
     participants: tuple[int, ...]
     folds: bool
+    folded_rounds: int = 0
+    """How many rounds before this one have folded an upload."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,8 @@ class Commit:
     participants: tuple[int, ...]
     folded: tuple[int, ...]
     versions: tuple[int, ...]
+    folded_rounds: int = 0
+    """How many rounds up to this one have folded an upload."""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ class RoundMachine:
         chunks: How many chunks the test set has; 0 switches evaluation off.
         setup: How many exchanges round 0 has.
         round: The present round.
+        folded_rounds: How many committed rounds, without the set-up, have folded an upload.
     """
 
     rounds: int
@@ -67,6 +68,7 @@ class RoundMachine:
     eval_every: int = 1
     setup: int = 0
     round: int = 0
+    folded_rounds: int = 0
     _assignment: TaskAssignment = field(default_factory=TaskAssignment)
     _exchange: int = 0
     _participation: Participation = field(default_factory=lambda: Participation(()))
@@ -194,7 +196,9 @@ class RoundMachine:
                 for k in sorted(participants, key=lambda k: (-self.cost(k), k))
             ]
         )
-        return [Open(self.round, self._exchange, tuple(sorted(participants)), self._folding)]
+        return [
+            Open(self.round, self._exchange, tuple(sorted(participants)), self._folding, self.folded_rounds)
+        ]
 
     def _receivers(self, later: bool = False) -> tuple[int, ...]:
         """The clients of this exchange, or of the next one (later).
@@ -241,10 +245,12 @@ class RoundMachine:
     def _commit(self) -> list[Command]:
         for k, draft in self._drafts.items():
             self.versions[k] = draft
+        self.folded_rounds += bool(self.round and self._drafts)
         if self.round and self.evaluates(self.round):  # the start model is evaluated at the start
             self._evaluate(self.round)
         participants = self._participation.participants
-        return [Commit(self.round, participants, tuple(sorted(self._drafts)), tuple(self.versions))]
+        folded, versions = tuple(sorted(self._drafts)), tuple(self.versions)
+        return [Commit(self.round, participants, folded, versions, self.folded_rounds)]
 
     # ---- evaluation, which fills the gaps between training tasks
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, Literal
 
 import torch
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Step, step_size
 from fedsim.errors import TaskError
-from fedsim.learning.gaussian import Gaussian, diagonal, is_full, relative, times
+from fedsim.learning.gaussian import Gaussian, is_full, relative, times
 
 Silent = Literal["participants", "last"]
 Rho = Annotated[float, Meta(gt=0)] | Literal["1/K"]
@@ -73,14 +72,11 @@ class Consensus:
     """The server's part.
 
     q: the global posterior q_g. total: prod t_k over all K clients (silent = participants), or prod z_k
-    (last); float64. checks (K,): what every client's `fingerprint` should be. mismatch, dual_residual: of
-    the last fold, for metrics. started: something has been folded.
+    (last); float64. dual_residual: of the last fold, for metrics. started: something has been folded.
     """
 
     q: Gaussian
     total: Gaussian
-    checks: Tensor
-    mismatch: float = 0.0
     dual_residual: float = 0.0
     started: bool = False
 
@@ -123,9 +119,7 @@ class DualRule:
     def server_init(self, q: Gaussian) -> Consensus:
         """There is no site yet, and every client's q_k is q."""
         dual = self.client_init(q)
-        total = (dual.z or dual.site) ** self.K
-        checks = torch.full((self.K,), fingerprint_of(dual), dtype=torch.float64)
-        return Consensus(q, total, checks)
+        return Consensus(q, (dual.z or dual.site) ** self.K)
 
     def client_init(self, q: Gaussian) -> Dual:
         one = self._linear(q / q)
@@ -162,37 +156,27 @@ class DualRule:
         server: Consensus,
         q: Gaussian,
         prior: Gaussian,
-        ups: Iterable[tuple[int, Gaussian, float]],
+        ups: Iterable[tuple[int, Gaussian]],
         project: Callable[[Gaussian], Gaussian] = lambda merged: merged,
     ) -> Consensus:
-        """The server's step from uploads (client, q_k or increment, the client's own fingerprint).
+        """The server's step from uploads (client, q_k or increment).
 
         q is the broadcast as decoded; `project` takes the result of server_step into the family.
 
         Raises:
             TaskError: if q_g is no distribution.
         """
-        total, checks, mismatch = server.total, server.checks.clone(), 0.0
-        product, count = None, 0
-        for k, sent, check in ups:
+        total, product, count = server.total, None, 0
+        for k, sent in ups:
             change = sent if self.silent == "last" else self.dual_step(k, sent, q)
-            mismatch = max(mismatch, abs(check - float(checks[k])))
-            checks[k] += fingerprint(change)
             total = total * change
             product = sent if product is None else product * sent
             count += 1
         mean = MeanFactor(product if self.silent == "participants" else None, count)
         new = proper(project(self.server_step(prior, total, mean)), "the global posterior q_g")
         moved = times(new.precision, new.mean - q.mean)
-        scale = max(float(checks.abs().max()), 1e-300)
-        return Consensus(
-            new,
-            total,
-            checks,
-            mismatch / scale,
-            self.rho * math.sqrt(self.K) * float(torch.linalg.vector_norm(moved)),
-            started=True,
-        )
+        dual_residual = self.rho * math.sqrt(self.K) * float(torch.linalg.vector_norm(moved))
+        return Consensus(new, total, dual_residual, started=True)
 
 
 @dataclass(frozen=True)
@@ -265,34 +249,9 @@ def restored(local: Gaussian, cavity: ClippedCavity, q: Gaussian, rho: float, mo
     return Gaussian.at(local.mean, (axes * ratios.clamp(min=1)) @ axes.mT)
 
 
-def fingerprint_of(dual: Dual) -> float:
-    """The fingerprint of what server and client both know of this client: z_k, or else t_k."""
-    return fingerprint(dual.z or dual.site)
-
-
 def residual(local: Gaussian, q: Gaussian) -> float:
     """The client's primal residual |m_k - m_g|."""
     return float(torch.linalg.vector_norm(local.mean - q.mean))
-
-
-def fingerprint(factor: Gaussian) -> float:
-    """A fixed linear projection of a factor to one number, computed on the CPU in float64.
-
-    Sent with an upload (8 bytes) it lets the server see whether a client's dual is what it has summed.
-    """
-    shift = factor.shift.detach().cpu().double()
-    projection = _projection(len(shift))
-    value = float(shift @ projection)
-    if is_full(factor.precision):
-        return value + float(projection @ (torch.as_tensor(factor.precision).cpu().double() @ projection))
-    return value + float(diagonal(factor.precision, shift) @ projection)
-
-
-@lru_cache(maxsize=4)
-def _projection(size: int) -> Tensor:
-    """Weights in (-1/2, 1/2) without a pattern that a defect could cancel in."""
-    steps = torch.arange(1, size + 1, dtype=torch.float64) * ((math.sqrt(5) - 1) / 2)
-    return steps - steps.floor() - 0.5
 
 
 def proper(q: Gaussian, what: str) -> Gaussian:

@@ -81,7 +81,7 @@ def by_ivon(
         prior_precision=torch.as_tensor(q.precision),
         ess=shard.size / (penalty * tau),
         dual=dual ** (tau / shard.size),
-        h0=None if problem.started else how.h0,
+        h0=None if problem.task.started else how.h0,
         moments=client.moments,
     )
     local = Gaussian.at(fit.solution.mean, fit.solution.precision)

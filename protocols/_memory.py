@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsim.learning.function_space import Held, Memory
 from fedsim.learning.solvers.first_order import Moments
-from fedsim.wire.schema import Flag, Inputs, Logits, Mean, Owners, Scalar, Weights
+from fedsim.wire.schema import Inputs, Logits, Mean, Owners, Scalar, Weights
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ class NewMemory:
 @dataclass(frozen=True)
 class Down:
     mean: Mean
-    started: Flag
     news: NewMemory | None = None
 
 
@@ -65,7 +64,6 @@ class LabelledDown:
     """send_global_labels: the logits of w_g on all memory, in the order of owners."""
 
     mean: Mean
-    started: Flag
     logits: Logits
     news: NewMemory | None = None
 

@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
-from fedsim.learning.gaussian import Gaussian, Penalty, Point
+from fedsim.learning.gaussian import Gaussian, Penalty, Point, product
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.ivon import IvonMoments
@@ -63,15 +63,11 @@ class Client:
 
 @dataclass(frozen=True)
 class LocalProblem:
-    """What a client solves: its state, q_g as received, where training starts, and its data.
-
-    started: something has been folded, so that q_g is more than the prior.
-    """
+    """What a client solves: its state, q_g as received, where training starts, and its data."""
 
     client: Client
     q: Gaussian
     start: Tensor
-    started: bool
     shard: AnyShard
     task: Task
 
@@ -187,14 +183,14 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     def broadcast(self, server: Consensus, ctx: Context) -> Any:
         if self.set_up is not None and not ctx.round:
             return self.set_up.broadcast(server, ctx)
-        return self.family.broadcast(server.q, server.started)
+        return self.family.broadcast(server.q)
 
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
         if self.set_up is not None and not task.round:
             return self.set_up.client_update(client, down, shard, task)
         q = self.family.posterior(down, client.precision)
-        start = down.mean if down.started else task.start
-        fit = self.solve(LocalProblem(client, q, start, down.started, shard, task))
+        start = down.mean if task.started else task.start
+        fit = self.solve(LocalProblem(client, q, start, shard, task))
         sent = self.rule(task.sizes).upload(task.client, client.dual, fit.q, q)
         up = self.family.upload(client.dual, sent, fit.q, q, train_loss=fit.loss, **fit.info)
         return replace(client, moments=fit.carried), up
@@ -215,7 +211,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
             server,
             self.family.posterior(down, S),
             self.prior(ctx.start),
-            ((k, self.family.factor(up, S), up.dual_check) for k, up in ups),
+            ((k, self.family.factor(up, S)) for k, up in ups),
             lambda merged: self.family.project(merged, S),
         )
 
@@ -225,11 +221,11 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return Point(server.q.mean) if self.family.kind == "fixed" else server.q
 
     def report(self, server: Consensus, ctx: Context) -> Mapping[str, float]:
-        """rho; the dual residual rho sqrt(K) |S_g (m_g' - m_g)|; dual_mismatch: the largest difference
-        between a client's dual and what the server holds of it (protocols._dual_rule.fingerprint,
-        relative)."""
+        """rho, and the dual residual rho sqrt(K) |S_g (m_g' - m_g)|."""
         return {
             "rho": self.penalty(At(ctx.sizes)),
             "dual_residual": server.dual_residual,
-            "dual_mismatch": server.mismatch,
         }
+
+    def dual_mismatch(self, server: Consensus, clients: Iterable[Client]) -> float:
+        return server.total.mismatch(product((c.dual.z or c.dual.site) for c in clients))

@@ -4,7 +4,7 @@
     diagonal   q = N(m, diag(s)^-1): mean and precision                ivon_admm, ivon_pvi, pvi, ...
     full       q = N(m, S^-1): mean and the triangle of S              bayes_admm, pvi, bregman_admm
 
-A broadcast is q_g and whether anything has been folded; an upload is q_k or, under silent = last, the
+A broadcast is q_g. An upload is q_k or, under silent = last, the
 increment of z_k by its natural parameters, whose precision part may be negative.
 """
 
@@ -18,106 +18,89 @@ from torch import Tensor
 
 from fedsim.algorithm import Exchange
 from fedsim.learning.gaussian import Gaussian, identity, packed, unpacked
-from fedsim.wire.schema import (
-    Check,
-    Delta,
-    Flag,
-    FullDelta,
-    FullPrecision,
-    Least,
-    Mean,
-    Norm,
-    Precision,
-    Scalar,
-    Total,
-)
-from protocols._dual_rule import Dual, Silent, fingerprint_of, residual
+from fedsim.wire.schema import Delta, FullDelta, FullPrecision, Least, Mean, Norm, Precision, Scalar, Total
+from protocols._dual_rule import Dual, Silent, residual
+
+
+@dataclass(frozen=True)
+class PointInfo:
+    """primal_residual: |w_k - w_g|."""
+
+    train_loss: Scalar
+    primal_residual: Norm
+
+
+@dataclass(frozen=True)
+class PosteriorInfo:
+    """dual_slack, capped: protocols._dual_rule.ClippedCavity; the others as in PointInfo."""
+
+    train_loss: Scalar
+    primal_residual: Norm
+    dual_slack: Least
+    capped: Total
 
 
 @dataclass(frozen=True)
 class PointDown:
-    """w_g; started: something has been folded (until then training starts from the random start)."""
+    """w_g."""
 
     mean: Mean
-    started: Flag
 
 
 @dataclass(frozen=True)
 class PointUp:
-    """w_k. primal_residual: |w_k - w_g|; dual_check: protocols._dual_rule.fingerprint."""
+    """w_k."""
 
     mean: Mean
-    train_loss: Scalar
-    primal_residual: Norm
-    dual_check: Check
+    info: PointInfo
 
 
 @dataclass(frozen=True)
 class PointIncrement:
     z_shift: Delta
-    train_loss: Scalar
-    primal_residual: Norm
-    dual_check: Check
+    info: PointInfo
 
 
 @dataclass(frozen=True)
 class DiagonalDown:
     mean: Mean
     precision: Precision
-    started: Flag
 
 
 @dataclass(frozen=True)
 class DiagonalUp:
-    """q_k. dual_slack, capped: protocols._dual_rule.ClippedCavity; the others as in PointUp."""
+    """q_k."""
 
     mean: Mean
     precision: Precision
-    train_loss: Scalar
-    primal_residual: Norm
-    dual_slack: Least
-    capped: Total
-    dual_check: Check
+    info: PosteriorInfo
 
 
 @dataclass(frozen=True)
 class DiagonalIncrement:
     z_shift: Delta
     z_precision: Delta
-    train_loss: Scalar
-    primal_residual: Norm
-    dual_slack: Least
-    capped: Total
-    dual_check: Check
+    info: PosteriorInfo
 
 
 @dataclass(frozen=True)
 class FullDown:
     mean: Mean
     precision: FullPrecision
-    started: Flag
 
 
 @dataclass(frozen=True)
 class FullUp:
     mean: Mean
     precision: FullPrecision
-    train_loss: Scalar
-    primal_residual: Norm
-    dual_slack: Least
-    capped: Total
-    dual_check: Check
+    info: PosteriorInfo
 
 
 @dataclass(frozen=True)
 class FullIncrement:
     z_shift: Delta
     z_precision: FullDelta
-    train_loss: Scalar
-    primal_residual: Norm
-    dual_slack: Least
-    capped: Total
-    dual_check: Check
+    info: PosteriorInfo
 
 
 @dataclass(frozen=True)
@@ -146,9 +129,9 @@ class ExponentialFamily:
         """The member of the family with the mean of `merged`: where the precision is learned, `merged`."""
         return Gaussian.at(merged.mean, S) if self.kind == "fixed" else merged
 
-    def broadcast(self, q: Gaussian, started: bool) -> Any:
+    def broadcast(self, q: Gaussian) -> Any:
         """q_g as a message."""
-        return self.down(q.mean, *self._precision(q), started)
+        return self.down(q.mean, *self._precision(q))
 
     def posterior(self, down: Any, S: Tensor | float) -> Gaussian:
         """q_g of a broadcast."""
@@ -156,10 +139,12 @@ class ExponentialFamily:
 
     def upload(self, dual: Dual, sent: Gaussian, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
         """The upload of q_k = `local`; sent: the increment of z_k where the client has one, else q_k."""
-        scalars |= {"primal_residual": residual(local, q), "dual_check": fingerprint_of(dual)}
+        info = (PointInfo if self.kind == "fixed" else PosteriorInfo)(
+            primal_residual=residual(local, q), **scalars
+        )
         if dual.z is None:
-            return self.up(local.mean, *self._precision(local), **scalars)
-        return self.increment(sent.shift, *self._precision(sent), **scalars)
+            return self.up(local.mean, *self._precision(local), info)
+        return self.increment(sent.shift, *self._precision(sent), info)
 
     def factor(self, up: Any, S: Tensor | float) -> Gaussian:
         """The factor that an upload carries: q_k, or the increment of z_k."""

@@ -32,7 +32,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.wire.schema import Delta, Scalar
 from protocols._dual_rule import proper
@@ -121,6 +121,9 @@ class BCM(Algorithm[Server, Client, Down, Up]):
     def posterior(self, sites: Gaussian) -> Gaussian:
         """p_0 prod t_k."""
         return Gaussian(sites.shift, self.delta + sites.precision)
+
+    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
+        return server.sites.mismatch(product(c.site for c in clients))
 
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:
         return self.posterior(server.sites) if bool(server.heard.any()) else Point(ctx.start)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.curvature.fisher import mean_fisher
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Curvature, Delta, Mean, Scalar, Shift
 
@@ -117,6 +117,9 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
             weight += ctx.sizes[k]
             fisher = fisher * _change(up)
         return Server(mean / weight, fisher)
+
+    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
+        return server.fisher.mismatch(product(c.fisher for c in clients))
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean)

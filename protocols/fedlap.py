@@ -28,9 +28,9 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Step, Task, step_size
-from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point
+from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
-from fedsim.wire.schema import Flag, Mean, Scalar
+from fedsim.wire.schema import Mean, Scalar
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,6 @@ class Client:
 @dataclass(frozen=True)
 class Down:
     mean: Mean
-    started: Flag
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
         return Client(torch.zeros_like(ctx.start, dtype=torch.float64))
 
     def broadcast(self, server: Server, ctx: Context) -> Down:
-        return Down(server.dual, server.started)
+        return Down(server.dual)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         site = Gaussian(self.delta * client.dual, 0.0)
@@ -90,7 +89,7 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
             penalties = (site**-1, Distance(down.mean, self.delta))
         fit = minimise(
             shard,
-            down.mean if down.started else task.start,
+            down.mean if task.started else task.start,
             how=self.local,
             rng=task.rng,
             round=task.round,
@@ -114,6 +113,9 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
         for k, up in ups:
             dual += self.dual_step(down, up, k, ctx.sizes)
         return Server(dual, started=True)
+
+    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
+        return Gaussian(server.dual, 0.0).mismatch(product(Gaussian(c.dual, 0.0) for c in clients))
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.dual if server.started else ctx.start)

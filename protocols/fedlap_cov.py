@@ -35,9 +35,9 @@ import torch
 from msgspec import Meta
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Step, Task, step_size
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
-from fedsim.wire.schema import Flag, Mean, Precision, Scalar
+from fedsim.wire.schema import Mean, Precision, Scalar
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ class Client:
 class Down:
     mean: Mean
     precision: Precision
-    started: Flag
 
 
 @dataclass(frozen=True)
@@ -96,13 +95,13 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
 
     def broadcast(self, server: Server, ctx: Context) -> Down:
         q = self.posterior(server)
-        return Down(q.mean, torch.as_tensor(q.precision), server.started)
+        return Down(q.mean, torch.as_tensor(q.precision))
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         cavity = self.floored(Gaussian.at(down.mean, down.precision) / client.site)
         fit = minimise(
             shard,
-            down.mean if down.started else task.start,
+            down.mean if task.started else task.start,
             how=self.local,
             rng=task.rng,
             round=task.round,
@@ -128,6 +127,9 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
         for k, up in ups:
             sites = sites * self.site_change(down, up, k, ctx.sizes)
         return Server(sites, started=True)
+
+    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
+        return server.sites.mismatch(product(c.site for c in clients))
 
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:
         return self.posterior(server) if server.started else Point(ctx.start)

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
 from fedsim.learning.function_space import FunctionTerm, Held, Memory
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, minimise, minimise_memory
 from fedsim.seeds import RandomStream
 from protocols._memory import (
@@ -88,9 +88,9 @@ class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
 
     def broadcast(self, server: Server, ctx: Context) -> AnyDown:
         if not self.send_global_labels:
-            return Down(server.mean, server.started)
+            return Down(server.mean)
         logits = ctx.net.logits(server.mean.float(), ctx.read(server.memory.inputs))
-        return LabelledDown(server.mean, server.started, logits)
+        return LabelledDown(server.mean, logits)
 
     def broadcast_to(self, server: Server, k: int, ctx: Context) -> NewMemory | None:
         return news_for(server, k)
@@ -103,7 +103,7 @@ class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
         own = shard.memory(self.points_per_class, draws)
         fit = minimise(
             shard,
-            down.mean if down.started else task.start,
+            down.mean if task.started else task.start,
             how=self.local,
             rng=task.rng,
             round=task.round,
@@ -164,6 +164,9 @@ class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
             ctx.net, dual.float(), term, cavity, steps=self.server_steps, lr=self.server_lr
         )
         return solved.double()
+
+    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
+        return Gaussian(server.dual, 0.0).mismatch(product(Gaussian(c.dual, 0.0) for c in clients))
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean if server.started else ctx.start)

@@ -17,7 +17,7 @@ mean's (the released code). aggregation = mixture: moments of the mixture sum_k 
 
 Wire: 2P down, 2P up.
 
-Differs: all P cross the wire and r with them (8 bytes). Silent clients do not count in a round's product.
+Differs: all P cross the wire. Silent clients do not count in a round's product.
 
 References:
     Liu and Zheng 2021: https://arxiv.org/abs/2102.01936v1
@@ -66,7 +66,6 @@ class Client:
 class Down:
     mean: Mean
     curvature: Curvature
-    folds: Scalar
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,12 @@ class _Product(Algorithm[Server, Client, Down, Up]):
         return Client()
 
     def broadcast(self, server: Server, ctx: Context) -> Down:
-        return Down(server.mean, server.curvature, float(server.folds))
+        return Down(server.mean, server.curvature)
 
     def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
         prior = Gaussian.at(down.mean, self.lam * (down.curvature.double() + self.gamma))
         weights, fisher, loss = self.train(down, prior, shard, task)
-        r = down.folds + 1
+        r = task.folds + 1
         return client, Up(weights, fisher / r + (r - 1) / r * down.curvature, loss)
 
     @abstractmethod

@@ -8,17 +8,22 @@ So a probe computes one small federated round of the run's own model and algorit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
 from typing import Any, TypeVar
 
 import numpy as np
 
-from fedsim.errors import Interrupted
+from fedsim import plugins
+from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Point
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
-from fedsim.wire.envelope import decode_own, encode
+from fedsim.seeds import RandomStream
+from fedsim.wire.codecs import raw_bytes
+from fedsim.wire.envelope import Buffer, decode_own, encode
 from fedsim.wire.state_file import encode_state
 from workers.task_execution import execute
 
@@ -35,23 +40,33 @@ def probe(problem: Problem) -> dict[str, str]:
 
 
 def probe_digest(problem: Problem) -> str:
-    """32 hexadecimal digits of one seeded round with one client of 32 examples: forward, backward, optimiser,
-    curvature where the algorithm uses it, the fold, and an evaluation.
+    """Hash one small seeded computation: 32 hexadecimal digits.
 
-    Call workers.worker.main.fix_numerics before. An algorithm that cannot work on so few examples counts by
-    the kind of its error, and the evaluation of the start model by its bits.
+    Every probe has an epoch of training and an evaluation of the run's own model, and its diagonal GGN where
+    targets are classes. With an algorithm of the registry it also has one round of that algorithm with one
+    client: set-up, local training, dual step and fold. A user's own algorithm is not called, because its code
+    may keep something from call to call. Call workers.worker.main.fix_numerics before.
     """
     hashed = sha256()
     small = _small(problem)
-    hashed.update(np.array(small.score(Point(problem.start), 0, 0).tally, "<f8").tobytes())
-    try:
-        for value in _round(small):
-            hashed.update(encode_state(value))
-    except Interrupted:
-        raise
-    except Exception as e:  # a user's algorithm may do anything; the same on every machine
-        hashed.update(type(e).__name__.encode())
+    for value in _training(small):
+        hashed.update(value)
+    if not plugins.is_spec(problem.experiment.algo):
+        for state in _round(small):
+            hashed.update(encode_state(state))
     return hashed.hexdigest()[:32]
+
+
+def _training(problem: Problem) -> Iterator[Buffer]:
+    """Yield the bits of one epoch of Adam on the run's model, of its score and of its curvature."""
+    shard, rng = problem.shard(0), RandomStream(problem.experiment.seed, "probe")
+    start = problem.start.to(problem.net.device)
+    weights = minimise(shard, start, how=LocalTraining(epochs=1), rng=rng, round=1).solution
+    yield raw_bytes(weights.cpu())
+    yield np.array(problem.score(Point(weights), 0, 0).tally, "<f8").tobytes()
+    if problem.dataset.likelihood == "categorical":
+        with suppress(UsageError):  # a layer of a user's model without a rule
+            yield raw_bytes(shard.curvature(weights, "exact", rng).cpu())
 
 
 def shortened(value: T) -> T:
@@ -85,7 +100,7 @@ def _round(problem: Problem) -> Iterator[Any]:
             ctx = problem.context(r, number)
             sent = algorithm.broadcast(server, ctx)
             down = decode_own(type(sent), encode(sent, {}, problem.dims), {}, problem.dims)
-            result = execute(problem, TaskId(r, number, 0, 0), client, down)
+            result = execute(problem, TaskId(r, number, 0, 0), client, down, 0)
             client = result.committed
             yield result.decoded
             server = algorithm.server_update(server, down, iter([(0, result.decoded)]), ctx)

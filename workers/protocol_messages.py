@@ -110,7 +110,9 @@ def stop(run: str) -> Envelope:
 # ---- tasks
 
 
-def task(run: str, epoch: int, of: TaskId, payload: Payload, dropout: bool = False) -> Envelope:
+def task(
+    run: str, epoch: int, of: TaskId, payload: Payload, dropout: bool = False, folds: int = 0
+) -> Envelope:
     """Return the message that gives a task.
 
     Args:
@@ -119,9 +121,10 @@ def task(run: str, epoch: int, of: TaskId, payload: Payload, dropout: bool = Fal
         of: The task.
         payload: The encoded broadcast.
         dropout: The client gets the broadcast and computes nothing.
+        folds: How many rounds before this one have folded an upload.
     """
-    kind = "gone" if dropout else "task"
-    header = Header(VERSION, kind, run, epoch, of.round, of.exchange, of.client, of.base, 0, payload.fields)
+    kind, fields = "gone" if dropout else "task", payload.fields
+    header = Header(VERSION, kind, run, epoch, of.round, of.exchange, of.client, of.base, 0, fields, folds)
     return pack(header, payload.frames)
 
 

@@ -9,13 +9,25 @@ q / t_k (docs/references/equations.md#notation-and-signs).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import mul
 
 import torch
 from torch import Tensor
 
 from fedsim.errors import TaskError
+
+
+def product(factors: Iterable[Gaussian]) -> Gaussian:
+    """The product of at least one factor, in the order given."""
+    return reduce(mul, factors)
+
+
+def _relative_difference(a: Tensor, b: Tensor) -> float:
+    scale = max(float(a.abs().max()), float(b.abs().max()))
+    return float((a - b).abs().max()) / scale if scale else 0.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,11 @@ class Gaussian:
 
     def __pow__(self, power: float) -> Gaussian:
         return Gaussian(power * self.shift, power * self.precision)
+
+    def mismatch(self, other: Gaussian) -> float:
+        """The largest difference of the natural parameters, relative to the largest of each."""
+        pairs = ((self.shift, other.shift), (self.precision, other.precision))
+        return max(_relative_difference(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
 
     def to(self, like: Tensor) -> Gaussian:
         """The same factor in the dtype and on the device of `like`."""

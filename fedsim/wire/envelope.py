@@ -90,6 +90,8 @@ def _as_tensor(value: Any, field: Field) -> Tensor:
     dtype = DTYPES[field.kind.dtype]
     if isinstance(value, Tensor):
         return value if field.kind.stored and value.dtype == torch.uint8 else value.to(dtype)
+    if field.members:
+        value = [getattr(value, member.name) for member in field.members]
     return torch.tensor(value, dtype=torch.float64).to(dtype)
 
 
@@ -201,7 +203,9 @@ def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], owner: str)
 
 
 def _scalar(tensor: Tensor, field: Field, label: str) -> Any:
-    """A float or bool; a flag is one byte and has only two values, or it would not encode to itself."""
+    """A group, a float or a bool; a flag is one byte with two values, or it would not encode to itself."""
+    if field.members:
+        return field.python(*tensor.tolist())
     value = tensor.item()
     if field.python is bool and value not in (0, 1):
         raise WireError(f"{label} is a flag and has the value {value}")

@@ -9,6 +9,9 @@
 The codec, the ledger and `fedsim describe` read the schema from the annotations; nothing about a
 message is written down twice.
 
+A field `info: Info`, with Info a frozen dataclass of scalars, is a group: diagnostics that cross the wire
+as one vector of float64.
+
 A field `memory: Memory | None = None`, with Memory such a message too, is a part that only some
 envelopes carry: in a broadcast what one client has not been sent yet, in an upload what is sent once.
 """
@@ -82,15 +85,19 @@ DTYPES = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8, "i64": 
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a message's schema."""
+    """One field of a message's schema.
+
+    members: the scalars of a group, which cross the wire as one vector; empty for any other field.
+    """
 
     name: str
     kind: FieldKind
     python: type
+    members: tuple[Field, ...] = ()
 
     def shape(self, dims: Dims) -> tuple[int, ...]:
         """The shape, or of an elastic field its bound."""
-        return tuple(dims[d] for d in self.kind.dims)
+        return (len(self.members),) if self.members else tuple(dims[d] for d in self.kind.dims)
 
     def fits(self, shape: tuple[int, ...], dims: Dims) -> bool:
         """Whether a tensor may have this shape."""
@@ -162,6 +169,9 @@ def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], OptionalGroup |
         if optional is not None:
             parts.append(OptionalGroup(f.name, optional))
             continue
+        if isinstance(hint, type) and is_dataclass(hint):
+            out.append(Field(f.name, FieldKind("info", (), dtype="f64"), hint, _members(hint)))
+            continue
         kinds = [a for a in get_args(hint)[1:] if isinstance(a, FieldKind)]
         if get_origin(hint) is not Annotated or len(kinds) != 1:
             raise UsageError(
@@ -178,6 +188,26 @@ def _read_schema(message: type[Any]) -> tuple[tuple[Field, ...], OptionalGroup |
     if len(set(names)) < len(names):
         raise UsageError(f"message {message.__name__} and its optional part share a field name")
     return tuple(out), parts[0] if parts else None
+
+
+def _members(group: type[Any]) -> tuple[Field, ...]:
+    """The scalars of a group.
+
+    Raises:
+        UsageError: If the class has anything else, or is not frozen.
+    """
+    members = schema(group)
+    if optional_group(group) or not members or any(m.python is not float or m.members for m in members):
+        raise UsageError(
+            f"{group.__name__} is a group of diagnostics: all its fields are numbers (Scalar, Norm, ...)"
+        )
+    return members
+
+
+def scalars_of(message: type[Any]) -> tuple[tuple[Field, str], ...]:
+    """The numbers of a message class, each with the group that it stands in ('' for none)."""
+    own = [(f, "") for f in schema(message) if f.python is float]
+    return (*own, *((m, f.name) for f in schema(message) for m in f.members))
 
 
 def _optional(hint: Any) -> type | None:
@@ -203,6 +233,9 @@ def check_values(message: object, owner: str, max_norm: float = math.inf) -> Non
     A finite sum proves that all values are finite at a fifth of the cost of isfinite.
     """
     for f, value in values_of(message):
+        if f.members:
+            check_values(value, owner)
+            continue
         if isinstance(value, float) and not math.isfinite(value):
             raise WireError(f"{owner}: field {f.name!r} is {value}")
         if isinstance(value, float) and f.kind.positive and value <= 0:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim import plugins, traces
-from fedsim.errors import DataError, UsageError
+from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment, convert, resolved_hyperparameters
 from launch.config import Execution
 from workers.devices import gpu_models
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fedsim.problem import Problem
 
 FORMAT = 1
+WIRE = 2
+"""fedsim.wire.header.VERSION, which must not be imported here: it imports torch."""
 COMPUTES = ("python", "torch", "numpy")
 """Versions that bits may depend on; others only carry them about."""
 LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
@@ -33,6 +35,7 @@ def describe(
     """experiment: with every default resolved. probe: workers.probe.probe of this process."""
     return {
         "format": FORMAT,
+        "wire": WIRE,
         "run": run,
         "experiment": experiment,
         "execution": asdict(execution),
@@ -103,6 +106,20 @@ def read(folder: Path) -> dict[str, Any]:
         options = result.get("format")
         raise UsageError(f"{path} has format {options!r}; this version of fedsim reads format {FORMAT}")
     return result
+
+
+def check_wire(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse a run that was begun with another wire format: its checkpoints and states are of that format.
+
+    Raises:
+        MismatchError: naming both formats.
+    """
+    begun = manifest.get("wire", 1)
+    if begun != WIRE:
+        raise MismatchError(
+            f"{folder} was begun with wire format {begun}; this fedsim speaks {WIRE}. Finish it with the "
+            "fedsim that began it (versions.fedsim in its manifest), or start a new run"
+        )
 
 
 def experiment(folder: Path, result: Mapping[str, Any]) -> Experiment:

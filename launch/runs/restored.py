@@ -59,6 +59,7 @@ class StoredRun:
             DataError: if its data or its files are not what they were.
         """
         result = manifest.read(folder)
+        manifest.check_wire(folder, result)
         described: Mapping[str, Any] = result["experiment"]
         experiment = manifest.experiment(folder, result)
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)  # see Session.prepare
@@ -189,8 +190,9 @@ class StoredRun:
         problem, algorithm = self.problem, self.problem.algorithm
         codecs, dims, layout = problem.codecs, problem.dims, problem.net.layout
         server, state, round = self.checkpoint.server, self.state(client), self.round + 1
+        folds = self.checkpoint.folds
         for number in range(1, len(algorithm.exchanges_in(round)) + 1):
-            types, ctx = problem.exchange(round, number), problem.context(round, number)
+            types, ctx = problem.exchange(round, number), problem.context(round, number, folds)
             sent = algorithm.broadcast(server, ctx)
             part = optional_group(types.down)
             if part is not None:
@@ -199,7 +201,7 @@ class StoredRun:
             payload = encode(sent, codecs["down"], dims, layout=layout)
             down: Any = decode_own(types.down, payload, codecs["down"], dims, layout=layout)
             check_values(down, f"broadcast of round {round}")
-            result = execute(problem, TaskId(round, number, client, 0), state, down)
+            result = execute(problem, TaskId(round, number, client, 0), state, down, folds)
             yield Message("up", number, self._plain(result.up), references(down))
             check_values(result.decoded, f"upload of client {client}")
             if number < len(algorithm.exchanges_in(round)):

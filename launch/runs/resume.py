@@ -34,7 +34,9 @@ class Stored:
             UsageError: if this is no run.
             DataError: if its manifest is damaged.
         """
-        return Stored(folder, manifest.read(folder), drift)
+        stored = manifest.read(folder)
+        manifest.check_wire(folder, stored)
+        return Stored(folder, stored, drift)
 
     def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
         """What was said when the run was begun, with these options over it.

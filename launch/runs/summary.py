@@ -87,6 +87,21 @@ def _vector(tensors: Mapping[str, Tensor], layout: Layout, prefix: str) -> Tenso
     return torch.cat([tensors[prefix + s.name].reshape(-1) for s in layout.slices])
 
 
+def dual_mismatch(
+    problem: Problem, server: Any, states: ClientStates, versions: tuple[int, ...]
+) -> float | None:
+    """The algorithm's own check of its duals (Algorithm.dual_mismatch), over all clients' states.
+
+    One state is in memory at a time. It is no traffic: the states lie beside the coordinator.
+    """
+    algorithm, ctx = problem.algorithm.unwrapped, problem.context(0, 0)
+    clients = (
+        states.load(k, version) if version else algorithm.client_init(ctx, k)
+        for k, version in enumerate(versions)
+    )
+    return algorithm.dual_mismatch(server, clients)
+
+
 def summarise(
     problem: Problem,
     ledger: Ledger,
@@ -105,7 +120,7 @@ def summarise(
     """summary.json. units_of_p: per client and exchange, all layers (docs/decisions/005); messages: how
     often a client took part in an exchange; took_part and folded: rounds per client, in which it got the
     broadcast and in which its upload counted. kernel_residual: the kernel's
-    count of the streams minus the ledger's (tcp)."""
+    count of the streams minus the ledger's (tcp). dual_mismatch: Algorithm.dual_mismatch at the end."""
     params = problem.net.layout.size
     down, up = ledger.bytes_of("algorithm", "down"), ledger.bytes_of("algorithm", "up")
     summary: dict[str, Any] = {
@@ -132,6 +147,7 @@ def summarise(
         "seconds_clients": None,
         "model_sha256": None,
         "clients_sha256": None,
+        "dual_mismatch": None,
     }
     if outcome is not None and states is not None:
         later = outcome.seconds_rounds[1:] or outcome.seconds_rounds
@@ -142,5 +158,6 @@ def summarise(
             "seconds_clients": round(outcome.seconds_clients, 3),
             "model_sha256": model_digest(outcome.model.mean, precision_of(outcome.model)),
             "clients_sha256": clients_digest(problem, states, outcome.versions),
+            "dual_mismatch": dual_mismatch(problem, outcome.server, states, outcome.versions),
         }
     return summary

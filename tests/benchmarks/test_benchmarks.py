@@ -26,6 +26,7 @@ PRINTS = {
         r"^\| client's change \|",
     ],
     "curvature_cost": [r"^fedlap [\d.]+ s .*, fedlap_cov [\d.]+ s", r"^fedlap_cov / fedlap: [\d.]+ "],
+    "envelope_cost": [r"pack an upload.*\d", r"unpack a heartbeat.*\d"],
     "flood": [
         r"^tcp on 127\.0\.0\.1.*: \d+ MiB without, \d+ with",
         r"^CURVE listener.*: \d+ MiB without",

@@ -96,7 +96,7 @@ class World:
     def expected(self) -> list[Command]:
         """All commands but Give, Score and Finish, in their only possible order."""
         out: list[Command] = []
-        versions = [0] * self.clients
+        versions, folds = [0] * self.clients, 0
         for r, participation in enumerate(self.participations, 1):
             participants = participation.participants
             here = tuple(k for k in participants if k not in participation.dropouts)
@@ -104,12 +104,13 @@ class World:
             for e in range(1, self.exchanges + 1) if participants else ():
                 if e > 1 and not here:
                     break
-                out.append(Open(r, e, here if e > 1 else participants, bool(folded)))
+                out.append(Open(r, e, here if e > 1 else participants, bool(folded), folds))
                 out += [Drop(k) if k in participation.lost_uploads else Release(k) for k in here]
                 out += [Close()] if folded else []
             for k in folded:
                 versions[k] = r * self.exchanges
-            out.append(Commit(r, participants, folded, tuple(versions)))
+            folds += bool(folded)
+            out.append(Commit(r, participants, folded, tuple(versions), folds))
         return out
 
     def tasks(self) -> set[TaskId]:
@@ -433,7 +434,7 @@ def test_uploads_are_released_in_ascending_order_however_they_arrive() -> None:
             tasks[command.task.client] = command
     for k, released in ((2, []), (1, []), (0, [Release(0), Release(1), Release(2), Close()])):
         assert machine.handle(Arrived(tasks[k].worker, tasks[k].task)) == released
-    assert machine.handle(Folded()) == [Commit(1, (0, 1, 2), (0, 1, 2), (1, 1, 1)), Finish()]
+    assert machine.handle(Folded()) == [Commit(1, (0, 1, 2), (0, 1, 2), (1, 1, 1), 1), Finish()]
 
 
 def test_the_largest_client_goes_first_and_ties_by_id() -> None:
@@ -484,6 +485,7 @@ def test_a_resumed_machine_goes_on_as_the_uninterrupted_one() -> None:
     assert isinstance(commit, Commit)
     machine = world.machine()
     machine.round, machine.versions = 3, list(commit.versions)
+    machine.folded_rounds = commit.folded_rounds
     rest = Simulator(world, machine, 2, random.Random(9), committed=3).run()
     assert kept(rest.log) == kept(whole.log[at + 1 :])
     assert set(rest.supplied) == {t for t in whole.supplied if t.round > 3}
@@ -567,7 +569,7 @@ def test_the_setup_is_round_0_with_everyone_and_round_1_follows_its_commit() -> 
     assert kept(log) == [
         *(Open(0, 1, participants, True), *folded),
         *(Open(0, 2, participants, True), *folded, Commit(0, participants, participants, (2, 2, 2))),
-        *(Open(1, 1, (1,), True), Release(1), Close(), Commit(1, (1,), (1,), (2, 3, 2))),
+        *(Open(1, 1, (1,), True), Release(1), Close(), Commit(1, (1,), (1,), (2, 3, 2), 1)),
     ]
     supplied = [c.task for c in log if isinstance(c, Give)]
     assert sorted(supplied, key=lambda t: (t.round, t.exchange, t.client)) == [
@@ -665,7 +667,8 @@ def test_versions_and_bases_with_a_setup_are_what_the_formula_says(world: World,
     S, E = world.setup, world.exchanges
     end = simulated(world, seed)
     everyone = tuple(range(world.clients))
-    held, bases, commits = [0] * world.clients, {}, []
+    held, bases = [0] * world.clients, {}
+    commits: list[Commit] = []
     for r in range(0 if S else 1, world.rounds + 1):
         participation = world.participation(r) if r else Participation(everyone)
         for k in participation.participants:
@@ -676,7 +679,8 @@ def test_versions_and_bases_with_a_setup_are_what_the_formula_says(world: World,
             if k not in participation.lost_uploads:
                 held[k] = base
         folded = tuple(k for k in participation.participants if k not in participation.lost_uploads)
-        commits.append(Commit(r, participation.participants, folded, tuple(held)))
+        folds = sum(bool(c.folded) for c in commits if c.round) + bool(r and folded)
+        commits.append(Commit(r, participation.participants, folded, tuple(held), folds))
     assert {(t.round, t.exchange, t.client): t.base for t in end.supplied} == bases
     assert len(end.supplied) == len(bases)
     assert [c for c in end.log if isinstance(c, Commit)] == commits

@@ -22,6 +22,8 @@ from launch.runs.restored import StoredRun
 from workers.probe import probe_digest
 
 EARLIER = sorted((Path(__file__).parent / "earlier").glob("*.tar.gz"))
+OTHER_WIRE = "before-0.1.0"
+"""Begun with wire format 1, in which messages, checkpoints and states were different."""
 PROBES = Path(__file__).parent / "earlier" / "probes.json"
 
 
@@ -29,7 +31,20 @@ def run_name(archive: Path) -> str:
     return archive.name.removesuffix(".tar.gz")
 
 
-@pytest.mark.parametrize("created", EARLIER, ids=run_name)
+def test_a_run_of_another_wire_format_is_refused_in_one_line_and_left_as_it_is(tmp_path: Path) -> None:
+    (archive,) = (path for path in EARLIER if run_name(path) == OTHER_WIRE)
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    run = tmp_path / "run"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for command in (["resume", str(run)], ["verify", str(run)], ["codecs", str(run)]):
+        done = CliRunner(catch_exceptions=False).invoke(main, command)
+        assert done.exit_code == 3 and done.stderr.count("\n") == 1
+        assert "was begun with wire format 1; this fedsim speaks 2" in done.stderr
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("created", [e for e in EARLIER if run_name(e) != OTHER_WIRE], ids=run_name)
 def test_a_run_of_an_earlier_version_goes_on(created: Path, tmp_path: Path) -> None:
     with tarfile.open(created) as packed:
         packed.extractall(tmp_path, filter="data")

@@ -154,6 +154,26 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
     assert [p["role"] for p in hosts] == ["coordinator", "remote worker", "remote worker"]
 
 
+def test_a_join_that_is_refused_is_booked_as_control_traffic(federation: Federation) -> None:
+    """Two workers with one join file both ask for the first seat; one is refused and takes the next."""
+    launched = federation.launch(*EXPERIMENT, "--verify-bytes")
+    eventually(federation.join_credentials.exists, "join.json")
+    relay = Relay(int(JoinCredentials.read(federation.join_credentials).url.rpartition(":")[2]))
+    first = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}")
+    first.wait_for("worker 0 of run")
+    second = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}")
+    output = [ends(launched), ends(first), ends(second)]
+    relay.close()
+    assert "residual 0" in output[0] and "worker 1 of run" in output[2]
+    rows = Run.open(federation.run).ledger
+    assert relay.bytes == rows.groupby("direction")["bytes"].sum().to_dict()
+    refused = rows[rows.message == "refused"]
+    assert (
+        set(refused.kind) == {"control"} and set(refused.direction) == {"down"} and set(refused.worker) == {0}
+    )
+    assert len(rows[rows.message == "handshake"]) == 2 * 3
+
+
 def test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again(federation: Federation) -> None:
     """First one of two, then the last one; the bits are those of an undisturbed run, and what was sent twice
     is of kind retry."""

@@ -80,6 +80,8 @@ class Federation:
     server: Any = None
     clients: list[Any] = field(default_factory=list)
     round: int = 0
+    folds: int = 0
+    """Rounds before the present one in which an upload was folded."""
     uploads: dict[int, Any] = field(default_factory=dict)
     """Of the last exchange, as decoded, also lost ones."""
 
@@ -92,7 +94,7 @@ class Federation:
 
     def context(self, exchange: int = 1) -> Context:
         layout, rng = Layout.vector(len(self.start)), RandomStream(0, "server", self.round)
-        return Context(self.start, layout, self.sizes, self.round, exchange, rng)
+        return Context(self.start, layout, self.sizes, self.round, exchange, rng, folds=self.folds)
 
     def set_up(self) -> None:
         """Round 0: the exchanges of the set-up, with all clients."""
@@ -107,16 +109,18 @@ class Federation:
         self.round += 1
         participants = sorted(range(len(self.shards)) if participants is None else participants)
         for exchange in range(1, len(self.algorithm.exchanges) + 1):
-            self._exchange(exchange, participants, lost)
+            folded = self._exchange(exchange, participants, lost)
+        self.folds += folded
 
-    def _exchange(self, exchange: int, participants: Collection[int], lost: Collection[int]) -> None:
+    def _exchange(self, exchange: int, participants: Collection[int], lost: Collection[int]) -> bool:
+        """Returns whether an upload was folded."""
         ctx = self.context(exchange)
         message = self.algorithm.broadcast(self.server, ctx)
         down = self.carry(message, "down")
         ups, self.uploads = [], {}
         for k in participants:
             rng = RandomStream(0, f"client.{exchange}", self.round, k)
-            task = Task(self.start, self.sizes, self.round, exchange, k, rng)
+            task = Task(self.start, self.sizes, self.round, exchange, k, rng, self.folds)
             part = self.algorithm.broadcast_to(self.server, k, ctx)
             got = down if part is None else self.carry(with_part(message, part), "down")
             draft, up = self.algorithm.client_update(self.clients[k], got, self.shards[k], task)
@@ -127,6 +131,7 @@ class Federation:
                 self.clients[k] = self.algorithm.client_commit(draft, got, up, task)
         if ups:
             self.server = self.algorithm.server_update(self.server, down, iter(ups), ctx)
+        return bool(ups)
 
     def carry(self, message: Any, direction: str, down: Any = None) -> Any:
         """The message as the other side gets it; `down`: the broadcast that an upload answers, as decoded."""

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from fedsim.problem import Problem
+from fedsim.round_events import Open
 from fedsim.wire.envelope import NONE, Envelope, decode, references
-from fedsim.wire.schema import check_values, schema
+from fedsim.wire.schema import check_values, scalars_of
 
 
 class _Stop(Exception):
@@ -44,14 +45,14 @@ class AggregationThread:
         """take: returns a client's upload and the worker that has sent it."""
         self.problem, self._take, self._on_done = problem, take, on_done
         self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
-        self._jobs: queue.SimpleQueue[tuple[Any, Any, int, int] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Any, Any, Open] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fold", daemon=True)
         self._thread.start()
 
-    def start(self, server: Any, down: Any, round: int, exchange: int) -> None:
+    def start(self, server: Any, down: Any, command: Open) -> None:
         """Begin the fold of an exchange; down: the broadcast as clients decode it."""
-        self._jobs.put((server, down, round, exchange))
+        self._jobs.put((server, down, command))
 
     def release(self, client: int) -> None:
         """Let this client be next; its upload is taken from the spool when its turn comes."""
@@ -89,8 +90,8 @@ class AggregationThread:
                 self._done.put(e)
             self._on_done()
 
-    def _fold(self, server: Any, down: Any, round: int, exchange: int) -> Fold:
-        algorithm = self.problem.algorithm
+    def _fold(self, server: Any, down: Any, command: Open) -> Fold:
+        algorithm, round, exchange = self.problem.algorithm, command.round, command.exchange
         scalars = _Scalars(self.problem.exchange(round, exchange).up)
 
         first = self._next()
@@ -107,7 +108,7 @@ class AggregationThread:
                 k = self._next()
 
         stream = ups()
-        ctx = self.problem.context(round, exchange)
+        ctx = self.problem.context(round, exchange, command.folded_rounds)
         next_server = algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # an algorithm that does not look at every upload still consumes them
             pass
@@ -146,15 +147,17 @@ class _Scalars:
     """The scalars of a round's uploads, each summed up in the way that its kind names."""
 
     def __init__(self, up: type) -> None:
-        fields = [f for f in schema(up) if f.python is float and f.kind.over != "nothing"]
-        self._over = {f.name: f.kind.over for f in fields}
+        scalars = [(f, group) for f, group in scalars_of(up) if f.kind.over != "nothing"]
+        self._over = {f.name: f.kind.over for f, _ in scalars}
+        self._groups = {f.name: group for f, group in scalars}
         self._values: dict[str, list[float]] = {name: [] for name in self._over}
         self._sizes: list[int] = []
 
     def add(self, up: Any, size: int) -> None:
         self._sizes.append(size)
         for name, values in self._values.items():
-            values.append(getattr(up, name))
+            group = self._groups[name]
+            values.append(getattr(getattr(up, group) if group else up, name))
 
     def result(self) -> dict[str, float]:
         return {name: self._summed(over, self._values[name]) for name, over in self._over.items()}

@@ -61,6 +61,7 @@ class Dispatch:
         self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
         self.timeline = timeline
         self._payload = Payload((), ())
+        self._folded_rounds = 0
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
         self._models_sent: dict[int, int] = {}
@@ -75,7 +76,9 @@ class Dispatch:
             WireError: If the algorithm's message has values that must not be sent.
         """
         problem = self.problem
-        down = problem.algorithm.broadcast(server, problem.context(command.round, command.exchange))
+        self._folded_rounds = command.folded_rounds
+        ctx = problem.context(command.round, command.exchange, command.folded_rounds)
+        down = problem.algorithm.broadcast(server, ctx)
         codecs, layout = problem.codecs["down"], problem.net.layout
         self._payload = encode(down, codecs, problem.dims, layout=layout)
         self.sent = decode_own(type(down), self._payload, codecs, problem.dims, layout=layout)
@@ -85,12 +88,12 @@ class Dispatch:
     def give(self, server: Any, give: Give) -> None:
         """Send a task: the broadcast, and behind it the fields that only this client gets."""
         payload, problem, task = self._payload, self.problem, give.task
-        ctx = problem.context(task.round, task.exchange)
+        ctx = problem.context(task.round, task.exchange, self._folded_rounds)
         extra = problem.algorithm.broadcast_to(server, task.client, ctx)
         if extra is not None:
             own = encode(extra, problem.codecs["down"], problem.dims, layout=problem.net.layout)
             payload = Payload(payload.fields + own.fields, payload.frames + own.frames)
-        envelope = messages.task(self.run, self.epoch, task, payload, give.dropout)
+        envelope = messages.task(self.run, self.epoch, task, payload, give.dropout, self._folded_rounds)
         if not give.dropout:
             self._transfer_state(give.worker, envelope.header)
         self.send(give.worker, envelope, give.retry)

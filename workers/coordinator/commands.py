@@ -100,4 +100,4 @@ class CommandExecutor:
         self.records.opened(command, seconds)
         sent = self.dispatch.encode_broadcast(self.server, command)
         if command.folds:
-            self.aggregation.start(self.server, sent, command.round, command.exchange)
+            self.aggregation.start(self.server, sent, command)

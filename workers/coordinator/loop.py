@@ -96,6 +96,7 @@ class Coordinator:
             eval_every=problem.experiment.eval_every,
             setup=len(algorithm.setup),
             round=before.round if before else 0,
+            folded_rounds=before.folds if before else 0,
         )
         self._wakeup = Wakeup()
         spool = Spool(storage.folder / "spool", keep=storage.keep)

@@ -141,7 +141,9 @@ class RunRecords:
         end = self.callbacks.committed(commit, ledger.close(r))
         self.callbacks.spans(self.timeline.take())
         journal.append("commit", round=r, about=record.known())
-        self.storage.checkpoints.commit(r, server, commit.versions, commit.folded, log.oldest, end)
+        self.storage.checkpoints.commit(
+            r, server, commit.versions, commit.folded, log.oldest, end, commit.folded_rounds
+        )
         record.committed = True
         experiment = self.problem.experiment
         if not evaluates(r, experiment.rounds, experiment.eval_every, self.problem.chunks):

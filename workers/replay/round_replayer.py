@@ -98,6 +98,7 @@ class RoundReplayer:
             chunks=0,
             setup=len(algorithm.setup),
             round=before.round if before else 0,
+            folded_rounds=before.folds if before else 0,
         )
 
     def _arrived(self, envelope: Envelope, spool: Spool) -> Arrived:
@@ -134,7 +135,9 @@ class _Commits:
     def written(self, commit: Commit, server: Any) -> None:
         """Keep the checkpoint."""
         self._ledger.close(commit.round)
-        self._checkpoints.append(Checkpoint(commit.round, torch.tensor(commit.versions), server))
+        self._checkpoints.append(
+            Checkpoint(commit.round, torch.tensor(commit.versions), server, folds=commit.folded_rounds)
+        )
 
     def model(self, round: int) -> Point | Gaussian | None:
         """Return None: a replay evaluates nothing."""

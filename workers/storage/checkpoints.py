@@ -33,13 +33,14 @@ DISK_DEADLINE = 120.0
 
 @dataclass(frozen=True)
 class Checkpoint(Generic[Server]):
-    """One committed round: versions (K,) int64 of all clients' states, the server's state, and where
-    ledger.csv ends with this round's rows."""
+    """One committed round: versions (K,) int64 of all clients' states, the server's state, where
+    ledger.csv ends with this round's rows, and how many rounds have folded an upload."""
 
     round: int
     versions: Tensor
     server: Server
     ledger: int = 0
+    folds: int = 0
 
 
 def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]:
@@ -49,11 +50,11 @@ def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]
         WireError: if the file is damaged or of another algorithm.
         DiskError: if it is not there.
     """
-    fields = [("round", int), ("versions", Tensor), ("server", server_type), ("ledger", int)]
+    fields = [("round", int), ("versions", Tensor), ("server", server_type), ("ledger", int), ("folds", int)]
     with disk_errors(f"checkpoint {path}"):
         data = path.read_bytes()
     read: Any = decode_state(make_dataclass("Checkpoint", fields, frozen=True), data, f"checkpoint {path}")
-    return Checkpoint(read.round, read.versions, read.server, read.ledger)
+    return Checkpoint(read.round, read.versions, read.server, read.ledger, read.folds)
 
 
 class Checkpoints:
@@ -87,6 +88,7 @@ class Checkpoints:
         folded: tuple[int, ...],
         needed: int | None = None,
         ledger: int = 0,
+        folds: int = 0,
     ) -> None:
         """Write the checkpoint of a round, and drop what is needed no more: the last three are kept, those
         from round `needed` on (whose models are still to be evaluated), and the newest durable one with what
@@ -104,7 +106,7 @@ class Checkpoints:
         files = {k: self.states.path(k, versions[k]) for k in folded}
         first = round if needed is None else needed
         written = Written(self.path(round), round, versions, files, first)
-        self._to_write.put((written, Checkpoint(round, torch.tensor(versions), server, ledger)))
+        self._to_write.put((written, Checkpoint(round, torch.tensor(versions), server, ledger, folds)))
 
     def close(self, deadline: float = 30.0) -> None:
         """Wait until everything committed is durable, at most `deadline` seconds each.

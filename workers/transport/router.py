@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from fedsim.errors import AccessError, TaskError, WireError
-from fedsim.wire.envelope import Envelope, unpack
+from fedsim.wire.envelope import NONE, Envelope, unpack
 from fedsim.wire.ledger import Ledger
 from workers.transport import tcp_counters
 from workers.transport.dealer import bound
@@ -84,6 +84,8 @@ class ZmqEndpoint(Endpoint):
         self._rejoin_sent: dict[int, bytes] = {}
         """Connections that were asked to join again, once each: a peer is not sent more than it sends."""
         self._poller, self._polled = zmq.Poller(), [-1]
+        self._refused = {"up": 0, "down": 0}
+        """Bytes of connections that were refused."""
         self.unauthenticated_peers = 0
         self.complete = True
         """No connection was lost: the kernel still counts all that there were."""
@@ -157,8 +159,7 @@ class ZmqEndpoint(Endpoint):
                 self._ask_to_rejoin(route, frames[0])
                 return None
             except AccessError as e:
-                with suppress(zmq.ZMQError):
-                    self._send(route, refusal(str(e)))
+                self._refuse(route, envelope, hello.index if hello else NONE, str(e))
                 return None
             except WireError:
                 self.unauthenticated_peers += 1
@@ -190,6 +191,22 @@ class ZmqEndpoint(Endpoint):
         self._workers[route] = worker
         self._routes[worker] = route
         return worker
+
+    def _refuse(self, route: bytes, envelope: Envelope, worker: int, reason: str) -> None:
+        """Tell the owner of a key why it must not join, and book its connection as control traffic.
+
+        The peer closes the connection, so the kernel does not count it when the run ends: `residual` leaves
+        these bytes out.
+        """
+        before = {direction: self.ledger.booked(direction) for direction in self._refused}
+        self.ledger.book_handshake(worker)
+        self._book(envelope, worker, "up")
+        answer = refusal(reason)
+        with suppress(zmq.ZMQError):
+            self._send(route, answer)
+            self._book(answer, worker, "down")
+        for direction, n in before.items():
+            self._refused[direction] += self.ledger.booked(direction) - n
 
     def _ask_to_rejoin(self, route: bytes, frame: zmq.Frame) -> None:
         """Ask the owner of a key to join again; an unauthenticated peer is sent nothing."""
@@ -238,7 +255,10 @@ class ZmqEndpoint(Endpoint):
         self._receive_all()
         if self._monitor is not None:
             self._note_ends()
-        return (self.ledger.booked("down"), self.ledger.booked("up")) if self.complete else None
+        if not self.complete:
+            return None
+        down, up = (self.ledger.booked(direction) - self._refused[direction] for direction in ("down", "up"))
+        return down, up
 
     def accept(self) -> str:
         self.address = self.listener.reopen(self._socket)

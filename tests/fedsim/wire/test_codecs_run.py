@@ -149,7 +149,7 @@ def test_the_choice_is_kept_by_direction_in_one_spelling() -> None:
         ("fedlap_cov", "up.train_loss", "delta+zstd", "the broadcast has no field 'train_loss'"),
         ("fedlap_cov", "precision", "csr", "write csr:p, the fraction to keep, 0 < p <= 1"),
         ("fedlap_cov", "precision", "csr:2", "write csr:p, the fraction to keep"),
-        ("fedlap_cov", "down.started", "bf16", "'started' holds no floats"),
+        ("fedlap_func", "down.owners", "bf16", "'owners' holds no floats"),
         ("fedlap", "up.mean", "csr:0.1", "is for a precision or a curvature"),
     ],
 )

@@ -454,7 +454,7 @@ def test_a_codec_can_be_chosen_for_a_field_of_a_part() -> None:
 
 
 @pytest.mark.parametrize("codec", ["bf16", "f16"])
-@pytest.mark.parametrize("field", ["owners", "down.owners", "started"])
+@pytest.mark.parametrize("field", ["owners", "down.owners"])
 def test_a_lossy_codec_on_integers_is_refused_beforehand(field: str, codec: str) -> None:
     name = field.rpartition(".")[2]
     with pytest.raises(UsageError, match=f"--codec {field}={codec}: '{name}' holds no floats"):
