@@ -126,10 +126,13 @@ def describe(name: str) -> None:
 
 
 def message_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str, str]]:
-    """Every field that crosses the wire: message, field, kind, shape and type."""
+    """Every field that crosses the wire: message, field, kind, shape and type; of a group, each member."""
     for label, message, fields_ in _messages(algorithm):
         for field in fields_:
-            yield label, field.name, field.kind.name, _shape(field), " | ".join(field.dtypes)
+            if not field.members:
+                yield label, field.name, field.kind.name, _shape(field), " | ".join(field.dtypes)
+            for member in field.members:  # a group of diagnostics, which crosses the wire as one field
+                yield label, f"{field.name}.{member.name}", "info", "scalar", " | ".join(field.dtypes)
         if not fields_:
             yield label, "", f"({message.__name__} has no fields)", "", ""
 
