@@ -22,6 +22,8 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("fedsim", "protocols", "workers", "launch")
+REFERENCE = "reference"
+"""The folder of the site that has a page per module."""
 ROOT_PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -107,7 +109,7 @@ def _page_of(path: str) -> str:
         return _reference_page(file)
     if path == "docs/decisions":
         return "decisions/index.md"
-    if path.startswith("docs/") and file.suffix in {".md", ".png", ".csv"}:
+    if path.startswith("docs/") and file.suffix in {".md", ".png", ".svg", ".csv"}:
         return path.removeprefix("docs/")
     return _source_page(path)
 
@@ -156,7 +158,7 @@ def _dotted(file: PurePosixPath) -> str:
 
 def _reference_page(file: PurePosixPath) -> str:
     page = file.with_name("index.md") if file.stem == "__init__" else file.with_suffix(".md")
-    return f"reference/{page}"
+    return f"{REFERENCE}/{page}"
 
 
 def _decisions() -> str:
@@ -172,8 +174,8 @@ def _expanded(nav: Nav, files: Files) -> Nav:
     expanded: Nav = []
     for entry in nav:
         match entry:
-            case "reference/*":
-                expanded += _tree("reference", files)
+            case str() if entry == f"{REFERENCE}/*":
+                expanded += _tree(REFERENCE, files)
             case str() if entry.endswith("/*"):
                 expanded += [uri for uri in _in_folder(entry[:-2], files) if uri not in nav]
             case dict():

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from fedsim.participation import Participation, Schedule
 from fedsim.round_events import (
@@ -38,7 +39,10 @@ from fedsim.round_events import (
 )
 from fedsim.task_assignment import MAX_EVALUATIONS_BEHIND, ProtocolError, TaskAssignment
 
-__all__ = ["MAX_EVALUATIONS_BEHIND", "ProtocolError", "RoundMachine"]
+__all__ = ["MAX_EVALUATIONS_BEHIND", "Phase", "ProtocolError", "RoundMachine"]
+
+Phase = Literal["ready", "collecting", "folding", "evaluating", "finished"]
+"""The stages of a run, in their order."""
 
 
 @dataclass
@@ -113,6 +117,23 @@ class RoundMachine:
             case _:
                 commands = self._on_folded()
         return commands + self._assignment.assign(self.round, self._participation.dropouts)
+
+    @property
+    def phase(self) -> Phase:
+        """What the machine waits for: the stage of the run that it is in.
+
+        ready: `start` has not been called. collecting: answers of the present exchange are missing; an upload
+        is folded as soon as all with smaller ids are there, and evaluation fills gaps. folding: all uploads
+        are released, and server_update has not returned. evaluating: all rounds are committed, and scores
+        are missing. finished: Finish was returned.
+        """
+        if self._finished:
+            return "finished"
+        if self._to_fold:
+            return "collecting"
+        if self._folding:
+            return "folding"
+        return "evaluating" if self._unscored else "ready"
 
     def is_dropout(self, task: TaskId) -> bool:
         """Whether the schedule makes this client a dropout: it gets the broadcast and sends nothing."""

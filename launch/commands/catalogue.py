@@ -110,11 +110,8 @@ def describe(name: str) -> None:
     messages = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("message", "field", "kind", "shape", "type"):
         messages.add_column(column)
-    for label, message, fields_ in _messages(algorithm):
-        for field in fields_:
-            messages.add_row(label, field.name, field.kind.name, _shape(field), " | ".join(field.dtypes))
-        if not fields_:
-            messages.add_row(label, "", f"({message.__name__} has no fields)", "", "")
+    for row in message_rows(algorithm):
+        messages.add_row(*row)
     console.print(messages)
     once = f", and once {cost_once(algorithm)}" if cost_once(algorithm) else ""
     console.print(
@@ -123,10 +120,28 @@ def describe(name: str) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("hyperparameter", "default", "values"):
         table.add_column(column)
-    kinds = _kinds(kind)
-    for key, value in resolved_hyperparameters(algorithm).items():
-        table.add_row(key.rpartition(".")[2], _toml(value), kinds[key])
+    for hyperparameter in hyperparameter_rows(algorithm):
+        table.add_row(*hyperparameter)
     console.print(table)
+
+
+def message_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str, str]]:
+    """Every field that crosses the wire: message, field, kind, shape and type; of a group, each member."""
+    for label, message, fields_ in _messages(algorithm):
+        for field in fields_:
+            if not field.members:
+                yield label, field.name, field.kind.name, _shape(field), " | ".join(field.dtypes)
+            for member in field.members:  # a group of diagnostics, which crosses the wire as one field
+                yield label, f"{field.name}.{member.name}", "info", "scalar", " | ".join(field.dtypes)
+        if not fields_:
+            yield label, "", f"({message.__name__} has no fields)", "", ""
+
+
+def hyperparameter_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str]]:
+    """Every hyperparameter: name, default, and the values that it may have."""
+    kinds = _kinds(type(algorithm))
+    for key, value in resolved_hyperparameters(algorithm).items():
+        yield key.rpartition(".")[2], _toml(value), kinds[key]
 
 
 def _messages(algorithm: AnyAlgorithm) -> Iterator[tuple[str, type, tuple[Field, ...]]]:

@@ -212,6 +212,7 @@ class Simulator:
                 self.closed = False
         self.carry_out(self.machine.handle(event))
         self.check_workers()
+        self.check_phase()
 
     def check_workers(self) -> None:
         assert all(len(pieces) <= MOST_HELD for pieces in self.held.values())
@@ -227,6 +228,16 @@ class Simulator:
                 if (t.round, t.exchange) == (self.open.round, self.open.exchange)
             }
             assert participants == set(self.open.participants), "a worker idles while tasks wait"
+
+    def check_phase(self) -> None:
+        """The machine's phase is what its commands have said."""
+        if self.finished:
+            expected = "finished"
+        elif self.open is None:
+            expected = "evaluating"
+        else:
+            expected = "folding" if self.closed else "collecting"
+        assert self.machine.phase == expected
 
     def carry_out(self, commands: list[Command]) -> None:
         for command in commands:
@@ -388,6 +399,17 @@ def test_empty_rounds_commit_at_once() -> None:
         Commit(2, (), (), (0, 0)),
         Open(3, 1, (1,), True),
     ]
+
+
+def test_the_phase_before_the_start_and_after_the_end() -> None:
+    machine = World(1, 1, 1, (Participation((0,)),), 1, 1).machine()
+    assert machine.phase == "ready"
+    machine.start()
+    assert machine.phase == "collecting"
+    without_rounds = World(1, 0, 1, (), 1, 1).machine()
+    assert (without_rounds.start(), without_rounds.phase) == ([], "evaluating")
+    without_anything = World(1, 0, 1, (), 0, 1).machine()
+    assert (without_anything.start(), without_anything.phase) == ([Finish()], "finished")
 
 
 def test_no_rounds_and_nothing_to_evaluate_is_the_end() -> None:

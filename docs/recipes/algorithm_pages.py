@@ -1,0 +1,153 @@
+"""One page per algorithm: its paper, box, messages, cost, hyperparameters, differences and results.
+
+    python docs/recipes/algorithm_pages.py      3 seconds; writes docs/algorithms/NAME.md for every algorithm,
+                                                and the links to them in docs/algorithms.md, between their
+                                                marker comments
+
+Everything is read off the code, docs/references/citations.toml and docs/results. A page that belongs to no
+algorithm is removed. tests/docs/test_generated_pages.py holds that the pages are current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.commands.catalogue import cost_once, hyperparameter_rows, message_rows, wire_cost
+from protocols import REGISTRY, AnyAlgorithm
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+FOLDER, INDEX = "algorithms", "algorithms.md"
+OPENING = "<!-- pages: written by python docs/recipes/algorithm_pages.py -->"
+CLOSING = "<!-- end of pages -->"
+
+
+def page(kind: type[AnyAlgorithm], citations: dict[str, Any]) -> str:
+    """The page of one algorithm."""
+    algorithm = kind()
+    file = Path(inspect.getfile(kind)).relative_to(ROOT)
+    title, *paragraphs = (inspect.getmodule(kind).__doc__ or "").strip().split("\n\n")
+    wire = [p for p in paragraphs if p.startswith("Wire")]
+    differs = [p.removeprefix("Differs: ") for p in paragraphs if p.startswith("Differs: ")]
+    box = [p for p in paragraphs if p not in wire and not p.startswith(("Differs: ", "References:"))]
+    siblings = [k.name for k in REGISTRY if k is not kind and inspect.getfile(k) == inspect.getfile(kind)]
+    others = f", which also holds {_links(siblings)}" if siblings else ""
+    citation = citations["algorithms"][kind.name]
+    once = cost_once(algorithm)
+    return "\n\n".join(
+        [
+            f"# {kind.name}",
+            "<!-- written by python docs/recipes/algorithm_pages.py -->",
+            _prose(title),
+            f"`fedsim launch --algo {kind.name}` runs it. The code is [{file}](../../{file}){others}.",
+            "\n".join(_cited(citation, citations["papers"])),
+            "## The box",
+            *_box(box),
+            "## Messages",
+            _table(("message", "field", "kind", "shape", "type"), message_rows(algorithm)),
+            f"Cost per client and round, scalars left out: **{wire_cost(algorithm)}**"
+            + (f", and once per client **{once}**." if once else ".")
+            + " P is the number of the model's parameters. "
+            "[Measured bytes](../communication.md#what-every-algorithm-costs) include headers and framing.",
+            *map(_prose, wire),
+            "## Hyperparameters",
+            _table(("hyperparameter", "default", "values"), hyperparameter_rows(algorithm)),
+            f"`--set NAME=VALUE` changes one. The default model is `{kind.default_model}`.",
+            *(f"## What differs from the paper\n\n{_prose(d[0].upper() + d[1:])}" for d in differs),
+            "## Results",
+            "\n".join(_results(kind.name)),
+            "",
+        ]
+    )
+
+
+def _cited(citation: dict[str, Any], papers: dict[str, Any]) -> list[str]:
+    """The paper with its link, the papers beside it, and the page of the equations."""
+    lines = [f"- {_paper(papers[citation['paper']])}: {_prose(citation['where'])}"]
+    for also in citation["also"]:
+        key, _, what = also.partition(": ")
+        lines.append(f"- {_paper(papers[key])}: {_prose(what)}")
+    return [*lines, f"- The equations in our signs: [{citation['page']}](../references/{citation['page']})"]
+
+
+def _paper(paper: dict[str, Any]) -> str:
+    title = f"[{paper['title']}]({paper['url']})" if "url" in paper else paper["title"]
+    names = [name.split()[-1] for name in paper["authors"]]
+    authors = f"{names[0]} et al." if len(names) > 3 else ", ".join(names)
+    return f"{authors}, {title}, {paper['venue']}"
+
+
+def _box(paragraphs: Iterable[str]) -> list[str]:
+    """Indented paragraphs are formulas and stay as they are; the others are text."""
+    out: list[str] = []
+    for paragraph in paragraphs:
+        formulas = textwrap.dedent(paragraph).rstrip()
+        if not paragraph.startswith("    "):
+            out.append(_prose(paragraph))
+        elif out and out[-1].startswith("```"):
+            out[-1] = out[-1].removesuffix("\n```") + f"\n\n{formulas}\n```"
+        else:
+            out.append(f"```text\n{formulas}\n```")
+    return out
+
+
+def _prose(text: str) -> str:
+    """A paragraph as one line of Markdown that shows its signs as they are."""
+    pieces = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(p if p.startswith("`") else re.sub(r"([\\*_<\[\]|])", r"\\\1", p) for p in pieces)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _links(names: Iterable[str], folder: str = "") -> str:
+    return ", ".join(f"[{name}]({folder}{name}.md)" for name in names)
+
+
+def _results(name: str) -> list[str]:
+    """The pages of results that name the algorithm, or whose recipe does."""
+    lines = ["- [One run with its defaults on digits](../algorithms.md), beside all others"]
+    for result in sorted((DOCS / "results").glob("*.md")):
+        text = result.read_text(encoding="utf-8")
+        recipes = [DOCS / "recipes" / f"{result.stem}{suffix}" for suffix in (".toml", ".py")]
+        sources = [recipe.read_text(encoding="utf-8") for recipe in recipes if recipe.is_file()]
+        named = re.search(rf"\b{name}\b", text) or any(f'"{name}"' in source for source in sources)
+        if result.name != "README.md" and named:
+            lines.append(f"- [{text.splitlines()[0].removeprefix('# ')}](../results/{result.name})")
+    return lines
+
+
+def files() -> dict[str, str]:
+    """The text of every file that this script writes, by its path in docs/."""
+    citations = tomllib.loads((DOCS / "references" / "citations.toml").read_text(encoding="utf-8"))
+    before, rest = (DOCS / INDEX).read_text(encoding="utf-8").split(OPENING)
+    _, after = rest.split(CLOSING)
+    links = _links((kind.name for kind in REGISTRY), f"{FOLDER}/").replace("), ", "),\n")
+    pages = {f"{FOLDER}/{kind.name}.md": page(kind, citations) for kind in REGISTRY}
+    return {INDEX: f"{before}{OPENING}\n\n{links}\n\n{CLOSING}{after}", **pages}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=DOCS, help="folder of the pages")
+    out = parser.parse_args(argv).out
+    written = files()
+    (out / FOLDER).mkdir(parents=True, exist_ok=True)
+    for name, text in written.items():
+        (out / name).write_text(text, encoding="utf-8")
+    for old in (out / FOLDER).glob("*.md"):
+        if f"{FOLDER}/{old.name}" not in written:
+            old.unlink()
+
+
+if __name__ == "__main__":
+    main()

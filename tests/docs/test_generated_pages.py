@@ -1,0 +1,59 @@
+"""The pages that scripts in docs/recipes write are what these scripts write today."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from markdown_it import MarkdownIt
+
+from protocols import REGISTRY
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(DOCS / "recipes"))
+    before = set(sys.modules)
+    yield importlib.import_module(request.param)
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == DOCS / "recipes":
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("script", ["algorithm_pages", "round_machine_diagram"], indirect=True)
+def test_the_pages_are_what_the_script_writes(script: ModuleType) -> None:
+    outdated = [
+        name
+        for name, text in script.files().items()
+        if not (DOCS / name).is_file() or (DOCS / name).read_text(encoding="utf-8") != text
+    ]
+    assert outdated == [], f"run python docs/recipes/{script.__name__}.py"
+
+
+@pytest.mark.parametrize("script", ["round_machine_diagram"], indirect=True)
+def test_the_diagram_has_every_phase_event_and_command_of_the_round_machine(script: ModuleType) -> None:
+    transitions, _ = script.explored()
+    assert {t.origin for t in transitions} | {t.target for t in transitions} == set(script.PHASES)
+    assert set(script.meanings()) == set(script.PHASES)
+    assert {t.event for t in transitions} == set(script.EVENTS)
+    assert {name for variants in transitions.values() for v in variants for name in v} == set(script.COMMANDS)
+
+
+@pytest.mark.parametrize("script", ["algorithm_pages"], indirect=True)
+def test_every_algorithm_has_a_page_and_every_page_an_algorithm(script: ModuleType) -> None:
+    pages = {f"algorithms/{path.name}" for path in (DOCS / "algorithms").glob("*.md")}
+    assert pages == {f"algorithms/{kind.name}.md" for kind in REGISTRY}
+    assert pages == set(script.files()) - {script.INDEX}
+
+
+@pytest.mark.parametrize("script", ["algorithm_pages"], indirect=True)
+def test_a_page_shows_signs_of_formulas_as_they_are(script: ModuleType) -> None:
+    (paragraph,) = MarkdownIt().parse(script._prose("w_k <- v_k * [1, 2] | 3 and\n    `a_b`, _c_"))[1:2]
+    shown = "".join(child.content for child in paragraph.children or [])
+    assert shown == "w_k <- v_k * [1, 2] | 3 and a_b, _c_"
