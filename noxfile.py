@@ -20,7 +20,7 @@ def python(session: nox.Session, *arguments: str) -> None:
 @nox.session
 def test(session: nox.Session) -> None:
     """Run every test."""
-    python(session, "-m", "pytest", *session.posargs)
+    python(session, "-m", "pytest", "-n", "2", "--dist", "loadscope", *session.posargs)
 
 
 @nox.session

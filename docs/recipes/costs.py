@@ -98,7 +98,7 @@ def measured(run: Run, algorithm: AnyAlgorithm) -> Cost:
 
 
 COST_HEAD = (
-    *("algorithm", "P", "down", "values", "letters", "up", "values", "letters"),
+    *("algorithm", "P", "down", "values", "envelopes", "up", "values", "envelopes"),
     *("exchanges", "once per client", "measured"),
 )
 

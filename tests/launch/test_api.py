@@ -349,7 +349,7 @@ def test_script_without_a_main_guard_starts_workers_that_do_not_run_it() -> None
 def test_fork_server_of_a_program_is_a_new_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process that has imported nothing yet, too, which the command would fork."""
     probe = (
-        "from launch.processes.server import ForkServer; s = ForkServer(fresh=True); "
+        "from launch.processes.fork_server import ForkServer; s = ForkServer(fresh=True); "
         "print(open(f'/proc/{s.pid}/cmdline').read().replace(chr(0), ' ')); s.end(5.0)"
     )
     done = subprocess.run(

@@ -23,8 +23,6 @@ EXCEPTIONS: dict[str, int] = {
     "protocols/mime.py": 220,  # two algorithms of one paper, with seven messages and states
     "protocols/precond_admm.py": 160,  # its set-up is a second object
     "protocols/fedlap_func.py": 175,
-    "fedsim/round_machine.py": 480,
-    "launch/cli.py": 480,
 }
 """Files that are longer than they may be, until they are gone."""
 

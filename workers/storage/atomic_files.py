@@ -9,7 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedsim.errors import DiskError, UsageError
-from fedsim.wire.envelope import Buffer
+
+Buffer = bytes | memoryview
+"""As fedsim.wire.envelope.Buffer, without its import of torch: `fedsim revoke` locks a run without it."""
 
 
 @contextmanager
