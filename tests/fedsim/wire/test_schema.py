@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, make_dataclass, replace
 from typing import Any
 
 import msgspec
@@ -37,8 +37,10 @@ from fedsim.wire.schema import (
     Dual,
     FullPrecision,
     Inputs,
+    Least,
     Logits,
     Mean,
+    Norm,
     Owners,
     Precision,
     Scalar,
@@ -47,6 +49,7 @@ from fedsim.wire.schema import (
     all_fields,
     check_values,
     optional_group,
+    scalars_of,
     schema,
     values_of,
 )
@@ -475,3 +478,59 @@ def test_a_lossy_codec_on_a_full_precision_is_refused_with_its_reason(field: str
     assert built(BayesADMM, {field: "dense"}, covariance="full")
     assert built(BayesADMM, {field: codec}, covariance="diagonal")
     assert built(BayesADMM, {"mean": codec}, covariance="full")
+
+
+# ---- groups of diagnostics
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    loss: Scalar
+    slack: Least
+
+
+@dataclass(frozen=True)
+class Reported:
+    mean: Mean
+    info: Diagnostics
+
+
+def test_a_group_crosses_the_wire_as_one_vector() -> None:
+    message = Reported(torch.ones(3), Diagnostics(0.25, -1e300))
+    payload = encode(message, {}, {"P": 3})
+    assert [(f.name, f.dtype, f.shape) for f in payload.fields] == [
+        ("mean", "f32", (3,)),
+        ("info", "f64", (2,)),
+    ]
+    received = decode_own(Reported, payload, {}, {"P": 3})
+    assert received.info == message.info
+    assert [(f.name, group) for f, group in scalars_of(Reported)] == [("loss", "info"), ("slack", "info")]
+
+
+def test_a_number_of_a_group_that_is_not_finite_is_refused_by_name() -> None:
+    with pytest.raises(WireError, match="field 'slack' is nan"):
+        check_values(Reported(torch.ones(3), Diagnostics(0.0, float("nan"))), "here")
+
+
+def test_a_group_of_another_length_is_refused() -> None:
+    payload = encode(Reported(torch.ones(3), Diagnostics(1.0, 2.0)), {}, {"P": 3})
+
+    @dataclass(frozen=True)
+    class Longer:
+        loss: Scalar
+        slack: Least
+        norm: Norm
+
+    longer = make_dataclass("Reported", [("mean", Mean), ("info", Longer)], frozen=True)
+    with pytest.raises(WireError, match="field 'info' has shape"):
+        decode_own(longer, payload, {}, {"P": 3})
+
+
+def test_a_group_holds_numbers_only() -> None:
+    @dataclass(frozen=True)
+    class Mixed:
+        loss: Scalar
+        mean: Mean
+
+    with pytest.raises(UsageError, match="Mixed is a group of diagnostics"):
+        schema(make_dataclass("Message", [("info", Mixed)], frozen=True))
