@@ -134,7 +134,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     """Posterior samples that an evaluation averages over, beside the mean; for members whose model is a
     distribution."""
     fed_back: ClassVar[tuple[str, ...]] = ()
-    """Upload fields of shape (P,) that fedsim.error_feedback may correct: increments that nobody refers to
+    """Upload fields of shape (P,) that fedsim.error_feedback may correct: increments to which nothing refers
     once they are added up."""
 
     _exchange: ClassVar[Exchange | None] = None

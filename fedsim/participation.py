@@ -5,7 +5,7 @@ A schedule is a base, which draws the participants, and modifiers, which strike 
     BASE[+gone:P][+lost:P]        such as 0.3, coin:0.3, markov:0.1,0.5+lost:0.05, trace:who.csv
 
 gone (dropout): a client gets the broadcast and sends nothing back. lost (upload loss): its upload arrives and
-is not folded. Each modifier strikes a participant with probability P, independently. It is drawn apart from
+is not folded. Each modifier affects a participant with probability P, independently. It is drawn apart from
 the base, so that a base gives the same participants with and without modifiers.
 """
 
@@ -109,7 +109,7 @@ def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ())
 def _struck(
     participants: tuple[int, ...], chance: float, population: ClientPopulation, round: int, what: str
 ) -> frozenset[int]:
-    """The participants that a modifier strikes: one draw per client, so that the others do not matter."""
+    """The participants that a modifier affects: one draw per client, so that the others do not matter."""
     if not chance:
         return frozenset()
     drawn = population.draws(round, what).random(population.clients)

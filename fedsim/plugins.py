@@ -51,7 +51,7 @@ def absolute(spec: str) -> str:
 
 
 def short(choice: str) -> str:
-    """A spec as people need it, mine:Mine; a name of ours as it is."""
+    """A spec for display, mine:Mine; a name of ours as it is."""
     if not is_spec(choice):
         return choice
     path, name = _parts(choice)

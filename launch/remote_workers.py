@@ -63,7 +63,7 @@ def _keys(run: Path) -> int:
     result = manifest.read(run)
     starts = [result, *result.get("resumes", [])]
     if not starts[-1]["execution"]["remote_workers"]:
-        raise UsageError(f"{run} has no remote workers (--remote-workers): nobody has a key")
+        raise UsageError(f"{run} has no remote workers (--remote-workers): no worker has a key")
     if not _is_running(run):
         raise UsageError(f"{run} is not being run: its keys open nothing, and fedsim resume makes new ones")
     if not (run / JOIN).exists():

@@ -36,7 +36,7 @@ class Plan:
     took_part: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def add(self, round: int, direction: str, size: EnvelopeSize, envelopes: int) -> None:
-        """So many letters of one size."""
+        """So many envelopes of one size."""
         if not envelopes:
             return
         self.exact = self.exact and size.exact

@@ -21,7 +21,7 @@ MOST_WORKERS, MOST_BARS = 32, 2000
 LEFT, RIGHT, LANE, BAR = 86.0, 914.0, 24.0, 16.0
 """Of a drawing 1000 units wide: where its time begins, how long it is, the height of a lane and of a bar."""
 THIN = 4.5
-"""So much is taken from a bar above and below while nobody is known to compute."""
+"""So much is taken from a bar above and below while no worker is known to compute."""
 TICKS = 8
 
 

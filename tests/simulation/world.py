@@ -87,7 +87,7 @@ class Odds:
 
 
 class Link:
-    """One connection: letters of a direction arrive in order, when it is not muted."""
+    """One connection: envelopes of a direction arrive in order, when it is not muted."""
 
     def __init__(self, worker: int) -> None:
         self.worker, self.open = worker, True

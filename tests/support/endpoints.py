@@ -71,7 +71,7 @@ class Shuffled(Endpoint):
 
 
 class LateScores(Shuffled):
-    """Answers training first, and of the letters of evaluation the newest first."""
+    """Answers training first, and of the envelopes of evaluation the newest first."""
 
     def __init__(self, ledger: Ledger, runtimes: list[WorkerRuntime]) -> None:
         super().__init__(ledger, runtimes, self.newest)

@@ -21,7 +21,7 @@ from workers.worker.runtime import WorkerRuntime
 
 
 class Forging(Loopback):
-    """Sends something else in the place of the first letter of a kind."""
+    """Sends something else in the place of the first envelope of a kind."""
 
     def __init__(self, ledger: Ledger, runtime: WorkerRuntime, kind: str, forge: Forgery) -> None:
         super().__init__(ledger, runtime)
