@@ -210,6 +210,12 @@ def meanings() -> dict[str, str]:
     return dict(re.findall(rf"\b({names}): (.*?)\.(?= (?:{names}): |$)", text))
 
 
+def first_sentence(kind: type) -> str:
+    """What an event or a command means, from its docstring."""
+    paragraph = (inspect.getdoc(kind) or "").split("\n\n")[0]
+    return " ".join(paragraph.split()).replace("|", "\\|")
+
+
 def section(transitions: Transitions, states: int) -> str:
     """What stands between the markers of the page."""
     lines = [
@@ -221,9 +227,13 @@ def section(transitions: Transitions, states: int) -> str:
         "",
         "Each arrow is a call of the round machine. The script tries all histories of "
         f"{len(CASES)} small cases, which have {states:,} states:",
-        "two workers, two clients, one or two rounds of one or two exchanges, lost uploads, dropouts, a",
-        "worker that leaves, and a rejected upload. An event that has no row for a phase did not come in it.",
+        "two workers, two clients, one or two rounds of one or two exchanges, lost uploads, dropouts,",
+        "a worker that leaves, and a rejected upload. A pair of phase and event that has no row does not occur.",
         "The drawing leaves out Give and ScoreChunk, which assign work to workers.",
+        "",
+        "| event or command | meaning |",
+        "| --- | --- |",
+        *(f"| {kind.__name__} | {first_sentence(kind)} |" for kind in (*get_args(Event), *get_args(Command))),
         "",
         "| phase | event | next phase | commands always | commands in some cases |",
         "| --- | --- | --- | --- | --- |",
