@@ -228,7 +228,8 @@ def section(transitions: Transitions, states: int) -> str:
         "Each arrow is a call of the round machine. The script tries all histories of "
         f"{len(CASES)} small cases, which have {states:,} states:",
         "two workers, two clients, one or two rounds of one or two exchanges, lost uploads, dropouts,",
-        "a worker that leaves, and a rejected upload. A pair of phase and event that has no row does not occur.",
+        "a worker that leaves, and a rejected upload. A pair of phase and event that has no row does not",
+        "occur.",
         "The drawing leaves out Give and ScoreChunk, which assign work to workers.",
         "",
         "| event or command | meaning |",

@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
+import fedsim
+
 pytestmark = pytest.mark.slow
 
 RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
@@ -53,6 +55,22 @@ def test_a_quick_run_writes_its_page(name: str, tmp_path: Path) -> None:
 def test_every_recipe_of_this_kind_is_run_here() -> None:
     scripts = {path.stem for path in RECIPES.glob("fedpa_*.py") if "def main(" in path.read_text()}
     assert scripts == {name for name in STUDIES if name.startswith("fedpa")}
+
+
+def test_model_and_data_of_many_clients_run(tmp_path: Path) -> None:
+    files = RECIPES / "many_clients.py"
+    run = fedsim.run(
+        algo="fedlap",
+        model=f"{files}:Wide",
+        dataset=f"{files}:blobs",
+        partition="iid",
+        clients=20,
+        participation=2,
+        rounds=1,
+        workers=0,
+        out=tmp_path / "run",
+    )
+    assert run.summary["params"] == 79_510
 
 
 @pytest.mark.usefixtures("recipes")
