@@ -1,12 +1,10 @@
-"""Preconditioned ADMM - Bayesian-ADMM with a fixed precision S (Moellenhoff et al. v2, Table 3, Eq. 15-17
-and 54).
+"""Preconditioned ADMM: Bayesian-ADMM with a fixed precision S (Moellenhoff et al. v2, Table 3, Eq. 54).
 
     client:  m_k <- argmin l_k(m) + v_k . m + (rho/2) ||m - m_g||_S^2        (SUM loss; E_q[l_k] ~ l_k(m))
              v_k <- v_k + rho S (m_k - m_g)
     server:  (delta I + rho K S) m_g = sum_k v_k + rho S sum_k m_k           prior N(0, I/delta)
     init:    v_k = 0, m_g = the shared random start
-
-    S = (sum_k H_k + delta I) / K,   H_k the diagonal of the GGN of l_k at the start, or a given number.
+             S = (sum_k H_k + delta I) / K,  H_k: diagonal of the GGN of l_k at the start, or a given number
 
 S is found in a set-up before round 1: H_k goes up, S comes down. fedadmm with q = N(m, S^-1) in the
 place of N(w, I); with preconditioner = 1 the two are the same.
@@ -75,6 +73,11 @@ class PreconditionerUp:
     """The answer to PreconditionerDown."""
 
 
+SetUpDown = CurvatureDown | PreconditionerDown
+SetUpUp = CurvatureUp | PreconditionerUp
+Ups = Iterable[tuple[int, Any]]
+
+
 @dataclass(frozen=True)
 class PrecondADMM(SiteAlgorithm):
     delta: Annotated[float, Meta(gt=0)] = 0.1
@@ -133,27 +136,21 @@ class CurvatureSetUp(SetUp):
     def exchanges(self) -> tuple[Exchange, ...]:
         return (Exchange(CurvatureDown, CurvatureUp), Exchange(PreconditionerDown, PreconditionerUp))
 
-    def broadcast(self, server: Consensus, ctx: Context) -> CurvatureDown | PreconditionerDown:
-        return (
-            CurvatureDown() if ctx.exchange == 1 else PreconditionerDown(torch.as_tensor(server.q.precision))
-        )
+    def broadcast(self, server: Consensus, ctx: Context) -> SetUpDown:
+        if ctx.exchange == 1:
+            return CurvatureDown()
+        return PreconditionerDown(torch.as_tensor(server.q.precision))
 
     def client_update(
-        self, client: Client, down: CurvatureDown | PreconditionerDown, shard: AnyShard, task: Task
-    ) -> tuple[Client, CurvatureUp | PreconditionerUp]:
+        self, client: Client, down: SetUpDown, shard: AnyShard, task: Task
+    ) -> tuple[Client, SetUpUp]:
         if isinstance(down, CurvatureDown):
             return client, CurvatureUp(shard.curvature(task.start, "exact", task.rng))
         q = Gaussian.at(task.start, down.precision)
         dual = self.algorithm.rule(task.sizes).client_init(q)
         return replace(client, dual=dual, precision=q.precision), PreconditionerUp()
 
-    def server_update(
-        self,
-        server: Consensus,
-        down: CurvatureDown | PreconditionerDown,
-        ups: Iterable[tuple[int, Any]],
-        ctx: Context,
-    ) -> Consensus:
+    def server_update(self, server: Consensus, down: SetUpDown, ups: Ups, ctx: Context) -> Consensus:
         rule = self.algorithm.rule(ctx.sizes)
         if isinstance(down, PreconditionerDown):  # S as the clients received it
             return rule.server_init(Gaussian.at(ctx.start, down.precision))
