@@ -39,7 +39,15 @@ _PATH = click.Path(path_type=Path)
 _FOLDER: dict[str, Any] = {"metavar": "DIR", "type": _PATH}
 _FILE: dict[str, Any] = {"metavar": "FILE", "type": _PATH}
 _run = click.argument("run", type=_PATH)
+_quiet = click.option("--quiet", "-q", is_flag=True, help="Print nothing but what was made: its path.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 _data_dir = click.option("--data-dir", **_FOLDER, help="Folder of the data files.  [the run's]")
+
+
+def _say(path: Path | None, quiet: bool) -> None:
+    """With --quiet the one line of stdout: what a script goes on with."""
+    if quiet and path is not None:
+        click.echo(path)
 
 
 def _prepare_torch() -> None:
@@ -50,8 +58,9 @@ def _prepare_torch() -> None:
 
 
 @main.command(short_help="Run an experiment with real worker processes.")
+@_quiet
 @configuration
-def launch(**options: Any) -> None:
+def launch(quiet: bool, **options: Any) -> None:
     """Run an experiment and leave a run folder.
 
     \b
@@ -66,22 +75,23 @@ def launch(**options: Any) -> None:
     experiment, execution = resolve(options)
     from launch import run
 
-    run.launch(experiment, execution, started=PROGRAM_START)
+    _say(run.launch(experiment, execution, quiet=quiet, started=PROGRAM_START), quiet)
 
 
 @main.command(short_help="Go on with a run that was ended, however it was ended.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--allow-drift", is_flag=True, help="Go on although other versions compute; bits may differ.")
+@_quiet
 @configuration
-def resume(run: Path, allow_drift: bool, **options: Any) -> None:
+def resume(run: Path, allow_drift: bool, quiet: bool, **options: Any) -> None:
     """Go on after the last committed round; the results are bit-identical to an uninterrupted run.
 
     Options of launch may change how it is carried out (--workers, --transport, --devices, ...) and give it
-    more --rounds. Anything that the bits depend on stays as it was begun.
+    more --rounds, or another --until. Anything that the bits depend on stays as it was begun.
     """
     from launch.run import resume
 
-    resume(run, options, drift=allow_drift, started=PROGRAM_START)
+    _say(resume(run, options, drift=allow_drift, quiet=quiet, started=PROGRAM_START), quiet)
 
 
 @main.command(short_help="Compute a run's last rounds again and compare the bits.")
@@ -203,7 +213,8 @@ def codecs(run: Path | None, data_dir: Path | None, fractions: tuple[float, ...]
 @click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
 @click.option("--no-run", is_flag=True, help="Show and write what the runs that are there give.")
-def sweep(recipe: Path, jobs: int | None, dry_run: bool, no_run: bool, **folders: Any) -> None:
+@_quiet
+def sweep(recipe: Path, jobs: int | None, dry_run: bool, no_run: bool, quiet: bool, **folders: Any) -> None:
     """Run a grid of experiments (docs/recipes/*.toml), each an ordinary run folder.
 
     A configuration that is in --runs already is not run again, so an interrupted sweep goes on where it
@@ -211,7 +222,7 @@ def sweep(recipe: Path, jobs: int | None, dry_run: bool, no_run: bool, **folders
     """
     from launch.sweep.command import sweep
 
-    sweep(recipe, side_by_side=jobs, dry=dry_run, run=not no_run, **folders)
+    _say(sweep(recipe, side_by_side=jobs, dry=dry_run, run=not no_run, quiet=quiet, **folders), quiet)
 
 
 @main.command(short_help="Print a participation schedule as a grid.")

@@ -14,6 +14,7 @@ from fedsim import plugins
 from fedsim.learning.likelihoods import EXTRA
 from fedsim.problem import Problem
 from launch.config import Execution
+from launch.target_accuracy import TargetAccuracy, percent
 from workers.devices import Placement
 
 
@@ -97,8 +98,8 @@ class Display:
         self.console.print()
         self.console.print(table)
 
-    def traffic_summary(self, summary: Mapping[str, Any], out: str) -> None:
-        """The end of a run: its traffic, and what came of it."""
+    def traffic_summary(self, summary: Mapping[str, Any], out: str, target: TargetAccuracy) -> None:
+        """The end of a run: its traffic, what came of it, and when the target accuracy was reached."""
         self.stop()
         self.traffic(summary)
         other = ", ".join(
@@ -130,6 +131,9 @@ class Display:
                 f"then {summary['seconds_round_median']:.3f} s a round"
             )
         self.console.print(f"run folder: {out}", soft_wrap=True)
+        if target.until:
+            spent = summary["bytes_to_until"]
+            self.console.print(target.outcome(sum(spent.values()) / 1e6 if spent else None), soft_wrap=True)
 
 
 def header(problem: Problem, execution: Execution, placements: Sequence[Placement]) -> list[str]:
@@ -138,6 +142,7 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     where = f"{workers} workers over {execution.transport}" if workers else "in process"
     if execution.remote_workers:
         where = f"{workers} remote workers"
+    until = f" or until {percent(e.until)}" if e.until else ""
     devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
     # commas, because rich takes a word between two colons for an emoji
     algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
@@ -147,7 +152,7 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         f"training examples, {len(data.test_targets):,} test",
         f"model {model}, P = {problem.net.layout.size:,}; {len(problem.clients)} clients ({e.partition}, "
         f"{min(sizes)} to {max(sizes)} examples)",
-        f"{e.rounds} rounds, participation {e.participation}, seed {e.seed}; {where} ({devices})",
+        f"{e.rounds} rounds{until}, participation {e.participation}, seed {e.seed}; {where} ({devices})",
     ]
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from fedsim.experiment import Experiment
 from launch.config import Execution
+from launch.target_accuracy import NONE, parsed
 
 Command = Callable[..., None]
 
@@ -37,9 +38,19 @@ def _options(kind: type) -> Iterator[Callable[[Command], Command]]:
         if extra["name"] == "":
             continue
         name = extra["name"] or "--" + field.name.replace("_", "-")
+        values = {"type": _until} if field.name == "until" else _values(hint)
         yield click.option(
-            name, field.name, help=_help(field, meta), metavar=extra["metavar"] or None, **_values(hint)
+            name, field.name, help=_help(field, meta), metavar=extra["metavar"] or None, **values
         )
+
+
+def _until(text: str) -> float:
+    """Read an accuracy, such as 0.78 or 78%; none is 0.
+
+    Raises:
+        UsageError: for another text.
+    """
+    return 0.0 if text == NONE else parsed(text, "--until")
 
 
 def _annotation(hint: Any) -> tuple[Any, Meta]:

@@ -23,6 +23,7 @@ from launch.config import Execution
 from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Stored
+from launch.runs.source_commit import look_up
 from workers.devices import assign_devices
 from workers.transport.eventfd import Wakeup
 
@@ -98,7 +99,7 @@ def resume(
     started: float | None = None,
     embedded: bool = False,
 ) -> Path:
-    """Go on with a run; options of launch may say how, and give it more rounds.
+    """Go on with a run; options of launch may say how, and give it more rounds or another --until.
 
     Args:
         folder: The run folder.
@@ -113,8 +114,7 @@ def resume(
     """
     stored = Stored.open(folder, drift)
     experiment, execution = stored.configure(options)
-    if stored.complete and experiment.rounds == stored.experiment.rounds:
-        raise UsageError(f"{folder} is complete: all {experiment.rounds} rounds; --rounds gives it more")
+    stored.check_left(experiment)
     return launch(experiment, execution, quiet=quiet, stored=stored, started=started, embedded=embedded)
 
 
@@ -145,6 +145,7 @@ def launch(
         FedsimError: any FedsimError, after summary.json has been written with the status.
     """
     started = time.time() if started is None else started
+    look_up()
     allow_open_files(execution.workers)
     wakeup = Wakeup()
     supervisor = Supervisor(wakeup)
