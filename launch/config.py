@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedsim import plugins, traces
-from fedsim.errors import UsageError, unknown
-from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, parse_setting, read_toml
+from fedsim.errors import UsageError
+from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, parse_setting
+from launch.config_files import merged, read_config
+from launch.presets import Preset, remark
 
-TABLES = ("experiment", "hyperparameters", "codecs", "execution")
 CLIENTS_IN_PROCESS = DEFAULTS.clients
 
 
@@ -54,38 +55,46 @@ EXECUTION = tuple(f.name for f in fields(Execution))
 
 @dataclass(frozen=True)
 class Overrides:
-    """The values that differ from the defaults, paths made absolute; config: the file, for error texts."""
+    """The values that differ from the defaults, paths made absolute; config: the file, for error texts;
+    preset: the name of the preset under them."""
 
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     codecs: Mapping[str, str] = field(default_factory=dict)
     execution: Mapping[str, Any] = field(default_factory=dict)
     config: str | None = None
+    preset: str = ""
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Overrides:
-        """Read what the command line has, over what the --config file has.
+        """Read what the command line has, over what the --config file has, over the preset.
 
         Raises:
             UsageError: naming the option, key or file that is wrong.
+            DataError: if --config is a manifest that is damaged.
         """
         supplied = {key: value for key, value in options.items() if value is not None}
-        config = supplied.pop("config", None)
-        file = read_toml(Path(config)) if config else {}
-        for table in file:
-            if table not in TABLES:
-                raise unknown(f"table in {config}:", table, TABLES)
-            if not isinstance(file[table], dict):
-                raise UsageError(f"--config {config}: {table} = {file[table]!r} is no table; write [{table}]")
+        config, preset = supplied.pop("config", None), supplied.pop("preset", "")
         settings = dict(parse_setting(text) for text in supplied.pop("hyperparameters", ()))
         codecs = dict(_codec_setting(text) for text in supplied.pop("codecs", ()))
-        execution = file.get("execution", {}) | {k: supplied.pop(k) for k in EXECUTION if k in supplied}
+        execution = {key: supplied.pop(key) for key in EXECUTION if key in supplied}
+        here = {
+            "experiment": supplied,
+            "hyperparameters": settings,
+            "codecs": codecs,
+            "execution": execution,
+        }
+        tables = merged(read_config(config) if config else {}, here)
+        if preset:
+            algo = str(tables["experiment"].get("algo", DEFAULTS.algo))
+            tables = merged(Preset.read(preset).tables(algo), tables)
         return Overrides(
-            absolute_paths(file.get("experiment", {}) | supplied),
-            dict(dotted(file.get("hyperparameters", {}))) | settings,
-            {field: absolute_choice(codec) for field, codec in (file.get("codecs", {}) | codecs).items()},
-            execution,
+            absolute_paths(tables["experiment"]),
+            tables["hyperparameters"],
+            {name: absolute_choice(codec) for name, codec in tables["codecs"].items()},
+            tables["execution"],
             config,
+            preset,
         )
 
     @staticmethod
@@ -106,6 +115,10 @@ class Overrides:
         values = {"clients": execution.workers or CLIENTS_IN_PROCESS, **self.experiment}
         values |= {"hyperparameters": self.hyperparameters, "codecs": self.codecs}
         return convert(Experiment, values, self.where("experiment")), execution
+
+    def remark(self, experiment: Experiment) -> str:
+        """One line on where the hyperparameters come from; "" if there is nothing to say."""
+        return remark(experiment, self.preset)
 
     def where(self, table: str) -> str:
         """Name the origin of a table's values in an error text."""

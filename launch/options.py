@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -15,26 +15,39 @@ from launch.config import Execution
 Command = Callable[..., None]
 
 
-def configuration(command: Command) -> Command:
-    """Give a command all options of an experiment and of its execution, and --config."""
-    config = click.option(
+_FILES: tuple[Callable[[Command], Command], ...] = (
+    click.option(
+        "--preset", metavar="NAME", help="Data, and hyperparameters that fit it (fedsim list presets)."
+    ),
+    click.option(
         "--config",
         metavar="FILE",
-        help="TOML file with [experiment], [hyperparameters], [codecs], [execution].",
-    )
-    command = config(command)
-    for generated in reversed([*_options(Experiment), *_options(Execution)]):
+        help="A TOML file, a recipe's variant (FILE.toml:LABEL), or a run (RUN/manifest.json).",
+    ),
+)
+
+
+def configuration(command: Command) -> Command:
+    """Give a command all options of an experiment and of its execution, and --config."""
+    for generated in reversed([*_options(Experiment), *_options(Execution), *_FILES]):
         command = generated(command)
     return command
 
 
-def _options(kind: type) -> Iterator[Callable[[Command], Command]]:
+def sweep_configuration(command: Command) -> Command:
+    """Give a command the options of an experiment but the seed, --config and --preset."""
+    for generated in reversed([*_options(Experiment, without=("seed",)), *_FILES]):
+        command = generated(command)
+    return command
+
+
+def _options(kind: type, without: Sequence[str] = ()) -> Iterator[Callable[[Command], Command]]:
     """One per field, in the fields' order; an option that is not given is None, or an empty tuple."""
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         hint, meta = _annotation(hints[field.name])
         extra = meta.extra or {}
-        if extra["name"] == "":
+        if extra["name"] == "" or field.name in without:
             continue
         name = extra["name"] or "--" + field.name.replace("_", "-")
         yield click.option(

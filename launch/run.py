@@ -126,6 +126,7 @@ def launch(
     stored: Stored | None = None,
     started: float | None = None,
     embedded: bool = False,
+    remark: str = "",
 ) -> Path:
     """Run an experiment.
 
@@ -137,6 +138,7 @@ def launch(
         started: When the program began (seconds since the epoch), from which the summary measures; by
             default, when this function is called.
         embedded: A user's program calls (launch.api), not the command.
+        remark: One more line of the header, such as where the hyperparameters come from.
 
     Returns:
         The run folder.
@@ -163,6 +165,7 @@ def launch(
 
             start = Start(started, time.time() - started)
             session = Session.prepare(experiment, execution, placements, supervisor, start, quiet, stored)
+            session.remark = remark
             session.run(wakeup)
         finally:
             supervisor.stop(gently=False)

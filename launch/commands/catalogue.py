@@ -17,6 +17,7 @@ from fedsim.learning.models.registry import MODELS
 from fedsim.participation import SPECS
 from fedsim.wire.codecs import CODECS
 from fedsim.wire.schema import Field, optional_group, schema
+from launch.presets import Preset, names
 from protocols import REGISTRY, AnyAlgorithm, find
 
 
@@ -33,6 +34,9 @@ def show(what: str) -> None:
         rows = [(p.usage, p.description) for p in PARTITIONS.values()]
     elif what == "codecs":
         rows = [(c.usage, c.description) for c in CODECS.values()]
+    elif what == "presets":
+        presets = [Preset.read(name) for name in names()]
+        rows = [(p.name, f"{p.title}; {', '.join(p.algorithm)} ({p.results})") for p in presets]
     else:
         rows = list(SPECS.items())
     _print(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from launch.sweep.table import Results, grid, write_csv, write_tables
 
 
 def sweep(
+    recipe: Recipe,
     file: Path,
     *,
     out: Path | None,
@@ -36,12 +38,14 @@ def sweep(
 ) -> None:
     """Run what is missing, unless `run` is false; tabulate what there is.
 
+    file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
+    the options of this command.
+
     Raises:
         UsageError: for the recipe.
         TaskError: if a run failed, after everything has been written.
     """
     console = Console(highlight=False, emoji=False)
-    recipe = Recipe.read(file)
     trials, pool = tuple(recipe.trials()), Pool(runs)
     if not trials:
         raise UsageError(f"recipe {file}: no variant, so nothing to run")
@@ -119,6 +123,8 @@ def _provenance(results: Results) -> str:
 
 def _command(file: Path, out: Path, results: Results) -> str:
     """What a reader types to get the page."""
+    if not file.exists():
+        return shlex.join(["fedsim", *sys.argv[1:]])
     info = (DATASETS.get(t.experiment.dataset) for t in results.trials)
     data = ["--data-dir", "DIR"] if any(i is not None and i.files for i in info) else []
     return shlex.join(["fedsim", "sweep", str(file), *data, "--out", str(out)])

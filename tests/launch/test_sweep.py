@@ -18,6 +18,7 @@ from fedsim.errors import UsageError
 from launch.cli import main
 from launch.results.statistics import shown, value
 from launch.runs.reader import Curve
+from launch.sweep.from_options import recipe_of
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 
@@ -132,6 +133,46 @@ def test_a_variants_group_does_not_replace_the_recipes(tmp_path: Path) -> None:
     epochs = {(e.algo, e.hyperparameters["local.epochs"]) for e in created}
     assert epochs == {("fedavg", 2), ("fedprox", 1), ("fedprox", 2)}
     assert {e.hyperparameters["local.batch_size"] for e in created} == {4}
+
+
+def test_options_are_a_recipe() -> None:
+    over = ("algo=fedavg,fedlap_cov", "participation=full,0.3", "delta=0.1,1", "codec.mean=dense,bf16")
+    created = recipe_of({"rounds": 3, "algo": None, "codecs": ()}, over[:2], "0-1,5")
+    assert created.seeds == (0, 1, 5)
+    trials = list(created.trials())
+    assert len(trials) == 2 * 2 * 3
+    assert {t.experiment.participation for t in trials} == {"full", "0.3"}
+    assert {t.experiment.rounds for t in trials} == {3}
+    whole = recipe_of({"algo": "fedlap_cov", "hyperparameters": ("lr=0.5",)}, over[1:], "0")
+    assert {(t.experiment.hyperparameters["delta"], t.experiment.codecs["mean"]) for t in whole.trials()} == {
+        (d, c) for d in (0.1, 1) for c in ("dense", "bf16")
+    }
+    assert {t.experiment.hyperparameters["local.lr"] for t in whole.trials()} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "name a recipe"),
+        ("--over algo", "write KEY=VALUE,VALUE"),
+        ("--over algo=", "write KEY=VALUE,VALUE"),
+        ("--over algo=fedavg,fedavg", "a value stands there twice"),
+        ("--over seed=0,1", "write --seeds 0,1,2"),
+        ("--over clients=3 --over clients=4", "a key stands there twice"),
+        ("--over algo=fedavg,fedlop", "did you mean 'fedlap'"),
+        ("--over dalta=1,2", "did you mean 'delta'"),
+        ("--seeds 0,x", "write 0,1,2 or 0-2"),
+        ("--seeds 3-1", "write 0,1,2 or 0-2"),
+        ("--seeds 1,0-2", "a seed stands there twice"),
+        ("docs/recipes/comparison.toml --rounds 3", "--rounds is for a sweep without one"),
+        ("docs/recipes/comparison.toml --seeds 1", "--seeds is for a sweep without one"),
+    ],
+)
+def test_mistakes_of_a_sweep_are_one_line(arguments: str, words: str) -> None:
+    done = CliRunner(catch_exceptions=False).invoke(main, ["sweep", "--dry-run", *arguments.split()])
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Path) -> None:
