@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 from fedsim import plugins, traces
 from fedsim.errors import UsageError, unknown
-from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, parse_setting, read_toml
+from fedsim.experiment import Experiment, convert, dotted, option, parse_setting, read_toml
+from launch import names
 
 TABLES = ("experiment", "hyperparameters", "codecs", "execution")
-CLIENTS_IN_PROCESS = DEFAULTS.clients
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,12 @@ class Execution:
     With remote workers, `workers` is their number, too.
     """
 
-    workers: Annotated[int, option("Worker processes; 0: in process.", "K", ge=0)] = 10
+    workers: Annotated[
+        int,
+        option(
+            "Worker processes; 0: in process.", "K", default="10, or as many as clients if these are fewer", ge=0
+        ),
+    ] = 10
     remote_workers: Annotated[int, option("Start none here, wait for K (--bind).", "K", default="", ge=0)] = 0
     bind: Annotated[
         str, option("Where they come in: tcp://ADDRESS:PORT of this machine.", "URL", default="")
@@ -80,8 +85,10 @@ class Overrides:
         settings = dict(parse_setting(text) for text in supplied.pop("hyperparameters", ()))
         codecs = dict(_codec_setting(text) for text in supplied.pop("codecs", ()))
         execution = file.get("execution", {}) | {k: supplied.pop(k) for k in EXECUTION if k in supplied}
+        experiment = file.get("experiment", {}) | supplied
+        _refuse_unset(experiment)
         return Overrides(
-            absolute_paths(file.get("experiment", {}) | supplied),
+            absolute_paths(experiment),
             dict(dotted(file.get("hyperparameters", {}))) | settings,
             {field: absolute_choice(codec) for field, codec in (file.get("codecs", {}) | codecs).items()},
             execution,
@@ -103,9 +110,12 @@ class Overrides:
             UsageError: naming the option or key that is wrong.
         """
         execution = check_execution(self.execution, self)
-        values = {"clients": execution.workers or CLIENTS_IN_PROCESS, **self.experiment}
-        values |= {"hyperparameters": self.hyperparameters, "codecs": self.codecs}
-        return convert(Experiment, values, self.where("experiment")), execution
+        values = {**self.experiment, "hyperparameters": self.hyperparameters, "codecs": self.codecs}
+        experiment = convert(Experiment, values, self.where("experiment"))
+        names.check(experiment)
+        if "workers" not in self.execution and not execution.remote_workers:
+            execution = replace(execution, workers=min(execution.workers, experiment.clients))
+        return experiment, execution
 
     def where(self, table: str) -> str:
         """Name the origin of a table's values in an error text."""
@@ -168,6 +178,19 @@ def absolute_choice(choice: str) -> str:
     return plugins.absolute(choice) if isinstance(choice, str) and plugins.is_spec(choice) else choice
 
 
+def _refuse_unset(experiment: Mapping[str, Any]) -> None:
+    """Refuse a number of rounds or samples that only stands for the algorithm's own.
+
+    Raises:
+        UsageError: saying what to write.
+    """
+    for key, least, otherwise in (("rounds", 1, ""), ("eval_samples", 0, "; 0: none")):
+        value = experiment.get(key)
+        if isinstance(value, int) and value < least:
+            option = "--" + key.replace("_", "-")
+            raise UsageError(f"{option} {value}: must be a whole number of at least {least}{otherwise}")
+
+
 def _remote(execution: Execution, has_workers: bool) -> Execution:
     """Make the number of remote workers the number of workers, over tcp.
 
@@ -176,6 +199,11 @@ def _remote(execution: Execution, has_workers: bool) -> Execution:
     """
     if has_workers and execution.workers != execution.remote_workers:
         raise UsageError("--workers starts workers here and --remote-workers waits for others: give one")
+    if not execution.bind:
+        raise UsageError(
+            f"--remote-workers {execution.remote_workers} needs to know where they come in: "
+            "add --bind tcp://ADDRESS:PORT, an address of this machine"
+        )
     if not execution.bind.startswith("tcp://") or ":" not in execution.bind.removeprefix("tcp://"):
         raise UsageError(
             f"--remote-workers: --bind {execution.bind!r} is no tcp://ADDRESS:PORT of this machine; "
