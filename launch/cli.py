@@ -11,7 +11,7 @@ import click
 
 from fedsim.errors import FedsimError
 from launch import PROGRAM_START
-from launch.options import configuration, sweep_configuration
+from launch.options import PLANNED, RESUMED, Configured, configuration, sweep_configuration
 
 
 class _Group(click.Group):
@@ -49,7 +49,7 @@ def _prepare_torch() -> None:
     os.environ.update(ENVIRONMENT)
 
 
-@main.command(short_help="Run an experiment with real worker processes.")
+@main.command(cls=Configured, short_help="Run an experiment with real worker processes.")
 @configuration
 def launch(**options: Any) -> None:
     """Run an experiment and leave a run folder.
@@ -70,15 +70,15 @@ def launch(**options: Any) -> None:
     run.launch(experiment, execution, started=PROGRAM_START, remark=overrides.remark(experiment))
 
 
-@main.command(short_help="Go on with a run that was ended, however it was ended.")
+@main.command(cls=Configured, short_help="Go on with a run that was ended, however it was ended.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--allow-drift", is_flag=True, help="Go on although other versions compute; bits may differ.")
-@configuration
+@configuration(shown=RESUMED, default="the run's")
 def resume(run: Path, allow_drift: bool, **options: Any) -> None:
     """Go on after the last committed round; the results are bit-identical to an uninterrupted run.
 
-    Options of launch may change how it is carried out (--workers, --transport, --devices, ...) and give it
-    more --rounds. Anything that the bits depend on stays as it was begun.
+    Options may change how it is carried out and give it more --rounds. Anything that the bits depend on stays
+    as it was begun. A run that is complete stays as it is.
     """
     from launch.run import resume
 
@@ -158,7 +158,7 @@ def revoke(run: Path, workers: tuple[int, ...]) -> None:
 )
 def list_(what: str) -> None:
     """List algorithms, datasets, models, partitions, codecs, schedules or presets."""
-    from launch.commands.catalogue import show
+    from launch.commands.lists import show
 
     show(what)
 
@@ -197,7 +197,7 @@ def codecs(run: Path | None, data_dir: Path | None, fractions: tuple[float, ...]
     codecs(run, data_dir, fractions, file)
 
 
-@main.command(short_help="Run a grid of experiments side by side and tabulate them.")
+@main.command(cls=Configured, short_help="Run a grid of experiments side by side and tabulate them.")
 @click.argument("recipe", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--over",
@@ -284,8 +284,8 @@ def ledger(run: Path, by: str | None, everything: bool, cumulative: bool, export
     show(run, by=by or "", everything=everything, cumulative=cumulative, export=export)
 
 
-@main.command(short_help="Cost an experiment on the wire without running it.")
-@configuration
+@main.command(cls=Configured, short_help="Cost an experiment on the wire without running it.")
+@configuration(shown=PLANNED)
 def plan(**options: Any) -> None:
     """Say what the same launch would send, from its schedule and its messages' sizes, without training.
 

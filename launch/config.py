@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal
 from fedsim import plugins, traces
 from fedsim.errors import UsageError
 from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, parse_setting
+from launch import names
 from launch.config_files import merged, read_config
 from launch.presets import Preset, remark
-
-CLIENTS_IN_PROCESS = DEFAULTS.clients
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,15 @@ class Execution:
     With remote workers, `workers` is their number, too.
     """
 
-    workers: Annotated[int, option("Worker processes; 0: in process.", "K", ge=0)] = 10
+    workers: Annotated[
+        int,
+        option(
+            "Worker processes; 0: in process.",
+            "K",
+            default="10, or as many as clients if these are fewer",
+            ge=0,
+        ),
+    ] = 10
     remote_workers: Annotated[int, option("Start none here, wait for K (--bind).", "K", default="", ge=0)] = 0
     bind: Annotated[
         str, option("Where they come in: tcp://ADDRESS:PORT of this machine.", "URL", default="")
@@ -88,6 +95,7 @@ class Overrides:
         if preset:
             algo = str(tables["experiment"].get("algo", DEFAULTS.algo))
             tables = merged(Preset.read(preset).tables(algo), tables)
+        _refuse_unset(tables["experiment"])
         return Overrides(
             absolute_paths(tables["experiment"]),
             tables["hyperparameters"],
@@ -112,9 +120,12 @@ class Overrides:
             UsageError: naming the option or key that is wrong.
         """
         execution = check_execution(self.execution, self)
-        values = {"clients": execution.workers or CLIENTS_IN_PROCESS, **self.experiment}
-        values |= {"hyperparameters": self.hyperparameters, "codecs": self.codecs}
-        return convert(Experiment, values, self.where("experiment")), execution
+        values = {**self.experiment, "hyperparameters": self.hyperparameters, "codecs": self.codecs}
+        experiment = convert(Experiment, values, self.where("experiment"))
+        names.check(experiment)
+        if "workers" not in self.execution and not execution.remote_workers:
+            execution = replace(execution, workers=min(execution.workers, experiment.clients))
+        return experiment, execution
 
     def remark(self, experiment: Experiment) -> str:
         """One line on where the hyperparameters come from; "" if there is nothing to say."""
@@ -181,6 +192,19 @@ def absolute_choice(choice: str) -> str:
     return plugins.absolute(choice) if isinstance(choice, str) and plugins.is_spec(choice) else choice
 
 
+def _refuse_unset(experiment: Mapping[str, Any]) -> None:
+    """Refuse a number of rounds or samples that only stands for the algorithm's own.
+
+    Raises:
+        UsageError: saying what to write.
+    """
+    for key, least, otherwise in (("rounds", 1, ""), ("eval_samples", 0, "; 0: none")):
+        value = experiment.get(key)
+        if isinstance(value, int) and value < least:
+            option = "--" + key.replace("_", "-")
+            raise UsageError(f"{option} {value}: must be a whole number of at least {least}{otherwise}")
+
+
 def _remote(execution: Execution, has_workers: bool) -> Execution:
     """Make the number of remote workers the number of workers, over tcp.
 
@@ -189,6 +213,11 @@ def _remote(execution: Execution, has_workers: bool) -> Execution:
     """
     if has_workers and execution.workers != execution.remote_workers:
         raise UsageError("--workers starts workers here and --remote-workers waits for others: give one")
+    if not execution.bind:
+        raise UsageError(
+            f"--remote-workers {execution.remote_workers} needs to know where they come in: "
+            "add --bind tcp://ADDRESS:PORT, an address of this machine"
+        )
     if not execution.bind.startswith("tcp://") or ":" not in execution.bind.removeprefix("tcp://"):
         raise UsageError(
             f"--remote-workers: --bind {execution.bind!r} is no tcp://ADDRESS:PORT of this machine; "

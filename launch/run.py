@@ -114,7 +114,9 @@ def resume(
     stored = Stored.open(folder, drift)
     experiment, execution = stored.configure(options)
     if stored.complete and experiment.rounds == stored.experiment.rounds:
-        raise UsageError(f"{folder} is complete: all {experiment.rounds} rounds; --rounds gives it more")
+        if not quiet:
+            print(f"{folder} is complete: all {experiment.rounds} rounds; --rounds gives it more", flush=True)
+        return folder
     return launch(experiment, execution, quiet=quiet, stored=stored, started=started, embedded=embedded)
 
 

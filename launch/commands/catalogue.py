@@ -1,4 +1,4 @@
-"""fedsim list and fedsim describe: read off the code, nothing written down twice."""
+"""fedsim describe: read off the code, nothing written down twice."""
 
 from __future__ import annotations
 
@@ -10,64 +10,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.data.catalogue import DATASETS
-from fedsim.data.partitions import PARTITIONS
 from fedsim.experiment import resolved_hyperparameters
-from fedsim.learning.models.registry import MODELS
-from fedsim.participation import SPECS
-from fedsim.wire.codecs import CODECS
 from fedsim.wire.schema import Field, optional_group, schema
-from launch.presets import Preset, names
-from protocols import REGISTRY, AnyAlgorithm, find
-
-
-def show(what: str) -> None:
-    """Print one of the catalogues."""
-    rows: list[tuple[str, str]]
-    if what == "algorithms":
-        return _show_algorithms()
-    if what == "datasets":
-        rows = [(d.name, f"{d.description}{_needs(d.files)}") for d in DATASETS.values()]
-    elif what == "models":
-        rows = [(m.name, m.description) for m in MODELS.values()]
-    elif what == "partitions":
-        rows = [(p.usage, p.description) for p in PARTITIONS.values()]
-    elif what == "codecs":
-        rows = [(c.usage, c.description) for c in CODECS.values()]
-    elif what == "presets":
-        presets = [Preset.read(name) for name in names()]
-        rows = [(p.name, f"{p.title}; {', '.join(p.algorithm)} ({p.results})") for p in presets]
-    else:
-        rows = list(SPECS.items())
-    _print(rows)
-
-
-def _show_algorithms() -> None:
-    """What each costs per client and round, and where it comes from."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("algorithm", style="bold", no_wrap=True)
-    table.add_column("down", no_wrap=True)
-    table.add_column("up", no_wrap=True)
-    table.add_column("paper")
-    for kind in REGISTRY:
-        down, up = (_all_exchanges(kind(), side) for side in ("down", "up"))
-        table.add_row(kind.name, down, up, kind.paper)
-    Console(highlight=False).print(table)
-
-
-def _needs(files: tuple[str, ...]) -> str:
-    folders = dict.fromkeys(file.rpartition("/")[0] for file in files)
-    return f" (in DIR/{', '.join(folders)})" if folders else ""
-
-
-def _print(rows: list[tuple[str, str]]) -> None:
-    console = Console(highlight=False)
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, info in rows:
-        table.add_row(name, info)
-    console.print(table)
+from protocols import AnyAlgorithm, find
 
 
 def cost_in_p(message: type) -> str:
@@ -82,10 +27,11 @@ def cost_in_p(message: type) -> str:
 
 def wire_cost(algorithm: AnyAlgorithm) -> str:
     """Both directions, all exchanges of a round."""
-    return f"{_all_exchanges(algorithm, 'down')} down, {_all_exchanges(algorithm, 'up')} up"
+    return f"{all_exchanges(algorithm, 'down')} down, {all_exchanges(algorithm, 'up')} up"
 
 
-def _all_exchanges(algorithm: AnyAlgorithm, side: str) -> str:
+def all_exchanges(algorithm: AnyAlgorithm, side: str) -> str:
+    """What a round costs in one direction ("down" or "up")."""
     return " + ".join(cost_in_p(getattr(e, side)) for e in algorithm.exchanges)
 
 
