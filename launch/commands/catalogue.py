@@ -139,7 +139,7 @@ def message_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str, 
 
 
 def hyperparameter_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str]]:
-    """Every hyperparameter: name, default, the values that it may have, and its meaning ("" if not stated)."""
+    """Every hyperparameter: name, default, the values that it may have, and its meaning."""
     hints = _hints(type(algorithm))
     for key, value in resolved_hyperparameters(algorithm).items():
         yield key.rpartition(".")[2], _toml(value), _words(hints[key]), description(hints[key])
