@@ -69,7 +69,8 @@ def describe(name: str) -> None:
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("hyperparameter", "default", "values"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
+    table.add_column("meaning")
     for hyperparameter in hyperparameter_rows(algorithm):
         table.add_row(*hyperparameter)
     console.print(table)
@@ -87,11 +88,19 @@ def message_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str, 
             yield label, "", f"({message.__name__} has no fields)", "", ""
 
 
-def hyperparameter_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str]]:
-    """Every hyperparameter: name, default, and the values that it may have."""
-    kinds = _kinds(type(algorithm))
+def hyperparameter_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str]]:
+    """Every hyperparameter: name, default, the values that it may have, and its meaning."""
+    hints = _hints(type(algorithm))
     for key, value in resolved_hyperparameters(algorithm).items():
-        yield key.rpartition(".")[2], _toml(value), kinds[key]
+        yield key.rpartition(".")[2], _toml(value), _words(hints[key]), description(hints[key])
+
+
+def description(hint: Any) -> str:
+    """What the annotation of a field says that it means; '' if it says nothing."""
+    if get_origin(hint) is not Annotated:
+        return ""
+    inner, *metas = get_args(hint)
+    return next((str(m.description) for m in metas if getattr(m, "description", None)), description(inner))
 
 
 def _messages(algorithm: AnyAlgorithm) -> Iterator[tuple[str, type, tuple[Field, ...]]]:
@@ -116,16 +125,16 @@ def _toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
-def _kinds(kind: Any, prefix: str = "") -> dict[str, str]:
-    """What each hyperparameter accepts, by dotted name, from its annotation."""
+def _hints(kind: Any, prefix: str = "") -> dict[str, Any]:
+    """The annotation of each hyperparameter, by dotted name."""
     hints = get_type_hints(kind, include_extras=True)
-    out: dict[str, str] = {}
+    out: dict[str, Any] = {}
     for f in fields(kind):
         hint = hints[f.name]
         if is_dataclass(hint) and isinstance(hint, type):
-            out |= _kinds(hint, f"{prefix}{f.name}.")
+            out |= _hints(hint, f"{prefix}{f.name}.")
         else:
-            out[prefix + f.name] = _words(hint)
+            out[prefix + f.name] = hint
     return out
 
 

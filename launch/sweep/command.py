@@ -18,6 +18,7 @@ from rich.table import Table as RichTable
 from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DiskError, TaskError, UsageError
 from launch.results.tables import Grid
+from launch.sweep.columns import check_columns
 from launch.sweep.figures import draw
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
@@ -49,6 +50,7 @@ def sweep(
     trials, pool = tuple(recipe.trials()), Pool(runs)
     if not trials:
         raise UsageError(f"recipe {file}: no variant, so nothing to run")
+    check_columns(recipe, trials, f"recipe {file}")
     missing = sum(not pool.done(t) for t in {t.id: t for t in trials}.values())
     lines = len(list(recipe.rows()))
     console.print(

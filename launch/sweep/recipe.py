@@ -1,4 +1,4 @@
-"""A recipe: which runs, which tables, which plots; read from one TOML file.
+"""A recipe: which runs, which tables, which plots; read from one TOML file (docs/sweeps.md).
 
     title = "..."               about = "text before the tables"      notes = "text behind them"
     seeds = [62, 63, 64]        preset = "fashion_mnist"    (below all that follows; fedsim list presets)

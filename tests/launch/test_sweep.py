@@ -22,6 +22,7 @@ from launch.sweep.from_options import recipe_of
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 
+ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
 title = "A small sweep"
 seeds = [0, 1]
@@ -200,6 +201,18 @@ def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Pat
         (('pivot = "experiment.partition"', 'pivot = "experiment.model"'), "experiment.model"),
         (("seeds = [0, 1]", "seeds = []"), "seeds"),
         (('at = {"experiment.partition"', 'only = ["none"]\nat = {"experiment.partition"'), "none"),
+        (('columns = ["test_nll@end"]', 'columns = ["bytes"]'), "'bytes': write METRIC@ROUND, max METRIC"),
+        (('columns = ["test_nll@end"]', 'columns = ["bytes"]'), "MB to VALUE; ROUND is"),
+        (('columns = ["test_nll@end"]', 'columns = ["test_nl@end"]'), "did you mean 'test_nll'"),
+        (('columns = ["test_nll@end"]', 'columns = ["rho@end"]'), "has no metric 'rho' (it has"),
+        (
+            ('"test_accuracy@2", "MB', '"test_accuracy@3", "MB'),
+            "fedavg (partition iid) has no evaluated round 3",
+        ),
+        (("rounds = 2", "rounds = 3\neval_every = 3"), "round 2 (3 rounds, one in 3 evaluated)"),
+        (('y = "test_accuracy"', 'y = "test_acuracy"'), "plot lines.png: column 'test_acuracy'"),
+        (('y = "test_accuracy"', 'y = "test_accuracy@2"'), "a line needs a METRIC, such as test_nll"),
+        (('x = "MB"', 'x = "experiment.partition"'), "write METRIC@ROUND"),
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_line(tmp_path: Path, change: tuple[str, str], says: str) -> None:
@@ -208,6 +221,25 @@ def test_a_mistake_in_a_recipe_is_one_line(tmp_path: Path, change: tuple[str, st
     result = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(tmp_path / "runs"), "--dry-run"])
     assert result.exit_code == 2 and says in result.output
     assert "Traceback" not in result.output
+    assert not (tmp_path / "runs").exists()  # said before anything is run
+
+
+def test_a_metric_that_only_a_run_tells_is_no_mistake(tmp_path: Path) -> None:
+    """fedlap_cov reports `floored` itself; what an upload's scalars are called is known before."""
+    text = RECIPE.replace('algo = "fedprox"', 'algo = "fedlap_cov"').replace(
+        'algo = "fedavg"', 'algo = "fedlap"'
+    )
+    text = text.replace('columns = ["test_nll@end"]', 'columns = ["floored@end"]\nonly = ["prox"]')
+    text = text.replace('"test_accuracy@2", "MB', '"train_loss@2", "MB')
+    path = recipe(tmp_path, text)
+    result = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(tmp_path / "runs"), "--dry-run"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_recipe_of_the_repository_is_in_order(path: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(tmp_path / "runs"), "--dry-run"])
+    assert result.exit_code == 0, result.output
 
 
 # ---- running
