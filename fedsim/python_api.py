@@ -113,6 +113,8 @@ class _Launcher(Protocol):
 
     def open(self, folder: Path) -> Run: ...
 
+    def preset(self, name: str, algo: str, changes: Mapping[str, Any]) -> Experiment: ...
+
 
 def run(
     *,
@@ -306,6 +308,20 @@ def open(
     """
     _objects(algo, dataset, partition, model, participation)
     return _launcher().open(_folder(run))
+
+
+def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
+    """The experiment of a preset: fedsim.preset("fashion_mnist", "ivon_admm", seed=1).run(workers=2).
+
+    Args:
+        name: as in `fedsim list presets`.
+        algo: an algorithm's name; one that the preset does not know has its own defaults.
+        **changes: fields of Experiment, which go over the preset's; `hyperparameters` by key.
+
+    Raises:
+        UsageError: for an unknown preset or field.
+    """
+    return _launcher().preset(name, algo, changes)
 
 
 def _launcher() -> _Launcher:

@@ -11,7 +11,7 @@ import click
 
 from fedsim.errors import FedsimError
 from launch import PROGRAM_START
-from launch.options import configuration
+from launch.options import PLANNED, RESUMED, Configured, configuration, sweep_configuration
 
 
 class _Group(click.Group):
@@ -57,7 +57,7 @@ def _prepare_torch() -> None:
     os.environ.update(ENVIRONMENT)
 
 
-@main.command(short_help="Run an experiment with real worker processes.")
+@main.command(cls=Configured, short_help="Run an experiment with real worker processes.")
 @_quiet
 @configuration
 def launch(quiet: bool, **options: Any) -> None:
@@ -70,24 +70,26 @@ def launch(quiet: bool, **options: Any) -> None:
     Precedence: this command line, then --config, then the defaults in brackets. The result is the
     same, bit for bit, for any number of workers and either transport.
     """
-    from launch.config import resolve
+    from launch.config import Overrides
 
-    experiment, execution = resolve(options)
+    overrides = Overrides.of(options)
+    experiment, execution = overrides.resolve()
     from launch import run
 
-    _say(run.launch(experiment, execution, quiet=quiet, started=PROGRAM_START), quiet)
+    remark = overrides.remark(experiment)
+    _say(run.launch(experiment, execution, quiet=quiet, started=PROGRAM_START, remark=remark), quiet)
 
 
-@main.command(short_help="Go on with a run that was ended, however it was ended.")
+@main.command(cls=Configured, short_help="Go on with a run that was ended, however it was ended.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--allow-drift", is_flag=True, help="Go on although other versions compute; bits may differ.")
 @_quiet
-@configuration
+@configuration(shown=RESUMED, default="the run's")
 def resume(run: Path, allow_drift: bool, quiet: bool, **options: Any) -> None:
     """Go on after the last committed round; the results are bit-identical to an uninterrupted run.
 
-    Options of launch may change how it is carried out (--workers, --transport, --devices, ...) and give it
-    more --rounds, or another --until. Anything that the bits depend on stays as it was begun.
+    Options may change how it is carried out and give it more --rounds, or another --until. Anything that the
+    bits depend on stays as it was begun. A run that is complete stays as it is.
     """
     from launch.run import resume
 
@@ -162,11 +164,12 @@ def revoke(run: Path, workers: tuple[int, ...]) -> None:
 
 @main.command("list", short_help="Show what there is to choose from.")
 @click.argument(
-    "what", type=click.Choice(["algorithms", "datasets", "models", "partitions", "codecs", "schedules"])
+    "what",
+    type=click.Choice(["algorithms", "datasets", "models", "partitions", "codecs", "schedules", "presets"]),
 )
 def list_(what: str) -> None:
-    """List algorithms, datasets, models, partitions, codecs or schedules."""
-    from launch.commands.catalogue import show
+    """List algorithms, datasets, models, partitions, codecs, schedules or presets."""
+    from launch.commands.lists import show
 
     show(what)
 
@@ -205,8 +208,15 @@ def codecs(run: Path | None, data_dir: Path | None, fractions: tuple[float, ...]
     codecs(run, data_dir, fractions, file)
 
 
-@main.command(short_help="Run a recipe's experiments side by side and tabulate them.")
-@click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
+@main.command(cls=Configured, short_help="Run a grid of experiments side by side and tabulate them.")
+@click.argument("recipe", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--over",
+    multiple=True,
+    metavar="KEY=V,V",
+    help="Values to combine, of an option, a hyperparameter, or codec.FIELD; repeatable.",
+)
+@click.option("--seeds", metavar="S,S", help="Seeds, 0,1,2 or 0-2.  [0]")
 @click.option("--out", **_FOLDER, help="Write NAME.md, NAME.csv and the plots there.")
 @click.option("--runs", **_FOLDER, default="runs/sweep", show_default=True, help="Folder of the runs.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs side by side.  [one per core]")
@@ -214,15 +224,47 @@ def codecs(run: Path | None, data_dir: Path | None, fractions: tuple[float, ...]
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
 @click.option("--no-run", is_flag=True, help="Show and write what the runs that are there give.")
 @_quiet
-def sweep(recipe: Path, jobs: int | None, dry_run: bool, no_run: bool, quiet: bool, **folders: Any) -> None:
-    """Run a grid of experiments (docs/recipes/*.toml), each an ordinary run folder.
+@sweep_configuration
+def sweep(
+    recipe: Path | None,
+    over: tuple[str, ...],
+    seeds: str | None,
+    out: Path | None,
+    runs: Path,
+    jobs: int | None,
+    data_dir: str | None,
+    dry_run: bool,
+    no_run: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Run a grid of experiments, each an ordinary run folder: of a RECIPE file, or of --over.
 
-    A configuration that is in --runs already is not run again, so an interrupted sweep goes on where it
-    was. Tables show mean and standard deviation over the recipe's seeds.
+    \b
+    Which algorithm reaches 78 % with the fewest bytes?
+        fedsim sweep --preset fashion_mnist --over algo=fedavg,ivon_admm --seeds 0,1,2 --runs runs/which
+        fedsim compare runs/which --to 0.78
+
+    The options of launch hold for all runs; with a RECIPE (docs/recipes/*.toml), which says them itself, they
+    are refused. A configuration that is in --runs already is not run again, so an interrupted sweep goes on
+    where it was. Tables show mean and standard deviation over the seeds.
     """
     from launch.sweep.command import sweep
+    from launch.sweep.from_options import select_recipe
 
-    _say(sweep(recipe, side_by_side=jobs, dry=dry_run, run=not no_run, quiet=quiet, **folders), quiet)
+    selected = select_recipe(recipe, options, over, seeds)
+    page = sweep(
+        selected,
+        recipe or Path("sweep.toml"),
+        out=out,
+        runs=runs,
+        side_by_side=jobs,
+        data_dir=data_dir,
+        dry=dry_run,
+        run=not no_run,
+        quiet=quiet,
+    )
+    _say(page, quiet)
 
 
 @main.command(short_help="Print a participation schedule as a grid.")
@@ -257,8 +299,8 @@ def ledger(run: Path, by: str | None, everything: bool, cumulative: bool, export
     show(run, by=by or "", everything=everything, cumulative=cumulative, export=export)
 
 
-@main.command(short_help="Cost an experiment on the wire without running it.")
-@configuration
+@main.command(cls=Configured, short_help="Cost an experiment on the wire without running it.")
+@configuration(shown=PLANNED)
 def plan(**options: Any) -> None:
     """Say what the same launch would send, from its schedule and its messages' sizes, without training.
 

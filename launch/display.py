@@ -95,6 +95,9 @@ class Display:
             f"{summary['units_of_p_up']:.3f} P",
             "",
         )
+        once = [summary[f"units_of_p_once_{direction}"] for direction in ("down", "up")]
+        if any(once):
+            table.add_row("once per client", f"{once[0]:.3f} P", "", f"{once[1]:.3f} P", "")
         self.console.print()
         self.console.print(table)
 

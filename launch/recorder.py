@@ -13,6 +13,7 @@ from fedsim.round_events import Commit
 from fedsim.wire.ledger import Entry, Ledger
 from launch.display import Display
 from launch.processes.supervisor import Supervisor
+from launch.runs.client_costs import ClientCosts, sent_once
 from launch.runs.summary import Start, summarise
 from launch.runs.writer import RunDir
 from launch.target_accuracy import TargetAccuracy
@@ -30,7 +31,7 @@ class Recorder:
     Attributes:
         took_part: How often each client took part in a round.
         folded: How often each client's upload was folded.
-        messages: How often a client took part in an exchange.
+        costs: What the committed rounds have cost.
         target: What the evaluated rounds have reached.
     """
 
@@ -44,10 +45,11 @@ class Recorder:
     last_metrics: Mapping[str, Any] | None = None
     took_part: Counter[int] = field(default_factory=Counter)
     folded: Counter[int] = field(default_factory=Counter)
-    messages: int = 0
+    costs: ClientCosts = field(default_factory=ClientCosts)
     target: TargetAccuracy = field(init=False)
 
     def __post_init__(self) -> None:
+        self.costs.optional = sent_once(self.problem.algorithm)
         self.target = TargetAccuracy(self.problem.experiment.until)
 
     def restore(self, recovery: Recovery) -> None:
@@ -57,7 +59,7 @@ class Recorder:
             DiskError: if the disk cannot be read or written.
         """
         self.rundir.cut(recovery)
-        self.ledger.restore(self.rundir.ledger_rows())
+        self.ledger.restore(self.costs.counted(self.rundir.ledger_rows()))
         for record in recovery.commits.values():
             commit = record["about"]
             self._count(commit["number"], commit["participants"], commit["folded"])
@@ -85,7 +87,7 @@ class Recorder:
 
     def committed(self, commit: Commit, entries: list[Entry]) -> int:
         """Record a committed round; returns where ledger.csv ends then."""
-        end = self.rundir.append_ledger(entries)
+        end = self.rundir.append_ledger(list(self.costs.counted(entries)))
         self._count(commit.round, commit.participants, commit.folded)
         self.display.committed(commit.round)
         return end
@@ -133,7 +135,7 @@ class Recorder:
             bytes_to_until=self._bytes_to_until(),
             took_part=[self.took_part[k] for k in clients],
             folded=[self.folded[k] for k in clients],
-            messages=self.messages,
+            costs=self.costs,
             outcome=outcome,
             states=states,
             start=start,
@@ -159,4 +161,3 @@ class Recorder:
         if round:
             self.took_part.update(participants)
             self.folded.update(folded)
-        self.messages += len(participants) * len(self.problem.algorithm.exchanges_in(round))

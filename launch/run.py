@@ -23,7 +23,6 @@ from launch.config import Execution
 from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Stored
-from launch.runs.source_commit import look_up
 from workers.devices import assign_devices
 from workers.transport.eventfd import Wakeup
 
@@ -114,7 +113,10 @@ def resume(
     """
     stored = Stored.open(folder, drift)
     experiment, execution = stored.configure(options)
-    stored.check_left(experiment)
+    if complete := stored.nothing_left(experiment):
+        if not quiet:
+            print(complete, flush=True)
+        return folder
     return launch(experiment, execution, quiet=quiet, stored=stored, started=started, embedded=embedded)
 
 
@@ -126,6 +128,7 @@ def launch(
     stored: Stored | None = None,
     started: float | None = None,
     embedded: bool = False,
+    remark: str = "",
 ) -> Path:
     """Run an experiment.
 
@@ -137,6 +140,7 @@ def launch(
         started: When the program began (seconds since the epoch), from which the summary measures; by
             default, when this function is called.
         embedded: A user's program calls (launch.api), not the command.
+        remark: One more line of the header, such as where the hyperparameters come from.
 
     Returns:
         The run folder.
@@ -145,7 +149,6 @@ def launch(
         FedsimError: any FedsimError, after summary.json has been written with the status.
     """
     started = time.time() if started is None else started
-    look_up()
     allow_open_files(execution.workers)
     wakeup = Wakeup()
     supervisor = Supervisor(wakeup)
@@ -164,6 +167,7 @@ def launch(
 
             start = Start(started, time.time() - started)
             session = Session.prepare(experiment, execution, placements, supervisor, start, quiet, stored)
+            session.remark = remark
             session.run(wakeup)
         finally:
             supervisor.stop(gently=False)

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.markup import escape
+
 from fedsim import plugins
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm
@@ -53,6 +55,7 @@ class Session:
     start: Start
     recovery: Recovery | None = None
     run_name: str = field(default_factory=lambda: secrets.token_hex(8))
+    remark: str = ""
 
     @property
     def folder(self) -> Path:
@@ -190,7 +193,8 @@ class Session:
             closing.callback(endpoint.close)
             closing.callback((folder / JOIN).unlink, missing_ok=True)  # its keys open nothing any more
             closing.callback(recorder.close_ledger)
-            recorder.display.header(header(problem, e, self.placements))
+            remarks = [escape(self.remark)] if self.remark else []
+            recorder.display.header([*header(problem, e, self.placements), *remarks])
             pool = recorder.supervisor if self._own_workers else NoWorkerPool(wakeup)
             timeouts = Timeouts(e.join_within, e.lease, e.patience, bool(e.remote_workers))
             keep = uploads_folder(folder) if e.keep_uploads else None

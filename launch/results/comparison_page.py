@@ -12,7 +12,8 @@ from fedsim import plugins
 from launch.results import html
 from launch.results.figures import Line, chart, wide
 from launch.results.frontier import FrontierPoint, pareto, winning_ranges
-from launch.results.groups import Group, differences, shared
+from launch.results.groups import Group
+from launch.results.labels import differences, shared
 from launch.results.statistics import Band, band
 from launch.results.tables import UNFINISHED, Grid, costs, fields, megabytes, name, parts, results, seeds
 

@@ -79,23 +79,25 @@ class Stored:
         path = self.folder / "summary.json"
         return manifest.json_of(path) if path.is_file() else {}
 
-    def check_left(self, target: Experiment) -> None:
-        """Check that there is something left to do.
+    def nothing_left(self, target: Experiment) -> str:
+        """Why the run is complete and stays as it is; '' if there is something to do.
 
         A run that was killed after its last round has its summary left to write.
 
         Raises:
-            UsageError: if there is nothing; it says what gives the run more to do.
+            UsageError: if it is not complete, and has passed an accuracy at which it is to end now.
         """
         lines = [line for line, _ in metrics_lines(self.folder / "metrics.jsonl")]
         reached = TargetAccuracy(target.until).after(lines).reached
-        if reached is not None and (self.complete or target.until != self.experiment.until):
-            raise UsageError(
-                f"{self.folder} has reached {percent(target.until)} after round {reached}; "
-                "a higher --until, or --until none, goes on"
-            )
+        if reached is not None:
+            what = f"{self.folder} has reached {percent(target.until)} after round {reached}"
+            if self.complete:
+                return f"{what}; a higher --until, or --until none, goes on"
+            if target.until != self.experiment.until:
+                raise UsageError(f"{what} already; give a higher --until")
         if self.complete and self._summary.get("rounds", target.rounds) >= target.rounds:
-            raise UsageError(f"{self.folder} is complete: all {target.rounds} rounds; --rounds gives it more")
+            return f"{self.folder} is complete: all {target.rounds} rounds; --rounds gives it more"
+        return ""
 
     @property
     def experiment(self) -> Experiment:

@@ -34,7 +34,7 @@ def look_up(root: Path = ROOT) -> subprocess.Popen[str] | None:
 
 @cache
 def commit(root: Path = ROOT) -> str:
-    """The commit, nine digits, '+' behind it if tracked files were changed since; 'unknown' outside a repository."""
+    """The commit in nine digits, '+' behind it if files were changed since; 'unknown' outside a repository."""
     process = look_up(root)
     if process is None:
         return UNKNOWN

@@ -18,6 +18,7 @@ from fedsim.learning.likelihoods import EXTRA
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
+from launch.runs.client_costs import ClientCosts
 from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
@@ -115,16 +116,15 @@ def summarise(
     bytes_to_until: Mapping[str, int] | None,
     took_part: list[int],
     folded: list[int],
-    messages: int,
+    costs: ClientCosts,
     outcome: Outcome | None,
     states: ClientStates | None,
     start: Start,
 ) -> dict[str, Any]:
-    """summary.json. units_of_p: per client and exchange, all layers (docs/decisions/005); messages: how
-    often a client took part in an exchange; took_part and folded: rounds per client, in which it got the
-    broadcast and in which its upload counted. until: the target accuracy, if there is one; reached: the
-    first evaluated round that has it; bytes_to_until: what the algorithm has sent until then, by direction.
-    kernel_residual: the kernel's
+    """summary.json. costs: of the committed rounds (docs/decisions/005); took_part and folded: rounds per
+    client, in which it got the broadcast and in which its upload counted. until: the target accuracy, if
+    there is one; reached: the first evaluated round that has it; bytes_to_until: what the algorithm has sent
+    until then, by direction. kernel_residual: the kernel's
     count of the streams minus the ledger's (tcp). dual_mismatch: Algorithm.dual_mismatch at the end."""
     params = problem.net.layout.size
     down, up = ledger.bytes_of("algorithm", "down"), ledger.bytes_of("algorithm", "up")
@@ -146,8 +146,7 @@ def summarise(
         "participations": sum(took_part),
         "took_part": took_part,
         "folded": folded,
-        "units_of_p_down": down / (4 * params * messages) if messages else 0.0,
-        "units_of_p_up": up / (4 * params * messages) if messages else 0.0,
+        **costs.units(params=params, participations=sum(took_part), clients=len(took_part)),
         "kernel_residual": None,
         "seconds_to_first_round": None,
         "seconds_imports": round(start.imports, 3),

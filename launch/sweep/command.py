@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rich.table import Table as RichTable
 from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DiskError, TaskError, UsageError
 from launch.results.tables import Grid
+from launch.sweep.columns import check_columns
 from launch.sweep.figures import draw
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
@@ -25,6 +27,7 @@ from launch.sweep.table import Results, grid, write_csv, write_tables
 
 
 def sweep(
+    recipe: Recipe,
     file: Path,
     *,
     out: Path | None,
@@ -37,6 +40,9 @@ def sweep(
 ) -> Path | None:
     """Run what is missing, unless `run` is false; tabulate what there is.
 
+    file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
+    the options of this command.
+
     Returns:
         The page, if there is one.
 
@@ -45,10 +51,10 @@ def sweep(
         TaskError: if a run failed, after everything has been written.
     """
     console = Console(highlight=False, emoji=False, quiet=quiet)
-    recipe = Recipe.read(file)
     trials, pool = tuple(recipe.trials()), Pool(runs)
     if not trials:
         raise UsageError(f"recipe {file}: no variant, so nothing to run")
+    check_columns(recipe, trials, f"recipe {file}")
     missing = sum(not pool.done(t) for t in {t.id: t for t in trials}.values())
     lines = len(list(recipe.rows()))
     console.print(
@@ -124,6 +130,8 @@ def _provenance(results: Results) -> str:
 
 def _command(file: Path, out: Path, results: Results) -> str:
     """What a reader types to get the page."""
+    if not file.exists():
+        return shlex.join(["fedsim", *sys.argv[1:]])
     info = (DATASETS.get(t.experiment.dataset) for t in results.trials)
     data = ["--data-dir", "DIR"] if any(i is not None and i.files for i in info) else []
     return shlex.join(["fedsim", "sweep", str(file), *data, "--out", str(out)])

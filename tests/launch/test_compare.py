@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 from launch.cli import main
 from launch.results.figures import COLOURS, Line, chart
 from launch.results.frontier import FrontierPoint, levels, pareto, reaching, running_maximum, winning_ranges
-from launch.results.groups import gather, labels
+from launch.results.groups import gather
+from launch.results.labels import labels
 from launch.results.statistics import band
 from launch.runs.reader import Curve, Run
 

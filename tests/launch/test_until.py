@@ -4,6 +4,7 @@ so many rounds."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,19 +119,21 @@ def test_only_evaluated_rounds_count(whole: fedsim.Run, tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_ended_goes_on_with_a_higher_target_or_without_one(
-    whole: fedsim.Run, tmp_path: Path
+    whole: fedsim.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = fedsim.run(**SMALL, rounds=8, until=level(whole, 2), out=tmp_path / "run")
+    before = run.summary
     for options in ({}, {"rounds": 9}, {"until": 0.2}):
-        with pytest.raises(UsageError, match=r"has reached .* after round [12]; a higher --until"):
-            fedsim.resume(run, quiet=True, **options)  # type: ignore[arg-type]
+        fedsim.resume(run, **options)  # type: ignore[arg-type]
+        assert re.search(r"has reached .* after round [12]; a higher --until", capsys.readouterr().out)
+    assert fedsim.open(run.path).summary == before
     run = fedsim.resume(run, until=level(whole, 3), quiet=True)
     assert (run.summary["reached"], run.summary["rounds"]) == (3, 3)
     run = fedsim.resume(run, until=0.0, quiet=True)
     same(run, whole)
     assert (run.summary["until"], run.summary["reached"]) == (None, None)
-    with pytest.raises(UsageError, match=r"is complete: all 8 rounds; --rounds gives it more"):
-        fedsim.resume(run, quiet=True)
+    fedsim.resume(run)
+    assert "is complete: all 8 rounds; --rounds gives it more" in capsys.readouterr().out
 
 
 def test_a_target_that_is_named_later_is_charged_up_to_its_round(whole: fedsim.Run, tmp_path: Path) -> None:
@@ -192,6 +195,13 @@ def test_a_resumed_run_that_is_killed_is_not_taken_for_complete(tmp_path: Path) 
     running = start("resume", folder)
     running.wait_for("round    5/2000")
     running.kill()
+
+
+def test_a_run_that_has_passed_a_new_target_is_refused(tmp_path: Path) -> None:
+    run = fedsim.run(**SMALL, rounds=2, out=tmp_path / "run")
+    (run.path / "summary.json").unlink()
+    with pytest.raises(UsageError, match=r"has reached 20 % after round 1 already; give a higher --until"):
+        fedsim.resume(run, rounds=5, until=0.2, quiet=True)
 
 
 def test_data_without_an_accuracy_are_refused_in_one_line(tmp_path: Path) -> None:
