@@ -29,7 +29,10 @@ class Execution:
     workers: Annotated[
         int,
         option(
-            "Worker processes; 0: in process.", "K", default="10, or as many as clients if these are fewer", ge=0
+            "Worker processes; 0: in process.",
+            "K",
+            default="10, or as many as clients if these are fewer",
+            ge=0,
         ),
     ] = 10
     remote_workers: Annotated[int, option("Start none here, wait for K (--bind).", "K", default="", ge=0)] = 0
