@@ -190,7 +190,8 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     _check_keys(kind, values, where)
     for key, value in dotted(values):
         if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{where}: {key} = {value}: must be a finite number")
+            name = key.removeprefix("hyperparameters.")
+            raise UsageError(f"{where}: {name} = {value}: must be a finite number")
     try:
         return msgspec.convert(dict(values), type=kind)
     except msgspec.ValidationError as e:
@@ -210,13 +211,13 @@ def _what_is_wrong(kind: type, values: Mapping[str, Any], output: str) -> str:
     for part in key.split("."):
         shown = shown.get(part) if isinstance(shown, Mapping) else None
         hint = get_type_hints(hint, include_extras=True).get(part) if is_dataclass(hint) else None
-    return f"{key} = {shown!r}: {reason if own else f'must be {_wanted(hint)}'}"
+    return f"{key} = {shown!r}: {reason if own else f'must be {_expected(hint)}'}"
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "absent"}
 
 
-def _wanted(hint: Any) -> str:
+def _expected(hint: Any) -> str:
     """What a value of this type is, in words: "a number above 0 and at most 1"."""
     if get_origin(hint) is Annotated:
         base, *metas = get_args(hint)
@@ -232,15 +233,15 @@ def _wanted(hint: Any) -> str:
             )
             if limit is not None
         ]
-        return " ".join([_wanted(base), " and ".join(limits)]).strip()
+        return " ".join([_expected(base), " and ".join(limits)]).strip()
     if get_origin(hint) is Literal:
         return f"one of {', '.join(str(value) for value in get_args(hint) if value)}"
     if get_origin(hint) is Mapping:
         return "a table of {}".format(
-            "any values" if get_args(hint)[1] is Any else _wanted(get_args(hint)[1])
+            "any values" if get_args(hint)[1] is Any else _expected(get_args(hint)[1])
         )
     if get_origin(hint) in (UnionType, Union):
-        return " or ".join(_wanted(part) for part in get_args(hint))
+        return " or ".join(_expected(part) for part in get_args(hint))
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 

@@ -4,25 +4,54 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fedsim.errors import FedsimError
-from launch import PROGRAM_START
-from launch.options import PLANNED, RESUMED, Configured, configuration, sweep_configuration
+from fedsim.errors import DiskError, FedsimError, Interrupted
+from launch import PROGRAM_START, terminal
+from launch.options import (
+    PLANNED,
+    RESUMED,
+    Configured,
+    configuration,
+    configuration_of,
+    sweep_configuration,
+)
 
 
 class _Group(click.Group):
     """Commands whose mistakes are one clear line and an exit code, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        code = 0
         try:
-            return super().invoke(ctx)
+            super().invoke(ctx)
         except FedsimError as e:
-            click.echo(f"fedsim: {e}", err=True)
-            sys.exit(e.exit_code)
+            code = _complain(e, str(e))
+        except KeyboardInterrupt:
+            code = _complain(Interrupted, "interrupted")
+        except (BrokenPipeError, SystemExit) as e:  # rich makes a SystemExit of it
+            if not isinstance(e, BrokenPipeError) and not isinstance(e.__context__, BrokenPipeError):
+                raise
+            # whoever read the output has enough of it
+        except OSError as e:
+            if e.filename is not None:
+                raise
+            code = _complain(DiskError, f"the output cannot be written: {e.strerror}")
+        lost = terminal.finish_output()
+        if lost is not None and not code and not isinstance(lost, BrokenPipeError):
+            code = _complain(DiskError, f"the output cannot be written: {lost.strerror}")
+        sys.exit(code)
+
+
+def _complain(error: FedsimError | type[FedsimError], text: str) -> int:
+    """Say what is wrong; returns the exit code."""
+    with suppress(OSError):
+        click.echo(f"fedsim: {text}", err=True)
+    return error.exit_code
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -84,7 +113,7 @@ def launch(quiet: bool, **options: Any) -> None:
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--allow-drift", is_flag=True, help="Go on although other versions compute; bits may differ.")
 @_quiet
-@configuration(shown=RESUMED, default="the run's")
+@configuration_of(RESUMED, default="the run's")
 def resume(run: Path, allow_drift: bool, quiet: bool, **options: Any) -> None:
     """Go on after the last committed round; the results are bit-identical to an uninterrupted run.
 
@@ -300,7 +329,7 @@ def ledger(run: Path, by: str | None, everything: bool, cumulative: bool, export
 
 
 @main.command(cls=Configured, short_help="Cost an experiment on the wire without running it.")
-@configuration(shown=PLANNED)
+@configuration_of(PLANNED)
 def plan(**options: Any) -> None:
     """Say what the same launch would send, from its schedule and its messages' sizes, without training.
 

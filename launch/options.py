@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -46,7 +47,7 @@ PLANNED = frozenset(
     {"algo", "dataset", "fraction", "partition", "model", "clients", "rounds", "participation", "seed"}
     | {"hyperparameters", "codecs", "data_dir", "config", "until"}
 )
-"""What the bytes of a plan depend on. plan takes the others, too, so that `launch` need only become `plan`."""
+"""What the bytes of a plan depend on. plan takes the others, too: any `launch` can be planned."""
 
 RESUMED = frozenset(
     {
@@ -90,7 +91,7 @@ class Configured(click.Command):
             name = e.option_name.lstrip("-").replace("-", "_")
             if name not in names.hyperparameters():
                 raise
-            behind = [v for o, v in zip(texts, texts[1:], strict=False) if o == e.option_name]
+            behind = [v for o, v in itertools.pairwise(texts) if o == e.option_name]
             behind += [text.partition("=")[2] for text in texts if text.startswith(f"{e.option_name}=")]
             value = next(iter(behind), "VALUE")
             raise click.UsageError(
@@ -100,23 +101,32 @@ class Configured(click.Command):
             ) from None
 
 
-def configuration(
-    command: Command | None = None, *, shown: frozenset[str] | None = None, default: str | None = None
-) -> Any:
-    """Give a command all options of an experiment and of its execution, and --config.
+def configuration(command: Command) -> Command:
+    """Give a command all options of an experiment and of its execution, and --config."""
+    return configuration_of()(command)
+
+
+def configuration_of(
+    shown: frozenset[str] | None = None, default: str | None = None
+) -> Callable[[Command], Command]:
+    """Give a command these options, some of which its help may leave out.
 
     Args:
-        command: The command.
-        shown: The fields whose options its help shows; all by default.
+        shown: The fields whose options the help shows; all by default.
         default: What the help says of every default; by default, the default itself.
     """
-    if command is None:
-        return lambda command: configuration(command, shown=shown, default=default)
-    for generated in reversed(
-        [*_options(Experiment, shown, default), *_options(Execution, shown, default), *_FILES]
-    ):
-        command = generated(command)
-    return command
+    options: list[Callable[[Command], Command]] = [
+        *_options(Experiment, shown, default),
+        *_options(Execution, shown, default),
+        *_FILES,
+    ]
+
+    def decorated(command: Command) -> Command:
+        for generated in reversed(options):
+            command = generated(command)
+        return command
+
+    return decorated
 
 
 def sweep_configuration(command: Command) -> Command:

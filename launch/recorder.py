@@ -47,6 +47,9 @@ class Recorder:
     folded: Counter[int] = field(default_factory=Counter)
     costs: ClientCosts = field(default_factory=ClientCosts)
     target: TargetAccuracy = field(init=False)
+    _bytes: int = 0
+    _bytes_of_rounds: dict[int, int] = field(default_factory=dict)
+    """The algorithm's bytes up to committed rounds that are not evaluated yet."""
 
     def __post_init__(self) -> None:
         self.costs.optional = sent_once(self.problem.algorithm)
@@ -60,6 +63,7 @@ class Recorder:
         """
         self.rundir.cut(recovery)
         self.ledger.restore(self.costs.counted(self.rundir.ledger_rows()))
+        self._bytes = sum(self.ledger.bytes_of("algorithm", direction) for direction in ("down", "up"))
         for record in recovery.commits.values():
             commit = record["about"]
             self._count(commit["number"], commit["participants"], commit["folded"])
@@ -89,6 +93,8 @@ class Recorder:
         """Record a committed round; returns where ledger.csv ends then."""
         end = self.rundir.append_ledger(list(self.costs.counted(entries)))
         self._count(commit.round, commit.participants, commit.folded)
+        self._bytes += sum(entry.bytes for entry in entries if entry.kind == "algorithm")
+        self._bytes_of_rounds[commit.round] = self._bytes
         self.display.committed(commit.round)
         return end
 
@@ -98,7 +104,13 @@ class Recorder:
         self.last_metrics = {k: None if v != v else v for k, v in metrics.items()}
         self.rundir.append_metrics(self.last_metrics)
         self.target = self.target.after([self.last_metrics])
-        self.display.evaluated(metrics)
+        self.display.evaluated(metrics, self._bytes_until(metrics["round"]))
+
+    def _bytes_until(self, round: int) -> int:
+        """The algorithm's bytes up to a round, which is evaluated now."""
+        so_far = self._bytes_of_rounds.get(round, self._bytes if round else 0)
+        self._bytes_of_rounds = {r: n for r, n in self._bytes_of_rounds.items() if r > round}
+        return so_far
 
     def verify_bytes(self, outcome: Outcome) -> None:
         """Compare the kernel's count of the streams with the ledger.

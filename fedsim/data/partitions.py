@@ -115,8 +115,8 @@ def partition(
     if info.name == "pachinko":
         _check_cifar100(targets, classes, clients, _rows(info, arguments[-1]))
     if clients > len(targets) and info.name != "two_classes":  # whose clients may share rows
-        raise UsageError(
-            f"{clients:,} clients cannot divide {len(targets):,} training examples: every client has at least one"
+        raise DataError(
+            f"{clients:,} clients cannot divide {len(targets):,} training examples: use fewer clients"
         )
     rng = np.random.RandomState(seed)
     name = info.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,6 +22,13 @@ from workers.storage.durability import fsync
 from workers.storage.metrics_file import metrics_lines
 from workers.storage.recovery import Recovery
 
+OWN_NAMES = frozenset(
+    {"manifest.json", ".manifest.json", "summary.json", ".summary.json", "processes.json", ".processes.json"}
+    | {"metrics.jsonl", "ledger.csv", "timeline.csv", "journal", "checkpoints", "state", "spool", "uploads"}
+    | {"logs", "lock", "join.json", "revoked.json", "model.safetensors"}
+)
+"""What a run's folder holds."""
+
 
 class RunDir:
     """Creates the folder and writes the contract's files; the lock is held until close().
@@ -36,24 +44,74 @@ class RunDir:
         if path.exists() and not path.is_dir():
             raise UsageError(f"--out {path}: this is a file; name a folder")
         if path.exists() and any(path.iterdir()) and not resumed:
-            raise UsageError(f"--out {path}: the folder is not empty; choose another or remove it")
-        mode: Literal["a", "w"] = "a" if resumed else "w"
-        created = [folder for folder in (path, *path.parents) if not folder.exists()]
+            self._remove_start_that_failed()
+        self._created = [folder for folder in (path, *path.parents) if not folder.exists()]
+        self.lock: RunLock | None = None
+        self._files: list[TextIO] = []
         try:
-            for name in ("checkpoints", "state", "logs"):
-                (path / name).mkdir(parents=True, exist_ok=True)
-            for folder in created:
-                fsync(folder.parent)
-            self.lock = RunLock(path)
-            self._metrics: TextIO = (path / "metrics.jsonl").open(mode)
-            self._ledger: TextIO = (path / "ledger.csv").open(mode, newline="")
-            self._timeline: TextIO = (path / "timeline.csv").open(mode, newline="")
-        except OSError as e:
-            raise DiskError(f"cannot make the run folder {path}: {e.strerror}") from None
+            self._open("a" if resumed else "w")
+        except UsageError:
+            raise  # another process has it
+        except BaseException:
+            if not resumed:
+                self.discard()
+            raise
         self._rows = csv.writer(self._ledger, lineterminator="\n")
         self._spans = csv.writer(self._timeline, lineterminator="\n")
         if not resumed:
             self._begin()
+
+    def _open(self, mode: Literal["a", "w"]) -> None:
+        """Make the folders, take the lock and open the files.
+
+        Raises:
+            DiskError: if that cannot be done.
+            UsageError: if another process carries this run out.
+        """
+        path = self.path
+        try:
+            for name in ("checkpoints", "state", "logs"):
+                (path / name).mkdir(parents=True, exist_ok=True)
+            for folder in self._created:
+                fsync(folder.parent)
+            self.lock = RunLock(path)
+            self._metrics = self._opened("metrics.jsonl", mode, None)
+            self._ledger = self._opened("ledger.csv", mode, "")
+            self._timeline = self._opened("timeline.csv", mode, "")
+        except OSError as e:
+            raise DiskError(f"cannot make the run folder {path}: {e.strerror}") from None
+
+    def _remove_start_that_failed(self) -> None:
+        """Empty the folder if all that it holds is a run of which no round was committed.
+
+        Raises:
+            UsageError: if it holds something else, or if another process carries this run out.
+        """
+        path = self.path
+        names = {entry.name for entry in path.iterdir()}
+        if names - OWN_NAMES or not names & {"lock", "checkpoints"}:
+            raise UsageError(f"--out {path}: the folder is not empty; choose another or remove it")
+        lines = (path / "metrics.jsonl").read_bytes().count(b"\n") if "metrics.jsonl" in names else 0
+        if "model.safetensors" in names or lines > 1 or any((path / "checkpoints").glob("[!.]*")):
+            raise UsageError(
+                f"--out {path}: this is a run; fedsim resume {path} goes on, or choose another folder"
+            )
+        lock = RunLock(path)
+        _empty(path)
+        lock.release()
+
+    def discard(self) -> None:
+        """Close the files and remove what this start has made: the run did not begin."""
+        self.close()
+        with suppress(OSError):
+            _empty(self.path)
+            for folder in self._created:
+                folder.rmdir()
+
+    def _opened(self, name: str, mode: Literal["a", "w"], newline: str | None) -> TextIO:
+        file: TextIO = (self.path / name).open(mode, newline=newline)
+        self._files.append(file)
+        return file
 
     def _begin(self) -> None:
         self._rows.writerow(COLUMNS)
@@ -147,7 +205,17 @@ class RunDir:
             raise DiskError(f"cannot write {file.name}: {e.strerror}") from None
 
     def close(self) -> None:
-        for file in (self._metrics, self._ledger, self._timeline):
+        for file in self._files:
             with suppress(OSError):  # every line was flushed, or its failure reported, when it was written
                 file.close()
-        self.lock.release()
+        if self.lock is not None:
+            self.lock.release()
+
+
+def _empty(folder: Path) -> None:
+    """Remove all that a folder holds."""
+    for entry in list(folder.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
