@@ -62,7 +62,7 @@ class Experiment:
     """Everything that the bits of a run depend on, besides the versions of libraries.
 
     An empty `model` and -1 for `rounds` or `eval_samples` stand for the algorithm's default; an empty
-    `inputs` stands for the data set's. `rounds` may grow on resume.
+    `inputs` stands for the data set's. On resume `rounds` may grow, and `until` may change.
     """
 
     algo: Annotated[str, option("Algorithm, or path/to/file.py:CLASS.", "NAME")] = "fedlap_cov"
@@ -84,8 +84,18 @@ class Experiment:
     ] = ""
     clients: Annotated[int, option("Clients, whatever the number of workers.", "N", ge=1)] = 10
     rounds: Annotated[int, option("Rounds.", "R", default="20; bcm 1", ge=UNSET)] = UNSET
+    until: Annotated[
+        float,
+        option(
+            "End with the first evaluated round of this test accuracy: 0.78, 78%.",
+            "ACCURACY",
+            default="none",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.0
+    """The target accuracy; 0: there is none, and all rounds are carried out."""
     participation: Annotated[
-        str,
         str,
         option(
             "Who takes part: full, a share (0.3), a count (3), coin:P, robin:N, size:N, markov:LEAVE,COME, "

@@ -68,7 +68,15 @@ _PATH = click.Path(path_type=Path)
 _FOLDER: dict[str, Any] = {"metavar": "DIR", "type": _PATH}
 _FILE: dict[str, Any] = {"metavar": "FILE", "type": _PATH}
 _run = click.argument("run", type=_PATH)
+_quiet = click.option("--quiet", "-q", is_flag=True, help="Print nothing but what was made: its path.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 _data_dir = click.option("--data-dir", **_FOLDER, help="Folder of the data files.  [the run's]")
+
+
+def _say(path: Path | None, quiet: bool) -> None:
+    """With --quiet the one line of stdout: what a script goes on with."""
+    if quiet and path is not None:
+        click.echo(path)
 
 
 def _prepare_torch() -> None:
@@ -79,8 +87,9 @@ def _prepare_torch() -> None:
 
 
 @main.command(cls=Configured, short_help="Run an experiment with real worker processes.")
+@_quiet
 @configuration
-def launch(**options: Any) -> None:
+def launch(quiet: bool, **options: Any) -> None:
     """Run an experiment and leave a run folder.
 
     \b
@@ -96,22 +105,24 @@ def launch(**options: Any) -> None:
     experiment, execution = overrides.resolve()
     from launch import run
 
-    run.launch(experiment, execution, started=PROGRAM_START, remark=overrides.remark(experiment))
+    remark = overrides.remark(experiment)
+    _say(run.launch(experiment, execution, quiet=quiet, started=PROGRAM_START, remark=remark), quiet)
 
 
 @main.command(cls=Configured, short_help="Go on with a run that was ended, however it was ended.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--allow-drift", is_flag=True, help="Go on although other versions compute; bits may differ.")
+@_quiet
 @configuration_of(RESUMED, default="the run's")
-def resume(run: Path, allow_drift: bool, **options: Any) -> None:
+def resume(run: Path, allow_drift: bool, quiet: bool, **options: Any) -> None:
     """Go on after the last committed round; the results are bit-identical to an uninterrupted run.
 
-    Options may change how it is carried out and give it more --rounds. Anything that the bits depend on stays
-    as it was begun. A run that is complete stays as it is.
+    Options may change how it is carried out and give it more --rounds, or another --until. Anything that the
+    bits depend on stays as it was begun. A run that is complete stays as it is.
     """
     from launch.run import resume
 
-    resume(run, options, drift=allow_drift, started=PROGRAM_START)
+    _say(resume(run, options, drift=allow_drift, quiet=quiet, started=PROGRAM_START), quiet)
 
 
 @main.command(short_help="Compute a run's last rounds again and compare the bits.")
@@ -241,6 +252,7 @@ def codecs(run: Path | None, data_dir: Path | None, fractions: tuple[float, ...]
 @click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
 @click.option("--no-run", is_flag=True, help="Show and write what the runs that are there give.")
+@_quiet
 @sweep_configuration
 def sweep(
     recipe: Path | None,
@@ -252,6 +264,7 @@ def sweep(
     data_dir: str | None,
     dry_run: bool,
     no_run: bool,
+    quiet: bool,
     **options: Any,
 ) -> None:
     """Run a grid of experiments, each an ordinary run folder: of a RECIPE file, or of --over.
@@ -269,7 +282,7 @@ def sweep(
     from launch.sweep.from_options import select_recipe
 
     selected = select_recipe(recipe, options, over, seeds)
-    sweep(
+    page = sweep(
         selected,
         recipe or Path("sweep.toml"),
         out=out,
@@ -278,7 +291,9 @@ def sweep(
         data_dir=data_dir,
         dry=dry_run,
         run=not no_run,
+        quiet=quiet,
     )
+    _say(page, quiet)
 
 
 @main.command(short_help="Print a participation schedule as a grid.")

@@ -17,6 +17,7 @@ from fedsim.problem import Problem
 from launch import terminal
 from launch.config import Execution
 from launch.progress_line import ProgressLine, fitted, progress_parts
+from launch.target_accuracy import TargetAccuracy, percent
 from launch.terminal import counted
 from workers.devices import Placement
 
@@ -104,8 +105,8 @@ class Display:
         self.console.print()
         self.console.print(table)
 
-    def traffic_summary(self, summary: Mapping[str, Any], out: str) -> None:
-        """The end of a run: its traffic, and what came of it."""
+    def traffic_summary(self, summary: Mapping[str, Any], out: str, target: TargetAccuracy) -> None:
+        """The end of a run: its traffic, what came of it, and when the target accuracy was reached."""
         self.stop()
         self.traffic(summary)
         other = ", ".join(
@@ -136,6 +137,9 @@ class Display:
                 f"then {summary['seconds_round_median']:.3f} s a round"
             )
         self.console.print(f"run folder: {out}", soft_wrap=True)
+        if target.until:
+            spent = summary["bytes_to_until"]
+            self.console.print(target.outcome(sum(spent.values()) / 1e6 if spent else None), soft_wrap=True)
 
 
 def header(problem: Problem, execution: Execution, placements: Sequence[Placement]) -> list[str]:
@@ -144,6 +148,7 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     where = f"{counted(workers, 'worker')} over {execution.transport}" if workers else "in process"
     if execution.remote_workers:
         where = counted(workers, "remote worker")
+    until = f" or until {percent(e.until)}" if e.until else ""
     devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
     # commas, because rich takes a word between two colons for an emoji
     algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
@@ -153,7 +158,8 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         f"training examples, {len(data.test_targets):,} test",
         f"model {model}, P = {problem.net.layout.size:,}; {counted(clients, 'client')} ({e.partition}, "
         f"{min(sizes)} to {max(sizes)} examples)",
-        f"{counted(e.rounds, 'round')}, participation {e.participation}, seed {e.seed}; {where} ({devices})",
+        f"{counted(e.rounds, 'round')}{until}, participation {e.participation}, seed {e.seed}; "
+        f"{where} ({devices})",
     ]
     if sum(sizes) < len(data.train_targets):
         unused = counted(len(data.train_targets) - sum(sizes), "training example")

@@ -13,6 +13,7 @@ from msgspec import Meta
 from fedsim.experiment import Experiment
 from launch import names
 from launch.config import Execution
+from launch.target_accuracy import NONE, parsed
 
 Command = Callable[..., None]
 
@@ -44,12 +45,22 @@ _FILES: tuple[Callable[[Command], Command], ...] = (
 
 PLANNED = frozenset(
     {"algo", "dataset", "fraction", "partition", "model", "clients", "rounds", "participation", "seed"}
-    | {"hyperparameters", "codecs", "data_dir", "config"}
+    | {"hyperparameters", "codecs", "data_dir", "config", "until"}
 )
 """What the bytes of a plan depend on. plan takes the others, too: any `launch` can be planned."""
 
 RESUMED = frozenset(
-    {"rounds", "data_dir", "config", "keep_uploads", "verify_bytes", "transport", "workers", "devices"}
+    {
+        "rounds",
+        "until",
+        "data_dir",
+        "config",
+        "keep_uploads",
+        "verify_bytes",
+        "transport",
+        "workers",
+        "devices",
+    }
     | {"remote_workers", "bind", "join_within", "lease", "patience"}
 )
 """What may change when a run goes on. resume takes the others, too, to say that they may not."""
@@ -136,14 +147,24 @@ def _options(
         if extra["name"] == "" or field.name in without:
             continue
         name = extra["name"] or "--" + field.name.replace("_", "-")
+        values = {"type": _until} if field.name == "until" else _values(hint)
         yield click.option(
             name,
             field.name,
             help=_help(field, meta, default),
             metavar=extra["metavar"] or None,
             hidden=shown is not None and field.name not in shown,
-            **_values(hint),
+            **values,
         )
+
+
+def _until(text: str) -> float:
+    """Read an accuracy, such as 0.78 or 78%; none is 0.
+
+    Raises:
+        UsageError: for another text.
+    """
+    return 0.0 if text == NONE else parsed(text, "--until")
 
 
 def _annotation(hint: Any) -> tuple[Any, Meta]:

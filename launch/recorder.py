@@ -16,6 +16,7 @@ from launch.processes.supervisor import Supervisor
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.runs.summary import Start, summarise
 from launch.runs.writer import RunDir
+from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.coordinator.task_timeline import Span
 from workers.storage.client_states import ClientStates
@@ -31,6 +32,7 @@ class Recorder:
         took_part: How often each client took part in a round.
         folded: How often each client's upload was folded.
         costs: What the committed rounds have cost.
+        target: What the evaluated rounds have reached.
     """
 
     problem: Problem
@@ -44,12 +46,14 @@ class Recorder:
     took_part: Counter[int] = field(default_factory=Counter)
     folded: Counter[int] = field(default_factory=Counter)
     costs: ClientCosts = field(default_factory=ClientCosts)
+    target: TargetAccuracy = field(init=False)
     _bytes: int = 0
     _bytes_of_rounds: dict[int, int] = field(default_factory=dict)
     """The algorithm's bytes up to committed rounds that are not evaluated yet."""
 
     def __post_init__(self) -> None:
         self.costs.optional = sent_once(self.problem.algorithm)
+        self.target = TargetAccuracy(self.problem.experiment.until)
 
     def restore(self, recovery: Recovery) -> None:
         """Take over what earlier starts of the run have recorded.
@@ -63,6 +67,8 @@ class Recorder:
         for record in recovery.commits.values():
             commit = record["about"]
             self._count(commit["number"], commit["participants"], commit["folded"])
+        lines = self.rundir.metrics()
+        self.target, self.last_metrics = self.target.after(lines), lines[-1] if lines else None
 
     def close_ledger(self) -> None:
         """Write the rows that belong to no round, such as those of the connections' ends."""
@@ -97,6 +103,7 @@ class Recorder:
         # JSON has no NaN: a diverged model has null
         self.last_metrics = {k: None if v != v else v for k, v in metrics.items()}
         self.rundir.append_metrics(self.last_metrics)
+        self.target = self.target.after([self.last_metrics])
         self.display.evaluated(metrics, self._bytes_until(metrics["round"]))
 
     def _bytes_until(self, round: int) -> int:
@@ -136,6 +143,8 @@ class Recorder:
             error=error,
             rounds=self.last_round,
             metrics=self.last_metrics,
+            target=self.target,
+            bytes_to_until=self._bytes_to_until(),
             took_part=[self.took_part[k] for k in clients],
             folded=[self.folded[k] for k in clients],
             costs=self.costs,
@@ -145,6 +154,19 @@ class Recorder:
         )
         self.rundir.write_json("summary.json", summary)
         return summary
+
+    def _bytes_to_until(self) -> dict[str, int] | None:
+        """The algorithm's bytes until the target accuracy was reached; None if it was not."""
+        reached, sides = self.target.reached, ("down", "up")
+        if reached is None:
+            return None
+        if reached == self.last_round:
+            return {side: self.ledger.bytes_of("algorithm", side) for side in sides}
+        sums = dict.fromkeys(sides, 0)  # the run has more rounds: its target was named later
+        for row in self.rundir.ledger_rows():
+            if row.kind == "algorithm" and row.round <= reached:
+                sums[row.direction] += row.bytes
+        return sums
 
     def _count(self, round: int, participants: Sequence[int], folded: Sequence[int]) -> None:
         self.last_round = round

@@ -22,7 +22,7 @@ from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Stored
 from launch.stop_signals import StopSignals
-from launch.terminal import Status, counted, output_that_may_close
+from launch.terminal import Status, output_that_may_close
 from workers.devices import assign_devices
 from workers.transport.eventfd import Wakeup
 
@@ -59,7 +59,7 @@ def resume(
     started: float | None = None,
     embedded: bool = False,
 ) -> Path:
-    """Go on with a run; options of launch may say how, and give it more rounds.
+    """Go on with a run; options of launch may say how, and give it more rounds or another --until.
 
     Args:
         folder: The run folder.
@@ -74,10 +74,9 @@ def resume(
     """
     stored = Stored.open(folder, drift)
     experiment, execution = stored.configure(options)
-    if stored.complete and experiment.rounds == stored.experiment.rounds:
+    if complete := stored.nothing_left(experiment):
         if not quiet:
-            rounds = counted(experiment.rounds, "round")
-            print(f"{folder} is complete: all {rounds}; --rounds gives it more", flush=True)
+            print(complete, flush=True)
         return folder
     return launch(experiment, execution, quiet=quiet, stored=stored, started=started, embedded=embedded)
 

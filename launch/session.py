@@ -130,8 +130,13 @@ class Session:
         self.recovery = recover(folder, self.problem)
         self.recorder.restore(self.recovery)
         before = dict(stored.manifest)
-        resumes = [*before.get("resumes", []), {k: today[k] for k in ("started", "execution", "command")}]
-        before["experiment"] = {**before["experiment"], "rounds": experiment.rounds}
+        resumes = [
+            *before.get("resumes", []),
+            {k: today[k] for k in ("started", "execution", "command", "commit")},
+        ]
+        changed = {"rounds": experiment.rounds, "until": experiment.until}
+        before["experiment"] = {**before["experiment"], **changed}
+        self.recorder.rundir.remove("summary.json")  # of an earlier start: this one writes its own
         self.recorder.rundir.write_json("manifest.json", before | {"resumes": resumes})
         for why in self.recovery.skipped:
             display.note(f"not used: {why}")
@@ -158,7 +163,7 @@ class Session:
                 display.status(f"starting {counted(self.execution.workers, 'worker')}")
             outcome = self._carry_out(wakeup, started)
             summary = recorder.write_summary("done", self.start, self._states(), outcome)
-            display.traffic_summary(summary, str(self.folder))
+            display.traffic_summary(summary, str(self.folder), recorder.target)
             if self.execution.verify_bytes:
                 recorder.verify_bytes(outcome)
             if self.problem.eval_samples and "ensemble_accuracy" not in summary:

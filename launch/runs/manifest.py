@@ -16,6 +16,7 @@ from fedsim import plugins, traces
 from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment, convert, resolved_hyperparameters
 from launch.config import Execution
+from launch.runs.source_commit import commit
 from workers.devices import gpu_models
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "sci
 def describe(
     experiment: Mapping[str, Any], execution: Execution, run: str, probe: Mapping[str, str]
 ) -> dict[str, Any]:
-    """experiment: with every default resolved. probe: workers.probe.probe of this process."""
+    """experiment: with every default resolved. probe: workers.probe.probe of this process. commit: of the
+    source."""
     return {
         "format": FORMAT,
         "wire": WIRE,
@@ -40,6 +42,7 @@ def describe(
         "experiment": experiment,
         "execution": asdict(execution),
         **surroundings(probe),
+        "commit": commit(),
         "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},
         "started": now(),
         "command": sys.argv,

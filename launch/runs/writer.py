@@ -19,7 +19,8 @@ from fedsim.wire.ledger import COLUMNS, Entry
 from workers.coordinator import task_timeline
 from workers.storage.atomic_files import RunLock
 from workers.storage.durability import fsync
-from workers.storage.recovery import Recovery, metrics_lines
+from workers.storage.metrics_file import metrics_lines
+from workers.storage.recovery import Recovery
 
 OWN_NAMES = frozenset(
     {"manifest.json", ".manifest.json", "summary.json", ".summary.json", "processes.json", ".processes.json"}
@@ -135,6 +136,10 @@ class RunDir:
         if not recovery.ledger_bytes:
             self._rows.writerow(COLUMNS)
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return [line for line, _ in metrics_lines(self.path / "metrics.jsonl")]
+
     def ledger_rows(self) -> Iterator[Entry]:
         """Those in the file.
 
@@ -170,6 +175,13 @@ class RunDir:
             temporary.rename(self.path / name)
         except OSError as e:
             raise DiskError(f"cannot write {self.path / name}: {e.strerror}") from None
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        try:
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as e:
+            raise DiskError(f"cannot remove {self.path / name}: {e.strerror}") from None
 
     def write_processes(self, processes: list[Any]) -> None:
         self.write_json("processes.json", [asdict(p) for p in processes], durable=False)

@@ -36,17 +36,21 @@ def sweep(
     data_dir: str | None,
     dry: bool = False,
     run: bool = True,
-) -> None:
+    quiet: bool = False,
+) -> Path | None:
     """Run what is missing, unless `run` is false; tabulate what there is.
 
     file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
     the options of this command.
 
+    Returns:
+        The page, if there is one.
+
     Raises:
         UsageError: for the recipe.
         TaskError: if a run failed, after everything has been written.
     """
-    console = Console(highlight=False, emoji=False)
+    console = Console(highlight=False, emoji=False, quiet=quiet)
     trials, pool = tuple(recipe.trials()), Pool(runs)
     if not trials:
         raise UsageError(f"recipe {file}: no variant, so nothing to run")
@@ -60,7 +64,7 @@ def sweep(
         for t in trials:
             state = "done" if pool.done(t) else "to do"
             console.print(f"{state:5} {escape(t.row.name)}, seed {t.seed}: {pool.folder(t)}", soft_wrap=True)
-        return
+        return None
     execution = recipe.how(str(Path(data_dir).resolve()) if data_dir else None)
     errors: dict[str, str] = {}
     if run:
@@ -70,17 +74,17 @@ def sweep(
     grids = [grid(results, t) for t in recipe.table]
     for g in grids:
         _print(console, g)
-    if out is not None:
-        _write(file, out, results, grids, console)
+    page = None if out is None else _write(file, out, results, grids, console)
     if errors:
         failed = next(t for t in trials if t.id in errors)
         raise TaskError(
             f"{len(errors)} of {len(trials)} runs failed; the first, {failed.row.name} with seed "
             f"{failed.seed}: {errors[failed.id].strip()} (folder {pool.folder(failed)})"
         )
+    return page
 
 
-def _write(file: Path, out: Path, results: Results, grids: list[Grid], console: Console) -> None:
+def _write(file: Path, out: Path, results: Results, grids: list[Grid], console: Console) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
         plots = [draw(p, results, out) for p in results.recipe.plot]
@@ -91,6 +95,7 @@ def _write(file: Path, out: Path, results: Results, grids: list[Grid], console: 
     except OSError as e:
         raise DiskError(f"cannot write to {out}: {e.strerror}") from None
     console.print(f"page: {page}", soft_wrap=True)
+    return page
 
 
 def _write_page(path: Path, results: Results, grids: list[Grid], plots: list[Path], command: str) -> None:
@@ -153,7 +158,7 @@ class _Watch:
         self._output = -1
 
     def __enter__(self) -> _Watch:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.quiet:
             self._live.start()
         return self
 
@@ -168,7 +173,7 @@ class _Watch:
         if self._console.is_terminal:
             inner = "".join(f"\n  {share:4.0%}  {escape(name)}" for name, share in p.running)
             self._live.update(line + inner, refresh=True)
-        elif over != self._output:
+        elif over != self._output and not self._console.quiet:
             self._output = over
             print(line, flush=True)
 

@@ -7,7 +7,6 @@ the newest such commit is cut off and computed again, with the same bits: tasks 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,12 @@ from typing import Any
 from fedsim.errors import DiskError, WireError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
-from fedsim.round_events import evaluates
+from fedsim.round_events import evaluates, reaches
 from workers.storage.atomic_files import disk_errors
 from workers.storage.checkpoints import Checkpoint, read_checkpoint
 from workers.storage.client_states import ClientStates
 from workers.storage.journal import read_journal
+from workers.storage.metrics_file import metrics_lines
 from workers.storage.round_record import RoundRecord
 
 NOTHING = -1
@@ -31,7 +31,7 @@ class Recovery:
     """epoch: how often the run has been started, this time included. checkpoint: of the last commit, None
     if there is none. commits: the journal's records up to it, by round. unscored: rounds up to it that
     metrics.jsonl has no line of, with their models. kept: the readable checkpoints up to it. skipped: why
-    newer ones could not be used.
+    newer ones could not be used. target_reached: a round up to it has reached the target accuracy.
     """
 
     epoch: int
@@ -40,6 +40,7 @@ class Recovery:
     unscored: tuple[RoundRecord, ...]
     kept: tuple[Checkpoint[Any], ...] = ()
     skipped: tuple[str, ...] = ()
+    target_reached: bool = False
 
     @property
     def round(self) -> int:
@@ -64,7 +65,8 @@ def recover(folder: Path, problem: Problem) -> Recovery:
     commits = {r["round"]: r for r in records if r["what"] == "commit"}
     with disk_errors(folder / "ledger.csv"):
         ledger = _sound(folder / "ledger.csv") if (folder / "ledger.csv").exists() else 0
-    scored = {line["round"] for line, _ in metrics_lines(folder / "metrics.jsonl")}
+    lines = [line for line, _ in metrics_lines(folder / "metrics.jsonl")]
+    scored, until = {line["round"] for line in lines}, problem.experiment.until
     kept, skipped = _readable(folder, problem)
     for last in sorted(kept, reverse=True):
         past = {r: commits[r] for r in sorted(commits) if r <= last}
@@ -76,7 +78,12 @@ def recover(folder: Path, problem: Problem) -> Recovery:
             skipped.append(str(e))
             continue
         usable = tuple(kept[r] for r in sorted(kept) if r <= last)
-        return Recovery(epoch, kept[last], past, unscored, usable, tuple(skipped))
+        reached = any(
+            reaches(line["round"], line.get("test_accuracy"), until)
+            for line in lines
+            if line["round"] <= last
+        )
+        return Recovery(epoch, kept[last], past, unscored, usable, tuple(skipped), reached)
     return Recovery(epoch, None, {}, (), (), tuple(skipped))
 
 
@@ -157,19 +164,3 @@ def _unscored(
 
 def checkpoint_path(folder: Path, round: int) -> Path:
     return folder / "checkpoints" / f"{round:06d}.checkpoint"
-
-
-def metrics_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """The whole lines of metrics.jsonl and where each ends, until one is damaged."""
-    at = 0
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-        if not line.endswith(b"\n"):
-            return
-        at += len(line)
-        try:
-            read = json.loads(line)
-        except ValueError:
-            return
-        if not isinstance(read, dict) or not isinstance(read.get("round"), int):
-            return
-        yield read, at
