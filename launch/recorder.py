@@ -18,6 +18,8 @@ from launch.runs.writer import RunDir
 from workers.coordinator.loop import Outcome
 from workers.coordinator.task_timeline import Span
 from workers.storage.client_states import ClientStates
+from workers.storage.growing_file import FileDigest
+from workers.storage.journal import Journal
 from workers.storage.recovery import Recovery
 from workers.transport.handshake import Hello
 
@@ -43,6 +45,10 @@ class Recorder:
     took_part: Counter[int] = field(default_factory=Counter)
     folded: Counter[int] = field(default_factory=Counter)
     messages: int = 0
+    experiment_sha256: str = ""
+    """The digest of the manifest's experiment."""
+    journal: FileDigest | None = None
+    """What the journal held when it was closed."""
 
     def restore(self, recovery: Recovery) -> None:
         """Take over what earlier starts of the run have recorded.
@@ -60,6 +66,11 @@ class Recorder:
         """Write the rows that belong to no round, such as those of the connections' ends."""
         self.rundir.append_ledger(self.ledger.close(self.problem.experiment.rounds))
 
+    def close_journal(self, journal: Journal) -> None:
+        """Close the journal, and remember what it held."""
+        self.journal = journal.digest
+        journal.close()
+
     def spans(self, spans: list[Span]) -> None:
         """Record when tasks were sent and answered."""
         self.rundir.append_timeline(spans)
@@ -75,12 +86,12 @@ class Recorder:
         self.display.note(f"worker {worker} is gone: {why}")
         self.supervisor.note_left(worker)
 
-    def committed(self, commit: Commit, entries: list[Entry]) -> int:
-        """Record a committed round; returns where ledger.csv ends then."""
-        end = self.rundir.append_ledger(entries)
+    def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
+        """Record a committed round; returns what the run's files hold then."""
+        self.rundir.append_ledger(entries)
         self._count(commit.round, commit.participants, commit.folded)
         self.display.committed(commit.round)
-        return end
+        return self.rundir.digests
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         """Record an evaluation."""
@@ -127,6 +138,11 @@ class Recorder:
             states=states,
             start=start,
         )
+        digests = [*self.rundir.digests, *([self.journal] if self.journal else [])]
+        summary |= {
+            "files": {d.name: {"rows": d.rows, "bytes": d.bytes, "sha256": d.sha256} for d in digests},
+            "experiment_sha256": self.experiment_sha256,
+        }
         self.rundir.write_json("summary.json", summary)
         return summary
 

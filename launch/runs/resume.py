@@ -16,14 +16,14 @@ from fedsim.errors import MismatchError
 from fedsim.experiment import Experiment, convert, dotted
 from launch.config import Execution, Overrides, check_execution
 from launch.runs import manifest
+from launch.runs.manifest import StoredManifest, json_or_empty
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A run's manifest. drift: go on although other versions compute."""
+    """A run that is to go on. drift: go on although other versions compute."""
 
-    folder: Path
-    manifest: Mapping[str, Any]
+    opened: StoredManifest
     drift: bool = False
 
     @staticmethod
@@ -33,10 +33,19 @@ class Stored:
         Raises:
             UsageError: if this is no run.
             DataError: if its manifest is damaged.
+            MismatchError: if it was begun with another wire format.
         """
-        stored = manifest.read(folder)
-        manifest.check_wire(folder, stored)
-        return Stored(folder, stored, drift)
+        return Stored(StoredManifest.open(folder), drift)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.opened.folder
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """What manifest.json holds."""
+        return self.opened.content
 
     def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
         """What was said when the run was begun, with these options over it.
@@ -69,13 +78,16 @@ class Stored:
 
     @property
     def complete(self) -> bool:
-        """The run has ended by itself, as its summary says."""
-        path = self.folder / "summary.json"
-        return path.is_file() and manifest.json_of(path).get("status") == "done"
+        """The run has ended by itself, after all its rounds, as its summary says; a damaged one says nothing,
+        and is written again."""
+        summary = json_or_empty(self.folder / "summary.json")
+        rounds = self.opened.described["rounds"]
+        return summary.get("status") == "done" and summary.get("rounds") == rounds
 
     @property
     def experiment(self) -> Experiment:
-        return manifest.experiment(self.folder, self.manifest)
+        """The experiment that the manifest describes."""
+        return self.opened.experiment
 
     def _execution(self, supplied: Overrides) -> Execution:
         known = {f.name for f in fields(Execution)}

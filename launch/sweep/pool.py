@@ -12,7 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launch.runs.reader import Curve, json_or_empty
+from launch.runs.manifest import json_or_empty
+from launch.runs.reader import Curve
 from launch.sweep.recipe import Trial
 
 
