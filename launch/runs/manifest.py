@@ -139,8 +139,8 @@ class StoredManifest:
             raise UsageError(f"{folder} is no run folder: there is no {path}")
         content = json_of(path)
         if content.get("format") != FORMAT:
-            found = content.get("format")
-            raise UsageError(f"{path} has format {found!r}; this version of fedsim reads format {FORMAT}")
+            other = content.get("format")
+            raise UsageError(f"{path} has format {other!r}; this version of fedsim reads format {FORMAT}")
         result = StoredManifest(folder, content)
         recorded = content.get("experiment_sha256")
         if recorded and recorded != digest(result.described):

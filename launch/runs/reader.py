@@ -209,20 +209,22 @@ def differing_sum(ledger: pandas.DataFrame, summed: Any) -> str:
     """The first sum of a ledger that is not the one in summary.json's `bytes`; '' if there is none."""
     if not isinstance(summed, dict):
         return ""
-    said: dict[Any, Any] = {}
+    in_summary: dict[Any, Any] = {}
     try:
         for kind, sides in summed.items():
             for side, named in sides.items():
-                said |= {
+                in_summary |= {
                     (kind, side, name, layer): n for name, of in named.items() for layer, n in of.items()
                 }
     except AttributeError:
         return "its `bytes` are no sums by kind, direction, field and layer"
-    found = ledger.groupby(["kind", "direction", "field", "layer"])["bytes"].sum().to_dict()
-    for key in sorted(said.keys() | found.keys()):
-        if said.get(key, 0) != found.get(key, 0):
+    in_ledger = ledger.groupby(["kind", "direction", "field", "layer"])["bytes"].sum().to_dict()
+    for key in sorted(in_summary.keys() | in_ledger.keys()):
+        if in_summary.get(key, 0) != in_ledger.get(key, 0):
             what = ", ".join(part for part in key if part)
-            return f"{what} has {found.get(key, 0):,} bytes, and the summary says {said.get(key, 0)}"
+            return (
+                f"{what} has {in_ledger.get(key, 0):,} bytes, and the summary says {in_summary.get(key, 0)}"
+            )
     return ""
 
 
