@@ -356,14 +356,7 @@ def report(run: Path, out: Path | None) -> None:
 
 @main.command(short_help="Compare runs: accuracy against bytes, tables, one page.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=_PATH)
-@click.option(
-    "--out",
-    metavar="FILE",
-    type=_PATH,
-    default="compare.html",
-    show_default=True,
-    help="Write the page there.",
-)
+@click.option("--out", **_FILE, help="Write the page there.  [comparisons/TIME.html, a new one each time]")
 @click.option(
     "--to", multiple=True, metavar="ACCURACY", help="Show the bytes until it (0.75 or 75%); repeatable."
 )

@@ -20,6 +20,8 @@ from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.coordinator.task_timeline import Span
 from workers.storage.client_states import ClientStates
+from workers.storage.growing_file import FileDigest
+from workers.storage.journal import Journal
 from workers.storage.recovery import Recovery
 from workers.transport.handshake import Hello
 
@@ -47,6 +49,10 @@ class Recorder:
     folded: Counter[int] = field(default_factory=Counter)
     costs: ClientCosts = field(default_factory=ClientCosts)
     target: TargetAccuracy = field(init=False)
+    experiment_sha256: str = ""
+    """The digest of the manifest's experiment."""
+    journal: FileDigest | None = None
+    """What the journal held when it was closed."""
     _bytes: int = 0
     _bytes_of_rounds: dict[int, int] = field(default_factory=dict)
     """The algorithm's bytes up to committed rounds that are not evaluated yet."""
@@ -74,6 +80,11 @@ class Recorder:
         """Write the rows that belong to no round, such as those of the connections' ends."""
         self.rundir.append_ledger(self.ledger.close(self.problem.experiment.rounds))
 
+    def close_journal(self, journal: Journal) -> None:
+        """Close the journal, and remember what it held."""
+        self.journal = journal.digest
+        journal.close()
+
     def spans(self, spans: list[Span]) -> None:
         """Record when tasks were sent and answered."""
         self.rundir.append_timeline(spans)
@@ -89,14 +100,14 @@ class Recorder:
         self.display.note(f"worker {worker} is gone: {why}")
         self.supervisor.note_left(worker)
 
-    def committed(self, commit: Commit, entries: list[Entry]) -> int:
-        """Record a committed round; returns where ledger.csv ends then."""
-        end = self.rundir.append_ledger(list(self.costs.counted(entries)))
+    def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
+        """Record a committed round; returns what the run's files hold then."""
+        self.rundir.append_ledger(list(self.costs.counted(entries)))
         self._count(commit.round, commit.participants, commit.folded)
         self._bytes += sum(entry.bytes for entry in entries if entry.kind == "algorithm")
         self._bytes_of_rounds[commit.round] = self._bytes
         self.display.committed(commit.round)
-        return end
+        return self.rundir.digests
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         """Record an evaluation."""
@@ -152,6 +163,11 @@ class Recorder:
             states=states,
             start=start,
         )
+        digests = [*self.rundir.digests, *([self.journal] if self.journal else [])]
+        summary |= {
+            "files": {d.name: {"rows": d.rows, "bytes": d.bytes, "sha256": d.sha256} for d in digests},
+            "experiment_sha256": self.experiment_sha256,
+        }
         self.rundir.write_json("summary.json", summary)
         return summary
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from workers.probe import probe
 from workers.protocol_messages import WorkerConfig, WorkerManifest
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.client_states import ClientStates
+from workers.storage.growing_file import JOURNAL, LEDGER, METRICS, TIMELINE
 from workers.storage.journal import Journal
 from workers.storage.recovery import NOTHING, Recovery, recover
 from workers.storage.upload_archive import uploads_folder
@@ -57,6 +58,8 @@ class Session:
     start: Start
     recovery: Recovery | None = None
     run_name: str = field(default_factory=lambda: secrets.token_hex(8))
+    described: Mapping[str, Any] = field(default_factory=dict)
+    """The manifest's experiment."""
     remark: str = ""
     _began: bool = False
 
@@ -108,10 +111,12 @@ class Session:
             session = Session(problem, execution, placements, participations, recorder, start)
             experiment_entry, name = manifest.described(problem), session.run_name
             today = manifest.describe(experiment_entry, execution, name, probe(problem))
+            session.described = today["experiment"]
             if stored is None:
-                rundir.write_json("manifest.json", today)
+                rundir.write_json(manifest.NAME, today)
             else:
                 session._go_on(stored, today)
+            recorder.experiment_sha256 = manifest.digest(session.described)
         except BaseException:
             rundir.close() if stored else rundir.discard()  # this process may try again
             raise
@@ -125,21 +130,17 @@ class Session:
             DiskError: if the disk cannot be read or written.
         """
         stored.check(today)
-        experiment, folder, display = self.problem.experiment, self.folder, self.recorder.display
-        self.run_name = stored.manifest["run"]
-        self.recovery = recover(folder, self.problem)
-        self.recorder.restore(self.recovery)
-        before = dict(stored.manifest)
-        resumes = [
-            *before.get("resumes", []),
-            {k: today[k] for k in ("started", "execution", "command", "commit")},
-        ]
-        changed = {"rounds": experiment.rounds, "until": experiment.until}
-        before["experiment"] = {**before["experiment"], **changed}
-        self.recorder.rundir.remove("summary.json")  # of an earlier start: this one writes its own
-        self.recorder.rundir.write_json("manifest.json", before | {"resumes": resumes})
-        for why in self.recovery.skipped:
-            display.note(f"not used: {why}")
+        recorder, folder, display = self.recorder, self.folder, self.recorder.display
+        before = stored.manifest
+        self.recovery = recover(folder, self.problem, manifest.lasting_digest(before["experiment"]))
+        recorder.rundir.remove_summary()
+        recorder.restore(self.recovery)
+        start = {k: today[k] for k in ("started", "execution", "command", "commit")}
+        goes_on = manifest.resumed(before, self.problem.experiment, start)
+        self.run_name, self.described = goes_on["run"], goes_on["experiment"]
+        recorder.rundir.write_json(manifest.NAME, goes_on)
+        for note in self.recovery.notes:
+            display.note(note)
         last = self.recovery.round
         where = f"after round {last}" if last > NOTHING else "from the start, for no round was committed"
         display.note(f"{folder} goes on {where}, start {self.recovery.epoch}")
@@ -193,15 +194,15 @@ class Session:
         """Build the coordinator and its parts, run it, and write the model."""
         recorder, problem, folder, e = self.recorder, self.problem, self.folder, self.execution
         with ExitStack() as closing:  # all of it, also if one of them fails
-            # a resume reads the first three, and a run that is done has all of them
-            synced = ("journal", "ledger.csv", "metrics.jsonl", "model.safetensors")
+            # a resume reads the first four, and a run that is done has all of them
+            synced = (JOURNAL, LEDGER, METRICS, TIMELINE, "model.safetensors")
             beside = [folder / name for name in synced]
             checkpoints = Checkpoints(folder / "checkpoints", self._states(), beside)
             if self.recovery is not None:
                 checkpoints.adopt(self.recovery.kept)
             closing.callback(checkpoints.close)
-            journal = Journal(folder / "journal")
-            closing.callback(journal.close)
+            journal = Journal(folder / JOURNAL)
+            closing.callback(lambda: recorder.close_journal(journal))
             endpoint = open_endpoint(problem, e, self.placements, folder, self.run_name, recorder)
             closing.callback(endpoint.close)
             closing.callback((folder / JOIN).unlink, missing_ok=True)  # its keys open nothing any more
@@ -211,12 +212,13 @@ class Session:
             pool = recorder.supervisor if self._own_workers else NoWorkerPool(wakeup)
             timeouts = Timeouts(e.join_within, e.lease, e.patience, bool(e.remote_workers))
             keep = uploads_folder(folder) if e.keep_uploads else None
+            lasting = manifest.lasting_digest(self.described)
             coordinator = Coordinator(
                 problem,
                 self.schedule,
                 RunIdentity(self.run_name, self.start.at),
                 Workers(endpoint, pool, self._registration(), timeouts),
-                Storage(checkpoints, journal, self.recovery, keep),
+                Storage(checkpoints, journal, self.recovery, keep, lasting),
                 recorder,
             )
             self._began = True

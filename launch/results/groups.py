@@ -48,6 +48,15 @@ class ComparedRun:
         """The last one that was evaluated."""
         return max(self.curve.rounds(), default=0)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended at its target accuracy, before its last round."""
+        return self.done and bool(self.run.experiment.get("until")) and self.rounds < self._asked
+
+    @property
+    def _asked(self) -> int:
+        return int(self.run.experiment["rounds"])
+
     @cached_property
     def traffic(self) -> Mapping[str, Mapping[str, int]]:
         """Bytes of the algorithm: {direction: {field, its indices, header or framing: n}}."""
@@ -104,8 +113,23 @@ class Group:
         return all(m.done for m in self.members)
 
     @property
+    def stopped(self) -> bool:
+        """Whether a member ended at its target accuracy, before its last round."""
+        return any(m.stopped for m in self.members)
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(m.seed for m in self.members)
+
+    @property
+    def different_data(self) -> dict[int, list[str]]:
+        """By seed, the digests of its runs' data, where they differ: settings and seed decide the data."""
+        digests: dict[int, list[str]] = {}
+        for m in (*self.members, *self.aside):
+            digest = m.run.experiment.get("data")
+            if digest and digest not in digests.setdefault(m.seed, []):
+                digests[m.seed].append(str(digest))
+        return {seed: several for seed, several in digests.items() if len(several) > 1}
 
     @property
     def params(self) -> int:
@@ -138,7 +162,7 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...
         DataError: if data is missing or damaged.
     """
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
-    runs = [Run.open(folder) for folder in folders]
+    runs = [Run.open(folder).checked() for folder in folders]
     result: dict[str, list[ComparedRun]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for run, described in _selected([(run, _settings(run)) for run in runs], where):

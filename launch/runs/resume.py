@@ -16,17 +16,18 @@ from fedsim.errors import MismatchError, UsageError
 from fedsim.experiment import Experiment, convert, dotted
 from launch.config import Execution, Overrides, check_execution
 from launch.runs import manifest
+from launch.runs.manifest import StoredManifest, json_or_empty
 from launch.target_accuracy import TargetAccuracy, percent
 from launch.terminal import counted
+from workers.storage.growing_file import METRICS
 from workers.storage.metrics_file import metrics_lines
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A run's manifest. drift: go on although other versions compute."""
+    """A run that is to go on. drift: go on although other versions compute."""
 
-    folder: Path
-    manifest: Mapping[str, Any]
+    opened: StoredManifest
     drift: bool = False
 
     @staticmethod
@@ -36,10 +37,19 @@ class Stored:
         Raises:
             UsageError: if this is no run.
             DataError: if its manifest is damaged.
+            MismatchError: if it was begun with another wire format.
         """
-        stored = manifest.read(folder)
-        manifest.check_wire(folder, stored)
-        return Stored(folder, stored, drift)
+        return Stored(StoredManifest.open(folder), drift)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.opened.folder
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """What manifest.json holds."""
+        return self.opened.content
 
     def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
         """What was said when the run was begun, with these options over it.
@@ -72,13 +82,16 @@ class Stored:
 
     @property
     def complete(self) -> bool:
-        """The run has ended by itself, as its summary says."""
-        return self._summary.get("status") == "done"
+        """The run has ended by itself, after all its rounds or at its accuracy, as its summary says.
+
+        A damaged summary says nothing, and is written again.
+        """
+        ended = self._summary.get("rounds") == self.opened.described["rounds"]
+        return self._summary.get("status") == "done" and (ended or self._summary.get("reached") is not None)
 
     @property
     def _summary(self) -> Mapping[str, Any]:
-        path = self.folder / "summary.json"
-        return manifest.json_of(path) if path.is_file() else {}
+        return json_or_empty(self.folder / "summary.json")
 
     def nothing_left(self, target: Experiment) -> str:
         """Why the run is complete and stays as it is; '' if there is something to do.
@@ -88,7 +101,7 @@ class Stored:
         Raises:
             UsageError: if it is not complete, and has passed an accuracy at which it is to end now.
         """
-        lines = [line for line, _ in metrics_lines(self.folder / "metrics.jsonl")]
+        lines = [line for line, _ in metrics_lines(self.folder / METRICS)]
         reached = TargetAccuracy(target.until).after(lines).reached
         if reached is not None:
             what = f"{self.folder} has reached {percent(target.until)} after round {reached}"
@@ -102,7 +115,8 @@ class Stored:
 
     @property
     def experiment(self) -> Experiment:
-        return manifest.experiment(self.folder, self.manifest)
+        """The experiment that the manifest describes."""
+        return self.opened.experiment
 
     def _execution(self, supplied: Overrides) -> Execution:
         known = {f.name for f in fields(Execution)}

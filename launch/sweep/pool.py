@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launch.runs.reader import Curve, json_or_empty
+from launch.runs.manifest import json_or_empty
+from launch.runs.reader import Curve
 from launch.runs.source_commit import commit
 from launch.sweep.recipe import Trial
 
