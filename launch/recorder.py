@@ -16,9 +16,12 @@ from launch.processes.supervisor import Supervisor
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.runs.summary import Start, summarise
 from launch.runs.writer import RunDir
+from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.coordinator.task_timeline import Span
 from workers.storage.client_states import ClientStates
+from workers.storage.growing_file import FileDigest
+from workers.storage.journal import Journal
 from workers.storage.recovery import Recovery
 from workers.transport.handshake import Hello
 
@@ -31,6 +34,7 @@ class Recorder:
         took_part: How often each client took part in a round.
         folded: How often each client's upload was folded.
         costs: What the committed rounds have cost.
+        target: What the evaluated rounds have reached.
     """
 
     problem: Problem
@@ -44,9 +48,18 @@ class Recorder:
     took_part: Counter[int] = field(default_factory=Counter)
     folded: Counter[int] = field(default_factory=Counter)
     costs: ClientCosts = field(default_factory=ClientCosts)
+    target: TargetAccuracy = field(init=False)
+    experiment_sha256: str = ""
+    """The digest of the manifest's experiment."""
+    journal: FileDigest | None = None
+    """What the journal held when it was closed."""
+    _bytes: int = 0
+    _bytes_of_rounds: dict[int, int] = field(default_factory=dict)
+    """The algorithm's bytes up to committed rounds that are not evaluated yet."""
 
     def __post_init__(self) -> None:
         self.costs.optional = sent_once(self.problem.algorithm)
+        self.target = TargetAccuracy(self.problem.experiment.until)
 
     def restore(self, recovery: Recovery) -> None:
         """Take over what earlier starts of the run have recorded.
@@ -56,13 +69,21 @@ class Recorder:
         """
         self.rundir.cut(recovery)
         self.ledger.restore(self.costs.counted(self.rundir.ledger_rows()))
+        self._bytes = sum(self.ledger.bytes_of("algorithm", direction) for direction in ("down", "up"))
         for record in recovery.commits.values():
             commit = record["about"]
             self._count(commit["number"], commit["participants"], commit["folded"])
+        lines = self.rundir.metrics()
+        self.target, self.last_metrics = self.target.after(lines), lines[-1] if lines else None
 
     def close_ledger(self) -> None:
         """Write the rows that belong to no round, such as those of the connections' ends."""
         self.rundir.append_ledger(self.ledger.close(self.problem.experiment.rounds))
+
+    def close_journal(self, journal: Journal) -> None:
+        """Close the journal, and remember what it held."""
+        self.journal = journal.digest
+        journal.close()
 
     def spans(self, spans: list[Span]) -> None:
         """Record when tasks were sent and answered."""
@@ -79,19 +100,28 @@ class Recorder:
         self.display.note(f"worker {worker} is gone: {why}")
         self.supervisor.note_left(worker)
 
-    def committed(self, commit: Commit, entries: list[Entry]) -> int:
-        """Record a committed round; returns where ledger.csv ends then."""
-        end = self.rundir.append_ledger(list(self.costs.counted(entries)))
+    def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
+        """Record a committed round; returns what the run's files hold then."""
+        self.rundir.append_ledger(list(self.costs.counted(entries)))
         self._count(commit.round, commit.participants, commit.folded)
+        self._bytes += sum(entry.bytes for entry in entries if entry.kind == "algorithm")
+        self._bytes_of_rounds[commit.round] = self._bytes
         self.display.committed(commit.round)
-        return end
+        return self.rundir.digests
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         """Record an evaluation."""
         # JSON has no NaN: a diverged model has null
         self.last_metrics = {k: None if v != v else v for k, v in metrics.items()}
         self.rundir.append_metrics(self.last_metrics)
-        self.display.evaluated(metrics)
+        self.target = self.target.after([self.last_metrics])
+        self.display.evaluated(metrics, self._bytes_until(metrics["round"]))
+
+    def _bytes_until(self, round: int) -> int:
+        """The algorithm's bytes up to a round, which is evaluated now."""
+        so_far = self._bytes_of_rounds.get(round, self._bytes if round else 0)
+        self._bytes_of_rounds = {r: n for r, n in self._bytes_of_rounds.items() if r > round}
+        return so_far
 
     def verify_bytes(self, outcome: Outcome) -> None:
         """Compare the kernel's count of the streams with the ledger.
@@ -124,6 +154,8 @@ class Recorder:
             error=error,
             rounds=self.last_round,
             metrics=self.last_metrics,
+            target=self.target,
+            bytes_to_until=self._bytes_to_until(),
             took_part=[self.took_part[k] for k in clients],
             folded=[self.folded[k] for k in clients],
             costs=self.costs,
@@ -131,8 +163,26 @@ class Recorder:
             states=states,
             start=start,
         )
+        digests = [*self.rundir.digests, *([self.journal] if self.journal else [])]
+        summary |= {
+            "files": {d.name: {"rows": d.rows, "bytes": d.bytes, "sha256": d.sha256} for d in digests},
+            "experiment_sha256": self.experiment_sha256,
+        }
         self.rundir.write_json("summary.json", summary)
         return summary
+
+    def _bytes_to_until(self) -> dict[str, int] | None:
+        """The algorithm's bytes until the target accuracy was reached; None if it was not."""
+        reached, sides = self.target.reached, ("down", "up")
+        if reached is None:
+            return None
+        if reached == self.last_round:
+            return {side: self.ledger.bytes_of("algorithm", side) for side in sides}
+        sums = dict.fromkeys(sides, 0)  # the run has more rounds: its target was named later
+        for row in self.rundir.ledger_rows():
+            if row.kind == "algorithm" and row.round <= reached:
+                sums[row.direction] += row.bytes
+        return sums
 
     def _count(self, round: int, participants: Sequence[int], folded: Sequence[int]) -> None:
         self.last_round = round

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fedsim.errors import Interrupted, UsageError
-from launch.runs import manifest
+from launch.runs.manifest import StoredManifest
 from workers.storage.atomic_files import RunLock
 from workers.transport.join_credentials import JOIN, REVOKED, JoinCredentials, Revocations
 
@@ -60,9 +60,7 @@ def _keys(run: Path) -> int:
         UsageError: if the run has no remote workers or is not being run.
         DataError: if data is missing or damaged.
     """
-    result = manifest.read(run)
-    starts = [result, *result.get("resumes", [])]
-    if not starts[-1]["execution"]["remote_workers"]:
+    if not StoredManifest.open(run).starts[-1]["execution"]["remote_workers"]:
         raise UsageError(f"{run} has no remote workers (--remote-workers): no worker has a key")
     if not _is_running(run):
         raise UsageError(f"{run} is not being run: its keys open nothing, and fedsim resume makes new ones")

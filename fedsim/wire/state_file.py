@@ -125,6 +125,29 @@ def decode_state(kind: type[S], data: bytes, owner: str) -> S:
     Raises:
         WireError: beginning with `owner`.
     """
+    header, body = _opened(data, owner)
+    reader = _Reader(body, owner)
+    state: S = reader.value(kind, header, kind.__qualname__)
+    reader.finish()
+    return state
+
+
+def state_header(data: bytes, owner: str) -> dict[str, Any]:
+    """The fields of a state whose class is not known.
+
+    As decode_state, but tensors and nested states are plain lists and mappings that describe them.
+
+    Raises:
+        WireError: beginning with `owner`.
+    """
+    header, _ = _opened(data, owner)
+    if not isinstance(header, dict):
+        raise WireError(f"{owner}: its header is no mapping")
+    return header
+
+
+def _opened(data: bytes, owner: str) -> tuple[Any, memoryview]:
+    """The header of a state and the bytes of its tensors."""
     if data[:8] != MAGIC or len(data) < 20:
         raise WireError(f"{owner}: not a fedsim state")
     body = memoryview(data)[16:]
@@ -137,10 +160,7 @@ def decode_state(kind: type[S], data: bytes, owner: str) -> S:
         header = msgspec.msgpack.decode(body[4 : 4 + length])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise WireError(f"{owner}: unreadable header: {e}") from None
-    reader = _Reader(body[4 + length :], owner)
-    state: S = reader.value(kind, header, kind.__qualname__)
-    reader.finish()
-    return state
+    return header, body[4 + length :]
 
 
 class _Reader:

@@ -18,6 +18,7 @@ from fedsim.wire.wire_size import EnvelopeSize, envelope_size
 from launch.config import Execution
 from launch.display import Display
 from launch.runs.client_costs import ClientCosts, sent_once
+from launch.target_accuracy import percent
 from protocols import find
 
 RUN_NAME = "0" * 16
@@ -150,6 +151,8 @@ def show(experiment: Experiment, execution: Execution) -> None:
         display.note(
             "at most: a codec's size depends on the values, or a message has parts that may be absent"
         )
+    if e.until:
+        display.note(f"at most: the run ends with the first evaluated round of {percent(e.until)}")
 
 
 def _as_summary(created: Plan) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from rich.console import Console
 
 from fedsim import plugins
 from fedsim.errors import DataError, DiskError, FedsimError, UsageError
+from launch.runs.file_checks import checked_bytes, known_files
+from launch.runs.reader import Run
 from launch.runs.restored import StoredRun
 from launch.runs.summary import stored_model_digest
 from workers.replay.round_replayer import RoundReplayer
@@ -23,6 +25,7 @@ from workers.replay.task_verifier import Difference, Digests, TaskVerifier, dige
 from workers.storage.atomic_files import at_rest
 from workers.storage.checkpoints import Checkpoint
 from workers.storage.client_states import ClientStates, clients_digest
+from workers.storage.growing_file import LEDGER
 from workers.storage.recovery import checkpoint_path
 
 SHOWN = 5
@@ -63,7 +66,7 @@ def verify(
             verdicts.append(_verified(run, number, recorded, only, twice))
             _print(console, verdicts[-1], len(str(run.round)))
         faults = [fault for v in verdicts for fault in v.faults]
-        for output, fault in _files(run):
+        for output, fault in (*_files(run), *_growing_files(run)):
             console.print(output, soft_wrap=True)
             faults += [fault] if fault else []
     different = [d for v in verdicts for d in v.differences]
@@ -163,6 +166,30 @@ def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
         else:
             fault = f"{run.folder / where}: {name} is {result}; summary.json says {summary[name]}"
             yield f"{where}: {name} differs", fault
+
+
+def _growing_files(run: StoredRun) -> Iterator[tuple[str, str]]:
+    """Ledger, metrics, timeline and journal against their digests: what to print, and what is wrong."""
+    try:
+        known = known_files(run.folder)
+    except DataError as e:
+        yield "the run's other files cannot be compared", str(e)
+        return
+    if not known.files:
+        yield (
+            "ledger, metrics, timeline and journal: the run has no digests of them, as of an earlier fedsim",
+            "",
+        )
+    until = "" if known.ended else f" up to {known.source}"
+    for name in known.files or (LEDGER,):
+        try:
+            checked_bytes(run.folder, name, known)
+            sums = name == LEDGER and len(Run(run.folder).ledger)  # compares them with the summary
+        except (DataError, UsageError) as e:
+            yield f"{name}: differs", str(e)
+            continue
+        if name in known.files:
+            yield f"{name}: sha256 is identical{until}{', sums too' if sums and known.ended else ''}", ""
 
 
 def _ids(text: str | None, clients: int) -> frozenset[int] | None:

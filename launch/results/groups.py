@@ -162,7 +162,7 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...
         DataError: if data is missing or damaged.
     """
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
-    runs = [Run.open(folder) for folder in folders]
+    runs = [Run.open(folder).checked() for folder in folders]
     result: dict[str, list[ComparedRun]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for run, described in _selected([(run, _settings(run)) for run in runs], where):

@@ -35,7 +35,7 @@ def report(folder: Path, out: Path | None = None) -> Path:
         DiskError: if the disk cannot be read or written.
     """
     path = out or folder / "report.html"
-    html.save(path, render(Run.open(folder)))
+    html.save(path, render(Run.open(folder).checked()))
     return path
 
 

@@ -6,8 +6,9 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,16 @@ from fedsim import plugins, traces
 from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment, convert, resolved_hyperparameters
 from launch.config import Execution
+from launch.runs.source_commit import commit
 from workers.devices import gpu_models
 
 if TYPE_CHECKING:
     from fedsim.problem import Problem
 
+NAME = "manifest.json"
 FORMAT = 1
+ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
+"""Of what an experiment has, the keys that readers count on."""
 WIRE = 2
 """fedsim.wire.header.VERSION, which must not be imported here: it imports torch."""
 COMPUTES = ("python", "torch", "numpy")
@@ -32,14 +37,17 @@ LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "sci
 def describe(
     experiment: Mapping[str, Any], execution: Execution, run: str, probe: Mapping[str, str]
 ) -> dict[str, Any]:
-    """experiment: with every default resolved. probe: workers.probe.probe of this process."""
+    """experiment: with every default resolved. probe: workers.probe.probe of this process. commit: of the
+    source."""
     return {
         "format": FORMAT,
         "wire": WIRE,
         "run": run,
         "experiment": experiment,
+        "experiment_sha256": digest(experiment),
         "execution": asdict(execution),
         **surroundings(probe),
+        "commit": commit(),
         "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},
         "started": now(),
         "command": sys.argv,
@@ -91,46 +99,107 @@ def computing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tup
         yield f"probe digest ({device})", then["probe"][device], here["probe"][device]
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """Read the manifest of a run folder.
+CHANGEABLE = ("rounds", "until")
+"""What of its experiment a resumed run may change: where it ends."""
 
-    Raises:
-        UsageError: if this is no run of this format.
-        DataError: if its manifest is damaged.
+
+def resumed(before: Mapping[str, Any], now: Experiment, start: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest whose run goes on as far as `now` says; start: of what it goes on with."""
+    experiment = {**before["experiment"], **{name: getattr(now, name) for name in CHANGEABLE}}
+    changes = {"experiment": experiment, "experiment_sha256": digest(experiment)}
+    return {**before, **changes, "resumes": [*before.get("resumes", []), start]}
+
+
+def digest(experiment: Mapping[str, Any]) -> str:
+    """The sha256 of a manifest's experiment as JSON with sorted keys."""
+    plain = json.loads(json.dumps(experiment))
+    return sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def lasting_digest(experiment: Mapping[str, Any]) -> str:
+    """The digest without what a resumed run may change."""
+    return digest({key: value for key, value in experiment.items() if key not in CHANGEABLE})
+
+
+@dataclass(frozen=True)
+class StoredManifest:
+    """The manifest of a run folder, read back and checked.
+
+    Attributes:
+        folder: The run folder.
+        content: What manifest.json holds.
     """
-    path = folder / "manifest.json"
-    if not path.exists():
-        raise UsageError(f"{folder} is no run folder: there is no {path}")
-    result = json_of(path)
-    if result.get("format") != FORMAT or not isinstance(result.get("experiment"), dict):
-        options = result.get("format")
-        raise UsageError(f"{path} has format {options!r}; this version of fedsim reads format {FORMAT}")
-    return result
 
+    folder: Path
+    content: Mapping[str, Any]
 
-def check_wire(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuse a run that was begun with another wire format: its checkpoints and states are of that format.
+    @staticmethod
+    def read(folder: Path) -> StoredManifest:
+        """Read the manifest of a run of any wire format.
 
-    Raises:
-        MismatchError: naming both formats.
-    """
-    begun = manifest.get("wire", 1)
-    if begun != WIRE:
-        raise MismatchError(
-            f"{folder} was begun with wire format {begun}; this fedsim speaks {WIRE}. Finish it with the "
-            "fedsim that began it (versions.fedsim in its manifest), or start a new run"
-        )
+        Raises:
+            UsageError: if this is no run of this format.
+            DataError: if its manifest is damaged.
+        """
+        path = folder / NAME
+        if not path.is_file():
+            raise UsageError(f"{folder} is no run folder: there is no {path}")
+        content = json_of(path)
+        if content.get("format") != FORMAT:
+            other = content.get("format")
+            raise UsageError(f"{path} has format {other!r}; this version of fedsim reads format {FORMAT}")
+        result = StoredManifest(folder, content)
+        recorded = content.get("experiment_sha256")
+        if recorded and recorded != digest(result.described):
+            raise DataError(f"{path} was changed: its experiment_sha256 is of another experiment")
+        return result
 
+    @staticmethod
+    def open(folder: Path) -> StoredManifest:
+        """Read the manifest of a run whose checkpoints, states and messages this fedsim can read.
 
-def experiment(folder: Path, result: Mapping[str, Any]) -> Experiment:
-    """Of a manifest, without what was added to it from data and algorithm.
+        Raises:
+            UsageError: if this is no run of this format.
+            DataError: if its manifest is damaged.
+            MismatchError: if it was begun with another wire format, naming both.
+        """
+        result = StoredManifest.read(folder)
+        begun = result.content.get("wire", 1)
+        if begun != WIRE:
+            raise MismatchError(
+                f"{folder} was begun with wire format {begun}; this fedsim speaks {WIRE}. Finish it with the "
+                "fedsim that began it (versions.fedsim in its manifest), or start a new run"
+            )
+        return result
 
-    Raises:
-        UsageError: if an argument is wrong.
-    """
-    known = {f.name for f in fields(Experiment)}
-    described = {k: v for k, v in result["experiment"].items() if k in known}
-    return convert(Experiment, described, f"the experiment of {folder / 'manifest.json'}")
+    @property
+    def described(self) -> Mapping[str, Any]:
+        """The experiment, with what was added to it from data and algorithm.
+
+        Raises:
+            DataError: if it lacks what readers count on.
+        """
+        described = self.content.get("experiment")
+        if missing := [key for key in ALWAYS if not isinstance(described, dict) or key not in described]:
+            raise DataError(f"{self.folder}: its manifest is damaged: the experiment has no {missing[0]}")
+        result: Mapping[str, Any] = self.content["experiment"]
+        return result
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment alone.
+
+        Raises:
+            UsageError: if this version of fedsim cannot carry it out.
+        """
+        known = {f.name for f in fields(Experiment)}
+        described = {k: v for k, v in self.described.items() if k in known}
+        return convert(Experiment, described, f"the experiment of {self.folder / NAME}")
+
+    @property
+    def starts(self) -> list[Mapping[str, Any]]:
+        """How the run was started, and how it was resumed each time, oldest first."""
+        return [self.content, *self.content.get("resumes", [])]
 
 
 def json_of(path: Path) -> dict[str, Any]:
@@ -145,8 +214,18 @@ def json_of(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}") from None
     except ValueError as e:
-        raise DataError(f"{path} is damaged: {e}") from None
+        where = f"line {e.lineno} is no JSON" if isinstance(e, json.JSONDecodeError) else "it is no text"
+        raise DataError(f"{path} is damaged: {where}") from None
     return dict(result) if isinstance(result, dict) else {}
+
+
+def json_or_empty(path: Path) -> dict[str, Any]:
+    """Read one of a run's files; {} where there is none, or where it is damaged."""
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}
 
 
 def now() -> str:

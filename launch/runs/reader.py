@@ -20,11 +20,13 @@ import pandas
 
 from fedsim.errors import DataError, UsageError
 from fedsim.wire.ledger import COLUMNS
+from launch.runs.file_checks import SUMMARY, KnownFiles, check_files, checked_bytes, known_files
+from launch.runs.manifest import StoredManifest, json_of
+from workers.storage.growing_file import LEDGER, METRICS
 
 if TYPE_CHECKING:
     from torch import nn
 
-FORMAT = 1
 TEXT = ("kind", "direction", "message", "field", "layer", "codec")
 SUMS = {
     "MB": ("bytes_down", "bytes_up"),
@@ -33,8 +35,6 @@ SUMS = {
     "simulated": ("simulated_seconds",),
 }
 """What is summed up over the rounds so far."""
-ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
-"""Of what an experiment has, the keys that readers count on."""
 
 
 @dataclass(frozen=True)
@@ -57,26 +57,42 @@ class Run:
             DataError: if its manifest is damaged.
         """
         run = Run(Path(path))
-        if run.manifest.get("format") != FORMAT:
-            raise UsageError(f"{path}: its manifest has format {run.manifest.get('format')!r}, not {FORMAT}")
-        described = run.manifest.get("experiment")
-        if missing := [key for key in ALWAYS if not isinstance(described, dict) or key not in described]:
-            raise DataError(f"{path}: its manifest is damaged: the experiment has no {missing[0]}")
+        _ = run.experiment
         return run
 
     @cached_property
+    def opened(self) -> StoredManifest:
+        """The manifest, checked."""
+        return StoredManifest.read(self.path)
+
+    @property
     def manifest(self) -> Mapping[str, Any]:
-        return self._json("manifest.json")
+        """What manifest.json holds."""
+        return self.opened.content
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
         """Written when a run ends, however it ends."""
-        return self._json("summary.json")
+        return json_of(self._file(SUMMARY))
+
+    @cached_property
+    def known(self) -> KnownFiles:
+        """What is known of the run's files, with which they are compared when they are read."""
+        return known_files(self.path)
+
+    def checked(self) -> Run:
+        """The run, after all its files were compared with what is known of them.
+
+        Raises:
+            DataError: if one was changed, naming it.
+        """
+        check_files(self.opened, self.known)
+        return self
 
     @property
     def experiment(self) -> Mapping[str, Any]:
-        result: Mapping[str, Any] = self.manifest["experiment"]
-        return result
+        """The manifest's experiment."""
+        return self.opened.described
 
     @property
     def params(self) -> int:
@@ -107,13 +123,15 @@ class Run:
             UsageError: if an argument is wrong.
             DataError: if data is missing or damaged.
         """
-        path = self._file("metrics.jsonl")
-        written = path.read_text()
-        try:
-            lines = [json.loads(line) for line in written[: written.rfind("\n") + 1].splitlines()]
-            rounds = [int(line["round"]) for line in lines if "bytes_down" in line and "bytes_up" in line]
-        except (ValueError, KeyError, TypeError) as e:
-            raise DataError(f"{path} is damaged: {e!r}") from None
+        path, written = self.path / METRICS, checked_bytes(self.path, METRICS, self.known)
+        lines: list[dict[str, Any]] = []
+        rounds: list[int] = []
+        for number, text in enumerate(written[: written.rfind(b"\n") + 1].splitlines(), 1):
+            try:
+                lines.append(json.loads(text))
+                rounds += [int(lines[-1]["round"])] if {"bytes_down", "bytes_up"} <= lines[-1].keys() else []
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise DataError(f"{path} is damaged: line {number} is no line of a round") from None
         if len(rounds) < len(lines):
             raise DataError(f"{path} is damaged: a line does not say what its round cost")
         if every_round(rounds):
@@ -140,18 +158,26 @@ class Run:
         """ledger.csv; '' where a text does not apply, -1 where a number does not.
 
         A last row that is still being written is left out.
+
+        Raises:
+            UsageError: if there is none.
+            DataError: if it is damaged, or its sums are not those of summary.json.
         """
-        path = self._file("ledger.csv")
-        written = path.read_bytes()
+        path, written = self.path / LEDGER, checked_bytes(self.path, LEDGER, self.known)
         whole = BytesIO(written[: written.rfind(b"\n") + 1])
+        types = {name: "str" if name in TEXT else "int64" for name in COLUMNS}
         try:
-            frame = pandas.read_csv(whole, dtype=dict.fromkeys(TEXT, "str"), keep_default_na=False)
+            frame = pandas.read_csv(whole, dtype=types, keep_default_na=False)
         except ValueError as e:
-            raise DataError(f"{path} is damaged: {e}") from None
+            raise DataError(f"{path} is damaged: {' '.join(str(e).split())}") from None
         if tuple(frame.columns) != COLUMNS:
             raise DataError(
                 f"{path} has the columns {', '.join(frame.columns)}; {', '.join(COLUMNS)} are due"
             )
+        if self.status in ("done", "interrupted"):  # one that failed may not have written all its rows
+            other = differing_sum(frame, self.summary.get("bytes"))
+            if other:
+                raise DataError(f"{path} and {SUMMARY} do not belong together: {other}")
         return frame
 
     def model(self) -> nn.Module:
@@ -178,24 +204,28 @@ class Run:
             )
         return path
 
-    def _json(self, name: str) -> Mapping[str, Any]:
-        path = self._file(name)
-        try:
-            result = json.loads(path.read_text())
-        except ValueError as e:
-            raise DataError(f"{path} is damaged: {e}") from None
-        if not isinstance(result, dict):
-            raise DataError(f"{path} is damaged: it holds no object")
-        return result
 
-
-def json_or_empty(path: Path) -> dict[str, Any]:
-    """Read one of a run's files; {} where there is none, or where it is damaged."""
+def differing_sum(ledger: pandas.DataFrame, summed: Any) -> str:
+    """The first sum of a ledger that is not the one in summary.json's `bytes`; '' if there is none."""
+    if not isinstance(summed, dict):
+        return ""
+    in_summary: dict[Any, Any] = {}
     try:
-        result = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return result if isinstance(result, dict) else {}
+        for kind, sides in summed.items():
+            for side, named in sides.items():
+                in_summary |= {
+                    (kind, side, name, layer): n for name, of in named.items() for layer, n in of.items()
+                }
+    except AttributeError:
+        return "its `bytes` are no sums by kind, direction, field and layer"
+    in_ledger = ledger.groupby(["kind", "direction", "field", "layer"])["bytes"].sum().to_dict()
+    for key in sorted(in_summary.keys() | in_ledger.keys()):
+        if in_summary.get(key, 0) != in_ledger.get(key, 0):
+            what = ", ".join(part for part in key if part)
+            return (
+                f"{what} has {in_ledger.get(key, 0):,} bytes, and the summary says {in_summary.get(key, 0)}"
+            )
+    return ""
 
 
 def every_round(rounds: Sequence[int]) -> bool:

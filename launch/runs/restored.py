@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from fedsim.wire.envelope import decode_own, encode, references
 from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
 from launch.runs import manifest
+from launch.runs.manifest import StoredManifest
 from protocols import find
 from workers.probe import probe
 from workers.storage.checkpoints import Checkpoint, read_checkpoint
@@ -58,10 +58,8 @@ class StoredRun:
             UsageError: if this is no run.
             DataError: if its data or its files are not what they were.
         """
-        result = manifest.read(folder)
-        manifest.check_wire(folder, result)
-        described: Mapping[str, Any] = result["experiment"]
-        experiment = manifest.experiment(folder, result)
+        opened = StoredManifest.open(folder)
+        result, described, experiment = opened.content, opened.described, opened.experiment
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)  # see Session.prepare
         device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
         fix_numerics(experiment.threads, device)
@@ -71,6 +69,11 @@ class StoredRun:
             if name in described and described[name] != now:
                 raise DataError(f"{folder}: its {name} was {described[name]}; with this data it is {now}")
         checkpoint = _newest(folder, problem.algorithm.server_type, len(problem.clients))
+        if checkpoint.experiment not in ("", manifest.lasting_digest(described)):
+            raise DataError(
+                f"{folder / manifest.NAME} describes another experiment than the one that the checkpoint of "
+                f"round {checkpoint.round} belongs to"
+            )
         return StoredRun(folder, result, problem, checkpoint)
 
     @property
@@ -142,11 +145,7 @@ class StoredRun:
             DataError: if data is missing or damaged.
         """
         path = self.folder / "summary.json"
-        try:
-            result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        except (OSError, ValueError) as e:
-            raise DataError(f"{path} is damaged: {e}") from None
-        return dict(result) if isinstance(result, dict) else {}
+        return manifest.json_of(path) if path.exists() else {}
 
     def drift(self) -> list[str]:
         """What computes here in another way than when the run was begun: each as `torch was 2.6, here it is

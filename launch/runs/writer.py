@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
+from io import StringIO
 from pathlib import Path
-from typing import Any, Literal, TextIO, get_type_hints
+from typing import Any, get_type_hints
 
 from fedsim import plugins
-from fedsim.errors import DiskError, UsageError
+from fedsim.errors import DataError, DiskError, UsageError
 from fedsim.wire.ledger import COLUMNS, Entry
 from workers.coordinator import task_timeline
-from workers.storage.atomic_files import RunLock
+from workers.storage.atomic_files import RunLock, disk_errors
 from workers.storage.durability import fsync
-from workers.storage.recovery import Recovery, metrics_lines
+from workers.storage.growing_file import LEDGER, METRICS, TIMELINE, FileDigest, GrowingFile
+from workers.storage.metrics_file import metrics_lines
+from workers.storage.recovery import Recovery
+
+OWN_NAMES = frozenset(
+    {"manifest.json", ".manifest.json", "summary.json", ".summary.json", "processes.json", ".processes.json"}
+    | {"metrics.jsonl", "ledger.csv", "timeline.csv", "journal", "checkpoints", "state", "spool", "uploads"}
+    | {"logs", "lock", "join.json", "revoked.json", "model.safetensors"}
+)
+"""What a run's folder holds."""
 
 
 class RunDir:
@@ -35,28 +45,78 @@ class RunDir:
         if path.exists() and not path.is_dir():
             raise UsageError(f"--out {path}: this is a file; name a folder")
         if path.exists() and any(path.iterdir()) and not resumed:
-            raise UsageError(f"--out {path}: the folder is not empty; choose another or remove it")
-        mode: Literal["a", "w"] = "a" if resumed else "w"
-        created = [folder for folder in (path, *path.parents) if not folder.exists()]
+            self._remove_start_that_failed()
+        self._created = [folder for folder in (path, *path.parents) if not folder.exists()]
+        self.lock: RunLock | None = None
+        self._files: list[GrowingFile] = []
         try:
+            self._open()
+            for file in self._files if not resumed else ():
+                file.begin()
+        except UsageError:
+            raise  # another process has it
+        except BaseException:
+            if not resumed:
+                self.discard()
+            raise
+        if not resumed:
+            for file in self._files:
+                file.begin()
+
+    def _open(self) -> None:
+        """Make the folders, take the lock and open the files.
+
+        Raises:
+            DiskError: if that cannot be done.
+            UsageError: if another process carries this run out.
+        """
+        path = self.path
+        with disk_errors(f"cannot make the run folder {path}"):
             for name in ("checkpoints", "state", "logs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
-            for folder in created:
+            for folder in self._created:
                 fsync(folder.parent)
-            self.lock = RunLock(path)
-            self._metrics: TextIO = (path / "metrics.jsonl").open(mode)
-            self._ledger: TextIO = (path / "ledger.csv").open(mode, newline="")
-            self._timeline: TextIO = (path / "timeline.csv").open(mode, newline="")
-        except OSError as e:
-            raise DiskError(f"cannot make the run folder {path}: {e.strerror}") from None
-        self._rows = csv.writer(self._ledger, lineterminator="\n")
-        self._spans = csv.writer(self._timeline, lineterminator="\n")
-        if not resumed:
-            self._begin()
+        self.lock = RunLock(path)
+        self._ledger = self._opened(LEDGER, _csv([COLUMNS]))
+        self._metrics = self._opened(METRICS)
+        self._timeline = self._opened(TIMELINE, _csv([task_timeline.COLUMNS]))
 
-    def _begin(self) -> None:
-        self._rows.writerow(COLUMNS)
-        self._spans.writerow(task_timeline.COLUMNS)
+    def _opened(self, name: str, header: bytes = b"") -> GrowingFile:
+        file = GrowingFile(self.path / name, header)
+        self._files.append(file)
+        return file
+
+    def _remove_start_that_failed(self) -> None:
+        """Empty the folder if all that it holds is a run of which no round was committed.
+
+        Raises:
+            UsageError: if it holds something else, or if another process carries this run out.
+        """
+        path = self.path
+        names = {entry.name for entry in path.iterdir()}
+        if names - OWN_NAMES or not names & {"lock", "checkpoints"}:
+            raise UsageError(f"--out {path}: the folder is not empty; choose another or remove it")
+        lines = (path / METRICS).read_bytes().count(b"\n") if METRICS in names else 0
+        if "model.safetensors" in names or lines > 1 or any((path / "checkpoints").glob("[!.]*")):
+            raise UsageError(
+                f"--out {path}: this is a run; fedsim resume {path} goes on, or choose another folder"
+            )
+        lock = RunLock(path)
+        _empty(path)
+        lock.release()
+
+    def discard(self) -> None:
+        """Close the files and remove what this start has made: the run did not begin."""
+        self.close()
+        with suppress(OSError):
+            _empty(self.path)
+            for folder in self._created:
+                folder.rmdir()
+
+    @property
+    def digests(self) -> tuple[FileDigest, ...]:
+        """What ledger.csv, metrics.jsonl and timeline.csv hold now."""
+        return tuple(file.digest for file in self._files)
 
     def cut(self, recovery: Recovery) -> None:
         """Cut what comes after the last commit: it will be written again.
@@ -64,34 +124,33 @@ class RunDir:
         Raises:
             DiskError: if the disk cannot be read or written.
         """
-        lines = metrics_lines(self.path / "metrics.jsonl")
-        kept = [end for line, end in lines if line["round"] <= recovery.round]
-        try:
-            self._metrics.truncate(max(kept, default=0))
-            self._ledger.truncate(recovery.ledger_bytes)
+        for file in self._files:
+            size = file.path.stat().st_size
+            file.cut(recovery.ends.get(file.path.name, size))
+        with disk_errors(f"cannot cut the files of {self.path}"):
             for path in (self.path / "checkpoints").glob("[0-9]*.checkpoint"):
                 if int(path.stem) > recovery.round:  # one that could not be used
                     path.rename(path.with_suffix(".damaged"))
-        except OSError as e:
-            raise DiskError(f"cannot cut the files of {self.path}: {e.strerror}") from None
-        if not recovery.ledger_bytes:
-            self._rows.writerow(COLUMNS)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return [line for line, _ in metrics_lines(self.path / "metrics.jsonl")]
 
     def ledger_rows(self) -> Iterator[Entry]:
         """Those in the file.
 
         Raises:
+            DataError: naming the line that is no row.
             DiskError: if the disk cannot be read or written.
         """
-        types = get_type_hints(Entry)
+        types, path, number = get_type_hints(Entry), self.path / LEDGER, 0
         try:
-            with (self.path / "ledger.csv").open(newline="") as file:
-                rows = csv.reader(file)
-                next(rows, None)
-                for row in rows:
-                    yield Entry(*(types[name](x) for name, x in zip(COLUMNS, row, strict=True)))
-        except (OSError, ValueError) as e:
-            raise DiskError(f"cannot read {self.path / 'ledger.csv'}: {e}") from None
+            with disk_errors(f"cannot read {path}"), path.open(newline="", encoding="utf-8") as file:
+                for number, row in enumerate(csv.reader(file), 1):
+                    if number > 1:
+                        yield Entry(*(types[name](x) for name, x in zip(COLUMNS, row, strict=True)))
+        except (ValueError, csv.Error):
+            raise DataError(f"{path} is damaged: line {number or 1} or the one after it is no row") from None
 
     @staticmethod
     def default_path(algo: str, seed: int) -> Path:
@@ -113,29 +172,46 @@ class RunDir:
         except OSError as e:
             raise DiskError(f"cannot write {self.path / name}: {e.strerror}") from None
 
+    def remove_summary(self) -> None:
+        """Remove what an earlier start has left: the run goes on, and its files change.
+
+        Raises:
+            DiskError: if the disk cannot be written.
+        """
+        with disk_errors(self.path / "summary.json"):
+            (self.path / "summary.json").unlink(missing_ok=True)
+            fsync(self.path)
+
     def write_processes(self, processes: list[Any]) -> None:
         self.write_json("processes.json", [asdict(p) for p in processes], durable=False)
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
-        self._append(self._metrics, lambda: self._metrics.write(json.dumps(metrics) + "\n"))
+        self._metrics.append(json.dumps(metrics).encode() + b"\n", rows=1)
 
-    def append_ledger(self, entries: list[Entry]) -> int:
-        """Returns the file's length then, bytes."""
-        self._append(self._ledger, lambda: self._rows.writerows(entries))
-        return os.fstat(self._ledger.fileno()).st_size
+    def append_ledger(self, entries: list[Entry]) -> None:
+        self._ledger.append(_csv(entries), rows=len(entries))
 
     def append_timeline(self, spans: list[task_timeline.Span]) -> None:
-        self._append(self._timeline, lambda: self._spans.writerows(spans))
-
-    def _append(self, file: TextIO, write: Any) -> None:
-        try:
-            write()
-            file.flush()
-        except OSError as e:
-            raise DiskError(f"cannot write {file.name}: {e.strerror}") from None
+        self._timeline.append(_csv(spans), rows=len(spans))
 
     def close(self) -> None:
-        for file in (self._metrics, self._ledger, self._timeline):
-            with suppress(OSError):  # every line was flushed, or its failure reported, when it was written
-                file.close()
-        self.lock.release()
+        for file in self._files:
+            file.close()
+        if self.lock is not None:
+            self.lock.release()
+
+
+def _empty(folder: Path) -> None:
+    """Remove all that a folder holds."""
+    for entry in list(folder.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
+    """Rows as they stand in a file."""
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

@@ -232,6 +232,8 @@ def test_a_manifest_of_another_format_or_damaged(run: Path) -> None:
 def test_an_experiment_that_this_version_cannot_carry_out(run: Path) -> None:
     described = json.loads((run / "manifest.json").read_text())["experiment"]
     manifest(run, experiment=described | {"algo": "fedlap_cow"})
+    assert "was changed: its experiment_sha256 is of another experiment" in output(run)
+    manifest(run, experiment_sha256=None)  # as of an earlier fedsim
     assert "did you mean 'fedlap_cov'" in output(run)
     manifest(run, experiment=described | {"clients": 0})
     assert "clients = 0" in output(run)
@@ -266,6 +268,7 @@ def test_options(run: Path, tmp_path: Path) -> None:
 
 def test_the_data_folder_of_a_run_may_be_elsewhere(run: Path) -> None:
     described = json.loads((run / "manifest.json").read_text())["experiment"]
-    manifest(run, experiment=described | {"dataset": "mnist"}, execution={"data_dir": "/nowhere"})
+    other = described | {"dataset": "mnist"}
+    manifest(run, experiment=other, experiment_sha256=None, execution={"data_dir": "/nowhere"})
     assert "/nowhere" in output(run)
     assert "/elsewhere" in output(run, "--data-dir", "/elsewhere")

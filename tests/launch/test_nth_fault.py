@@ -17,7 +17,6 @@ from fedsim.errors import DiskError
 from fedsim.experiment import Experiment
 from launch.config import Execution
 from launch.run import launch, resume
-from launch.runs import writer
 from launch.runs.resume import Stored
 from tests.support.reproducible import fresh_processes, without_seconds
 from workers.storage import atomic_files
@@ -68,7 +67,7 @@ class Torn:
 
 def inject(fault: Fault) -> None:
     """Put the fault in the way of everything that reaches the disk."""
-    for name in ("rename", "write", "fsync", "link"):
+    for name in ("rename", "fsync", "link"):
         real = getattr(os, name)
 
         def shim(*supplied: Any, real: Callable[..., Any] = real) -> Any:
@@ -76,22 +75,19 @@ def inject(fault: Fault) -> None:
             return real(*supplied)
 
         setattr(os, name, shim)
+    write = os.write
+
+    def written(handle: int, data: Any) -> int:
+        fault(lambda: write(handle, data[: len(data) // 2]))
+        return write(handle, data)
+
+    os.write = written
 
     def opened(path: Any, mode: str = "r", **more: Any) -> Any:
         file = builtins.open(path, mode, **more)  # noqa: SIM115
         return Torn(file, fault) if mode == "wb" else file
 
     atomic_files.open = opened  # type: ignore[attr-defined]
-    append = writer.RunDir._append
-
-    def appended(self: writer.RunDir, file: Any, write: Any) -> None:
-        def torn() -> Any:
-            fault()
-            return write()
-
-        append(self, file, torn)
-
-    writer.RunDir._append = appended  # type: ignore[method-assign]
 
 
 def first_start(folder: str, at: int, dies: bool) -> None:

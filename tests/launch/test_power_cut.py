@@ -29,7 +29,6 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from launch.config import Execution
 from launch.run import launch, resume
-from launch.runs import writer
 from launch.runs.resume import Stored
 from launch.runs.summary import stored_model_digest
 from protocols import find
@@ -143,7 +142,6 @@ class Recorder:
             setattr(os, name, watched(getattr(os, name)))
         os.fsync = watched(self.synced)  # the disk itself need not be troubled
         atomic_files.open = watched(builtins.open)  # type: ignore[attr-defined]
-        writer.RunDir._append = watched(writer.RunDir._append)  # type: ignore[method-assign]
 
 
 # ---- what a disk may hold afterwards

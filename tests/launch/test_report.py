@@ -72,6 +72,7 @@ def test_names_from_outside_are_escaped(folder: Path) -> None:
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["experiment"]["dataset"] = "<script>alert(1)</script>"
+    del manifest["experiment_sha256"]
     path.write_text(json.dumps(manifest))
     text = render(Run.open(folder))
     assert "<script>" not in text and "&lt;script&gt;" in text
@@ -79,7 +80,8 @@ def test_names_from_outside_are_escaped(folder: Path) -> None:
 
 def test_a_run_that_failed_has_a_page_that_says_so(folder: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(summary | {"status": "failed", "error": "worker 1 died"}))
+    failed = {"status": "failed", "error": "worker 1 died", "files": {}}
+    (folder / "summary.json").write_text(json.dumps(summary | failed))
     (folder / "metrics.jsonl").write_text("")
     text = render(Run.open(folder))
     assert "failed" in text and "worker 1 died" in text

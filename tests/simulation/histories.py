@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import FedsimError
+from fedsim.errors import DataError, FedsimError
 from fedsim.participation import schedule
 from fedsim.problem import Problem
 from fedsim.round_events import Commit
@@ -40,8 +40,10 @@ from workers.coordinator.run_records import RunIdentity, Storage
 from workers.protocol_messages import WorkerConfig, WorkerManifest
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.client_states import ClientStates
+from workers.storage.growing_file import LEDGER, FileDigest
 from workers.storage.journal import Journal, read_journal
-from workers.storage.recovery import metrics_lines, recover
+from workers.storage.metrics_file import metrics_lines
+from workers.storage.recovery import recover
 
 BITS = ("model", "client states", "server", "versions", "ledger rows", "metrics")
 DISTURBED_STARTS = 4
@@ -51,6 +53,14 @@ EXPERIMENTS: tuple[dict[str, Any], ...] = (
     {"algo": "mime", "clients": 3, "rounds": 3},
     {"algo": "precond_admm", "clients": 3, "rounds": 2, "participation": "2"},
     {"algo": "fedlap_func", "clients": 3, "rounds": 3, "participation": "0.7", "eval_every": 2},
+    {
+        "algo": "fedavg",
+        "clients": 3,
+        "rounds": 7,
+        "participation": "0.7+lost:0.2",
+        "eval_every": 2,
+        "until": 0.57,
+    },
 )
 
 
@@ -79,6 +89,8 @@ class History:
     happened: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     starts: int = 0
+    refused: int = 0
+    """How often the files could not be gone on with, and the run began anew."""
     seconds: float = 0.0
     """Virtual ones."""
     duplicates: int = 0
@@ -94,7 +106,12 @@ class History:
     def __str__(self) -> str:
         end = f"DIFFERENT in {', '.join(self.differs)}" if self.differs else "identical"
         output = "".join(f"\n    {e}" for e in self.errors)
-        return f"seed {self.seed}, {self.odds}: {Counter(self.happened)}, {self.starts} starts; {end}{output}"
+        starts = f"{self.starts} starts, {self.refused} anew"
+        return f"seed {self.seed}, {self.odds}: {Counter(self.happened)}, {starts}; {end}{output}"
+
+
+class Refused(DataError):
+    """No checkpoint can be used: _tear has taken what a checkpoint made durable. The run begins anew."""
 
 
 class Files(Recorder):
@@ -104,8 +121,9 @@ class Files(Recorder):
         super().__init__()
         self.rundir = rundir
 
-    def committed(self, commit: Commit, entries: list[Entry]) -> int:
-        return self.rundir.append_ledger(entries)
+    def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
+        self.rundir.append_ledger(entries)
+        return self.rundir.digests
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         self.rundir.append_metrics(metrics)
@@ -122,6 +140,9 @@ def history(ground: Ground, seed: int, folder: Path, odds: Odds | None = None) -
             outcome = _start(ground, created, rng, folder, created.odds.calm() if calm else created.odds)
         except Killed:
             _tear(folder, rng)
+        except Refused:
+            created.refused += 1
+            shutil.rmtree(folder)
         except FedsimError as e:
             if calm:
                 raise
@@ -135,10 +156,14 @@ def history(ground: Ground, seed: int, folder: Path, odds: Odds | None = None) -
 def _start(ground: Ground, created: History, rng: random.Random, folder: Path, odds: Odds) -> Outcome:
     problem, experiment = ground.problem, ground.problem.experiment
     created.starts += 1
+    resumed = (folder / LEDGER).exists()
     with ExitStack() as closing:
-        rundir = RunDir(folder, resumed=created.starts > 1)
+        rundir = RunDir(folder, resumed=resumed)
         closing.callback(rundir.close)
-        recovery = recover(folder, problem) if created.starts > 1 else None
+        try:
+            recovery = recover(folder, problem) if resumed else None
+        except DataError as e:
+            raise Refused(str(e)) from None
         ledger = Ledger()
         states = ClientStates(folder / "state", problem.algorithm.client_type)
         checkpoints = Checkpoints(folder / "checkpoints", states)
@@ -213,6 +238,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first; then one more each")
     selected = parser.parse_args()
     bad, faults, errors, virtual, began = 0, Counter[str](), Counter[str](), 0.0, time.monotonic()
+    starts = anew = 0
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         grounds = [Ground.of(e, Path(folder) / f"ground-{i}") for i, e in enumerate(EXPERIMENTS)]
         for seed in range(selected.seed, selected.seed + selected.histories):
@@ -226,11 +252,13 @@ def main() -> None:
             faults.update(created.happened)
             errors.update(re.sub(r"\d+", "N", e.splitlines()[0]) for e in created.errors)
             virtual += created.seconds
+            starts, anew = starts + created.starts, anew + created.refused
             if not created.identical:
                 bad += 1
                 print(created, flush=True)
     print(f"{selected.histories - bad} of {selected.histories} identical, {sum(faults.values()):,} faults:")
     print(", ".join(f"{n:,} {what}" for what, n in sorted(faults.items())))
+    print(f"{anew:,} of {starts:,} starts found files that no checkpoint vouches for, and began anew")
     print(f"{sum(errors.values()):,} starts ended with an error:")
     print("\n".join(f"{n:6,} {what}" for what, n in errors.most_common()))
     print(f"{virtual / 3600:,.0f} virtual hours in {time.monotonic() - began:.0f} s")

@@ -40,6 +40,7 @@ from workers.probe import SHORT
 from workers.protocol_messages import WorkerConfig, WorkerManifest
 from workers.storage.checkpoints import Checkpoint, Checkpoints, read_checkpoint
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
+from workers.storage.growing_file import FileDigest
 from workers.storage.journal import Journal
 from workers.transport.endpoint import Endpoint, Loopback
 from workers.transport.handshake import Hello
@@ -87,9 +88,9 @@ class Recorder:
     timeline: list[Span] = field(default_factory=list)
     news: list[str] = field(default_factory=list)
 
-    def committed(self, commit: Commit, entries: list[Entry]) -> int:
+    def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
         self.entries += entries
-        return len(self.entries)
+        return ()
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None:
         self.metrics.append(dict(metrics))

@@ -16,6 +16,7 @@ from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.round_log import RoundLog
 from workers.coordinator.task_timeline import Span
 from workers.storage.checkpoints import Checkpoints
+from workers.storage.growing_file import FileDigest
 from workers.storage.journal import Journal
 from workers.storage.recovery import Recovery
 
@@ -23,8 +24,8 @@ from workers.storage.recovery import Recovery
 class RecordCallbacks(Protocol):
     """Writes and shows what happens."""
 
-    def committed(self, commit: Commit, entries: list[Entry]) -> int:
-        """Append a round's ledger rows; return where the ledger's file ends with them."""
+    def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
+        """Append a round's ledger rows; return what the run's growing files hold with them."""
 
     def evaluated(self, metrics: Mapping[str, Any]) -> None: ...
 
@@ -36,13 +37,14 @@ class Storage:
     """Where a run is kept.
 
     recovery: where an earlier start of the run has ended. keep: the folder of the message trace, if the run
-    leaves one.
+    leaves one. experiment: the digest of the manifest's experiment.
     """
 
     checkpoints: Checkpoints
     journal: Journal
     recovery: Recovery | None = None
     keep: Path | None = None
+    experiment: str = ""
 
     @property
     def folder(self) -> Path:
@@ -133,16 +135,23 @@ class RunRecords:
     def written(self, commit: Commit, server: Any) -> None:
         """Write a round's files in the order that workers.storage.recovery relies on.
 
-        These are its ledger rows, the journal's record, and the checkpoint.
+        These are its spans and ledger rows, the journal's record, and the checkpoint with their digests.
         """
-        r, log, ledger, journal = commit.round, self.round_log, self.ledger, self.storage.journal
+        r, log, ledger, storage = commit.round, self.round_log, self.ledger, self.storage
         record = log[r]
         record.bytes_down, record.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
-        end = self.callbacks.committed(commit, ledger.close(r))
         self.callbacks.spans(self.timeline.take())
-        journal.append("commit", round=r, about=record.known())
-        self.storage.checkpoints.commit(
-            r, server, commit.versions, commit.folded, log.oldest, end, commit.folded_rounds
+        files = self.callbacks.committed(commit, ledger.close(r))
+        storage.journal.append("commit", round=r, about=record.known())
+        storage.checkpoints.commit(
+            r,
+            server,
+            commit.versions,
+            commit.folded,
+            log.oldest,
+            commit.folded_rounds,
+            (*files, storage.journal.digest),
+            storage.experiment,
         )
         record.committed = True
         experiment = self.problem.experiment

@@ -1,8 +1,9 @@
 """Checkpoints: the files from which a run resumes.
 
-A round's checkpoint names the version of every client's state and is the single commit point. It is
-written under another name and renamed, which survives kill -9; a background thread makes it durable
-(workers.storage.durability) off the critical path.
+A round's checkpoint names the version of every client's state and is the single commit point. It records
+what the run's growing files held then, and the digest of the experiment, so that a change of any of them is
+noticed. It is written under another name and renamed, which survives kill -9; a background thread makes it
+durable (workers.storage.durability) off the critical path.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
-from fedsim.errors import DiskError
-from fedsim.wire.state_file import decode_state, state_chunks
+from fedsim.errors import DiskError, WireError
+from fedsim.wire.state_file import decode_state, state_chunks, state_header
 from workers.storage.atomic_files import disk_errors, write_atomically
 from workers.storage.client_states import ClientStates
 from workers.storage.durability import Syncer, Written
+from workers.storage.growing_file import LEDGER, FileDigest
 
 Server = TypeVar("Server")
 KEEP = 3
@@ -33,28 +36,80 @@ DISK_DEADLINE = 120.0
 
 @dataclass(frozen=True)
 class Checkpoint(Generic[Server]):
-    """One committed round: versions (K,) int64 of all clients' states, the server's state, where
-    ledger.csv ends with this round's rows, and how many rounds have folded an upload."""
+    """One committed round.
+
+    Attributes:
+        round: Its number.
+        versions: Of all clients' states, (K,) int64.
+        server: The server's state.
+        folds: How many rounds have folded an upload.
+        files: What the run's growing files held when it was committed.
+        experiment: The digest of the manifest's experiment.
+    """
 
     round: int
     versions: Tensor
     server: Server
-    ledger: int = 0
     folds: int = 0
+    files: tuple[FileDigest, ...] = ()
+    experiment: str = ""
+
+    @property
+    def vouches(self) -> bool:
+        """Whether it has digests of the run's files; one that an earlier fedsim has written has none."""
+        return bool(self.files) and all(file.sha256 for file in self.files)
+
+    def ends(self) -> dict[str, int]:
+        """Where each of the run's files ended, as far as it is recorded."""
+        return {file.name: file.bytes for file in self.files}
+
+
+@dataclass(frozen=True)
+class CommittedFiles:
+    """What a checkpoint says of the run's other files; see Checkpoint."""
+
+    round: int
+    files: tuple[FileDigest, ...]
+    experiment: str
 
 
 def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]:
-    """Read a checkpoint.
+    """Read a checkpoint; one that an earlier fedsim has written knows only where ledger.csv ends.
 
     Raises:
         WireError: if the file is damaged or of another algorithm.
         DiskError: if it is not there.
     """
-    fields = [("round", int), ("versions", Tensor), ("server", server_type), ("ledger", int), ("folds", int)]
+    data, owner = _bytes(path), f"checkpoint {path}"
+    common = [("round", int), ("versions", Tensor), ("server", server_type)]
+    if "ledger" in state_header(data, owner):
+        kind = make_dataclass("Checkpoint", [*common, ("ledger", int), ("folds", int)], frozen=True)
+        old: Any = decode_state(kind, data, owner)
+        files = (FileDigest(LEDGER, old.ledger, 0, ""),)
+        return Checkpoint(old.round, old.versions, old.server, old.folds, files)
+    more = [("folds", int), ("files", tuple[FileDigest, ...]), ("experiment", str)]
+    read: Any = decode_state(make_dataclass("Checkpoint", [*common, *more], frozen=True), data, owner)
+    return Checkpoint(read.round, read.versions, read.server, read.folds, read.files, read.experiment)
+
+
+def read_committed_files(path: Path) -> CommittedFiles:
+    """Read what a checkpoint says of the run's other files, whatever its algorithm.
+
+    Raises:
+        WireError: if the file is damaged, or of an earlier fedsim, which did not record it.
+        DiskError: if it is not there.
+    """
+    owner = f"checkpoint {path}"
+    header = state_header(_bytes(path), owner)
+    try:
+        return msgspec.convert({f.name: header.get(f.name) for f in fields(CommittedFiles)}, CommittedFiles)
+    except msgspec.ValidationError:
+        raise WireError(f"{owner}: it has no digests of the run's files") from None
+
+
+def _bytes(path: Path) -> bytes:
     with disk_errors(f"checkpoint {path}"):
-        data = path.read_bytes()
-    read: Any = decode_state(make_dataclass("Checkpoint", fields, frozen=True), data, f"checkpoint {path}")
-    return Checkpoint(read.round, read.versions, read.server, read.ledger, read.folds)
+        return path.read_bytes()
 
 
 class Checkpoints:
@@ -87,14 +142,16 @@ class Checkpoints:
         versions: tuple[int, ...],
         folded: tuple[int, ...],
         needed: int | None = None,
-        ledger: int = 0,
         folds: int = 0,
+        files: tuple[FileDigest, ...] = (),
+        experiment: str = "",
     ) -> None:
         """Write the checkpoint of a round, and drop what is needed no more: the last three are kept, those
         from round `needed` on (whose models are still to be evaluated), and the newest durable one with what
         it needs; of states, those that any of them names.
 
-        folded: whose versions changed. needed: never less than at an earlier commit.
+        folded: whose versions changed. needed: never less than at an earlier commit. folds, files and
+        experiment are those of Checkpoint.
 
         Raises:
             DiskError: of an earlier write, or if the disk does not take one.
@@ -103,10 +160,11 @@ class Checkpoints:
         if not self._writing.acquire(timeout=DISK_DEADLINE):
             raise DiskError(f"{self.folder}: nothing could be written for {DISK_DEADLINE:g} s")
         self._raise()
-        files = {k: self.states.path(k, versions[k]) for k in folded}
+        states = {k: self.states.path(k, versions[k]) for k in folded}
         first = round if needed is None else needed
-        written = Written(self.path(round), round, versions, files, first)
-        self._to_write.put((written, Checkpoint(round, torch.tensor(versions), server, ledger, folds)))
+        written = Written(self.path(round), round, versions, states, first)
+        checkpoint = Checkpoint(round, torch.tensor(versions), server, folds, files, experiment)
+        self._to_write.put((written, checkpoint))
 
     def close(self, deadline: float = 30.0) -> None:
         """Wait until everything committed is durable, at most `deadline` seconds each.

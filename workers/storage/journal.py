@@ -8,7 +8,6 @@ was damaged on disk is skipped, and costs no other.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any
 import msgspec
 import xxhash
 
-from fedsim.errors import DiskError
 from workers.storage.atomic_files import disk_errors
+from workers.storage.growing_file import FileDigest, GrowingFile
 
 _PREFIX = struct.Struct(">IQ")
 
@@ -48,15 +47,15 @@ def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
     return (record if "what" in record else None), end
 
 
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """All whole records, oldest first.
+def read_journal(path: Path, size: int | None = None) -> list[dict[str, Any]]:
+    """All whole records, oldest first; size: of so many bytes from the beginning on, None for all.
 
     Raises:
         DiskError: if the file cannot be read.
     """
     with disk_errors(f"journal {path}"):
         data = path.read_bytes()
-    return [record for record, _ in _records(data)]
+    return [record for record, _ in _records(data[:size])]
 
 
 class Journal:
@@ -69,10 +68,15 @@ class Journal:
             DiskError: if the disk cannot be read or written.
         """
         self.path = path
+        self._file = GrowingFile(path)
         with disk_errors(f"cannot open the journal {path}"):
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             ends = [end for _, end in _records(path.read_bytes())]
-            os.ftruncate(self._file, ends[-1] if ends else 0)
+        self._file.cut(ends[-1] if ends else 0, len(ends))
+
+    @property
+    def digest(self) -> FileDigest:
+        """What the journal holds now."""
+        return self._file.digest
 
     def append(self, what: str, **label: Any) -> None:
         """Append one record.
@@ -81,11 +85,7 @@ class Journal:
             DiskError: if the disk cannot be read or written.
         """
         payload = msgspec.msgpack.encode({"what": what, **label})
-        record = _PREFIX.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload
-        with disk_errors(f"cannot write the journal {self.path}"):
-            written = os.write(self._file, record)
-        if written < len(record):
-            raise DiskError(f"cannot write the journal {self.path}: the disk is full")
+        self._file.append(_PREFIX.pack(len(payload), xxhash.xxh3_64_intdigest(payload)) + payload, rows=1)
 
     def close(self) -> None:
-        os.close(self._file)
+        self._file.close()

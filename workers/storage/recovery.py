@@ -1,26 +1,29 @@
 """Where a run goes on after it was ended, however it was ended.
 
 The journal's record of a commit is written when the round's ledger rows are in the file, and the checkpoint
-after that record. So a checkpoint that can be read has its rows, and says where they end. What comes after
-the newest such commit is cut off and computed again, with the same bits: tasks are pure.
+after that record. The checkpoint has digests of what the files held then. A run goes on after the newest
+round whose checkpoint can be read and whose files still hold that. What comes after it is cut off and
+computed again, with the same bits: tasks are pure. Damaged lines of metrics.jsonl are computed again if the
+models are still there.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import DiskError, WireError
+from fedsim.errors import DataError, DiskError, MismatchError, WireError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
-from fedsim.round_events import evaluates
+from fedsim.round_events import evaluates, reaches
 from workers.storage.atomic_files import disk_errors
 from workers.storage.checkpoints import Checkpoint, read_checkpoint
 from workers.storage.client_states import ClientStates
+from workers.storage.growing_file import JOURNAL, LEDGER, METRICS, TIMELINE
 from workers.storage.journal import read_journal
+from workers.storage.metrics_file import metrics_lines
 from workers.storage.round_record import RoundRecord
 
 NOTHING = -1
@@ -28,10 +31,17 @@ NOTHING = -1
 
 @dataclass(frozen=True)
 class Recovery:
-    """epoch: how often the run has been started, this time included. checkpoint: of the last commit, None
-    if there is none. commits: the journal's records up to it, by round. unscored: rounds up to it that
-    metrics.jsonl has no line of, with their models. kept: the readable checkpoints up to it. skipped: why
-    newer ones could not be used.
+    """What a resumed run starts from.
+
+    Attributes:
+        epoch: How often the run has been started, this time included.
+        checkpoint: Of the last commit, None if there is none.
+        commits: The journal's records up to it, by round.
+        unscored: The rounds up to it that metrics.jsonl has no sound line of, with their models.
+        kept: The readable checkpoints up to it.
+        ends: Where the run's growing files are cut, by name; of those that are not named, all is kept.
+        notes: What a user should know: why newer checkpoints are not used, and what is not vouched for.
+        target_reached: Whether a round up to it has reached the target accuracy.
     """
 
     epoch: int
@@ -39,7 +49,9 @@ class Recovery:
     commits: Mapping[int, Mapping[str, Any]]
     unscored: tuple[RoundRecord, ...]
     kept: tuple[Checkpoint[Any], ...] = ()
-    skipped: tuple[str, ...] = ()
+    ends: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    target_reached: bool = False
 
     @property
     def round(self) -> int:
@@ -49,42 +61,86 @@ class Recovery:
     @property
     def ledger_bytes(self) -> int:
         """Where ledger.csv ends; 0: nothing of it stays."""
-        return self.checkpoint.ledger if self.checkpoint else 0
+        return self.ends.get(LEDGER, 0)
 
 
-def recover(folder: Path, problem: Problem) -> Recovery:
+def recover(folder: Path, problem: Problem, experiment: str = "") -> Recovery:
     """Find the newest round from which a run can go on.
 
+    Args:
+        folder: The run folder.
+        problem: What its manifest describes.
+        experiment: The digest of the manifest's experiment; '' if it is not to be compared.
+
     Raises:
+        MismatchError: if the checkpoints are of another experiment.
+        DataError: if there are checkpoints and none can be used, and more than a power cut could take would
+            have to be computed again.
         DiskError: if a file cannot be read at all.
     """
-    journal = folder / "journal"
-    records = read_journal(journal) if journal.exists() else []
+    records = read_journal(folder / JOURNAL) if (folder / JOURNAL).exists() else []
     epoch = 1 + sum(r["what"] == "start" for r in records)
-    commits = {r["round"]: r for r in records if r["what"] == "commit"}
-    with disk_errors(folder / "ledger.csv"):
-        ledger = _sound(folder / "ledger.csv") if (folder / "ledger.csv").exists() else 0
-    scored = {line["round"] for line, _ in metrics_lines(folder / "metrics.jsonl")}
     kept, skipped = _readable(folder, problem)
+    _check_experiment(folder, kept.values(), experiment)
+    lines = _sound_lines(folder, kept.values())
+    vouching = any(checkpoint.vouches for checkpoint in kept.values())
     for last in sorted(kept, reverse=True):
-        past = {r: commits[r] for r in sorted(commits) if r <= last}
+        checkpoint = kept[last]
+        if vouching and not checkpoint.vouches:
+            skipped.append(f"the checkpoint of round {last} is of an earlier fedsim and vouches for no file")
+            continue
         try:
-            _check(kept[last], problem, commits, ledger)
-            _check_states(kept[last], folder, problem)
-            unscored = tuple(_unscored(problem, last, scored, kept, past))
+            commits = _commits(folder, checkpoint, problem)
+            _check_states(checkpoint, folder, problem)
+            metrics = {number: end for number, end in lines.items() if number <= last}
+            unscored = tuple(_unscored(problem, last, set(metrics), kept, commits))
         except (WireError, DiskError) as e:
             skipped.append(str(e))
             continue
         usable = tuple(kept[r] for r in sorted(kept) if r <= last)
-        return Recovery(epoch, kept[last], past, unscored, usable, tuple(skipped))
-    return Recovery(epoch, None, {}, (), (), tuple(skipped))
+        ends = {METRICS: max(metrics.values(), default=0)}
+        ends |= {name: end for name, end in checkpoint.ends().items() if name in (LEDGER, TIMELINE)}
+        if _is_empty(folder / TIMELINE):
+            ends[TIMELINE] = 0
+        notes = [f"not used: {why}" for why in skipped]
+        notes += _unvouched(folder, checkpoint)
+        past = {r: commits[r] for r in sorted(commits) if r <= last}
+        reached = _target_reached(folder, set(metrics.values()), problem.experiment.until)
+        return Recovery(epoch, checkpoint, past, unscored, usable, ends, tuple(notes), reached)
+    if not _from_the_start(folder, problem):
+        raise DataError(
+            f"{folder} cannot go on after any round that it has a checkpoint of: {skipped[-1]}. "
+            "Put the file back as it was, or start a new run"
+        )
+    start = {LEDGER: 0, METRICS: 0, TIMELINE: 0}
+    return Recovery(epoch, None, {}, (), (), start, tuple(f"not used: {why}" for why in skipped))
+
+
+def _target_reached(folder: Path, ends: Container[int], until: float) -> bool:
+    """Whether one of the lines of metrics.jsonl that end there has reached the target accuracy."""
+    lines = (line for line, end in metrics_lines(folder / METRICS) if end in ends)
+    return any(reaches(line["round"], line.get("test_accuracy"), until) for line in lines)
+
+
+def _from_the_start(folder: Path, problem: Problem) -> bool:
+    """Whether a run may begin anew: it has no checkpoint, or none was cleared away, which happens only
+    after a later one was durable. So no more is lost than a power cut may take.
+    """
+    first = 0 if problem.algorithm.setup else 1
+    rounds = [int(path.stem) for path in _checkpoints(folder)]
+    return not rounds or min(rounds) <= first
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The newest first."""
+    return sorted((folder / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True)
 
 
 def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]], list[str]]:
     """By round; and why others cannot be read, the newest first."""
     kept: dict[int, Checkpoint[Any]] = {}
     skipped = []
-    for path in sorted((folder / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
+    for path in _checkpoints(folder):
         try:
             kept[int(path.stem)] = read_checkpoint(path, problem.algorithm.server_type)
         except (WireError, DiskError) as e:
@@ -92,19 +148,62 @@ def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]
     return kept, skipped
 
 
-def _check(checkpoint: Checkpoint[Any], problem: Problem, commits: Mapping[int, Any], ledger: int) -> None:
-    """Check that the other files of the run reach as far as a checkpoint.
+def _is_empty(path: Path) -> bool:
+    return not path.exists() or not path.stat().st_size
+
+
+def _check_experiment(folder: Path, kept: Iterable[Checkpoint[Any]], experiment: str) -> None:
+    """Compare the manifest with every checkpoint.
 
     Raises:
-        WireError: if it is of another run, or the other files do not reach so far.
+        MismatchError: naming the manifest and the round.
+    """
+    for checkpoint in kept:
+        if experiment and checkpoint.experiment not in ("", experiment):
+            raise MismatchError(
+                f"{folder / 'manifest.json'} describes another experiment than the checkpoint of round "
+                f"{checkpoint.round} belongs to: put this run's own manifest back, or start a new run"
+            )
+
+
+def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Mapping[int, Mapping[str, Any]]:
+    """The journal's records of commits, by round, if the run's files hold what they held at a checkpoint.
+
+    Raises:
+        WireError: if it is of another run, or a file was changed; it names the file and the round.
+        DiskError: if a file cannot be read.
     """
     r, supplied = checkpoint.round, len(checkpoint.versions)
     if supplied != len(problem.clients):
         raise WireError(
             f"the checkpoint of round {r} is of {supplied} clients; this run has {len(problem.clients)}"
         )
-    if r not in commits or checkpoint.ledger > ledger:
+    journal = {file.name: file.bytes for file in checkpoint.files}.get(JOURNAL)
+    if checkpoint.vouches:
+        for file in checkpoint.files:
+            path = folder / file.name
+            if file.name == METRICS or (file.name == TIMELINE and _is_empty(path)):
+                continue  # lines are computed again; nothing is computed from the timeline
+            if not file.matches(path):
+                cure = "; without it the run goes on" if file.name == TIMELINE else ""
+                raise WireError(f"{path} is not what it was when round {r} was committed{cure}")
+    records = read_journal(folder / JOURNAL, journal) if (folder / JOURNAL).exists() else []
+    commits = {record["round"]: record for record in records if record["what"] == "commit"}
+    complete = checkpoint.vouches or checkpoint.ends().get(LEDGER, 0) <= _sound(folder / LEDGER)
+    if r not in commits or not complete:
         raise WireError(f"the checkpoint of round {r}: journal and ledger do not reach so far")
+    return commits
+
+
+def _unvouched(folder: Path, checkpoint: Checkpoint[Any]) -> Iterator[str]:
+    """What is not known of the files that a run goes on with."""
+    if not checkpoint.vouches:
+        yield (
+            f"the checkpoint of round {checkpoint.round} is of an earlier fedsim, which recorded no digests: "
+            "the ledger, the metrics and the journal up to it are not vouched for"
+        )
+    elif _is_empty(folder / TIMELINE):
+        yield f"{folder / TIMELINE} was not there: it begins again with round {checkpoint.round + 1}"
 
 
 def _check_states(checkpoint: Checkpoint[Any], folder: Path, problem: Problem) -> None:
@@ -124,12 +223,32 @@ def _sound(path: Path) -> int:
     """How far a file of text goes. After a power cut it may have its length, and zeros for what was not
     synced."""
     at = 0
-    with path.open("rb") as file:
+    if not path.exists():
+        return 0
+    with disk_errors(path), path.open("rb") as file:
         while block := file.read(1 << 20):
             if (zero := block.find(b"\0")) >= 0:
                 return at + zero
             at += len(block)
     return at
+
+
+def _sound_lines(folder: Path, kept: Iterable[Checkpoint[Any]]) -> dict[int, int]:
+    """Of metrics.jsonl, where the line of a round ends, by round, as far as a checkpoint vouches for them.
+
+    If no checkpoint has digests, as far as they can be read.
+
+    Raises:
+        DiskError: if the file cannot be read.
+    """
+    path = folder / METRICS
+    checkpoints = list(kept)
+    files = [file for c in checkpoints if c.vouches for file in c.files if file.name == METRICS]
+    newest_first = sorted(files, key=lambda file: file.bytes, reverse=True)
+    size = next((file.bytes for file in newest_first if file.matches(path)), 0)
+    everything = bool(checkpoints) and not any(c.vouches for c in checkpoints)
+    with disk_errors(path):
+        return {line["round"]: end for line, end in metrics_lines(path) if everything or end <= size}
 
 
 def _unscored(
@@ -149,7 +268,10 @@ def _unscored(
         if r in scored or not evaluates(r, e.rounds, e.eval_every, problem.chunks):
             continue
         if r and (r not in kept or r not in commits):
-            raise WireError(f"round {r} was not evaluated, and its model or its record is lost")
+            raise WireError(
+                f"{METRICS} has no sound line of round {r}, and the model to evaluate it again is not kept: "
+                f"the checkpoint of round {last} is of no use"
+            )
         server = kept[r].server if r else algorithm.server_init(ctx)
         model: Point | Gaussian = algorithm.model(server, ctx)
         yield RoundRecord.restored(commits[r]["about"] if r in commits else {"number": 0}, model)
@@ -157,19 +279,3 @@ def _unscored(
 
 def checkpoint_path(folder: Path, round: int) -> Path:
     return folder / "checkpoints" / f"{round:06d}.checkpoint"
-
-
-def metrics_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """The whole lines of metrics.jsonl and where each ends, until one is damaged."""
-    at = 0
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-        if not line.endswith(b"\n"):
-            return
-        at += len(line)
-        try:
-            read = json.loads(line)
-        except ValueError:
-            return
-        if not isinstance(read, dict) or not isinstance(read.get("round"), int):
-            return
-        yield read, at

@@ -1,0 +1,129 @@
+"""Whether a run's files are what they were: for every reader of a run folder.
+
+A run that has ended has digests of its files in summary.json. Of a run that has not, the newest checkpoint
+has digests of what they held when its round was committed. A run of an earlier fedsim has neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from fedsim.errors import DataError, DiskError, UsageError, WireError
+from launch.runs.manifest import NAME, StoredManifest, digest, json_of, lasting_digest
+from workers.storage.growing_file import FileDigest
+
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class KnownFiles:
+    """What is known of a run's growing files.
+
+    Attributes:
+        source: What says so, such as "summary.json".
+        ended: The run has ended: the files are whole. Otherwise they may have more than is known.
+        files: Their digests by name.
+        experiment: The digest of the manifest's experiment, without its rounds if the run has not ended;
+            '' if it is not known.
+    """
+
+    source: str
+    ended: bool
+    files: Mapping[str, FileDigest]
+    experiment: str = ""
+
+
+def known_files(folder: Path) -> KnownFiles:
+    """What summary.json says, or else the newest checkpoint that can be read.
+
+    Of a run of an earlier fedsim, nothing is known.
+
+    Raises:
+        DataError: if summary.json is damaged.
+    """
+    if (folder / SUMMARY).is_file():
+        return _summed_up(folder / SUMMARY)
+    from workers.storage.checkpoints import read_committed_files  # imports torch
+
+    for path in sorted((folder / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
+        try:
+            committed = read_committed_files(path)
+        except (WireError, DiskError):  # damaged, of an earlier fedsim, or cleared away just now
+            continue
+        files = {file.name: file for file in committed.files}
+        return KnownFiles(f"the checkpoint of round {committed.round}", False, files, committed.experiment)
+    return KnownFiles("", False, {})
+
+
+def _summed_up(path: Path) -> KnownFiles:
+    """Of a summary.json.
+
+    Raises:
+        DataError: if it is damaged.
+    """
+    summary = json_of(path)
+    try:
+        listed = msgspec.convert(summary.get("files", {}), dict[str, dict[str, int | str]])
+        files = {name: msgspec.convert({**of, "name": name}, FileDigest) for name, of in listed.items()}
+    except msgspec.ValidationError as e:
+        raise DataError(f"{path} is damaged: files: {e}") from None
+    return KnownFiles(SUMMARY, True, files, str(summary.get("experiment_sha256") or ""))
+
+
+def checked_bytes(folder: Path, name: str, known: KnownFiles) -> bytes:
+    """What one of a run's growing files holds, compared with what is known of it.
+
+    Raises:
+        UsageError: if there is no such file.
+        DataError: if it was changed, naming it.
+    """
+    path = folder / name
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(
+            f"{folder} is no run folder, or its run did not get so far: there is no {name}"
+        ) from None
+    except OSError as e:
+        raise UsageError(f"{path}: {e.strerror}") from None
+    was = known.files.get(name)
+    if was is None:
+        return data
+    what = f"{path} was changed"
+    if len(data) < was.bytes or (known.ended and len(data) > was.bytes):
+        raise DataError(
+            f"{what}: it has {len(data):,} bytes; {known.source} says {was.bytes:,} ({was.rows:,} rows)"
+        )
+    if sha256(memoryview(data)[: was.bytes]).hexdigest() != was.sha256:
+        raise DataError(f"{what}: its {was.rows:,} rows are not those that {known.source} has the sha256 of")
+    return data
+
+
+def check_experiment(opened: StoredManifest, known: KnownFiles) -> None:
+    """Compare the manifest's experiment with what is known of it.
+
+    Raises:
+        DataError: if it is another one.
+    """
+    here = digest(opened.described) if known.ended else lasting_digest(opened.described)
+    if known.experiment not in ("", here):
+        raise DataError(
+            f"{opened.folder / NAME} was changed: {known.source} has the sha256 of another experiment"
+        )
+
+
+def check_files(opened: StoredManifest, known: KnownFiles) -> None:
+    """Check all that is known; a file that is not there is no fault, for there is nothing to read.
+
+    Raises:
+        DataError: if a file was changed, naming it.
+    """
+    check_experiment(opened, known)
+    for name in known.files:
+        if (opened.folder / name).exists():
+            checked_bytes(opened.folder, name, known)
