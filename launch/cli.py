@@ -320,7 +320,7 @@ def schedule(spec: str, clients: int, rounds: int, seed: int) -> None:
 )
 @click.option("--all", "everything", is_flag=True, help="Control and simulation traffic too.  [algorithm]")
 @click.option("--cumulative", is_flag=True, help="Sums so far, by round.")
-@click.option("--csv", "export", **_FILE, help="Write round,sender,receiver,bytes.")
+@click.option("--csv", "export", **_FILE, help="Write round,sender,receiver,bytes; no tables without --by.")
 def ledger(run: Path, by: str | None, everything: bool, cumulative: bool, export: Path | None) -> None:
     """Show a run's ledger: by kind, field and layer, round, client; broadcasts per recipient and once."""
     from launch.commands.ledger import show

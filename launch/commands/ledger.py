@@ -18,7 +18,7 @@ SHOWN = 12
 
 
 def show(folder: Path, *, by: str, everything: bool, cumulative: bool, export: Path | None) -> None:
-    """Print the tables.
+    """Print the tables; with `export` only where it was written, unless `by` asks for a table, too.
 
     Raises:
         UsageError: if an argument is wrong.
@@ -29,6 +29,12 @@ def show(folder: Path, *, by: str, everything: bool, cumulative: bool, export: P
     console = Console(highlight=False, emoji=False)
     rows = run.ledger
     experiment = run.experiment
+    own = rows if everything else rows[rows.kind == "algorithm"]
+    if export is not None:
+        _export(own, export)
+        console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
+        if not by:
+            return
     console.print(
         f"{run.label} on {experiment['dataset']}: P = {run.params:,}, {experiment['clients']} clients, "
         f"{rows['round'].max()} rounds",
@@ -36,7 +42,6 @@ def show(folder: Path, *, by: str, everything: bool, cumulative: bool, export: P
     )
     if by in ("", "kind"):
         _print(console, "by kind", sides(rows, ["kind"]))
-    own = rows if everything else rows[rows.kind == "algorithm"]
     if by in ("", "field"):
         _print(console, "by field and layer", sides(own, ["field", "layer"]), units=own)
     if by in ("", "round"):
@@ -48,9 +53,6 @@ def show(folder: Path, *, by: str, everything: bool, cumulative: bool, export: P
         _print(console, "by client", sides(own[own.client >= 0], ["client"]), cut=not by)
     if by == "":
         _print_broadcasts(console, own)
-    if export is not None:
-        _export(own, export)
-        console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
 
 
 def once(rows: pandas.DataFrame) -> int:
