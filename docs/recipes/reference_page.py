@@ -55,7 +55,7 @@ def _command(name: str, command: click.Command) -> str:
     if own:
         parts.append(_table(("option", "meaning"), _rows(command, own)))
     if same:
-        names = ", ".join(f"`{option.split()[0]}`" for option in same)
+        names = ", ".join(f"`--{option.partition('--')[2].split()[0]}`" for option in same)
         parts.append(f"As of [launch](#fedsim-{FULL}): {names}.")
     return "\n\n".join(parts)
 
