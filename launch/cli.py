@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+import fedsim
 from fedsim.errors import DiskError, FedsimError, Interrupted
 from launch import PROGRAM_START, terminal
 from launch.options import (
@@ -55,7 +56,7 @@ def _complain(error: FedsimError | type[FedsimError], text: str) -> int:
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="fedsim", message="fedsim %(version)s")
+@click.version_option(version=fedsim.__version__, message="fedsim %(version)s")
 def main() -> None:
     """Measure what federated Bayesian and ADMM learning costs on the wire.
 
