@@ -166,15 +166,22 @@ def replay(run: Path, data_dir: Path | None) -> None:
 @click.option("--data-dir", **_FOLDER, help="Folder of the data files on this machine.  [FEDSIM_DATA]")
 @click.option("--worker", type=int, metavar="I", help="As which worker.  [the first that is missing]")
 @click.option("--patience", type=float, metavar="SECONDS", default=60.0, help="Give up after that.  [60]")
-def worker(file: Path, url: str | None, data_dir: Path | None, worker: int | None, patience: float) -> None:
+@click.option("--algo", **_FILE, help="A copy of the run's own algorithm file.  [the run's path]")
+@click.option("--model", **_FILE, help="The same of its model.  [the run's path]")
+@click.option("--dataset", **_FILE, help="The same of its data set.  [the run's path]")
+@click.option("--partition", **_FILE, help="The same of its partition.  [the run's path]")
+@click.option("--codec", "codecs", multiple=True, **_FILE, help="The same of a codec; repeatable.")
+def worker(file: Path, **options: Any) -> None:
     """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
 
     The file holds this run's keys: copy it over a channel that you trust, and keep it to yourself (0600).
+    Files of your own (--algo FILE.py:NAME and the like) are not sent: copy them, too. They are compared by
+    their digests.
     """
     _prepare_torch()
     from launch.remote_workers import join
 
-    join(file, url=url, data_dir=data_dir, worker=worker, patience=patience)
+    join(file, **options)
 
 
 @main.command(short_help="Shut a worker on another machine out of a run.")

@@ -102,6 +102,9 @@ class Recorder:
     def joined(self, worker: int, hello: Hello) -> None:
         self.news.append(f"{worker} joined")
 
+    def waits(self, why: str) -> None:
+        pass
+
     def left(self, worker: int, why: str) -> None:
         self.news.append(f"{worker} left: {why}")
 
