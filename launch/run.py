@@ -21,7 +21,7 @@ from launch.listen_address import check_bind
 from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Stored
-from launch.stop_signals import StopSignals
+from launch.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, counted, output_that_may_close
 from workers.devices import assign_devices
 from workers.transport.eventfd import Wakeup
@@ -134,7 +134,7 @@ def launch(
             say("reading and dividing the data")
             session = Session.prepare(experiment, execution, placements, supervisor, start, quiet, stored)
             session.run(wakeup, signals.started)
-        except (KeyboardInterrupt, Interrupted):
+        except (StopRequested, Interrupted):
             if not signals.starting:
                 raise
             kept = f"; fedsim resume {stored.folder} goes on" if stored else ", and nothing was kept"
