@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedsim.learning.shards import Shard
     from fedsim.learning.solvers.first_order import LocalTraining, minimise
     from fedsim.participation import ClientPopulation, Participation
-    from fedsim.python_api import Run, open, resume, run
+    from fedsim.python_api import Run, open, preset, resume, run
     from fedsim.seeds import RandomStream
     from fedsim.wire.codecs.base import Bound, Codec, Part, Spec
     from fedsim.wire.schema import (
@@ -69,7 +69,7 @@ _MODULES = {
     "fedsim.errors": "AccessError ConnectionLost DataError DiskError FedsimError Interrupted MismatchError "
     "TaskError UsageError WireError",
     "fedsim.experiment": "Experiment",
-    "fedsim.python_api": "Run open resume run",
+    "fedsim.python_api": "Run open preset resume run",
     "fedsim.learning.gaussian": "Gaussian Point",
     "fedsim.learning.shards": "Shard",
     "fedsim.learning.solvers.first_order": "LocalTraining minimise",
@@ -135,6 +135,7 @@ __all__ = [
     "WireError",
     "minimise",
     "open",
+    "preset",
     "resume",
     "run",
     "step_size",

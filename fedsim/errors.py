@@ -64,9 +64,43 @@ class DiskError(FedsimError):
     exit_code = 5
 
 
-def unknown(what: str, name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> UsageError:
-    """The error for an unknown name; it shows the nearest known one and all that are known."""
+FEW = 8
+"""So many names are all shown; of more, the near ones."""
+
+COMMANDS = {
+    "algorithm": "fedsim list algorithms",
+    "data set": "fedsim list datasets",
+    "model": "fedsim list models",
+    "partition": "fedsim list partitions",
+    "codec": "fedsim list codecs",
+    "schedule": "fedsim list schedules",
+}
+"""The command that shows all names of a kind."""
+
+
+def unknown(
+    what: str, name: str, known: Iterable[str], shown: Callable[[str], str] = str, command: str = ""
+) -> UsageError:
+    """The error for an unknown name: the nearest known one, and how to see the others.
+
+    Args:
+        what: What it would be the name of.
+        name: The name.
+        known: The names that there are.
+        shown: How a known name is written.
+        command: The command that shows all of them; by default that of COMMANDS, if there is one.
+    """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(name, names, n=4, cutoff=0.4)
+    good = difflib.get_close_matches(name, names, n=4, cutoff=0.6)
     hint = f"; did you mean {shown(near[0])!r}?" if near else ""
-    return UsageError(f"unknown {what} {name!r}{hint} (known: {', '.join(map(shown, names))})")
+    command = command or COMMANDS.get(what, "")
+    listed, label = names, "known"
+    if len(names) > FEW and good:
+        listed, label = good[1:], "also near"
+    elif len(names) > FEW and command:
+        listed = []
+    parts = [f"{label}: {', '.join(map(shown, listed))}"] if listed else []
+    if command and len(names) > FEW:
+        parts.append(f"all: {command}")
+    return UsageError(f"unknown {what} {name!r}{hint}" + (f" ({'; '.join(parts)})" if parts else ""))

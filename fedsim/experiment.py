@@ -7,16 +7,19 @@ the launcher. Every field carries the description from which its command-line op
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
+from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
     TypeVar,
+    Union,
     Unpack,
     get_args,
     get_origin,
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from fedsim.python_api import ExecutionOptions, Run
 
 T = TypeVar("T")
+
+UNSET = -1
+"""Of a number that is left to the algorithm."""
 
 
 def option(
@@ -56,7 +62,7 @@ class Experiment:
     """Everything that the bits of a run depend on, besides the versions of libraries.
 
     An empty `model` and -1 for `rounds` or `eval_samples` stand for the algorithm's default; an empty
-    `inputs` stands for the data set's. `rounds` may grow on resume.
+    `inputs` stands for the data set's. On resume `rounds` may grow, and `until` may change.
     """
 
     algo: Annotated[str, option("Algorithm, or path/to/file.py:CLASS.", "NAME")] = "fedlap_cov"
@@ -76,17 +82,35 @@ class Experiment:
             "Model (fedsim list models), or path/to/file.py:NAME.", "NAME", default="the algorithm's default"
         ),
     ] = ""
-    clients: Annotated[
-        int, option("Clients.", "N", default="as many as workers, 10 with --workers 0", ge=1)
-    ] = 10
-    rounds: Annotated[int, option("Rounds.", "R", default="20; bcm 1", ge=-1)] = -1
-    participation: Annotated[str, option("full, a share (0.3) or a count (3) per round.", "S")] = "full"
+    clients: Annotated[int, option("Clients, whatever the number of workers.", "N", ge=1)] = 10
+    rounds: Annotated[int, option("Rounds.", "R", default="20; bcm 1", ge=UNSET)] = UNSET
+    until: Annotated[
+        float,
+        option(
+            "End with the first evaluated round of this test accuracy: 0.78, 78%.",
+            "ACCURACY",
+            default="none",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.0
+    """The target accuracy; 0: there is none, and all rounds are carried out."""
+    participation: Annotated[
+        str,
+        option(
+            "Who takes part: full, a share (0.3), a count (3), coin:P, robin:N, size:N, markov:LEAVE,COME, "
+            "trace:FILE; +gone:P, +lost:P behind it (fedsim list schedules).",
+            "SCHEDULE",
+        ),
+    ] = "full"
     seed: Annotated[int, option("Seed of all random streams.", "S")] = 0
     eval_every: Annotated[int, option("Evaluate every N rounds.", "N", ge=1)] = 1
     eval_samples: Annotated[
         int,
-        option("Posterior samples averaged beside the mean, 0: none.", "N", default="per algorithm", ge=-1),
-    ] = -1
+        option(
+            "Posterior samples averaged beside the mean, 0: none.", "N", default="per algorithm", ge=UNSET
+        ),
+    ] = UNSET
     threads: Annotated[int, option("Threads per task; may change bits.", "T", ge=1)] = 1
     device: Annotated[
         Literal["cpu", "cuda"], option("What tasks compute on; follows from --devices.", name="")
@@ -161,9 +185,13 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     """Build a configuration dataclass, naming the key that is wrong.
 
     Raises:
-        UsageError: for an unknown key (with the nearest known one) or a bad value.
+        UsageError: for an unknown key (with the nearest known one) or a bad value; a number must be finite.
     """
     _check_keys(kind, values, where)
+    for key, value in dotted(values):
+        if isinstance(value, float) and not math.isfinite(value):
+            name = key.removeprefix("hyperparameters.")
+            raise UsageError(f"{where}: {name} = {value}: must be a finite number")
     try:
         return msgspec.convert(dict(values), type=kind)
     except msgspec.ValidationError as e:
@@ -171,9 +199,10 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 def _what_is_wrong(kind: type, values: Mapping[str, Any], output: str) -> str:
-    """msgspec's "Reason - at `$.a.b`" as "a.b = <value>: reason", with the names that would have done."""
+    """msgspec's "Reason - at `$.a.b`" as "a.b = <value>: must be ..."; reasons of the class's own stay."""
     reason, _, path = output.partition(" - at ")
     key = path.rpartition("$")[2].strip("`.").removesuffix("[...]")
+    own = not reason.startswith(("Expected ", "Invalid enum value"))
     reason = reason[:1].lower() + reason[1:]
     if not key:
         return reason
@@ -181,10 +210,39 @@ def _what_is_wrong(kind: type, values: Mapping[str, Any], output: str) -> str:
     hint: Any = kind
     for part in key.split("."):
         shown = shown.get(part) if isinstance(shown, Mapping) else None
-        hint = get_type_hints(hint).get(part) if is_dataclass(hint) else None
-    names = [n for h in (hint, *get_args(hint)) if get_origin(h) is Literal for n in get_args(h) if n]
-    known = f" (known: {', '.join(names)})" if names else ""
-    return f"{key} = {shown!r}: {reason}{known}"
+        hint = get_type_hints(hint, include_extras=True).get(part) if is_dataclass(hint) else None
+    return f"{key} = {shown!r}: {reason if own else f'must be {_expected(hint)}'}"
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "absent"}
+
+
+def _expected(hint: Any) -> str:
+    """What a value of this type is, in words: "a number above 0 and at most 1"."""
+    if get_origin(hint) is Annotated:
+        base, *metas = get_args(hint)
+        limits = [
+            f"{word} {limit:g}"
+            for meta in metas
+            if isinstance(meta, Meta)
+            for word, limit in (
+                ("above", meta.gt),
+                ("of at least", meta.ge if meta.ge != UNSET else 0),
+                ("below", meta.lt),
+                ("at most", meta.le),
+            )
+            if limit is not None
+        ]
+        return " ".join([_expected(base), " and ".join(limits)]).strip()
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(str(value) for value in get_args(hint) if value)}"
+    if get_origin(hint) is Mapping:
+        return "a table of {}".format(
+            "any values" if get_args(hint)[1] is Any else _expected(get_args(hint)[1])
+        )
+    if get_origin(hint) in (UnionType, Union):
+        return " or ".join(_expected(part) for part in get_args(hint))
+    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def _check_keys(kind: type, values: Mapping[str, Any], where: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim import plugins
 from fedsim.algorithm import Algorithm, Context, Exchange, Task
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import DATASETS, Dataset, load_dataset
@@ -66,6 +67,7 @@ class Problem:
         """
         experiment = resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)
+        _check_until(experiment, dataset)
         clients = partition(
             experiment.partition,
             targets=dataset.train_targets,
@@ -105,6 +107,7 @@ class Problem:
         """
         experiment = resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)
+        _check_until(experiment, dataset)
         net = _network(experiment, dataset, torch.device("cpu"))
         algorithm.check(net.layout.size)
         clients = (np.zeros(1, dtype=np.int64),) * experiment.clients
@@ -255,6 +258,19 @@ def resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -
         rounds=algorithm.default_rounds if experiment.rounds < 0 else experiment.rounds,
         eval_samples=samples,
     )
+
+
+def _check_until(experiment: Experiment, dataset: Dataset) -> None:
+    """Check that there is a test accuracy, if the run is to end at one.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if experiment.until and not likelihood(dataset.likelihood).has_accuracy:
+        raise UsageError(
+            f"--until: {plugins.short(experiment.dataset)} has no test accuracy that a run could reach: its "
+            f"targets are {dataset.likelihood}"
+        )
 
 
 def _network(experiment: Experiment, dataset: Dataset, device: torch.device) -> Net:

@@ -113,6 +113,8 @@ class _Launcher(Protocol):
 
     def open(self, folder: Path) -> Run: ...
 
+    def preset(self, name: str, algo: str, changes: Mapping[str, Any]) -> Experiment: ...
+
 
 def run(
     *,
@@ -124,6 +126,7 @@ def run(
     model: ModelChoice = "",
     clients: int = 10,
     rounds: int = -1,
+    until: float = 0.0,
     participation: ParticipationChoice = "full",
     seed: int = 0,
     eval_every: int = 1,
@@ -158,6 +161,7 @@ def run(
         dataset: a name, a fedsim.Dataset, or a function without arguments that returns one.
         partition: a name, or a function (targets, clients, seed) that returns the rows of every client.
         model: a name, or a class or function (shape, classes) that makes a new torch module.
+        until: end with the first evaluated round of this test accuracy (0.78); 0 is none.
         participation: as the command line has it; a float is a share of the clients, an int their number; or
             a function (population) that returns a function (round) to a fedsim.Participation or the ids.
         hyperparameters: by short or dotted names, {"lr": 0.1} or {"local.lr": 0.1}, or nested.
@@ -185,6 +189,7 @@ def run(
         model=_choice(model, "model"),
         clients=clients,
         rounds=rounds,
+        until=until,
         participation=_participation(participation),
         seed=seed,
         eval_every=eval_every,
@@ -226,6 +231,7 @@ def resume(
     run: Run | str | Path,
     *,
     rounds: int | None = None,
+    until: float | None = None,
     workers: int | None = None,
     transport: Literal["ipc", "tcp"] | None = None,
     devices: str | None = None,
@@ -244,6 +250,7 @@ def resume(
     Args:
         run: the run, or its folder.
         rounds: more rounds than before; None is as many.
+        until: another accuracy to end at than before, 0 for none; None is as before.
         workers: worker processes; None, here and below, is as before.
         transport: how frames travel.
         devices: where tasks are computed.
@@ -264,6 +271,7 @@ def resume(
     """
     options: dict[str, Any] = {
         "rounds": rounds,
+        "until": until,
         "workers": workers,
         "transport": transport,
         "devices": devices,
@@ -300,6 +308,20 @@ def open(
     """
     _objects(algo, dataset, partition, model, participation)
     return _launcher().open(_folder(run))
+
+
+def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
+    """The experiment of a preset: fedsim.preset("fashion_mnist", "ivon_admm", seed=1).run(workers=2).
+
+    Args:
+        name: as in `fedsim list presets`.
+        algo: an algorithm's name; one that the preset does not know has its own defaults.
+        **changes: fields of Experiment, which go over the preset's; `hyperparameters` by key.
+
+    Raises:
+        UsageError: for an unknown preset or field.
+    """
+    return _launcher().preset(name, algo, changes)
 
 
 def _launcher() -> _Launcher:

@@ -76,10 +76,15 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Scored:
-    """A worker has evaluated one chunk of the test set."""
+    """A worker has evaluated one chunk of the test set.
+
+    Attributes:
+        reached: With this chunk the round is evaluated, and its model has reached the target accuracy.
+    """
 
     worker: int
     chunk: ChunkId
+    reached: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,7 @@ class ScoreChunk:
 
 @dataclass(frozen=True)
 class Finish:
-    """All rounds are committed and evaluated."""
+    """All rounds, or those up to the target accuracy, are committed and evaluated."""
 
 
 Event = Joined | Left | Arrived | Rejected | Scored | Folded
@@ -180,3 +185,11 @@ def version(round: int, exchange: int, exchanges: int, setup: int = 0) -> int:
 def evaluates(round: int, rounds: int, eval_every: int, chunks: int) -> bool:
     """Whether a round's model is evaluated: round 0, every eval_every-th round and the last one."""
     return bool(chunks) and (round % eval_every == 0 or round == rounds)
+
+
+def reaches(round: int, accuracy: float | None, until: float) -> bool:
+    """Whether a round's model has reached the target accuracy `until` (0: there is none).
+
+    The start model, round 0, does not count: nothing was sent to get it.
+    """
+    return bool(until and round) and accuracy is not None and accuracy >= until

@@ -57,6 +57,9 @@ class RoundMachine:
         setup: How many exchanges round 0 has.
         round: The present round.
         folded_rounds: How many committed rounds, without the set-up, have folded an upload.
+        has_target: Whether the run ends with the first round that reaches a target accuracy. Then no round is
+            opened while a score of one before it is missing.
+        target_reached: A committed round has reached the target accuracy, so no further one is opened.
     """
 
     rounds: int
@@ -69,6 +72,8 @@ class RoundMachine:
     setup: int = 0
     round: int = 0
     folded_rounds: int = 0
+    has_target: bool = False
+    target_reached: bool = False
     _assignment: TaskAssignment = field(default_factory=TaskAssignment)
     _exchange: int = 0
     _participation: Participation = field(default_factory=lambda: Participation(()))
@@ -79,6 +84,7 @@ class RoundMachine:
     _reached: dict[int, int] = field(default_factory=dict)
     _folding: bool = False
     _unscored: dict[int, int] = field(default_factory=dict)
+    _awaits_scores: bool = False
     _finished: bool = False
 
     def start(self, resumed: bool = False, unscored: Sequence[int] = ()) -> list[Command]:
@@ -124,8 +130,9 @@ class RoundMachine:
 
         ready: `start` has not been called. collecting: answers of the present exchange are missing; an upload
         is folded as soon as all with smaller ids are there, and evaluation fills gaps. folding: all uploads
-        are released, and server_update has not returned. evaluating: all rounds are committed, and scores
-        are missing. finished: Finish was returned.
+        are released, and server_update has not returned. evaluating: no round is open, and scores are
+        missing: of the last rounds, or those that decide whether the target accuracy is reached. finished:
+        Finish was returned.
         """
         if self._finished:
             return "finished"
@@ -168,7 +175,10 @@ class RoundMachine:
 
     def _next_round(self) -> list[Command]:
         commands: list[Command] = []
-        while self.round < self.rounds:
+        while self.round < self.rounds and not self.target_reached:
+            self._awaits_scores = self.has_target and max(self._unscored, default=0) > 0
+            if self._awaits_scores:
+                return commands
             self.round += 1
             participation = self.schedule(self.round)
             commands += self._begin(participation)
@@ -265,10 +275,12 @@ class RoundMachine:
         self._unscored[round] -= 1
         if not self._unscored[round]:
             del self._unscored[round]
-        return self._maybe_finish()
+            self.target_reached = self.target_reached or event.reached
+        return self._next_round() if self._awaits_scores else self._maybe_finish()
 
     def _maybe_finish(self) -> list[Command]:
-        done = self.round == self.rounds and not self._unscored and not self._folding
+        last = self.round == self.rounds or self.target_reached
+        done = last and not self._unscored and not self._folding
         if done and self._assignment.training_done and not self._finished:
             self._finished = True
             return [Finish()]

@@ -25,6 +25,7 @@ from fedsim.experiment import Experiment, convert
 from fedsim.python_api import plain_hyperparameters
 from launch import run as runs
 from launch.config import Execution, Overrides, absolute_choice, absolute_paths, check_execution
+from launch.presets import experiment_of, remark
 from launch.runs.resume import Stored
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Launcher:
         checked = convert(Experiment, values, WHERE)
         carried = _execution(execution)
         _check_objects(checked, carried)
-        return self._carry_out(lambda: runs.launch(checked, carried, quiet=quiet, embedded=True))
+        line = remark(checked)
+        return self._carry_out(lambda: runs.launch(checked, carried, quiet=quiet, embedded=True, remark=line))
 
     def resume(self, folder: Path, options: Mapping[str, Any], quiet: bool, drift: bool) -> OpenedRun:
         """Go on with a run.
@@ -72,6 +74,14 @@ class Launcher:
         from launch.runs.reader import Run
 
         return OpenedRun(Run.open(folder.resolve()).path)
+
+    def preset(self, name: str, algo: str, changes: Mapping[str, Any]) -> Experiment:
+        """The experiment of a preset.
+
+        Raises:
+            UsageError: for an unknown preset or field.
+        """
+        return experiment_of(name, algo, changes)
 
     def _carry_out(self, job: Callable[[], Path]) -> OpenedRun:
         try:

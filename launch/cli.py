@@ -4,25 +4,54 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fedsim.errors import FedsimError
-from launch import PROGRAM_START
-from launch.options import configuration
+from fedsim.errors import DiskError, FedsimError, Interrupted
+from launch import PROGRAM_START, terminal
+from launch.options import (
+    PLANNED,
+    RESUMED,
+    Configured,
+    configuration,
+    configuration_of,
+    sweep_configuration,
+)
 
 
 class _Group(click.Group):
     """Commands whose mistakes are one clear line and an exit code, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        code = 0
         try:
-            return super().invoke(ctx)
+            super().invoke(ctx)
         except FedsimError as e:
-            click.echo(f"fedsim: {e}", err=True)
-            sys.exit(e.exit_code)
+            code = _complain(e, str(e))
+        except KeyboardInterrupt:
+            code = _complain(Interrupted, "interrupted")
+        except (BrokenPipeError, SystemExit) as e:  # rich makes a SystemExit of it
+            if not isinstance(e, BrokenPipeError) and not isinstance(e.__context__, BrokenPipeError):
+                raise
+            # whoever read the output has enough of it
+        except OSError as e:
+            if e.filename is not None:
+                raise
+            code = _complain(DiskError, f"the output cannot be written: {e.strerror}")
+        lost = terminal.finish_output()
+        if lost is not None and not code and not isinstance(lost, BrokenPipeError):
+            code = _complain(DiskError, f"the output cannot be written: {lost.strerror}")
+        sys.exit(code)
+
+
+def _complain(error: FedsimError | type[FedsimError], text: str) -> int:
+    """Say what is wrong; returns the exit code."""
+    with suppress(OSError):
+        click.echo(f"fedsim: {text}", err=True)
+    return error.exit_code
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -39,7 +68,15 @@ _PATH = click.Path(path_type=Path)
 _FOLDER: dict[str, Any] = {"metavar": "DIR", "type": _PATH}
 _FILE: dict[str, Any] = {"metavar": "FILE", "type": _PATH}
 _run = click.argument("run", type=_PATH)
+_quiet = click.option("--quiet", "-q", is_flag=True, help="Print nothing but what was made: its path.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 _data_dir = click.option("--data-dir", **_FOLDER, help="Folder of the data files.  [the run's]")
+
+
+def _say(path: Path | None, quiet: bool) -> None:
+    """With --quiet the one line of stdout: what a script goes on with."""
+    if quiet and path is not None:
+        click.echo(path)
 
 
 def _prepare_torch() -> None:
@@ -49,9 +86,10 @@ def _prepare_torch() -> None:
     os.environ.update(ENVIRONMENT)
 
 
-@main.command(short_help="Run an experiment with real worker processes.")
+@main.command(cls=Configured, short_help="Run an experiment with real worker processes.")
+@_quiet
 @configuration
-def launch(**options: Any) -> None:
+def launch(quiet: bool, **options: Any) -> None:
     """Run an experiment and leave a run folder.
 
     \b
@@ -61,27 +99,30 @@ def launch(**options: Any) -> None:
     Precedence: this command line, then --config, then the defaults in brackets. The result is the
     same, bit for bit, for any number of workers and either transport.
     """
-    from launch.config import resolve
+    from launch.config import Overrides
 
-    experiment, execution = resolve(options)
+    overrides = Overrides.of(options)
+    experiment, execution = overrides.resolve()
     from launch import run
 
-    run.launch(experiment, execution, started=PROGRAM_START)
+    remark = overrides.remark(experiment)
+    _say(run.launch(experiment, execution, quiet=quiet, started=PROGRAM_START, remark=remark), quiet)
 
 
-@main.command(short_help="Go on with a run that was ended, however it was ended.")
+@main.command(cls=Configured, short_help="Go on with a run that was ended, however it was ended.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--allow-drift", is_flag=True, help="Go on although other versions compute; bits may differ.")
-@configuration
-def resume(run: Path, allow_drift: bool, **options: Any) -> None:
+@_quiet
+@configuration_of(RESUMED, default="the run's")
+def resume(run: Path, allow_drift: bool, quiet: bool, **options: Any) -> None:
     """Go on after the last committed round; the results are bit-identical to an uninterrupted run.
 
-    Options of launch may change how it is carried out (--workers, --transport, --devices, ...) and give it
-    more --rounds. Anything that the bits depend on stays as it was begun.
+    Options may change how it is carried out and give it more --rounds, or another --until. Anything that the
+    bits depend on stays as it was begun. A run that is complete stays as it is.
     """
     from launch.run import resume
 
-    resume(run, options, drift=allow_drift, started=PROGRAM_START)
+    _say(resume(run, options, drift=allow_drift, quiet=quiet, started=PROGRAM_START), quiet)
 
 
 @main.command(short_help="Compute a run's last rounds again and compare the bits.")
@@ -152,11 +193,12 @@ def revoke(run: Path, workers: tuple[int, ...]) -> None:
 
 @main.command("list", short_help="Show what there is to choose from.")
 @click.argument(
-    "what", type=click.Choice(["algorithms", "datasets", "models", "partitions", "codecs", "schedules"])
+    "what",
+    type=click.Choice(["algorithms", "datasets", "models", "partitions", "codecs", "schedules", "presets"]),
 )
 def list_(what: str) -> None:
-    """List algorithms, datasets, models, partitions, codecs or schedules."""
-    from launch.commands.catalogue import show
+    """List algorithms, datasets, models, partitions, codecs, schedules or presets."""
+    from launch.commands.lists import show
 
     show(what)
 
@@ -195,23 +237,63 @@ def codecs(run: Path | None, data_dir: Path | None, fractions: tuple[float, ...]
     codecs(run, data_dir, fractions, file)
 
 
-@main.command(short_help="Run a recipe's experiments side by side and tabulate them.")
-@click.argument("recipe", type=click.Path(dir_okay=False, path_type=Path))
+@main.command(cls=Configured, short_help="Run a grid of experiments side by side and tabulate them.")
+@click.argument("recipe", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--over",
+    multiple=True,
+    metavar="KEY=V,V",
+    help="Values to combine, of an option, a hyperparameter, or codec.FIELD; repeatable.",
+)
+@click.option("--seeds", metavar="S,S", help="Seeds, 0,1,2 or 0-2.  [0]")
 @click.option("--out", **_FOLDER, help="Write NAME.md, NAME.csv and the plots there.")
 @click.option("--runs", **_FOLDER, default="runs/sweep", show_default=True, help="Folder of the runs.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs side by side.  [one per core]")
 @click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
 @click.option("--no-run", is_flag=True, help="Show and write what the runs that are there give.")
-def sweep(recipe: Path, jobs: int | None, dry_run: bool, no_run: bool, **folders: Any) -> None:
-    """Run a grid of experiments (docs/recipes/*.toml), each an ordinary run folder.
+@_quiet
+@sweep_configuration
+def sweep(
+    recipe: Path | None,
+    over: tuple[str, ...],
+    seeds: str | None,
+    out: Path | None,
+    runs: Path,
+    jobs: int | None,
+    data_dir: str | None,
+    dry_run: bool,
+    no_run: bool,
+    quiet: bool,
+    **options: Any,
+) -> None:
+    """Run a grid of experiments, each an ordinary run folder: of a RECIPE file, or of --over.
 
-    A configuration that is in --runs already is not run again, so an interrupted sweep goes on where it
-    was. Tables show mean and standard deviation over the recipe's seeds.
+    \b
+    Which algorithm reaches 78 % with the fewest bytes?
+        fedsim sweep --preset fashion_mnist --over algo=fedavg,ivon_admm --seeds 0,1,2 --runs runs/which
+        fedsim compare runs/which --to 0.78
+
+    The options of launch hold for all runs; with a RECIPE (docs/recipes/*.toml), which says them itself, they
+    are refused. A configuration that is in --runs already is not run again, so an interrupted sweep goes on
+    where it was. Tables show mean and standard deviation over the seeds.
     """
     from launch.sweep.command import sweep
+    from launch.sweep.from_options import select_recipe
 
-    sweep(recipe, side_by_side=jobs, dry=dry_run, run=not no_run, **folders)
+    selected = select_recipe(recipe, options, over, seeds)
+    page = sweep(
+        selected,
+        recipe or Path("sweep.toml"),
+        out=out,
+        runs=runs,
+        side_by_side=jobs,
+        data_dir=data_dir,
+        dry=dry_run,
+        run=not no_run,
+        quiet=quiet,
+    )
+    _say(page, quiet)
 
 
 @main.command(short_help="Print a participation schedule as a grid.")
@@ -246,8 +328,8 @@ def ledger(run: Path, by: str | None, everything: bool, cumulative: bool, export
     show(run, by=by or "", everything=everything, cumulative=cumulative, export=export)
 
 
-@main.command(short_help="Cost an experiment on the wire without running it.")
-@configuration
+@main.command(cls=Configured, short_help="Cost an experiment on the wire without running it.")
+@configuration_of(PLANNED)
 def plan(**options: Any) -> None:
     """Say what the same launch would send, from its schedule and its messages' sizes, without training.
 
@@ -274,14 +356,7 @@ def report(run: Path, out: Path | None) -> None:
 
 @main.command(short_help="Compare runs: accuracy against bytes, tables, one page.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=_PATH)
-@click.option(
-    "--out",
-    metavar="FILE",
-    type=_PATH,
-    default="compare.html",
-    show_default=True,
-    help="Write the page there.",
-)
+@click.option("--out", **_FILE, help="Write the page there.  [comparisons/TIME.html, a new one each time]")
 @click.option(
     "--to", multiple=True, metavar="ACCURACY", help="Show the bytes until it (0.75 or 75%); repeatable."
 )

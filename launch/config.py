@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedsim import plugins, traces
-from fedsim.errors import UsageError, unknown
-from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, parse_setting, read_toml
-
-TABLES = ("experiment", "hyperparameters", "codecs", "execution")
-CLIENTS_IN_PROCESS = DEFAULTS.clients
+from fedsim.errors import UsageError
+from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, parse_setting
+from launch import names
+from launch.config_files import merged, read_config
+from launch.presets import Preset, remark
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,15 @@ class Execution:
     With remote workers, `workers` is their number, too.
     """
 
-    workers: Annotated[int, option("Worker processes; 0: in process.", "K", ge=0)] = 10
+    workers: Annotated[
+        int,
+        option(
+            "Worker processes; 0: in process.",
+            "K",
+            default="10, or as many as clients if these are fewer",
+            ge=0,
+        ),
+    ] = 10
     remote_workers: Annotated[int, option("Start none here, wait for K (--bind).", "K", default="", ge=0)] = 0
     bind: Annotated[
         str, option("Where they come in: tcp://ADDRESS:PORT of this machine.", "URL", default="")
@@ -54,38 +62,47 @@ EXECUTION = tuple(f.name for f in fields(Execution))
 
 @dataclass(frozen=True)
 class Overrides:
-    """The values that differ from the defaults, paths made absolute; config: the file, for error texts."""
+    """The values that differ from the defaults, paths made absolute; config: the file, for error texts;
+    preset: the name of the preset under them."""
 
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     codecs: Mapping[str, str] = field(default_factory=dict)
     execution: Mapping[str, Any] = field(default_factory=dict)
     config: str | None = None
+    preset: str = ""
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Overrides:
-        """Read what the command line has, over what the --config file has.
+        """Read what the command line has, over what the --config file has, over the preset.
 
         Raises:
             UsageError: naming the option, key or file that is wrong.
+            DataError: if --config is a manifest that is damaged.
         """
         supplied = {key: value for key, value in options.items() if value is not None}
-        config = supplied.pop("config", None)
-        file = read_toml(Path(config)) if config else {}
-        for table in file:
-            if table not in TABLES:
-                raise unknown(f"table in {config}:", table, TABLES)
-            if not isinstance(file[table], dict):
-                raise UsageError(f"--config {config}: {table} = {file[table]!r} is no table; write [{table}]")
+        config, preset = supplied.pop("config", None), supplied.pop("preset", "")
         settings = dict(parse_setting(text) for text in supplied.pop("hyperparameters", ()))
         codecs = dict(_codec_setting(text) for text in supplied.pop("codecs", ()))
-        execution = file.get("execution", {}) | {k: supplied.pop(k) for k in EXECUTION if k in supplied}
+        execution = {key: supplied.pop(key) for key in EXECUTION if key in supplied}
+        here = {
+            "experiment": supplied,
+            "hyperparameters": settings,
+            "codecs": codecs,
+            "execution": execution,
+        }
+        tables = merged(read_config(config) if config else {}, here)
+        if preset:
+            algo = str(tables["experiment"].get("algo", DEFAULTS.algo))
+            tables = merged(Preset.read(preset).tables(algo), tables)
+        _refuse_unset(tables["experiment"])
         return Overrides(
-            absolute_paths(file.get("experiment", {}) | supplied),
-            dict(dotted(file.get("hyperparameters", {}))) | settings,
-            {field: absolute_choice(codec) for field, codec in (file.get("codecs", {}) | codecs).items()},
-            execution,
+            absolute_paths(tables["experiment"]),
+            tables["hyperparameters"],
+            {name: absolute_choice(codec) for name, codec in tables["codecs"].items()},
+            tables["execution"],
             config,
+            preset,
         )
 
     @staticmethod
@@ -103,9 +120,16 @@ class Overrides:
             UsageError: naming the option or key that is wrong.
         """
         execution = check_execution(self.execution, self)
-        values = {"clients": execution.workers or CLIENTS_IN_PROCESS, **self.experiment}
-        values |= {"hyperparameters": self.hyperparameters, "codecs": self.codecs}
-        return convert(Experiment, values, self.where("experiment")), execution
+        values = {**self.experiment, "hyperparameters": self.hyperparameters, "codecs": self.codecs}
+        experiment = convert(Experiment, values, self.where("experiment"))
+        names.check(experiment)
+        if "workers" not in self.execution and not execution.remote_workers:
+            execution = replace(execution, workers=min(execution.workers, experiment.clients))
+        return experiment, execution
+
+    def remark(self, experiment: Experiment) -> str:
+        """One line on where the hyperparameters come from; "" if there is nothing to say."""
+        return remark(experiment, self.preset)
 
     def where(self, table: str) -> str:
         """Name the origin of a table's values in an error text."""
@@ -168,6 +192,19 @@ def absolute_choice(choice: str) -> str:
     return plugins.absolute(choice) if isinstance(choice, str) and plugins.is_spec(choice) else choice
 
 
+def _refuse_unset(experiment: Mapping[str, Any]) -> None:
+    """Refuse a number of rounds or samples that only stands for the algorithm's own.
+
+    Raises:
+        UsageError: saying what to write.
+    """
+    for key, least, otherwise in (("rounds", 1, ""), ("eval_samples", 0, "; 0: none")):
+        value = experiment.get(key)
+        if isinstance(value, int) and value < least:
+            option = "--" + key.replace("_", "-")
+            raise UsageError(f"{option} {value}: must be a whole number of at least {least}{otherwise}")
+
+
 def _remote(execution: Execution, has_workers: bool) -> Execution:
     """Make the number of remote workers the number of workers, over tcp.
 
@@ -176,6 +213,11 @@ def _remote(execution: Execution, has_workers: bool) -> Execution:
     """
     if has_workers and execution.workers != execution.remote_workers:
         raise UsageError("--workers starts workers here and --remote-workers waits for others: give one")
+    if not execution.bind:
+        raise UsageError(
+            f"--remote-workers {execution.remote_workers} needs to know where they come in: "
+            "add --bind tcp://ADDRESS:PORT, an address of this machine"
+        )
     if not execution.bind.startswith("tcp://") or ":" not in execution.bind.removeprefix("tcp://"):
         raise UsageError(
             f"--remote-workers: --bind {execution.bind!r} is no tcp://ADDRESS:PORT of this machine; "

@@ -2,72 +2,77 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from fedsim import plugins
 from fedsim.learning.likelihoods import EXTRA
 from fedsim.problem import Problem
+from launch import terminal
 from launch.config import Execution
+from launch.progress_line import ProgressLine, fitted, progress_parts
+from launch.target_accuracy import TargetAccuracy, percent
+from launch.terminal import counted
 from workers.devices import Placement
+
+KEPT_LINES = 10
+"""So many rounds, about, stay on a terminal; metrics.jsonl has all."""
 
 
 class Display:
     """Progress on a terminal, one plain line per evaluated round elsewhere."""
 
     def __init__(self, rounds: int, quiet: bool = False) -> None:
-        self.console = Console(quiet=quiet, highlight=False, emoji=False)
-        self._rounds = rounds
-        self._progress = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=10),
-            TextColumn("{task.fields[status]}"),
-            console=self.console,
-            transient=True,
-            auto_refresh=False,
+        self.console = terminal.console(quiet=quiet)
+        self.status = terminal.Status(quiet)
+        """What happens before the header is shown."""
+        self._line = ProgressLine(rounds)
+        live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
+        self._live = (
+            Live(self._line, console=self.console, transient=True, auto_refresh=False) if live else None
         )
-        self._task = self._progress.add_task("", total=rounds, status="starting")
-        self._live = self.console.is_terminal and not quiet
 
     def header(self, lines: list[str]) -> None:
+        """Print the header; the progress line begins below it."""
         for line in lines:
-            self.console.print(line, soft_wrap=True)
+            self.note(line)
         if self._live:
-            self._progress.start()
-            self._progress.refresh()
+            self._live.start(refresh=True)
 
     def committed(self, round: int) -> None:
+        """Show how many rounds are committed."""
+        self._line.committed(round, time.monotonic())
         if self._live:
-            self._progress.update(self._task, completed=round, refresh=True)
+            self._live.refresh()
 
-    def evaluated(self, metrics: Mapping[str, Any]) -> None:
-        """Fits 80 columns beside the bar."""
-        accuracy = metrics["test_accuracy"]
-        status = (
-            f"{'' if accuracy is None else f'accuracy {accuracy:.4f}  '}NLL {_number(metrics['test_nll'])}  "
-            f"MB {metrics['bytes_down'] / 1e6:.2f} down {metrics['bytes_up'] / 1e6:.2f} up  "
-            f"{metrics['seconds']:.2f} s"
-        )
+    def evaluated(self, metrics: Mapping[str, Any], bytes_so_far: int) -> None:
+        """Show a round's scores; on a terminal, about ten of these lines stay."""
+        parts, r = progress_parts(metrics, bytes_so_far), metrics["round"]
+        label = f"round {r:>{len(str(self._line.rounds))}}/{self._line.rounds}"
         if self._live:
-            self._progress.update(self._task, status=status, refresh=True)
+            self._line.parts = parts
+            if r % math.ceil(self._line.rounds / KEPT_LINES) == 0 or r == self._line.rounds:
+                self._live.console.print(fitted(label, parts, self.console.width), markup=False)
+            self._live.refresh()
         elif not self.console.quiet:
-            width = len(str(self._rounds))
-            # rich would take a fair part of a millisecond
-            print(f"round {metrics['round']:>{width}}/{self._rounds}  {status}", flush=True)
+            print("  ".join([label, *(part.text for part in parts)]), flush=True)  # rich takes some 0.1 ms
 
     def note(self, text: str) -> None:
+        """Print a line."""
+        self.status("")
         self.console.print(text, soft_wrap=True)
 
     def stop(self) -> None:
+        """Remove the progress line."""
         if self._live:
-            self._progress.stop()
-            self._live = False
+            self._live.stop()
+            self._live = None
 
     def traffic(self, summary: Mapping[str, Any]) -> None:
         """What the algorithm cost on the wire, by meaning: a table."""
@@ -94,11 +99,14 @@ class Display:
             f"{summary['units_of_p_up']:.3f} P",
             "",
         )
+        once = [summary[f"units_of_p_once_{direction}"] for direction in ("down", "up")]
+        if any(once):
+            table.add_row("once per client", f"{once[0]:.3f} P", "", f"{once[1]:.3f} P", "")
         self.console.print()
         self.console.print(table)
 
-    def traffic_summary(self, summary: Mapping[str, Any], out: str) -> None:
-        """The end of a run: its traffic, and what came of it."""
+    def traffic_summary(self, summary: Mapping[str, Any], out: str, target: TargetAccuracy) -> None:
+        """The end of a run: its traffic, what came of it, and when the target accuracy was reached."""
         self.stop()
         self.traffic(summary)
         other = ", ".join(
@@ -113,9 +121,8 @@ class Display:
         if accuracy is not None or summary["test_nll"] is not None:
             message = [f"test accuracy [bold]{accuracy:.4f}[/]"] if accuracy is not None else []
             message += [f"NLL {_number(summary['test_nll'])}"]
-            self.console.print(
-                f"[bold]{summary['status']}[/] after {summary['rounds']} rounds: {', '.join(message)}"
-            )
+            rounds = counted(summary["rounds"], "round")
+            self.console.print(f"[bold]{summary['status']}[/] after {rounds}: {', '.join(message)}")
             if more := [f"{key} {_number(summary[key])}" for key in EXTRA if key in summary]:
                 self.console.print(", ".join(more), soft_wrap=True)
         if summary.get("ensemble_accuracy") is not None:
@@ -130,25 +137,54 @@ class Display:
                 f"then {summary['seconds_round_median']:.3f} s a round"
             )
         self.console.print(f"run folder: {out}", soft_wrap=True)
+        if target.until:
+            spent = summary["bytes_to_until"]
+            self.console.print(target.outcome(sum(spent.values()) / 1e6 if spent else None), soft_wrap=True)
 
 
 def header(problem: Problem, execution: Execution, placements: Sequence[Placement]) -> list[str]:
-    """Describe a run in three lines: what is learned, by which model and clients, and where."""
+    """Describe a run: what is learned, by which model and clients, and where; what is unused, and why."""
     e, workers = problem.experiment, execution.workers
-    where = f"{workers} workers over {execution.transport}" if workers else "in process"
+    where = f"{counted(workers, 'worker')} over {execution.transport}" if workers else "in process"
     if execution.remote_workers:
-        where = f"{workers} remote workers"
+        where = counted(workers, "remote worker")
+    until = f" or until {percent(e.until)}" if e.until else ""
     devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
     # commas, because rich takes a word between two colons for an emoji
     algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
-    data, sizes = problem.dataset, problem.sizes
-    return [
+    data, sizes, clients = problem.dataset, problem.sizes, len(problem.clients)
+    lines = [
         f"[bold]{algo}[/] on {dataset}, {sum(sizes):,} of {len(data.train_targets):,} "
         f"training examples, {len(data.test_targets):,} test",
-        f"model {model}, P = {problem.net.layout.size:,}; {len(problem.clients)} clients ({e.partition}, "
+        f"model {model}, P = {problem.net.layout.size:,}; {counted(clients, 'client')} ({e.partition}, "
         f"{min(sizes)} to {max(sizes)} examples)",
-        f"{e.rounds} rounds, participation {e.participation}, seed {e.seed}; {where} ({devices})",
+        f"{counted(e.rounds, 'round')}{until}, participation {e.participation}, seed {e.seed}; "
+        f"{where} ({devices})",
     ]
+    if sum(sizes) < len(data.train_targets):
+        unused = counted(len(data.train_targets) - sum(sizes), "training example")
+        lines.append(f"{unused} unused: {', '.join(_why_unused(problem))}")
+    if workers > clients:
+        lines.append(
+            f"{counted(workers - clients, 'worker')} of {workers} can only evaluate: "
+            f"there are {counted(clients, 'client')}"
+        )
+    return lines
+
+
+def _why_unused(problem: Problem) -> list[str]:
+    """What leaves training examples out of the clients' data."""
+    e, name = problem.experiment, problem.experiment.partition.partition(":")[0]
+    reasons = [f"fraction {e.fraction:g}"] if e.fraction < 1 else []
+    if e.evaluate_on != "test":
+        reasons.append(f"evaluation on {e.evaluate_on}")
+    if name == "two_dirichlet":
+        reasons.append("two_dirichlet rounds the number of each client and class")
+    elif name == "natural":
+        reasons.append(f"natural takes the first {counted(e.clients, 'client')} of the data set")
+    elif not reasons:
+        reasons.append(f"partition {escape(plugins.short(e.partition))} leaves them out")
+    return reasons
 
 
 def _total(fields: Mapping[str, Mapping[str, int]]) -> int:

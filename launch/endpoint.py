@@ -11,6 +11,7 @@ from fedsim.wire.schema import all_fields
 from launch.config import Execution
 from launch.processes.supervisor import Supervisor
 from launch.recorder import Recorder
+from launch.terminal import counted
 from workers.devices import Placement
 from workers.transport.endpoint import Endpoint, Loopback
 from workers.transport.join_credentials import FORMAT, JOIN, REVOKED, JoinCredentials, KeyPair, Revocations
@@ -61,7 +62,7 @@ def curve_endpoint(
         endpoint.close()
         raise
     note(
-        f"waiting for {count} workers at {endpoint.address}, at most {execution.join_within:g} s; "
+        f"waiting for {counted(count, 'worker')} at {endpoint.address}, at most {execution.join_within:g} s; "
         f"elsewhere: fedsim worker --join {path.resolve()}"
     )
     return endpoint

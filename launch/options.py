@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -10,36 +11,160 @@ import click
 from msgspec import Meta
 
 from fedsim.experiment import Experiment
+from launch import names
 from launch.config import Execution
+from launch.target_accuracy import NONE, parsed
 
 Command = Callable[..., None]
+
+SECTIONS: Mapping[str, tuple[str, ...]] = {
+    "What is learned": ("dataset", "data_dir", "fraction", "inputs", "partition", "clients", "model", "seed"),
+    "The algorithm": ("algo", "hyperparameters", "rounds", "threads", "preset", "config"),
+    "On the wire": ("codecs", "error_feedback", "bad_uploads", "max_norm", "transport", "verify_bytes"),
+    "Participation and the virtual clock": ("participation", "link", "compute", "deadline"),
+    "Evaluation": ("eval_every", "eval_samples", "evaluate_on", "until"),
+    "How it is carried out": (
+        *("workers", "devices", "remote_workers", "bind", "join_within", "lease", "patience"),
+        "allow_drift",
+    ),
+    "Output": ("out", "keep_uploads", "quiet", "json", "as_json"),
+}
+"""The options of launch, plan and resume in the order of the help. Others stand under "Other options"."""
+
+_FILES: tuple[Callable[[Command], Command], ...] = (
+    click.option(
+        "--preset", metavar="NAME", help="Data, and hyperparameters that fit it (fedsim list presets)."
+    ),
+    click.option(
+        "--config",
+        metavar="FILE",
+        help="A TOML file, a recipe's variant (FILE.toml:LABEL), or a run (RUN/manifest.json).",
+    ),
+)
+
+
+PLANNED = frozenset(
+    {"algo", "dataset", "fraction", "partition", "model", "clients", "rounds", "participation", "seed"}
+    | {"hyperparameters", "codecs", "data_dir", "config", "until"}
+)
+"""What the bytes of a plan depend on. plan takes the others, too: any `launch` can be planned."""
+
+RESUMED = frozenset(
+    {
+        "rounds",
+        "until",
+        "data_dir",
+        "config",
+        "keep_uploads",
+        "verify_bytes",
+        "transport",
+        "workers",
+        "devices",
+    }
+    | {"remote_workers", "bind", "join_within", "lease", "patience"}
+)
+"""What may change when a run goes on. resume takes the others, too, to say that they may not."""
+
+
+class Configured(click.Command):
+    """A command with the options of a configuration: its help has sections, and --lr is told --set lr."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by section."""
+        left = {p.name: p for p in self.get_params(ctx) if isinstance(p, click.Option)}
+        sections = [
+            (title, [left.pop(name) for name in members if name in left])
+            for title, members in SECTIONS.items()
+        ]
+        for title, parameters in (*sections, ("Other options", list(left.values()))):
+            records = [record for p in parameters if (record := p.get_help_record(ctx)) is not None]
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and say of an option that is the name of a hyperparameter how that is written."""
+        texts = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as e:
+            name = e.option_name.lstrip("-").replace("-", "_")
+            if name not in names.hyperparameters():
+                raise
+            behind = [v for o, v in itertools.pairwise(texts) if o == e.option_name]
+            behind += [text.partition("=")[2] for text in texts if text.startswith(f"{e.option_name}=")]
+            value = next(iter(behind), "VALUE")
+            raise click.UsageError(
+                f"{e.option_name} is no option. A hyperparameter is set by --set {name}={value} "
+                "(fedsim describe ALGO lists them)",
+                ctx,
+            ) from None
 
 
 def configuration(command: Command) -> Command:
     """Give a command all options of an experiment and of its execution, and --config."""
-    config = click.option(
-        "--config",
-        metavar="FILE",
-        help="TOML file with [experiment], [hyperparameters], [codecs], [execution].",
-    )
-    command = config(command)
-    for generated in reversed([*_options(Experiment), *_options(Execution)]):
+    return configuration_of()(command)
+
+
+def configuration_of(
+    shown: frozenset[str] | None = None, default: str | None = None
+) -> Callable[[Command], Command]:
+    """Give a command these options, some of which its help may leave out.
+
+    Args:
+        shown: The fields whose options the help shows; all by default.
+        default: What the help says of every default; by default, the default itself.
+    """
+    options: list[Callable[[Command], Command]] = [
+        *_options(Experiment, shown, default),
+        *_options(Execution, shown, default),
+        *_FILES,
+    ]
+
+    def decorated(command: Command) -> Command:
+        for generated in reversed(options):
+            command = generated(command)
+        return command
+
+    return decorated
+
+
+def sweep_configuration(command: Command) -> Command:
+    """Give a command the options of an experiment but the seed, --config and --preset."""
+    for generated in reversed([*_options(Experiment, without=("seed",)), *_FILES]):
         command = generated(command)
     return command
 
 
-def _options(kind: type) -> Iterator[Callable[[Command], Command]]:
+def _options(
+    kind: type, shown: frozenset[str] | None = None, default: str | None = None, without: Sequence[str] = ()
+) -> Iterator[Callable[[Command], Command]]:
     """One per field, in the fields' order; an option that is not given is None, or an empty tuple."""
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         hint, meta = _annotation(hints[field.name])
         extra = meta.extra or {}
-        if extra["name"] == "":
+        if extra["name"] == "" or field.name in without:
             continue
         name = extra["name"] or "--" + field.name.replace("_", "-")
+        values = {"type": _until} if field.name == "until" else _values(hint)
         yield click.option(
-            name, field.name, help=_help(field, meta), metavar=extra["metavar"] or None, **_values(hint)
+            name,
+            field.name,
+            help=_help(field, meta, default),
+            metavar=extra["metavar"] or None,
+            hidden=shown is not None and field.name not in shown,
+            **values,
         )
+
+
+def _until(text: str) -> float:
+    """Read an accuracy, such as 0.78 or 78%; none is 0.
+
+    Raises:
+        UsageError: for another text.
+    """
+    return 0.0 if text == NONE else parsed(text, "--until")
 
 
 def _annotation(hint: Any) -> tuple[Any, Meta]:
@@ -50,13 +175,15 @@ def _annotation(hint: Any) -> tuple[Any, Meta]:
     return kind, next(meta for meta in metas if isinstance(meta, Meta))
 
 
-def _help(field: Field[Any], meta: Meta) -> str:
+def _help(field: Field[Any], meta: Meta, general: str | None) -> str:
     """The description, with the default in brackets; a switch has none."""
     shown = (meta.extra or {})["default"]
     if shown is None and isinstance(field.default, bool):
         shown = ""
     default = f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
     text = default if shown is None else shown
+    if general is not None and not isinstance(field.default, bool):
+        text = general
     return f"{meta.description}  [{text}]" if text else str(meta.description)
 
 

@@ -13,8 +13,10 @@ from fedsim.round_events import Commit
 from fedsim.wire.ledger import Entry, Ledger
 from launch.display import Display
 from launch.processes.supervisor import Supervisor
+from launch.runs.client_costs import ClientCosts, sent_once
 from launch.runs.summary import Start, summarise
 from launch.runs.writer import RunDir
+from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.coordinator.task_timeline import Span
 from workers.storage.client_states import ClientStates
@@ -31,7 +33,8 @@ class Recorder:
     Attributes:
         took_part: How often each client took part in a round.
         folded: How often each client's upload was folded.
-        messages: How often a client took part in an exchange.
+        costs: What the committed rounds have cost.
+        target: What the evaluated rounds have reached.
     """
 
     problem: Problem
@@ -44,11 +47,19 @@ class Recorder:
     last_metrics: Mapping[str, Any] | None = None
     took_part: Counter[int] = field(default_factory=Counter)
     folded: Counter[int] = field(default_factory=Counter)
-    messages: int = 0
+    costs: ClientCosts = field(default_factory=ClientCosts)
+    target: TargetAccuracy = field(init=False)
     experiment_sha256: str = ""
     """The digest of the manifest's experiment."""
     journal: FileDigest | None = None
     """What the journal held when it was closed."""
+    _bytes: int = 0
+    _bytes_of_rounds: dict[int, int] = field(default_factory=dict)
+    """The algorithm's bytes up to committed rounds that are not evaluated yet."""
+
+    def __post_init__(self) -> None:
+        self.costs.optional = sent_once(self.problem.algorithm)
+        self.target = TargetAccuracy(self.problem.experiment.until)
 
     def restore(self, recovery: Recovery) -> None:
         """Take over what earlier starts of the run have recorded.
@@ -57,10 +68,13 @@ class Recorder:
             DiskError: if the disk cannot be read or written.
         """
         self.rundir.cut(recovery)
-        self.ledger.restore(self.rundir.ledger_rows())
+        self.ledger.restore(self.costs.counted(self.rundir.ledger_rows()))
+        self._bytes = sum(self.ledger.bytes_of("algorithm", direction) for direction in ("down", "up"))
         for record in recovery.commits.values():
             commit = record["about"]
             self._count(commit["number"], commit["participants"], commit["folded"])
+        lines = self.rundir.metrics()
+        self.target, self.last_metrics = self.target.after(lines), lines[-1] if lines else None
 
     def close_ledger(self) -> None:
         """Write the rows that belong to no round, such as those of the connections' ends."""
@@ -88,8 +102,10 @@ class Recorder:
 
     def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
         """Record a committed round; returns what the run's files hold then."""
-        self.rundir.append_ledger(entries)
+        self.rundir.append_ledger(list(self.costs.counted(entries)))
         self._count(commit.round, commit.participants, commit.folded)
+        self._bytes += sum(entry.bytes for entry in entries if entry.kind == "algorithm")
+        self._bytes_of_rounds[commit.round] = self._bytes
         self.display.committed(commit.round)
         return self.rundir.digests
 
@@ -98,7 +114,14 @@ class Recorder:
         # JSON has no NaN: a diverged model has null
         self.last_metrics = {k: None if v != v else v for k, v in metrics.items()}
         self.rundir.append_metrics(self.last_metrics)
-        self.display.evaluated(metrics)
+        self.target = self.target.after([self.last_metrics])
+        self.display.evaluated(metrics, self._bytes_until(metrics["round"]))
+
+    def _bytes_until(self, round: int) -> int:
+        """The algorithm's bytes up to a round, which is evaluated now."""
+        so_far = self._bytes_of_rounds.get(round, self._bytes if round else 0)
+        self._bytes_of_rounds = {r: n for r, n in self._bytes_of_rounds.items() if r > round}
+        return so_far
 
     def verify_bytes(self, outcome: Outcome) -> None:
         """Compare the kernel's count of the streams with the ledger.
@@ -131,9 +154,11 @@ class Recorder:
             error=error,
             rounds=self.last_round,
             metrics=self.last_metrics,
+            target=self.target,
+            bytes_to_until=self._bytes_to_until(),
             took_part=[self.took_part[k] for k in clients],
             folded=[self.folded[k] for k in clients],
-            messages=self.messages,
+            costs=self.costs,
             outcome=outcome,
             states=states,
             start=start,
@@ -146,9 +171,21 @@ class Recorder:
         self.rundir.write_json("summary.json", summary)
         return summary
 
+    def _bytes_to_until(self) -> dict[str, int] | None:
+        """The algorithm's bytes until the target accuracy was reached; None if it was not."""
+        reached, sides = self.target.reached, ("down", "up")
+        if reached is None:
+            return None
+        if reached == self.last_round:
+            return {side: self.ledger.bytes_of("algorithm", side) for side in sides}
+        sums = dict.fromkeys(sides, 0)  # the run has more rounds: its target was named later
+        for row in self.rundir.ledger_rows():
+            if row.kind == "algorithm" and row.round <= reached:
+                sums[row.direction] += row.bytes
+        return sums
+
     def _count(self, round: int, participants: Sequence[int], folded: Sequence[int]) -> None:
         self.last_round = round
         if round:
             self.took_part.update(participants)
             self.folded.update(folded)
-        self.messages += len(participants) * len(self.problem.algorithm.exchanges_in(round))

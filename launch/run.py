@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment
 from launch.config import Execution
+from launch.listen_address import check_bind
 from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Stored
+from launch.stop_signals import StopSignals
+from launch.terminal import Status, output_that_may_close
 from workers.devices import assign_devices
 from workers.transport.eventfd import Wakeup
 
@@ -50,45 +50,6 @@ def allow_open_files(workers: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-@contextmanager
-def stop_signals(wakeup: Wakeup, in_process: bool, embedded: bool = False) -> Iterator[None]:
-    """SIGINT and SIGTERM wake the main loop, once; a second one ends the process at once.
-
-    Where tasks run in this process the main loop may be inside one, so the first signal raises.
-
-    At once is safe: the kernel ends the fork server and the workers with this process.
-
-    Args:
-        wakeup: What the first signal sets.
-        in_process: Whether tasks run in this process.
-        embedded: The process is a user's program. SIGTERM stays its own, a second SIGINT raises
-            KeyboardInterrupt, and outside the main thread, where Python has none, no handler is installed.
-    """
-    if embedded and threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    seen = 0
-
-    def handler(number: int, frame: Any) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1 and embedded:
-            raise KeyboardInterrupt
-        if seen > 1:
-            os._exit(130)
-        wakeup.set()
-        if in_process:
-            raise Interrupted("interrupted")
-
-    numbers = (signal.SIGINT,) if embedded else (signal.SIGINT, signal.SIGTERM)
-    old = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, previous in old.items():
-            signal.signal(number, previous)
-
-
 def resume(
     folder: Path,
     options: Mapping[str, Any],
@@ -98,7 +59,7 @@ def resume(
     started: float | None = None,
     embedded: bool = False,
 ) -> Path:
-    """Go on with a run; options of launch may say how, and give it more rounds.
+    """Go on with a run; options of launch may say how, and give it more rounds or another --until.
 
     Args:
         folder: The run folder.
@@ -113,8 +74,10 @@ def resume(
     """
     stored = Stored.open(folder, drift)
     experiment, execution = stored.configure(options)
-    if stored.complete and experiment.rounds == stored.experiment.rounds:
-        raise UsageError(f"{folder} is complete: all {experiment.rounds} rounds; --rounds gives it more")
+    if complete := stored.nothing_left(experiment):
+        if not quiet:
+            print(complete, flush=True)
+        return folder
     return launch(experiment, execution, quiet=quiet, stored=stored, started=started, embedded=embedded)
 
 
@@ -126,6 +89,7 @@ def launch(
     stored: Stored | None = None,
     started: float | None = None,
     embedded: bool = False,
+    remark: str = "",
 ) -> Path:
     """Run an experiment.
 
@@ -137,6 +101,7 @@ def launch(
         started: When the program began (seconds since the epoch), from which the summary measures; by
             default, when this function is called.
         embedded: A user's program calls (launch.api), not the command.
+        remark: One more line of the header, such as where the hyperparameters come from.
 
     Returns:
         The run folder.
@@ -146,12 +111,17 @@ def launch(
     """
     started = time.time() if started is None else started
     allow_open_files(execution.workers)
+    if execution.remote_workers:
+        check_bind(execution.bind)
     wakeup = Wakeup()
     supervisor = Supervisor(wakeup)
     devices = "cpu" if execution.remote_workers and execution.devices == "auto" else execution.devices
     placements = assign_devices(devices, max(1, execution.workers), experiment.threads)
-    with stop_signals(wakeup, in_process=not execution.workers, embedded=embedded):
+    signals = StopSignals(wakeup, in_process=not execution.workers, embedded=embedded)
+    with output_that_may_close(), signals:
+        say = Status(quiet)
         try:
+            say("starting")
             if execution.workers and not execution.remote_workers:
                 supervisor.start_server(fresh=embedded)
             else:
@@ -162,9 +132,17 @@ def launch(
             from launch.session import Session  # imports torch
 
             start = Start(started, time.time() - started)
+            say("reading and dividing the data")
             session = Session.prepare(experiment, execution, placements, supervisor, start, quiet, stored)
-            session.run(wakeup)
+            session.remark = remark
+            session.run(wakeup, signals.started)
+        except (KeyboardInterrupt, Interrupted):
+            if not signals.starting:
+                raise
+            kept = f"; fedsim resume {stored.folder} goes on" if stored else ", and nothing was kept"
+            raise Interrupted(f"interrupted before the run began{kept}") from None
         finally:
+            say("")
             supervisor.stop(gently=False)
             wakeup.close()
     return session.folder

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from rich.markup import escape
 
 from fedsim import plugins
 from fedsim.errors import FedsimError, Interrupted
@@ -23,6 +25,7 @@ from launch.runs import manifest
 from launch.runs.resume import Stored
 from launch.runs.summary import Start, write_model
 from launch.runs.writer import RunDir
+from launch.terminal import counted
 from protocols import find
 from workers.coordinator.loop import Coordinator, Outcome
 from workers.coordinator.membership import Timeouts, Workers
@@ -57,6 +60,8 @@ class Session:
     run_name: str = field(default_factory=lambda: secrets.token_hex(8))
     described: Mapping[str, Any] = field(default_factory=dict)
     """The manifest's experiment."""
+    remark: str = ""
+    _began: bool = False
 
     @property
     def folder(self) -> Path:
@@ -113,7 +118,7 @@ class Session:
                 session._go_on(stored, today)
             recorder.experiment_sha256 = manifest.digest(session.described)
         except BaseException:
-            rundir.close()  # its lock: this process may try again
+            rundir.close() if stored else rundir.discard()  # this process may try again
             raise
         return session
 
@@ -130,8 +135,8 @@ class Session:
         self.recovery = recover(folder, self.problem, manifest.lasting_digest(before["experiment"]))
         recorder.rundir.remove_summary()
         recorder.restore(self.recovery)
-        start = {k: today[k] for k in ("started", "execution", "command")}
-        goes_on = manifest.resumed(before, self.problem.experiment.rounds, start)
+        start = {k: today[k] for k in ("started", "execution", "command", "commit")}
+        goes_on = manifest.resumed(before, self.problem.experiment, start)
         self.run_name, self.described = goes_on["run"], goes_on["experiment"]
         recorder.rundir.write_json(manifest.NAME, goes_on)
         for note in self.recovery.notes:
@@ -140,32 +145,42 @@ class Session:
         where = f"after round {last}" if last > NOTHING else "from the start, for no round was committed"
         display.note(f"{folder} goes on {where}, start {self.recovery.epoch}")
 
-    def run(self, wakeup: Wakeup) -> None:
-        """Carry the run out, and write summary.json however it ends.
+    def run(self, wakeup: Wakeup, started: Callable[[], None]) -> None:
+        """Carry the run out, and write summary.json however it ends; a run that did not begin leaves nothing.
+
+        Args:
+            wakeup: What a signal sets.
+            started: Called when the coordinator begins, and looks at the wakeup.
 
         Raises:
             FedsimError: any FedsimError, after summary.json has been written with the status.
+            KeyboardInterrupt: before the coordinator begins.
         """
         recorder, supervisor, display = self.recorder, self.recorder.supervisor, self.recorder.display
         supervisor.changed = recorder.rundir.write_processes
         set_malloc_thresholds()
         try:
-            outcome = self._carry_out(wakeup)
+            if self._own_workers:
+                display.status(f"starting {counted(self.execution.workers, 'worker')}")
+            outcome = self._carry_out(wakeup, started)
             summary = recorder.write_summary("done", self.start, self._states(), outcome)
-            display.traffic_summary(summary, str(self.folder))
+            display.traffic_summary(summary, str(self.folder), recorder.target)
             if self.execution.verify_bytes:
                 recorder.verify_bytes(outcome)
             if self.problem.eval_samples and "ensemble_accuracy" not in summary:
                 display.note("no average over posterior samples: this algorithm's model is a point")
-        except Interrupted:
-            supervisor.stop(gently=False)
-            recorder.write_summary("interrupted", self.start)
-            where = f"interrupted after round {recorder.last_round}; fedsim resume {self.folder} goes on"
-            raise Interrupted(where) from None
         except BaseException as e:
             supervisor.stop(gently=False)
-            error = str(e) if isinstance(e, FedsimError) else repr(e)
-            recorder.write_summary("failed", self.start, error=error)
+            if not self._began and self.recovery is None:
+                supervisor.changed = lambda _: None
+                recorder.rundir.discard()
+            elif isinstance(e, Interrupted):
+                recorder.write_summary("interrupted", self.start)
+                where = f"interrupted after round {recorder.last_round}; fedsim resume {self.folder} goes on"
+                raise Interrupted(where) from None
+            elif self._began or not isinstance(e, KeyboardInterrupt):
+                error = str(e) if isinstance(e, FedsimError) else repr(e)
+                recorder.write_summary("failed", self.start, error=error)
             raise
         finally:
             display.stop()
@@ -175,7 +190,7 @@ class Session:
         """Open the folder of the clients' states."""
         return ClientStates(self.folder / "state", self.problem.algorithm.client_type)
 
-    def _carry_out(self, wakeup: Wakeup) -> Outcome:
+    def _carry_out(self, wakeup: Wakeup, started: Callable[[], None]) -> Outcome:
         """Build the coordinator and its parts, run it, and write the model."""
         recorder, problem, folder, e = self.recorder, self.problem, self.folder, self.execution
         with ExitStack() as closing:  # all of it, also if one of them fails
@@ -192,7 +207,8 @@ class Session:
             closing.callback(endpoint.close)
             closing.callback((folder / JOIN).unlink, missing_ok=True)  # its keys open nothing any more
             closing.callback(recorder.close_ledger)
-            recorder.display.header(header(problem, e, self.placements))
+            remarks = [escape(self.remark)] if self.remark else []
+            recorder.display.header([*header(problem, e, self.placements), *remarks])
             pool = recorder.supervisor if self._own_workers else NoWorkerPool(wakeup)
             timeouts = Timeouts(e.join_within, e.lease, e.patience, bool(e.remote_workers))
             keep = uploads_folder(folder) if e.keep_uploads else None
@@ -205,6 +221,8 @@ class Session:
                 Storage(checkpoints, journal, self.recovery, keep, lasting),
                 recorder,
             )
+            self._began = True
+            started()
             outcome = coordinator.run()
             write_model(folder / "model.safetensors", problem, outcome.model)
             recorder.supervisor.stop(gently=True)  # while the socket is open: closing it may drop envelopes

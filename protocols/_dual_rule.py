@@ -32,11 +32,22 @@ from fedsim.algorithm import Step, step_size
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, is_full, relative, times
 
-Silent = Literal["participants", "last"]
-Rho = Annotated[float, Meta(gt=0)] | Literal["1/K"]
-"""A penalty that all clients share."""
-Damping = Annotated[float, Meta(gt=0, le=1)] | Literal["1/K"]
-"""The exponent of a dual step."""
+Silent = Annotated[
+    Literal["participants", "last"],
+    Meta(description="what q_k of a client outside the round counts as: the participants' mean, or its last"),
+]
+Rho = Annotated[
+    Annotated[float, Meta(gt=0)] | Literal["1/K"],
+    Meta(description="penalty of all clients: weight of the distance to the global posterior"),
+]
+Damping = Annotated[
+    Annotated[float, Meta(gt=0, le=1)] | Literal["1/K"],
+    Meta(description="exponent of the dual step: t_k <- t_k (q_k / q_g)^damping"),
+]
+CapDual = Annotated[
+    bool,
+    Meta(description="clip a client's dual where its problem would have no minimum, and add it to q_k again"),
+]
 
 LEAST = 0.1
 """The share of S_g that an upload's precision has at least where the client's literal problem has no

@@ -24,19 +24,29 @@ from fedsim.learning.gaussian import Gaussian, Penalty, Point, product
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.ivon import IvonMoments
-from protocols._dual_rule import At, Consensus, Damping, Dual, DualRule, MeanFactor, Rho, Silent
-from protocols._site_messages import DIAGONAL, FULL, POINT, Covariance, ExponentialFamily, gaussian
+from protocols._dual_rule import At, CapDual, Consensus, Damping, Dual, DualRule, MeanFactor, Rho, Silent
+from protocols._site_messages import (
+    DIAGONAL,
+    FULL,
+    POINT,
+    Covariance,
+    ExponentialFamily,
+    FixedPrecision,
+    gaussian,
+)
 
 __all__ = [
     "DIAGONAL",
     "FULL",
     "POINT",
     "At",
+    "CapDual",
     "Client",
     "Consensus",
     "Covariance",
     "Damping",
     "ExponentialFamily",
+    "FixedPrecision",
     "LocalProblem",
     "MeanFactor",
     "Rho",
@@ -44,6 +54,7 @@ __all__ = [
     "Silent",
     "SiteAlgorithm",
     "SiteFit",
+    "Ups",
     "gaussian",
 ]
 
@@ -80,6 +91,10 @@ class LocalProblem:
         return At(self.task.sizes, self.task.client)
 
 
+Ups = Iterable[tuple[int, Any]]
+"""The uploads of an exchange: client and Up, in ascending client id."""
+
+
 class SetUp(ABC):
     """Exchanges with all clients before round 1, as an object of their own."""
 
@@ -95,9 +110,7 @@ class SetUp(ABC):
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]: ...
 
     @abstractmethod
-    def server_update(
-        self, server: Consensus, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context
-    ) -> Consensus: ...
+    def server_update(self, server: Consensus, down: Any, ups: Ups, ctx: Context) -> Consensus: ...
 
 
 class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
@@ -201,9 +214,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         q, sent = self.family.posterior(down, client.precision), self.family.factor(up, client.precision)
         return replace(client, dual=self.rule(task.sizes).commit(task.client, client.dual, sent, q))
 
-    def server_update(
-        self, server: Consensus, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context
-    ) -> Consensus:
+    def server_update(self, server: Consensus, down: Any, ups: Ups, ctx: Context) -> Consensus:
         if self.set_up is not None and not ctx.round:
             return self.set_up.server_update(server, down, ups, ctx)
         S = server.q.precision

@@ -11,9 +11,10 @@ increment of z_k by its natural parameters, whose precision part may be negative
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Exchange
@@ -167,7 +168,14 @@ class ExponentialFamily:
 POINT = ExponentialFamily("fixed", PointDown, PointUp, PointIncrement)
 DIAGONAL = ExponentialFamily("diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement)
 FULL = ExponentialFamily("full", FullDown, FullUp, FullIncrement)
-Covariance = Literal["diagonal", "full"]
+Covariance = Annotated[
+    Literal["diagonal", "full"],
+    Meta(description="form of the Gaussians' precision: P numbers, or a P x P matrix"),
+]
+FixedPrecision = Annotated[
+    Annotated[float, Meta(gt=0)] | Literal["curvature"],
+    Meta(description="S: from the clients' curvature at the start, in a set-up, or this number everywhere"),
+]
 
 
 def gaussian(covariance: Covariance) -> ExponentialFamily:

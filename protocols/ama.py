@@ -29,6 +29,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.gaussian import Gaussian
 from protocols._local_solvers import LocalTraining, to_the_mode
 from protocols._site_algorithm import (
@@ -44,8 +45,11 @@ from protocols._site_algorithm import (
 
 @dataclass(frozen=True)
 class AMA(SiteAlgorithm):
-    delta: Annotated[float, Meta(gt=0)] = 1.0
-    rho: Annotated[float, Meta(gt=0)] | Literal["delta/K"] = "delta/K"
+    delta: PriorPrecision = 1.0
+    rho: Annotated[
+        Annotated[float, Meta(gt=0)] | Literal["delta/K"],
+        Meta(description="penalty of all clients; too large a value diverges"),
+    ] = "delta/K"
     local: LocalTraining = LocalTraining()
 
     name: ClassVar[str] = "ama"

@@ -29,15 +29,16 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from msgspec import Meta
 from torch import Tensor
 
+from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.gaussian import Gaussian
 from protocols._local_solvers import VonTraining, by_von, check_von
 from protocols._site_algorithm import (
     At,
+    CapDual,
     Covariance,
     ExponentialFamily,
     LocalProblem,
@@ -53,10 +54,10 @@ from protocols._site_algorithm import (
 @dataclass(frozen=True)
 class BayesADMM(SiteAlgorithm):
     covariance: Covariance = "full"
-    delta: Annotated[float, Meta(gt=0)] = 1.0
+    delta: PriorPrecision = 1.0
     rho: Rho = 1.0
     silent: Silent = "participants"
-    cap_dual: bool = True
+    cap_dual: CapDual = True
     local: VonTraining = VonTraining()
 
     name: ClassVar[str] = "bayes_admm"

@@ -25,13 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.wire.schema import Delta, Scalar
@@ -70,8 +70,8 @@ class Up:
 
 @dataclass(frozen=True)
 class BCM(Algorithm[Server, Client, Down, Up]):
-    delta: Annotated[float, Meta(gt=0)] = 1.0
-    curvature: Literal["exact", "sign", "top2_sign"] = "exact"
+    delta: PriorPrecision = 1.0
+    curvature: GgnEstimator = "exact"
     local: LocalTraining = LocalTraining(epochs=20)
 
     name: ClassVar[str] = "bcm"

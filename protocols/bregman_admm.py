@@ -32,10 +32,12 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.gaussian import Gaussian, is_full
 from protocols._local_solvers import VonTraining, by_von, check_von
 from protocols._site_algorithm import (
     At,
+    CapDual,
     Covariance,
     ExponentialFamily,
     LocalProblem,
@@ -50,11 +52,14 @@ from protocols._site_algorithm import (
 @dataclass(frozen=True)
 class BregmanADMM(SiteAlgorithm):
     covariance: Covariance = "diagonal"
-    delta: Annotated[float, Meta(gt=0)] = 1.0
+    delta: PriorPrecision = 1.0
     rho: Rho = 1.0
-    damping: Annotated[float, Meta(gt=0, le=1)] = 0.1
-    dual: Literal["paper", "release"] = "paper"
-    cap_dual: bool = True
+    damping: Annotated[float, Meta(gt=0, le=1, description="factor c of the dual step; 1 in the paper")] = 0.1
+    dual: Annotated[
+        Literal["paper", "release"],
+        Meta(description="sign and factor of V_k's step"),
+    ] = "paper"
+    cap_dual: CapDual = True
     local: VonTraining = VonTraining()
 
     name: ClassVar[str] = "bregman_admm"

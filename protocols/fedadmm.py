@@ -38,6 +38,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim.hyperparameters import ProxNorm
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
 from protocols._local_solvers import LocalTraining, to_the_mode
 from protocols._site_algorithm import (
@@ -55,11 +56,14 @@ from protocols._site_algorithm import (
 
 @dataclass(frozen=True)
 class FedADMM(SiteAlgorithm):
-    form: Literal["regularised", "mean"] = "regularised"
-    delta: Annotated[float, Meta(ge=0)] = 0.1
+    form: Annotated[
+        Literal["regularised", "mean"],
+        Meta(description="summed losses and a regulariser, or mean losses: every client counts the same"),
+    ] = "regularised"
+    delta: Annotated[float, Meta(ge=0, description="regulariser (delta/2) |w|^2, of form regularised")] = 0.1
     rho: Rho = 10.0
     silent: Silent = "participants"
-    prox_norm: Literal["squared", "unsquared"] = "squared"
+    prox_norm: ProxNorm = "squared"
     local: LocalTraining = LocalTraining()
 
     name: ClassVar[str] = "fedadmm"

@@ -72,7 +72,7 @@ class Up:
 
 @dataclass(frozen=True)
 class FedCurv(Algorithm[Server, Client, Down, Up]):
-    lam: Annotated[float, Meta(ge=0)] = 1.0
+    lam: Annotated[float, Meta(ge=0, description="weight of the penalty, whose metric is F_i")] = 1.0
     local: LocalTraining = LocalTraining()
 
     name: ClassVar[str] = "fedcurv"

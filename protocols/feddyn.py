@@ -34,6 +34,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim.hyperparameters import ProxNorm
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
 from protocols._local_solvers import LocalTraining, to_the_mode
 from protocols._site_algorithm import (
@@ -49,10 +50,13 @@ from protocols._site_algorithm import (
 
 @dataclass(frozen=True)
 class FedDyn(SiteAlgorithm):
-    alpha: Annotated[float, Meta(gt=0)] = 0.1
-    alpha_rule: Literal["constant", "paper", "release"] = "constant"
-    weight_decay: Annotated[float, Meta(ge=0)] = 1e-4
-    prox_norm: Literal["squared", "unsquared"] = "squared"
+    alpha: Annotated[float, Meta(gt=0, description="penalty that alpha_rule scales for each client")] = 0.1
+    alpha_rule: Annotated[
+        Literal["constant", "paper", "release"],
+        Meta(description="a client's penalty: alpha, (alpha/N_k) (N/K), or alpha N_k/N"),
+    ] = "constant"
+    weight_decay: Annotated[float, Meta(ge=0, description="(wd/2) |w|^2 in the local objective")] = 1e-4
+    prox_norm: ProxNorm = "squared"
     local: LocalTraining = LocalTraining()
 
     name: ClassVar[str] = "feddyn"

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Step, Task, step_size
+from fedsim.hyperparameters import PriorPrecision, ProxNorm
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Mean, Scalar
@@ -61,9 +62,9 @@ class Up:
 
 @dataclass(frozen=True)
 class FedLap(Algorithm[Server, Client, Down, Up]):
-    delta: Annotated[float, Meta(gt=0)] = 0.1
-    rho: Step = "1/K"
-    prox_norm: Literal["squared", "unsquared"] = "squared"
+    delta: PriorPrecision = 0.1
+    rho: Annotated[Step, Meta(description="damping of the dual step; N_k/N: the client's share")] = "1/K"
+    prox_norm: ProxNorm = "squared"
     local: LocalTraining = LocalTraining()
 
     name: ClassVar[str] = "fedlap"

@@ -29,12 +29,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import torch
 from msgspec import Meta
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Step, Task, step_size
+from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Mean, Precision, Scalar
@@ -69,9 +70,9 @@ class Up:
 
 @dataclass(frozen=True)
 class FedLapCov(Algorithm[Server, Client, Down, Up]):
-    delta: Annotated[float, Meta(gt=0)] = 0.1
-    rho: Step = "1/K"
-    curvature: Literal["exact", "sign", "top2_sign"] = "exact"
+    delta: PriorPrecision = 0.1
+    rho: Annotated[Step, Meta(description="damping of the dual step; N_k/N: the client's share")] = "1/K"
+    curvature: GgnEstimator = "exact"
     local: LocalTraining = LocalTraining()
 
     name: ClassVar[str] = "fedlap_cov"

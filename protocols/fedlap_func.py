@@ -58,13 +58,13 @@ from protocols._memory import (
 
 @dataclass(frozen=True)
 class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
-    delta: Annotated[float, Meta(gt=0)] = 0.1
-    rho: Step = "1/K"
-    tau: Annotated[float, Meta(ge=0)] = 1.0
-    points_per_class: Annotated[int, Meta(ge=0)] = 1
-    server_steps: Annotated[int, Meta(ge=1)] = 200
-    server_lr: Annotated[float, Meta(gt=0)] = 1e-3
-    send_global_labels: bool = False
+    delta: Annotated[float, Meta(gt=0, description="precision of the prior N(0, I/delta)")] = 0.1
+    rho: Annotated[Step, Meta(description="damping of the dual step; N_k/N: the client's share")] = "1/K"
+    tau: Annotated[float, Meta(ge=0, description="weight of the memory points; 0: none")] = 1.0
+    points_per_class: Annotated[int, Meta(ge=0, description="memory points of a client per class")] = 1
+    server_steps: Annotated[int, Meta(ge=1, description="steps of Adam on the server, per round")] = 200
+    server_lr: Annotated[float, Meta(gt=0, description="learning rate of these steps")] = 1e-3
+    send_global_labels: Annotated[bool, Meta(description="send w_g's labels, as the paper has it")] = False
     local: LocalTraining = LocalTraining()
 
     name: ClassVar[str] = "fedlap_func"

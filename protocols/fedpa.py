@@ -33,8 +33,8 @@ from protocols._averaging import Client, LocalFit, Pseudogradient, ServerOptimis
 
 @dataclass(frozen=True)
 class FedPA(Pseudogradient):
-    shrinkage: Annotated[float, Meta(ge=0)] = 0.1
-    burn_in_rounds: Annotated[int, Meta(ge=0)] = 5
+    shrinkage: Annotated[float, Meta(ge=0, description="weight of the samples' covariance; 0: none")] = 0.1
+    burn_in_rounds: Annotated[int, Meta(ge=0, description="first rounds, which are FedAvg's")] = 5
     server: ServerOptimiser = ServerOptimiser("sgd", server_lr=0.5, beta=0.9)
     sampling: Sampling = Sampling()
 

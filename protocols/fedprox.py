@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.hyperparameters import ProxNorm
 from fedsim.learning.gaussian import Distance, Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from protocols._averaging import Client, Down, Server, Up, weighted_mean
@@ -32,8 +33,8 @@ from protocols._averaging import Client, Down, Server, Up, weighted_mean
 
 @dataclass(frozen=True)
 class FedProx(Algorithm[Server, Client, Down, Up]):
-    delta: Annotated[float, Meta(ge=0)] = 0.01
-    prox_norm: Literal["squared", "unsquared"] = "squared"
+    delta: Annotated[float, Meta(ge=0, description="weight of the proximal term; 0: FedAvg")] = 0.01
+    prox_norm: ProxNorm = "squared"
     local: LocalTraining = LocalTraining()
 
     name: ClassVar[str] = "fedprox"

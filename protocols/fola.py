@@ -45,7 +45,12 @@ from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.wire.schema import Curvature, Mean, Scalar
 
-Aggregation = Literal["product", "mixture"]
+Aggregation = Annotated[Literal["product", "mixture"], Meta(description="of the clients' Gaussians")]
+Squares = Annotated[
+    Literal["example", "batch"], Meta(description="F: squares of single gradients, or batch means")
+]
+Gamma = Annotated[float, Meta(gt=0, description="precision that is added to every P")]
+Lam = Annotated[float, Meta(ge=0, description="weight of the prior in the local objective")]
 
 
 @dataclass(frozen=True)
@@ -128,9 +133,9 @@ class _Product(Algorithm[Server, Client, Down, Up]):
 
 @dataclass(frozen=True)
 class FOLA(_Product):
-    gamma: Annotated[float, Meta(gt=0)] = 1e-8
-    lam: Annotated[float, Meta(ge=0)] = 1.0
-    squares: Literal["example", "batch"] = "example"
+    gamma: Gamma = 1e-8
+    lam: Lam = 1.0
+    squares: Squares = "example"
     aggregation: Aggregation = "product"
     local: LocalTraining = LocalTraining(optimiser="sgd", lr=0.1, clip=10.0)
 
@@ -160,8 +165,8 @@ class FOLA(_Product):
 
 @dataclass(frozen=True)
 class LaplaceOffline(_Product):
-    gamma: Annotated[float, Meta(gt=0)] = 1e-8
-    lam: Annotated[float, Meta(ge=0)] = 1.0
+    gamma: Gamma = 1e-8
+    lam: Lam = 1.0
     aggregation: Aggregation = "product"
     local: LocalTraining = LocalTraining(optimiser="sgd", lr=0.1, clip=10.0)
 

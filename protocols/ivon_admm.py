@@ -39,11 +39,13 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.gaussian import Gaussian
 from protocols._local_solvers import IvonTraining, by_ivon
 from protocols._site_algorithm import (
     DIAGONAL,
     At,
+    CapDual,
     ExponentialFamily,
     LocalProblem,
     MeanFactor,
@@ -56,12 +58,15 @@ from protocols._site_algorithm import (
 
 @dataclass(frozen=True)
 class IvonADMM(SiteAlgorithm):
-    delta: Annotated[float, Meta(gt=0)] = 1.0
+    delta: PriorPrecision = 1.0
     rho: Rho = 1.0
-    gamma: Annotated[float, Meta(gt=0)] = 0.1
-    rho_server: Annotated[float, Meta(ge=0)] | Literal["rho"] = "rho"
-    tau: Annotated[float, Meta(gt=0)] = 0.1
-    cap_dual: bool = True
+    gamma: Annotated[float, Meta(gt=0, description="factor of the dual step")] = 0.1
+    rho_server: Annotated[
+        Annotated[float, Meta(ge=0)] | Literal["rho"],
+        Meta(description="penalty in the server's average; 0: the server does not average"),
+    ] = "rho"
+    tau: Tempering = 0.1
+    cap_dual: CapDual = True
     silent: Silent = "participants"
     local: IvonTraining = IvonTraining()
 

@@ -23,16 +23,17 @@ References:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from msgspec import Meta
 from torch import Tensor
 
+from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.gaussian import Gaussian
 from protocols._local_solvers import IvonTraining, by_ivon
 from protocols._site_algorithm import (
     DIAGONAL,
     At,
+    CapDual,
     Damping,
     ExponentialFamily,
     LocalProblem,
@@ -44,10 +45,10 @@ from protocols._site_algorithm import (
 
 @dataclass(frozen=True)
 class IvonPVI(SiteAlgorithm):
-    delta: Annotated[float, Meta(gt=0)] = 1.0
+    delta: PriorPrecision = 1.0
     damping: Damping = "1/K"
-    tau: Annotated[float, Meta(gt=0)] = 0.1
-    cap_dual: bool = True
+    tau: Tempering = 0.1
+    cap_dual: CapDual = True
     local: IvonTraining = IvonTraining()
 
     name: ClassVar[str] = "ivon_pvi"

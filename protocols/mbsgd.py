@@ -26,9 +26,7 @@ from protocols._averaging import Client, LocalFit, Pseudogradient, ServerOptimis
 
 @dataclass(frozen=True)
 class MBSGD(Pseudogradient):
-    """batch_size 0: all examples."""
-
-    batch_size: Annotated[int, Meta(ge=0)] = 0
+    batch_size: Annotated[int, Meta(ge=0, description="examples of the gradient; 0: all of the client's")] = 0
     server: ServerOptimiser = ServerOptimiser("sgd", server_lr=0.5, beta=0.9)
 
     name: ClassVar[str] = "mbsgd"

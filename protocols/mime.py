@@ -24,13 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.hyperparameters import MomentumOfServer
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers.first_order import LocalSGD, corrected_sgd
 from fedsim.wire.schema import Gradient, Mean, Scalar, Statistic
@@ -87,7 +87,7 @@ class Result:
 class Mime(Algorithm[Server, Client, Ask | Correct, Answer | Result]):
     """Wire: P + 2P down, P + P up. A client remembers x between the two exchanges."""
 
-    beta: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta: MomentumOfServer = 0.9
     local: LocalSGD = LocalSGD()
 
     name: ClassVar[str] = "mime"
@@ -175,7 +175,7 @@ class LiteUp:
 class MimeLite(Algorithm[LiteServer, LiteClient, LiteDown, LiteUp]):
     """Wire: 2P down, 2P up."""
 
-    beta: Annotated[float, Meta(ge=0, lt=1)] = 0.9
+    beta: MomentumOfServer = 0.9
     local: LocalSGD = LocalSGD()
 
     name: ClassVar[str] = "mimelite"

@@ -21,15 +21,14 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import AnyShard, Context, Exchange, Task
+from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.gaussian import Gaussian
 from fedsim.wire.schema import Curvature, Precision
 from protocols._local_solvers import LocalTraining, to_the_mode
@@ -39,6 +38,7 @@ from protocols._site_algorithm import (
     Client,
     Consensus,
     ExponentialFamily,
+    FixedPrecision,
     LocalProblem,
     MeanFactor,
     Rho,
@@ -46,6 +46,7 @@ from protocols._site_algorithm import (
     Silent,
     SiteAlgorithm,
     SiteFit,
+    Ups,
 )
 
 
@@ -75,14 +76,13 @@ class PreconditionerUp:
 
 SetUpDown = CurvatureDown | PreconditionerDown
 SetUpUp = CurvatureUp | PreconditionerUp
-Ups = Iterable[tuple[int, Any]]
 
 
 @dataclass(frozen=True)
 class PrecondADMM(SiteAlgorithm):
-    delta: Annotated[float, Meta(gt=0)] = 0.1
+    delta: PriorPrecision = 0.1
     rho: Rho = 1.0
-    preconditioner: Annotated[float, Meta(gt=0)] | Literal["curvature"] = "curvature"
+    preconditioner: FixedPrecision = "curvature"
     silent: Silent = "participants"
     local: LocalTraining = LocalTraining()
 

@@ -66,6 +66,7 @@ RUNS: dict[str, tuple[dict[str, Any], Ending]] = {
     "not every round evaluated": ({"algo": "fedavg", "eval_every": 3}, Ending("committed", 7, signal=True)),
     "set-up": ({"algo": "precond_admm", "participation": "0.5+lost:0.2"}, Ending("evaluated", 2)),
     "late": ({"algo": "fedavg", **LINK}, Ending("evaluated", 5)),
+    "target reached": ({"algo": "fedavg", "rounds": 14, "until": 0.79}, Ending("evaluated", 7)),
     "killed twice": ({"algo": "fedadmm", "participation": "0.6+lost:0.3"}, Ending("evaluated", 3, again=6)),
 }
 """What differs from four clients, eight rounds and the logistic model."""

@@ -58,7 +58,7 @@ def page(kind: type[AnyAlgorithm], citations: dict[str, Any]) -> str:
             "[Measured bytes](../communication.md#what-every-algorithm-costs) include headers and framing.",
             *map(_prose, wire),
             "## Hyperparameters",
-            _table(("hyperparameter", "default", "values"), hyperparameter_rows(algorithm)),
+            _table(("hyperparameter", "default", "values", "meaning"), hyperparameter_rows(algorithm)),
             f"`--set NAME=VALUE` changes one. The default model is `{kind.default_model}`.",
             *(f"## What differs from the paper\n\n{_prose(d[0].upper() + d[1:])}" for d in differs),
             "## Results",

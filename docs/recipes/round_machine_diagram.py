@@ -52,7 +52,8 @@ class Case:
     """A world that is small enough to try all of its histories.
 
     rounds: their participations. exchanges: in one round. chunks: of the test set. departures, rejections:
-    how often a worker leaves, and an upload is rejected, at most.
+    how often a worker leaves, and an upload is rejected, at most. has_target: the run ends with a
+    target accuracy, which any round may reach or not.
     """
 
     rounds: tuple[Participation, ...]
@@ -61,6 +62,7 @@ class Case:
     workers: int = 2
     departures: int = 1
     rejections: int = 1
+    has_target: bool = False
 
     def machine(self) -> RoundMachine:
         clients = 1 + max(k for r in self.rounds for k in r.participants)
@@ -71,6 +73,7 @@ class Case:
             versions=[0] * clients,
             cost=float,
             chunks=self.chunks,
+            has_target=self.has_target,
         )
 
     def participation(self, round: int) -> Participation:
@@ -86,6 +89,7 @@ CASES = (
     Case((NONE_FOLDED, NONE_FOLDED), exchanges=1, chunks=1, departures=0, rejections=0),
     Case((ONE_LOST, ONE_DROPOUT), exchanges=1, chunks=0),
     Case((NONE_FOLDED,), exchanges=1, chunks=0),
+    Case((ONE_LOST, ONE_DROPOUT), exchanges=1, chunks=1, departures=0, rejections=0, has_target=True),
 )
 
 
@@ -113,6 +117,8 @@ class State:
             for item in self.work.get(worker, ()):
                 if not isinstance(item, TaskId):
                     yield Scored(worker, item)
+                    if case.has_target and item.round:  # its only chunk
+                        yield Scored(worker, item, reached=True)
                     continue
                 yield Arrived(worker, item)
                 if self.rejections < case.rejections and not self.machine.is_dropout(item):
@@ -228,8 +234,9 @@ def section(transitions: Transitions, states: int) -> str:
         "Each arrow is a call of the round machine. The script tries all histories of "
         f"{len(CASES)} small cases, which have {states:,} states:",
         "two workers, two clients, one or two rounds of one or two exchanges, lost uploads, dropouts,",
-        "a worker that leaves, and a rejected upload. A pair of phase and event that has no row does not",
-        "occur.",
+        "a worker that leaves, a rejected upload, and a target accuracy (`--until`). With a target, no round",
+        "is opened while scores of the one before are missing; without, evaluation is beside the next round.",
+        "A pair of phase and event that has no row does not occur.",
         "The drawing leaves out Give and ScoreChunk, which assign work to workers.",
         "",
         "| event or command | meaning |",
@@ -248,8 +255,8 @@ def section(transitions: Transitions, states: int) -> str:
 # ---- the drawing
 
 
-WIDTH, BOX_WIDTH, BOX_HEIGHT, PITCH, TOP = 612, 150, 46, 122, 20
-LEFT = 170
+WIDTH, BOX_WIDTH, BOX_HEIGHT, PITCH, TOP = 652, 150, 46, 122, 20
+LEFT = 210
 """Where the boxes begin; loops and arrows upwards are left of it, arrows that pass a box are right of it."""
 LANE = 90
 INK, PAPER, LINE = "#1f2430", "#ffffff", "#5c6bc0"
@@ -274,7 +281,9 @@ def drawing(transitions: Transitions) -> str:
             lines.append(_arrow(f"M{middle} {top[t.origin] + BOX_HEIGHT} V{top[t.target] - 2}"))
             labels.append(_label(middle, below, label))
         elif steps < 0:
-            start, end, lane = top[t.origin] + 12, top[t.target] + BOX_HEIGHT - 12, LEFT - 60
+            far = -steps - 1  # phases that the arrow passes, on the left of their loops
+            start, end = top[t.origin] + 12, top[t.target] + BOX_HEIGHT - 12 + 6 * far
+            lane = LEFT - 60 - 122 * far
             lines.append(_arrow(f"M{LEFT} {start} H{lane} V{end} H{LEFT - 2}"))
             labels.append(_label(lane, (start + end) / 2, label))
         else:

@@ -114,6 +114,10 @@ def partition(
     _check(info, targets, classes, clients, seed, fraction)
     if info.name == "pachinko":
         _check_cifar100(targets, classes, clients, _rows(info, arguments[-1]))
+    if clients > len(targets) and info.name != "two_classes":  # whose clients may share rows
+        raise DataError(
+            f"{clients:,} clients cannot divide {len(targets):,} training examples: use fewer clients"
+        )
     rng = np.random.RandomState(seed)
     name = info.name
     if name == "iid":

@@ -55,6 +55,7 @@ class Likelihood:
         numbers: From a sum of tallies to test_accuracy, test_nll and, by name, what else there is.
         rows: How many examples' outputs are computed at a time, to bound memory.
         averages: Whether predictions can be averaged over samples of a posterior.
+        has_accuracy: Whether there is a test accuracy; targets that are numbers have none.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Likelihood:
     numbers: Callable[[Tally], Numbers]
     rows: int = 2000
     averages: bool = False
+    has_accuracy: bool = True
 
     def classes_only(self, what: str) -> None:
         """Check that targets are classes, which `what` relies on.
@@ -231,7 +233,14 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
             ),
             # 32 sentences of 20 words over 10,004 ids are 51 MB in float64
             Likelihood("tokens", _tokens_loss, lambda classes: 4, _tokens_tally, _tokens_numbers, rows=32),
-            Likelihood("gaussian", _gaussian_loss, lambda classes: 2, _gaussian_tally, _gaussian_numbers),
+            Likelihood(
+                "gaussian",
+                _gaussian_loss,
+                lambda classes: 2,
+                _gaussian_tally,
+                _gaussian_numbers,
+                has_accuracy=False,
+            ),
         )
     }
 )

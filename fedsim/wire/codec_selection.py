@@ -35,13 +35,26 @@ def select_codecs(
             raise UsageError(f"--codec {name}: the direction is 'down' or 'up', not {direction!r}")
         hit = [s for s in sides if direction in ("", s) and field in known[s]]
         if not hit:
-            raise unknown("message field", field, known["down"] | known["up"])
+            raise _not_sent(name, direction, field, known)
         for side in hit:
             for kind in dict.fromkeys(f.kind for f in fields[side] if f.name == field):
                 if why := unfit(selected, side, field, kind, exchanges, stored_as_bytes):
                     raise UsageError(f"--codec {name}={option}: {why}")
             sides[side][field] = selected.name
     return sides
+
+
+def _not_sent(name: str, direction: str, field: str, known: Mapping[str, set[str]]) -> UsageError:
+    """Return the error for a field that is not sent in this direction; `known`: the fields by direction."""
+    other = {"down": "up", "up": "down"}.get(direction, "")
+    if not other or field not in known[other]:
+        return unknown("message field", field, known["down"] | known["up"])
+    what = {"down": "broadcast", "up": "upload"}
+    sent = ", ".join(sorted(known[direction])) or "no field"
+    return UsageError(
+        f"--codec {name}: no {what[direction]} of this run has the field {field!r}, which its {what[other]}s "
+        f"have ({other}.{field}); its {what[direction]}s have: {sent}"
+    )
 
 
 def unfit(

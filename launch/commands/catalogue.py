@@ -1,4 +1,4 @@
-"""fedsim list and fedsim describe: read off the code, nothing written down twice."""
+"""fedsim describe: read off the code, nothing written down twice."""
 
 from __future__ import annotations
 
@@ -10,60 +10,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.data.catalogue import DATASETS
-from fedsim.data.partitions import PARTITIONS
 from fedsim.experiment import resolved_hyperparameters
-from fedsim.learning.models.registry import MODELS
-from fedsim.participation import SPECS
-from fedsim.wire.codecs import CODECS
 from fedsim.wire.schema import Field, optional_group, schema
-from protocols import REGISTRY, AnyAlgorithm, find
-
-
-def show(what: str) -> None:
-    """Print one of the catalogues."""
-    rows: list[tuple[str, str]]
-    if what == "algorithms":
-        return _show_algorithms()
-    if what == "datasets":
-        rows = [(d.name, f"{d.description}{_needs(d.files)}") for d in DATASETS.values()]
-    elif what == "models":
-        rows = [(m.name, m.description) for m in MODELS.values()]
-    elif what == "partitions":
-        rows = [(p.usage, p.description) for p in PARTITIONS.values()]
-    elif what == "codecs":
-        rows = [(c.usage, c.description) for c in CODECS.values()]
-    else:
-        rows = list(SPECS.items())
-    _print(rows)
-
-
-def _show_algorithms() -> None:
-    """What each costs per client and round, and where it comes from."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("algorithm", style="bold", no_wrap=True)
-    table.add_column("down", no_wrap=True)
-    table.add_column("up", no_wrap=True)
-    table.add_column("paper")
-    for kind in REGISTRY:
-        down, up = (_all_exchanges(kind(), side) for side in ("down", "up"))
-        table.add_row(kind.name, down, up, kind.paper)
-    Console(highlight=False).print(table)
-
-
-def _needs(files: tuple[str, ...]) -> str:
-    folders = dict.fromkeys(file.rpartition("/")[0] for file in files)
-    return f" (in DIR/{', '.join(folders)})" if folders else ""
-
-
-def _print(rows: list[tuple[str, str]]) -> None:
-    console = Console(highlight=False)
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, info in rows:
-        table.add_row(name, info)
-    console.print(table)
+from protocols import AnyAlgorithm, find
 
 
 def cost_in_p(message: type) -> str:
@@ -78,10 +27,11 @@ def cost_in_p(message: type) -> str:
 
 def wire_cost(algorithm: AnyAlgorithm) -> str:
     """Both directions, all exchanges of a round."""
-    return f"{_all_exchanges(algorithm, 'down')} down, {_all_exchanges(algorithm, 'up')} up"
+    return f"{all_exchanges(algorithm, 'down')} down, {all_exchanges(algorithm, 'up')} up"
 
 
-def _all_exchanges(algorithm: AnyAlgorithm, side: str) -> str:
+def all_exchanges(algorithm: AnyAlgorithm, side: str) -> str:
+    """What a round costs in one direction ("down" or "up")."""
     return " + ".join(cost_in_p(getattr(e, side)) for e in algorithm.exchanges)
 
 
@@ -119,7 +69,8 @@ def describe(name: str) -> None:
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("hyperparameter", "default", "values"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
+    table.add_column("meaning")
     for hyperparameter in hyperparameter_rows(algorithm):
         table.add_row(*hyperparameter)
     console.print(table)
@@ -137,11 +88,19 @@ def message_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str, 
             yield label, "", f"({message.__name__} has no fields)", "", ""
 
 
-def hyperparameter_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str]]:
-    """Every hyperparameter: name, default, and the values that it may have."""
-    kinds = _kinds(type(algorithm))
+def hyperparameter_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str]]:
+    """Every hyperparameter: name, default, the values that it may have, and its meaning."""
+    hints = _hints(type(algorithm))
     for key, value in resolved_hyperparameters(algorithm).items():
-        yield key.rpartition(".")[2], _toml(value), kinds[key]
+        yield key.rpartition(".")[2], _toml(value), _words(hints[key]), description(hints[key])
+
+
+def description(hint: Any) -> str:
+    """What the annotation of a field says that it means; '' if it says nothing."""
+    if get_origin(hint) is not Annotated:
+        return ""
+    inner, *metas = get_args(hint)
+    return next((str(m.description) for m in metas if getattr(m, "description", None)), description(inner))
 
 
 def _messages(algorithm: AnyAlgorithm) -> Iterator[tuple[str, type, tuple[Field, ...]]]:
@@ -166,16 +125,16 @@ def _toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
-def _kinds(kind: Any, prefix: str = "") -> dict[str, str]:
-    """What each hyperparameter accepts, by dotted name, from its annotation."""
+def _hints(kind: Any, prefix: str = "") -> dict[str, Any]:
+    """The annotation of each hyperparameter, by dotted name."""
     hints = get_type_hints(kind, include_extras=True)
-    out: dict[str, str] = {}
+    out: dict[str, Any] = {}
     for f in fields(kind):
         hint = hints[f.name]
         if is_dataclass(hint) and isinstance(hint, type):
-            out |= _kinds(hint, f"{prefix}{f.name}.")
+            out |= _hints(hint, f"{prefix}{f.name}.")
         else:
-            out[prefix + f.name] = _words(hint)
+            out[prefix + f.name] = hint
     return out
 
 

@@ -17,6 +17,8 @@ from fedsim.problem import Problem
 from fedsim.wire.wire_size import EnvelopeSize, envelope_size
 from launch.config import Execution
 from launch.display import Display
+from launch.runs.client_costs import ClientCosts, sent_once
+from launch.target_accuracy import percent
 from protocols import find
 
 RUN_NAME = "0" * 16
@@ -26,23 +28,27 @@ RUN_NAME = "0" * 16
 @dataclass
 class Plan:
     """Bytes of the algorithm by (direction, field, layer), in all and by round; in how many rounds each
-    client gets a broadcast. exact: no size depends on values."""
+    client gets a broadcast. exact: no size depends on values. costs: what of them one client pays, where
+    a message's optional group counts once."""
 
     params: int
     exact: bool = True
     bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     rounds: dict[int, dict[str, int]] = field(default_factory=dict)
-    messages: Counter[str] = field(default_factory=Counter)
+    costs: ClientCosts = field(default_factory=ClientCosts)
     took_part: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
-    def add(self, round: int, direction: str, size: EnvelopeSize, envelopes: int) -> None:
+    def add(self, round: int, exchange: int, direction: str, size: EnvelopeSize, envelopes: int) -> None:
         """So many envelopes of one size."""
         if not envelopes:
             return
         self.exact = self.exact and size.exact
-        self.messages[direction] += envelopes
         for (name, layer), n in size.rows.items():
             self.bytes[direction, name, layer] += n * envelopes
+            if not round:
+                self.costs.once[direction] += n * envelopes
+            elif (exchange, direction, name) not in self.costs.optional:
+                self.costs.rounds[direction] += n * envelopes
         sides = self.rounds.setdefault(round, {"down": 0, "up": 0})
         sides[direction] += size.total * envelopes
 
@@ -59,13 +65,16 @@ class Plan:
 
 def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Plan:
     """The algorithm's traffic of all rounds. run: the run's name, whose length every header has."""
-    created = Plan(problem.net.layout.size, took_part=np.zeros(len(problem.clients), dtype=np.int64))
-    everyone = len(problem.clients)
+    everyone, costs = len(problem.clients), ClientCosts(sent_once(problem.algorithm))
+    created = Plan(problem.net.layout.size, costs=costs, took_part=np.zeros(everyone, dtype=np.int64))
     for e in range(1, len(problem.algorithm.setup) + 1):
         for direction, size in _sizes(problem, 0, e, run).items():
-            created.add(0, direction, size, everyone)
+            created.add(0, e, direction, size, everyone)
     exchanges = range(1, len(problem.algorithm.exchanges) + 1)
     sizes = {e: _sizes(problem, 1, e, run) for e in exchanges}
+    for number, side, name in costs.optional:
+        parts = (n for (field, _), n in sizes[number][side].rows.items() if field == name)
+        costs.once[side] += everyone * sum(parts)
     last: tuple[int, ...] | None = None
     ids = np.zeros(0, dtype=np.int64)
     for r in range(1, problem.experiment.rounds + 1):
@@ -76,8 +85,8 @@ def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Pla
         created.rounds.setdefault(r, {"down": 0, "up": 0})
         participants, gone = len(participation.participants), len(participation.dropouts)
         for e in exchanges:
-            created.add(r, "down", sizes[e]["down"], participants if e == 1 else participants - gone)
-            created.add(r, "up", sizes[e]["up"], participants - gone)
+            created.add(r, e, "down", sizes[e]["down"], participants if e == 1 else participants - gone)
+            created.add(r, e, "up", sizes[e]["up"], participants - gone)
     return created
 
 
@@ -142,17 +151,19 @@ def show(experiment: Experiment, execution: Execution) -> None:
         display.note(
             "at most: a codec's size depends on the values, or a message has parts that may be absent"
         )
+    if e.until:
+        display.note(f"at most: the run ends with the first evaluated round of {percent(e.until)}")
 
 
 def _as_summary(created: Plan) -> dict[str, Any]:
     down, up = created.total("down"), created.total("up")
-    p = 4 * created.params
+    times = created.took_part
+    units = created.costs.units(params=created.params, participations=int(times.sum()), clients=len(times))
     return {
         "bytes": {"algorithm": created.nested()},
         "bytes_down": down,
         "bytes_up": up,
-        "units_of_p_down": down / (p * created.messages["down"]) if created.messages["down"] else 0.0,
-        "units_of_p_up": up / (p * created.messages["down"]) if created.messages["down"] else 0.0,
+        **units,
     }
 
 

@@ -157,14 +157,14 @@ class ForkServer:
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
         pristine = not fresh and "torch" not in sys.modules and "numpy" not in sys.modules
+        if pristine:  # Ctrl-C ends it
+            os.environ.update(ENVIRONMENT)
+            importlib.import_module("workers.worker.main")
+            gc.collect()
+            gc.freeze()  # a collection would touch, and so unshare, every object's page
         # Ctrl-C reaches the whole foreground group; the coordinator alone decides what it means
         old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            if pristine:
-                os.environ.update(ENVIRONMENT)
-                importlib.import_module("workers.worker.main")
-                gc.collect()
-                gc.freeze()  # a collection would touch, and so unshare, every object's page
             self.pid = self._fork(theirs) if pristine and _threads() == 1 else self._spawn(theirs)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, old)

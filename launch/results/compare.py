@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.errors import UsageError
+from fedsim.errors import DiskError, UsageError
 from launch.results import html
-from launch.results.comparison_page import comparable, remarks, render, warnings
-from launch.results.frontier import FrontierPoint, levels, pareto, reaching, running_maximum, winning_ranges
+from launch.results.budget_picture import winners
+from launch.results.comparison_page import below, comparable, remarks, render, warnings
+from launch.results.frontier import FrontierPoint, cost, levels, pareto, running_maximum
 from launch.results.groups import Group, gather
 from launch.results.statistics import shown
-from launch.results.tables import NONE, costs, fields, megabytes, name, results, write_csv
+from launch.results.tables import NONE, costs, fields, megabytes, name, results, unreached, write_csv
 
 MOST_RANGES = 6
 """Budgets whose winner the terminal names; the page names all."""
+FOLDER = Path("comparisons")
+"""Where the pages are that --out does not name."""
 
 
 def compare(
     paths: Sequence[Path],
     *,
-    out: Path,
+    out: Path | None = None,
     to: Sequence[str] = (),
     where: Sequence[str] = (),
     markdown: Path | None = None,
     csv: Path | None = None,
 ) -> None:
-    """Write the files and print the table. to: accuracies, as 0.75 or 75%; default: some that tell the groups
-    apart. where: KEY=VALUE of the experiment.
+    """Write the files and print the table. out: the page, default: a new file in FOLDER. to: accuracies, as
+    0.75 or 75%; default: the target accuracies of the runs, or some that tell the groups apart. where:
+    KEY=VALUE of the experiment.
 
     Raises:
         UsageError: if an argument is wrong.
@@ -42,11 +47,12 @@ def compare(
     asked = sorted({accuracy(text) for text in to})
     groups = gather(paths, where)
     maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
-    target = asked or levels(maxima, _start(groups))
-    html.save(out, render(groups, maxima, target))
-    written = [("page", out)]
+    target = asked or _targets(groups) or levels(maxima, _start(groups))
+    page = out or _new_file()
+    html.save(page, render(groups, maxima, target))
+    written = [("page", page)]
     if markdown is not None:
-        grids = (results(groups, comparable(groups)), costs(groups, target), fields(groups))
+        grids = (results(groups, comparable(groups)), *costs(groups, target), fields(groups))
         html.save(markdown, "\n".join(grid.markdown() for grid in grids if grid.lines))
         written.append(("Markdown", markdown))
     if csv is not None:
@@ -55,11 +61,37 @@ def compare(
     console = Console(highlight=False, emoji=False)
     for note in (*warnings(groups), *remarks(groups)):
         console.print(f"note: {escape(note)}")
-    room = len(asked) or max(1, (console.width - 58) // 9)
+    room = len(asked) or max(1, (console.width - 58) // 11)
     console.print(_table(groups, target[-room:]))
+    for note in below(groups):
+        console.print(escape(note))
     _print_frontier(console, groups, maxima)
     for what, path in written:
         console.print(f"{what}: {escape(str(path))}", soft_wrap=True)
+
+
+def _new_file() -> Path:
+    """FOLDER/<time>.html, with a number behind it if that exists; an earlier page is never replaced.
+
+    Raises:
+        DiskError: if the folder cannot be made.
+    """
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}"
+    path, n = FOLDER / f"{stem}.html", 1
+    while path.exists():
+        path, n = FOLDER / f"{stem}-{n}.html", n + 1
+    try:
+        FOLDER.mkdir(exist_ok=True)
+    except OSError as e:
+        raise DiskError(
+            f"cannot make the folder {FOLDER}: {e.strerror}; --out FILE is another place"
+        ) from None
+    return path
+
+
+def _targets(groups: Sequence[Group]) -> list[float]:
+    """The target accuracies of the runs (--until)."""
+    return sorted({float(u) for g in groups if (u := g.settings.get("until"))})
 
 
 def accuracy(text: str) -> float:
@@ -94,10 +126,8 @@ def _table(groups: Sequence[Group], target: Sequence[float]) -> Table:
         cells = [shown(c, v) if (v := g.values(c, metric)) else NONE for c, metric in ends]
         cells.append(_megabytes([m.bytes for m in g.members]))
         for level in target:
-            result = reaching(g, level)
-            there = [n for at in result if at is not None for n in at[1:]]
-            partly = f"{len(there)} of {len(result)}" if there else NONE
-            cells.append(_megabytes(there) if there and len(there) == len(result) else partly)
+            c = cost(0, g, level)
+            cells.append(_megabytes(c.spent) if c.whole else unreached(c))
         table.add_row(escape(name(g)), str(len(g.members)), *cells)
     return table
 
@@ -109,12 +139,14 @@ def _megabytes(counts: Sequence[float]) -> str:
 def _print_frontier(
     console: Console, groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]
 ) -> None:
-    result = winning_ranges(pareto([p for points in maxima for p in points]))
-    if len(groups) < 2 or not 0 < len(result) <= MOST_RANGES:
+    rows = winners(groups, pareto([p for points in maxima for p in points]))
+    if len(groups) < 2 or not 0 < len(rows) <= MOST_RANGES:
         return
-    output = [
-        f"{escape(name(groups[r.first.group]))} {'from' if math.isinf(r.until) else 'to'} "
-        f"{_megabytes([1e6 * (r.first.MB if math.isinf(r.until) else r.until)])} MB"
-        for r in result
-    ]
-    console.print(f"most accurate: {', '.join(output)}")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("budget, MB", justify="right", no_wrap=True)
+    table.add_column("most accurate", overflow="fold")
+    table.add_column("accuracy %", justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console.print()
+    console.print(table)

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 import numpy as np
 
 from fedsim import plugins
 from launch.results import html
+from launch.results.budget_picture import against_bytes, slots_of, table_of, winners
+from launch.results.field_bars import bars
 from launch.results.figures import Line, chart, wide
-from launch.results.frontier import FrontierPoint, pareto, winning_ranges
-from launch.results.groups import Group, differences, shared
+from launch.results.frontier import FrontierPoint, pareto
+from launch.results.groups import Group
+from launch.results.labels import differences, differing_hyperparameters, shared, unnamed
 from launch.results.statistics import Band, band
-from launch.results.tables import UNFINISHED, Grid, costs, fields, megabytes, name, parts, results, seeds
+from launch.results.tables import (
+    STOPPED,
+    UNFINISHED,
+    fields,
+    megabytes,
+    name,
+    parts,
+    results,
+    seeds,
+)
 
 MEASURES = {"test_accuracy": "accuracy", "test_nll": "NLL (nats)"}
 AXES = {
@@ -41,8 +53,9 @@ def render(
 ) -> str:
     """maxima: of every group, as frontier.running_maximum; levels: accuracies whose cost is asked for."""
     shown = drawn(groups, maxima)
-    names = {slot: name(groups[n]) for slot, n in enumerate(shown)}
-    key = html.key(names)
+    slots = slots_of([groups[n] for n in shown])
+    lines = {slot: groups[n] for slot, n in zip(slots, shown, strict=True)}
+    key = html.key({slot: name(g) for slot, g in lines.items()})
     left = len(groups) - len(shown)
     cut = f"{len(shown)} of {len(groups)} groups are drawn: those of the frontier and the most accurate"
     title = f"Comparison on {', '.join(_values(groups, 'dataset'))}"
@@ -54,19 +67,25 @@ def render(
             f'<h1>{escape(title)}</h1><p class="soft">{escape(_description(groups))}</p>',
             *(f'<p class="bad">{escape(note)}</p>' for note in warnings(groups)),
             *(f'<p class="soft">{escape(note)}</p>' for note in remarks(groups)),
-            html.section("Results", _table(results(groups, comparable(groups))), _SPREAD),
+            html.section("Accuracy against bytes", *against_bytes(groups, lines, levels, key)),
+            html.section(
+                "Results",
+                table_of(results(groups, comparable(groups))),
+                *(html.soft(note) for note in below(groups)),
+                html.soft(" ".join(_explained(groups))),
+            ),
             html.section(
                 "Learning",
                 key,
-                _curves([groups[n] for n in shown]),
-                _soft(
-                    "Lines are means over the seeds, bands their range; the first rounds are cut off where "
-                    "they are far from the rest." + (f" {cut}." if left else "")
+                _curves(lines, levels),
+                html.soft(
+                    "Lines are means over the seeds, bands their range, as far as all seeds of a group have "
+                    "rounds; the first rounds are cut off where they are far from the rest."
+                    + (f" {cut}." if left else "")
                 ),
             ),
-            html.section("Accuracy against bytes", *_frontier(groups, shown, maxima, key)),
-            html.section("Bytes to an accuracy", _table(costs(groups, levels))),
-            html.section("Bytes by field", html.bars(spent, totals), _table(fields(groups))),
+            html.section("Most accurate for a budget", *_winners(groups, maxima)),
+            html.section("Bytes by field", bars(spent, totals), table_of(fields(groups))),
             html.section("What differs", *_differs(groups)),
             html.section("Runs", _runs(groups)),
         ),
@@ -81,6 +100,11 @@ def warnings(groups: Sequence[Group]) -> list[str]:
         if len(_values(groups, key)) > 1
     ]
     for group in groups:
+        for seed, digests in group.different_data.items():
+            result.append(
+                f"{name(group)}: runs with seed {seed} and the same settings saw different data "
+                f"({', '.join(d[:8] for d in digests)}), and one of them counts. Have its files changed?"
+            )
         for member in group.members:
             if not member.done:
                 error = member.run.summary.get("error") if member.run.status == "failed" else ""
@@ -96,6 +120,8 @@ def remarks(groups: Sequence[Group]) -> list[str]:
     result = []
     if other := [f"{key} ({', '.join(v)})" for key in TASK if len(v := _values(groups, key)) > 1]:
         result.append(f"The runs also differ in {', '.join(other)}")
+    if tuned := differing_hyperparameters([g.settings for g in groups]):
+        result.append(f"Hyperparameters of one name differ between algorithms: {', '.join(tuned)}")
     for group in groups:
         unfinished = [str(m.seed) for m in group.aside if not m.done and m.seed not in group.seeds]
         retry = sorted({m.seed for m in group.aside if m.seed in group.seeds})
@@ -121,15 +147,27 @@ def drawn(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) ->
     return sorted(order[:MOST_LINES])
 
 
-_SPREAD = (
-    '<p class="soft">± is the population standard deviation over the seeds; best is the best evaluated round '
-    "of each run; P down and P up are bytes per client and exchange in units of 4 P bytes; MB are both "
-    f"directions; {UNFINISHED} is not finished.</p>"
-)
+def below(groups: Sequence[Group]) -> list[str]:
+    """What belongs directly below the table: settings of the task that its labels leave out, and marks."""
+    result = [f"{label}: {text}" for label, text in unnamed([g.settings for g in groups]).items() if text]
+    if any(g.stopped for g in groups):
+        result.append(
+            f"{STOPPED} ended when it reached its target accuracy (--until): its end is that round, and what "
+            "it would reach with more bytes is not known"
+        )
+    return result
 
 
-def _soft(text: str) -> str:
-    return f'<p class="soft">{escape(text)}</p>'
+def _explained(groups: Sequence[Group]) -> Iterator[str]:
+    yield (
+        "± is the population standard deviation over the seeds; best is the best evaluated round of each "
+        "run; P down and P up are bytes per client and round in units of 4 P bytes, all exchanges; MB are "
+        "both directions of all rounds."
+    )
+    if any(m.units("down", once=True) or m.units("up", once=True) for g in groups for m in g.members):
+        yield "P once: what every client costs once, down + up: the set-up, and what is sent once."
+    if not all(g.done for g in groups):
+        yield f"{UNFINISHED} is not finished."
 
 
 def _values(groups: Sequence[Group], key: str) -> list[str]:
@@ -139,23 +177,26 @@ def _values(groups: Sequence[Group], key: str) -> list[str]:
 def _description(groups: Sequence[Group]) -> str:
     runs = sum(len(g.members) for g in groups)
     all_seeds = seeds(list({seed for g in groups for seed in g.seeds}))
-    output = [f"{runs} runs of {len(groups)} configurations", f"seeds {all_seeds}"]
+    output = [f"{runs} runs of {len(groups)} configurations", f"{_count(groups)} ({all_seeds})"]
     for key, what in (("params", "P = {}"), ("clients", "{} clients"), ("rounds", "{} rounds")):
         if len(values := _values(groups, key)) == 1:
             output.append(what.format(f"{int(values[0]):,}"))
     return ", ".join(output)
 
 
-def _table(grid: Grid) -> str:
-    return html.table(grid.header, grid.lines) if grid.lines else ""
+def _count(groups: Sequence[Group]) -> str:
+    """How many seeds a group has."""
+    counts = sorted({len(g.seeds) for g in groups})
+    most = counts[-1]
+    return f"{most} seed{'s' * (most > 1)}" if len(counts) == 1 else f"{counts[0]} to {most} seeds"
 
 
-def _curves(groups: Sequence[Group]) -> str:
-    """One row of charts per axis, one column per measure."""
+def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> str:
+    """One row of charts per axis, one column per measure. groups: by their slots."""
     created = []
     for axis, what in AXES.items():
         for metric, output in MEASURES.items():
-            having = {slot: g for slot, g in enumerate(groups) if g.has(metric)}
+            having = {slot: g for slot, g in groups.items() if g.has(metric)}
             if axis == "simulated" and not all(g.has(axis) for g in having.values()):
                 continue
             result = {slot: band(g.curves, axis, metric) for slot, g in having.items()}
@@ -163,8 +204,10 @@ def _curves(groups: Sequence[Group]) -> str:
             logx = axis == "MB" and wide([b.x for b in result.values()])
             low, high = _ends(list(result.values()))
             logy = metric == "test_nll" and high > SPAN * low > 0
-            limits = (low if metric == "test_accuracy" else None, high if metric == "test_nll" else None)
-            created.append(chart(lines, what, output, logx=logx, logy=logy, limits=limits))
+            accurate = metric == "test_accuracy"
+            limits = (low if accurate else None, high if metric == "test_nll" else None)
+            across = levels if accurate else ()
+            created.append(chart(lines, what, output, logx=logx, logy=logy, limits=limits, levels=across))
     return html.charts(*created, across=2)
 
 
@@ -182,70 +225,27 @@ def _ends(bands: Sequence[Band]) -> tuple[float, float]:
     return low - 0.03 * (high - low), high + 0.03 * (high - low)
 
 
-def _frontier(
-    groups: Sequence[Group],
-    shown: Sequence[int],
-    maxima: Sequence[Sequence[FrontierPoint]],
-    key: str,
-) -> Iterator[str]:
-    """The picture, and who is ahead at which budget."""
+def _winners(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> Iterator[str]:
+    """Who is ahead at which budget."""
     ahead = pareto([p for points in maxima for p in points])
-    if not ahead:
+    if len(groups) < 2 or not ahead:
         return
-    lines = []
-    for slot, n in enumerate(shown):
-        if points := maxima[n]:
-            xs, ys = np.array([p.MB for p in points]), np.array([p.accuracy for p in points])
-            lines.append(Line(name(groups[n]), xs, ys, slot=slot, kind="steps", faint=True))
-    end = max(points[-1].MB for points in maxima if points)
-    xs = np.array([*(p.MB for p in ahead), end])
-    ys = np.array([*(p.accuracy for p in ahead), ahead[-1].accuracy])
-    lines.append(Line("frontier", xs, ys, slot=-1, kind="steps"))
-    for slot, n in enumerate(shown):
-        if points := maxima[n]:
-            top = points[-1]
-            x, y, low, high = (np.array([v]) for v in (top.MB, top.accuracy, top.low, top.high))
-            lines.append(Line(name(groups[n]), x, y, low, high, slot, kind="points"))
-    picture = chart(
-        lines,
-        "megabytes, both directions",
-        "best accuracy so far",
-        logx=wide([line.x for line in lines]),
-        size=(5.4, 3.3),
-        limits=(ahead[0].accuracy - 0.02, None),
+    yield html.table(["megabytes", "most accurate", "accuracy %"], winners(groups, ahead), 2)
+    yield html.soft(
+        "The best accuracy so far, mean over the seeds. Differences within the range of the seeds are no "
+        "ranking."
     )
-    yield key
-    yield f'<figure class="large">{picture}</figure>'
-    yield _soft(
-        "Points: the best accuracy of each group and what was spent until then, with the range of the "
-        "seeds. Faint: its way there. The frontier, in the colour of the text, is the most that any group "
-        "reaches with so many bytes."
-    )
-    if len(groups) > 1:
-        yield html.table(
-            ["megabytes", "most accurate", "accuracy %"],
-            (
-                [
-                    f"{megabytes([1e6 * r.first.MB])} "
-                    + ("and more" if r.until == np.inf else f"to {megabytes([1e6 * r.until])}"),
-                    name(groups[r.first.group]),
-                    f"{100 * r.first.accuracy:.1f}"
-                    + (f" to {100 * r.last.accuracy:.1f}" if r.last is not r.first else ""),
-                ]
-                for r in winning_ranges(ahead)
-            ),
-            2,
-        )
 
 
 def _differs(groups: Sequence[Group]) -> Iterator[str]:
     settings = [g.settings for g in groups]
-    rows = zip(groups, differences(settings), strict=True)
-    if len(groups) > 1:
-        yield html.pairs(
-            {g.label: ", ".join(f"{k} {v}" for k, v in row.items() if k != "algo") for g, row in rows}
-        )
-    yield _soft("All share: " + ", ".join(f"{k} {v}" for k, v in shared(settings).items() if v != ""))
+    result = differences(settings)
+    if result.names:
+        rows = ([g.label, *row] for g, row in zip(groups, result.rows, strict=True))
+        yield html.table(["", *result.names], rows, len(result.names) + 1)
+    for algorithm, text in result.own.items():
+        yield html.soft(f"Of {algorithm} alone: {text}")
+    yield html.soft("All share: " + ", ".join(f"{k} {v}" for k, v in shared(settings).items() if v != ""))
 
 
 def _runs(groups: Sequence[Group]) -> str:

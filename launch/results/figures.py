@@ -33,7 +33,8 @@ class Line:
     """A curve with its name and, over seeds, its band from low to high.
 
     slot: what its colour and dashes are chosen by (default: its place; -1: as text). kind: a curve, the
-    steps of what is reached from each point on, or points alone with their range.
+    steps of what is reached from each point on, or points alone with their range: upwards, or across
+    (low and high are then of x). mark: matplotlib's marker of points.
     """
 
     name: str
@@ -42,8 +43,8 @@ class Line:
     low: Values | None = None
     high: Values | None = None
     slot: int | None = None
-    kind: Literal["curve", "steps", "points"] = "curve"
-    faint: bool = False
+    kind: Literal["curve", "steps", "points", "across"] = "curve"
+    mark: str = "o"
 
 
 def style(slot: int) -> tuple[str, str]:
@@ -70,14 +71,16 @@ def chart(
     marks: bool = False,
     size: tuple[float, float] = (4.2, 2.8),
     limits: tuple[float | None, float | None] = (None, None),
+    levels: Sequence[float] = (),
 ) -> str:
     """An <svg> element; '' if no line has a point. Each line is a group of class l<slot> with its name as
-    tooltip. size: inches of 9-point text; limits: ends of the y axis."""
+    tooltip. size: inches of 9-point text; limits: ends of the y axis; levels: values of y with a line across.
+    An axis called round has whole numbers only."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     lines = [line for line in lines if np.isfinite(line.y).any()]
     if not lines:
@@ -98,6 +101,12 @@ def chart(
                 axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
                 axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
                 axis.set_minor_formatter(NullFormatter())
+        if x == "round":
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
+        for level in levels:
+            axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
+            across: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
+            axes.text(1.01, level, f"{level:g}", **across)
         axes.set_ylim(*limits)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
@@ -113,18 +122,23 @@ def chart(
 def _draw(axes: Any, line: Line, slot: int, gid: str, marks: bool) -> None:
     colour, dash = style(slot)
     ranged = line.low is not None and line.high is not None
-    steps = {"drawstyle": "steps-post"} if line.kind == "steps" else {}
-    if line.kind == "points":
+    steps = line.kind == "steps"
+    if line.kind in ("points", "across"):
         if ranged:
-            axes.vlines(line.x, line.low, line.high, color=colour, linewidth=1.2, alpha=0.6, gid=gid)
-        axes.plot(line.x, line.y, color=colour, linestyle="", marker="o", markersize=5.5, gid=gid)
+            bars = axes.vlines if line.kind == "points" else axes.hlines
+            at = line.x if line.kind == "points" else line.y
+            bars(at, line.low, line.high, color=colour, linewidth=2.2, alpha=0.6, gid=gid)
+        points: Any = {"linestyle": "", "marker": line.mark, "markersize": 6, "zorder": 4, "gid": gid}
+        axes.plot(line.x, line.y, color=colour, **points)
         return
     mark = "o" if marks or len(line.x) == 1 else ""
-    width, alpha = (1.1, 0.55) if line.faint else (1.7, 1.0)
-    drawn = {"color": colour, "linestyle": dash, "linewidth": width, "alpha": alpha, "gid": gid}
-    axes.plot(line.x, line.y, marker=mark, markersize=4, **steps, **drawn)
+    drawn: Any = {"color": colour, "linestyle": dash, "linewidth": 1.7, "gid": gid}
+    axes.plot(
+        line.x, line.y, marker=mark, markersize=4, drawstyle="steps-post" if steps else "default", **drawn
+    )
     if ranged:
-        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, linewidth=0, gid=gid)
+        shade = {"color": colour, "alpha": 0.12, "linewidth": 0, "gid": gid}
+        axes.fill_between(line.x, line.low, line.high, step="post" if steps else None, **shade)
 
 
 def _inline(svg: str, label: str, lines: Sequence[Line]) -> str:

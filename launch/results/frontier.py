@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launch.results.groups import Group
-from launch.results.statistics import reached, stacked
+from launch.results.statistics import Band, reached
 
 STEPS = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 """Distances between round accuracies that levels are chosen from."""
@@ -21,11 +21,10 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """A group's best accuracy so far after a round (mean over seeds, with their range) and the megabytes
-    spent until then, both directions (mean). group: its place in the comparison."""
+    """What a group reaches with a budget: its best accuracy so far (mean over seeds, with their range) and
+    the megabytes, both directions. group: its place in the comparison."""
 
     group: int
-    round: int
     MB: float
     accuracy: float
     low: float
@@ -41,18 +40,35 @@ class WinningRange:
     until: float
 
 
+def by_budget(runs: Group) -> Band:
+    """The best accuracy so far (y) for a budget of megabytes, both directions (x), at every x where a seed is
+    evaluated. A seed that has ended keeps what it has reached, so the range is always that of all seeds.
+
+    It begins where all seeds have an accuracy, and ends where the last finished seed has ended; of a group
+    with an unfinished seed, where the first of these has. Empty without accuracies.
+    """
+    none = np.zeros(0)
+    if not runs.has("test_accuracy"):
+        return Band(none, none, none, none)
+    spent, best, ends = [], [], []
+    for member in (m for m in runs.members if m.rounds > 0):
+        after = np.array(member.curve.rounds()) > 0
+        spent.append(np.array(member.curve.metric("MB"))[after])
+        best.append(np.fmax.accumulate(np.array(member.curve.metric("test_accuracy"))[after]))
+        ends.append((member.done, float(spent[-1][-1])))
+    open_ends = [end for done, end in ends if not done]
+    end = min(open_ends) if open_ends else max(end for _, end in ends)
+    xs = np.unique(np.concatenate(spent))
+    xs = xs[(xs >= max(x[0] for x in spent)) & (xs <= end)]
+    rows = [y[np.searchsorted(x, xs, side="right") - 1] for x, y in zip(spent, best, strict=True)]
+    return Band.of(xs, np.array(rows))
+
+
 def running_maximum(group: int, runs: Group) -> list[FrontierPoint]:
     """The points at which the group gets better, ascending in bytes and accuracy; [] without accuracies."""
-    if not runs.has("test_accuracy"):
-        return []
-    rounds, spent = stacked(runs.curves, "round")[0], stacked(runs.curves, "MB").mean(0)
-    after = rounds > 0
-    ys = np.maximum.accumulate(stacked(runs.curves, "test_accuracy")[:, after], axis=1)
-    points = [
-        FrontierPoint(group, int(round), float(x), float(y.mean()), float(y.min()), float(y.max()))
-        for round, x, y in zip(rounds[after], spent[after], ys.T, strict=True)
-    ]
-    return pareto(points)
+    b = by_budget(runs)
+    points = zip(b.x.tolist(), b.mean.tolist(), b.low.tolist(), b.high.tolist(), strict=True)
+    return pareto([FrontierPoint(group, *point) for point in points if not math.isnan(point[1])])
 
 
 def pareto(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
@@ -101,3 +117,47 @@ def reaching(runs: Group, accuracy: float) -> list[tuple[int, int] | None]:
         spent = sum(line["bytes_down"] + line["bytes_up"] for line in until)
         result.append((until[-1]["round"], spent) if until else None)
     return result
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What an accuracy costs a group.
+
+    Attributes:
+        group: Its place in the comparison.
+        seeds: How many seeds there are.
+        rounds: The first evaluated round with the accuracy, for each seed that reaches it.
+        spent: The bytes until then, both directions, of the same seeds.
+        best: The best accuracy of a round, mean over the seeds; NaN without accuracies.
+    """
+
+    group: int
+    seeds: int
+    rounds: tuple[int, ...]
+    spent: tuple[int, ...]
+    best: float
+
+    @property
+    def whole(self) -> bool:
+        """Whether every seed reaches it."""
+        return bool(self.spent) and len(self.spent) == self.seeds
+
+
+def cost(group: int, runs: Group, accuracy: float) -> Cost:
+    """What an accuracy costs one group."""
+    there = [at for at in reaching(runs, accuracy) if at is not None]
+    top = by_budget(runs).mean
+    best = float(top[-1]) if len(top) else math.nan
+    return Cost(group, len(runs.members), tuple(r for r, _ in there), tuple(n for _, n in there), best)
+
+
+def ranking(groups: Sequence[Group], accuracy: float) -> list[Cost]:
+    """What an accuracy costs every group: the fewest bytes first, then those of which only some seeds reach
+    it, then those that do not, the best accuracy first."""
+    costs = [cost(n, group, accuracy) for n, group in enumerate(groups)]
+
+    def order(c: Cost) -> tuple[int, float]:
+        best = math.inf if math.isnan(c.best) else -c.best
+        return (0, sum(c.spent) / c.seeds) if c.whole else (1 if c.spent else 2, best)
+
+    return sorted(costs, key=order)

@@ -1,9 +1,7 @@
-"""Groups of runs that differ only in their seed, and their names: the shortest texts that tell them apart."""
+"""Groups of runs that differ only in their seed."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedsim import plugins
-from fedsim.errors import UsageError, unknown
-from fedsim.experiment import Experiment
-from launch.results.statistics import messages, sides, value
+from fedsim.errors import FedsimError, UsageError, unknown
+from fedsim.experiment import Experiment, build_algorithm
+from launch.results.labels import labels, natural
+from launch.results.statistics import sides, value
+from launch.runs.client_costs import ClientCosts, Sent, of_ledger, sent_once
 from launch.runs.reader import Curve, Run
 
-Settings = Mapping[str, Any]
-
-CODECS = "codecs"
-TELLING = (CODECS, "hyperparameters", "participation", "error_feedback", "partition", "model", "dataset")
-"""What people tell runs apart by, in this order; then any other key."""
-ABSENT = object()
 FOLLOWS = ("seed", "client_sizes", "data")
 """What may differ within a group: the seed and what follows from it, such as the split of the data."""
 
@@ -55,6 +48,15 @@ class ComparedRun:
         """The last one that was evaluated."""
         return max(self.curve.rounds(), default=0)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it ended at its target accuracy, before its last round."""
+        return self.done and bool(self.run.experiment.get("until")) and self.rounds < self._asked
+
+    @property
+    def _asked(self) -> int:
+        return int(self.run.experiment["rounds"])
+
     @cached_property
     def traffic(self) -> Mapping[str, Mapping[str, int]]:
         """Bytes of the algorithm: {direction: {field, its indices, header or framing: n}}."""
@@ -76,12 +78,20 @@ class ComparedRun:
         """Of the algorithm, both directions."""
         return sum(sum(named.values()) for named in self.traffic.values())
 
-    def units(self, side: str) -> float:
-        """Bytes in units of P (4 P bytes) per client and exchange; NaN if nothing was sent."""
-        if self.done:
-            return float(self.run.summary[f"units_of_p_{side}"])
-        sent = messages(self.run.ledger, "down") if sum(self.traffic["down"].values()) else 0
-        return sum(self.traffic[side].values()) / (4 * self.run.params * sent) if sent else math.nan
+    def units(self, side: str, once: bool = False) -> float:
+        """Bytes in units of P (4 P bytes) per client and round, or once per client; 0 if nothing was sent."""
+        return self._units[f"units_of_p_{'once_' if once else ''}{side}"]
+
+    @cached_property
+    def _units(self) -> Mapping[str, float]:
+        """Of summary.json; of the ledger for a run that has not ended or whose units were per exchange."""
+        summary = self.run.summary if (self.run.path / "summary.json").is_file() else {}
+        if "units_of_p_once_down" in summary:
+            return {key: float(n) for key, n in summary.items() if key.startswith("units_of_p_")}
+        clients = int(self.run.experiment["clients"])
+        if not (self.run.path / "ledger.csv").is_file():
+            return ClientCosts().units(params=self.run.params, participations=0, clients=clients)
+        return of_ledger(self.run.ledger, _sent_once(self.run), params=self.run.params, clients=clients)
 
 
 @dataclass(frozen=True)
@@ -103,8 +113,23 @@ class Group:
         return all(m.done for m in self.members)
 
     @property
+    def stopped(self) -> bool:
+        """Whether a member ended at its target accuracy, before its last round."""
+        return any(m.stopped for m in self.members)
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(m.seed for m in self.members)
+
+    @property
+    def different_data(self) -> dict[int, list[str]]:
+        """By seed, the digests of its runs' data, where they differ: settings and seed decide the data."""
+        digests: dict[int, list[str]] = {}
+        for m in (*self.members, *self.aside):
+            digest = m.run.experiment.get("data")
+            if digest and digest not in digests.setdefault(m.seed, []):
+                digests[m.seed].append(str(digest))
+        return {seed: several for seed, several in digests.items() if len(several) > 1}
 
     @property
     def params(self) -> int:
@@ -217,117 +242,13 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-# ---- names
+def _sent_once(run: Run) -> frozenset[Sent]:
+    """Of the run's algorithm; of a user's own file, which a comparison does not execute, nothing is known."""
+    from protocols import REGISTRY
 
-
-def labels(groups: Sequence[Settings]) -> list[str]:
-    """The algorithm and, among groups of one algorithm, the fewest settings that no other has.
-
-    Settings are dotted (codecs.mean, hyperparameters.local.lr); no two groups are equal.
-    """
-    names = [plugins.short(str(g["algo"])) for g in groups]
-    out = list(names)
-    for name in dict.fromkeys(names):
-        alike = [g for g, other in zip(groups, names, strict=True) if other == name]
-        message = _telling(alike)
-        for n in (n for n, other in enumerate(names) if other == name):
-            if parts := _parts(_needed(groups[n], alike, message), groups[n]):
-                out[n] = f"{name} ({', '.join(parts)})"
-    return out
-
-
-def natural(label: str) -> list[tuple[float, str]]:
-    """A key that sorts labels by their numbers, dense first."""
-    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", label.replace("(dense", "("))
-    return [(float(part), "") if n % 2 else (-math.inf, part) for n, part in enumerate(parts)]
-
-
-def differences(groups: Sequence[Settings]) -> list[dict[str, str]]:
-    """Per group, its settings that not all groups share, by name."""
-    keys = _differing(groups)
-    return [{_name(key): str(g[key]) for key in keys if key in g} for g in groups]
-
-
-def shared(groups: Sequence[Settings]) -> dict[str, str]:
-    """Settings that all groups share, by name."""
-    differing = _differing(groups)
-    return {_name(key): str(v) for key, v in groups[0].items() if key not in differing} if groups else {}
-
-
-def _differing(groups: Sequence[Settings]) -> list[str]:
-    """Keys that not all groups have with one value, in the order of TELLING."""
-    keys = dict.fromkeys(key for g in groups for key in g)
-    result = [key for key in keys if len({repr(g.get(key, ABSENT)) for g in groups}) > 1]
-    return sorted(result, key=_rank)
-
-
-def _telling(groups: Sequence[Settings]) -> list[str]:
-    """Few keys whose values no two groups share: always the choice next that tells most apart."""
-    differing = _differing(groups)
-    choices: dict[str, list[str]] = {}
-    for key in differing:
-        choices.setdefault(_choice(key), []).append(key)
-    message: list[str] = []
-
-    def apart(keys: Sequence[str]) -> int:
-        return len({repr([g.get(key, ABSENT) for key in keys]) for g in groups})
-
-    while apart(message) < len(groups) and choices:
-        best = max(choices, key=lambda choice: apart([*message, *choices[choice]]))  # the first of equals
-        message += choices.pop(best)
-    return sorted(message, key=_rank)
-
-
-def _needed(group: Settings, alike: Sequence[Settings], message: Sequence[str]) -> list[str]:
-    """Without the choices, last first, that the others do without to exclude the other groups."""
-    keys = list(message)
-    for choice in dict.fromkeys(_choice(key) for key in reversed(message)):
-        fewer = [key for key in keys if _choice(key) != choice]
-        same = [g for g in alike if all(g.get(k, ABSENT) == group.get(k, ABSENT) for k in fewer)]
-        keys = fewer if len(same) == 1 and fewer else keys
-    return keys
-
-
-def _parts(keys: Sequence[str], group: Settings) -> list[str]:
-    """In words; a group without a codec where others have one is dense."""
-    codecs = [key for key in keys if _choice(key) == CODECS]
-    parts = [text for key in keys if (text := _setting(key, _short(key, keys), group))]
-    if codecs and not any(key in group for key in codecs):
-        plain = not any(_choice(key) == CODECS for key in group)
-        parts.insert(0, "dense" if plain else f"{_name(codecs[0])} dense")
-    return parts
-
-
-def _choice(key: str) -> str:
-    """Codecs are one choice, so those that differ come together."""
-    return CODECS if key.startswith(f"{CODECS}.") else key
-
-
-def _rank(key: str) -> int:
-    first = key.partition(".")[0]
-    return TELLING.index(first) if first in TELLING else len(TELLING)
-
-
-def _setting(key: str, name: str, settings: Settings) -> str:
-    """'' for a field without codec."""
-    if key not in settings:
-        return "" if key.startswith(("codecs.", "sources.")) else f"no {name}"
-    value = settings[key]
-    if key.startswith("sources."):
-        return f"source {str(value)[:8]}"
-    return f"{name} {plugins.short(value) if isinstance(value, str) else value}"
-
-
-def _name(key: str) -> str:
-    """hyperparameters.local.lr is local.lr, codecs.up.mean up.mean, evaluate_on evaluate on."""
-    table, _, rest = key.partition(".")
-    if table == "sources":
-        return f"source {rest}"
-    return rest or key.replace("_", " ")
-
-
-def _short(key: str, beside: Sequence[str]) -> str:
-    """lr for hyperparameters.local.lr, where no other key ends so."""
-    last = key.rpartition(".")[2]
-    alone = sum(other.rpartition(".")[2] == last for other in beside) == 1
-    return last if key.startswith("hyperparameters.") and alone else _name(key)
+    kinds = [kind for kind in REGISTRY if kind.name == run.experiment["algo"]]
+    try:
+        settings = run.experiment.get("hyperparameters") or {}
+        return sent_once(build_algorithm(kinds[0], settings)) if kinds else frozenset()
+    except FedsimError:  # an earlier version had other hyperparameters
+        return sent_once(kinds[0]())

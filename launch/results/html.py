@@ -58,6 +58,11 @@ def charts(*drawn: str, across: int = 3) -> str:
     return f'<div class="charts by{across}">{result}</div>' if result else ""
 
 
+def soft(text: str) -> str:
+    """A paragraph in the soft colour."""
+    return f'<p class="soft">{escape(text)}</p>'
+
+
 def tiles(values: Mapping[str, str]) -> str:
     cells = (f"<div><b>{escape(v)}</b><span>{escape(k)}</span></div>" for k, v in values.items())
     return f'<div class="tiles">{"".join(cells)}</div>'
@@ -85,58 +90,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int
 
     body = "".join(line("td", row) for row in rows)
     return f'<div class="wide"><table>{line("th", heads)}{body}</table></div>'
-
-
-def stack(title: str, parts: Mapping[str, int]) -> str:
-    """One bar of parts, with its key."""
-    total = sum(parts.values())
-    if not total:
-        return ""
-    ordered = dict(sorted(parts.items(), key=lambda part: -part[1]))
-    names = {name: f"{name} {n:,} ({n / total:.1%})" for name, n in ordered.items()}
-    bar, fields = _bar(ordered, total, list(ordered)), _fields(names)
-    return f"<p><b>{escape(title)}</b> {total:,} bytes</p>{bar}{fields}"
-
-
-def bars(rows: Mapping[str, Mapping[str, float]], totals: Mapping[str, str]) -> str:
-    """A bar per row, all on one scale and of the same parts, with one key; totals: what is said of a row."""
-    whole = {row: sum(parts.values()) for row, parts in rows.items()}
-    most = max(whole.values(), default=0)
-    if not most:
-        return ""
-    sizes: dict[str, float] = {}
-    for parts in rows.values():
-        for name, n in parts.items():
-            sizes[name] = sizes.get(name, 0) + n
-    names = sorted(sizes, key=lambda name: -sizes[name])
-    created = (
-        f"<span>{escape(row)} <span>{escape(totals[row])}</span></span>{_bar(parts, most, names)}"
-        for row, parts in rows.items()
-    )
-    return f'{_fields({name: name for name in names})}<div class="bars">{"".join(created)}</div>'
-
-
-def _colour(n: int) -> str:
-    return f"background: var(--c{n % 8}); opacity: {1 - 0.35 * (n // 8 % 3)}"
-
-
-def _bar(parts: Mapping[str, float], whole: float, names: Sequence[str]) -> str:
-    """As long as `whole`; the place of a part in `names` is its colour."""
-    created = (
-        f'<i style="width: {100 * parts[name] / whole:.3f}%; {_colour(n)}" '
-        f'title="{escape(name)} {parts[name]:,.0f} bytes"></i>'
-        for n, name in enumerate(names)
-        if parts.get(name)
-    )
-    return f'<div class="bar">{"".join(created)}</div>'
-
-
-def _fields(names: Mapping[str, str]) -> str:
-    created = (
-        f'<span class="key"><i style="{_colour(n)}"></i>{escape(output)}</span>'
-        for n, output in enumerate(names.values())
-    )
-    return f"<p>{' '.join(created)}</p>"
 
 
 def save(path: Path, text: str) -> None:

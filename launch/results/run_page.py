@@ -14,6 +14,7 @@ from fedsim.errors import FedsimError, UsageError
 from fedsim.experiment import dotted
 from fedsim.participation import schedule
 from launch.results import html
+from launch.results.field_bars import stack
 from launch.results.figures import Line, chart
 from launch.results.statistics import Values, sides
 from launch.results.timeline import timeline
@@ -150,7 +151,7 @@ def _bytes(run: Run) -> Iterator[str]:
     by = sides(rows, ["field", "layer"])
     for side, title in (("down", "Down"), ("up", "Up")):
         parts = {" ".join(filter(None, key)): int(n) for key, n in by[side].items() if n}
-        yield html.stack(title, parts)
+        yield stack(title, parts)
 
 
 def _traffic_summary(run: Run) -> str:

@@ -28,8 +28,39 @@ from launch.runs.reader import SUMS, Curve
 
 Values = npt.NDArray[np.float64]
 
+SUMMED = frozenset(SUMS)
+"""Metrics that are sums over the rounds so far."""
+
 _AT = re.compile(r"(?:(max|best) )?([a-zA-Z_]\w*(?: up| down)?)@(end|\d+)")
 _TO = re.compile(r"(rounds|MB) to (0?\.\d+|1\.0)")
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column asks for: how ("", max, best, rounds to, MB to), of which metric, in which round.
+
+    A round of None is the last one, or the first one that reaches a level.
+    """
+
+    how: str
+    metric: str
+    round: int | None
+
+
+def parsed(expression: str) -> Column:
+    """What an expression asks for.
+
+    Raises:
+        UsageError: for an expression that is none.
+    """
+    if result := _TO.fullmatch(expression):
+        return Column(f"{result[1]} to", "test_accuracy", None)
+    if not (result := _AT.fullmatch(expression)):
+        raise UsageError(
+            f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, best METRIC@ROUND, rounds to "
+            "VALUE or MB to VALUE; ROUND is a number or end, VALUE an accuracy such as 0.78"
+        )
+    return Column(result[1] or "", result[2], None if result[3] == "end" else int(result[3]))
 
 
 def value(expression: str, curve: Curve, window: int = 1) -> float:
@@ -43,12 +74,9 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
         if at is None:
             return math.nan
         return float(curve.rounds()[at]) if result[1] == "rounds" else curve.metric("MB")[at]
-    if not (result := _AT.fullmatch(expression)):
-        raise UsageError(
-            f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, rounds to VALUE, MB@end"
-        )
-    how, name = result[1], result[2]
-    end = curve.rounds()[-1] if result[3] == "end" else int(result[3])
+    column = parsed(expression)
+    how, name = column.how, column.metric
+    end = curve.rounds()[-1] if column.round is None else column.round
     known = [i for i, round in enumerate(curve.rounds()) if round <= end]
     if not known or curve.rounds()[known[-1]] != end:
         raise UsageError(f"column {expression!r}: round {end} was not evaluated")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
 from fedsim.errors import DiskError
 from fedsim.learning.likelihoods import EXTRA
-from launch.results.frontier import reaching
+from launch.results.frontier import Cost, ranking, reaching
 from launch.results.groups import Group
 from launch.results.statistics import heading, percent, shown
 
@@ -29,6 +29,8 @@ ALWAYS = {"header", "framing"}
 """Parts that are named however small they are."""
 UNFINISHED = "*"
 """Behind the name of a group that no run of has finished."""
+STOPPED = "†"
+"""Behind the name of a group with a run that ended at its target accuracy, before its last round."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def best(expression: str, column: Sequence[Sequence[float]]) -> int:
 
 
 def name(group: Group) -> str:
-    return group.label if group.done else f"{group.label} {UNFINISHED}"
+    marks = ["" if group.done else UNFINISHED, STOPPED if group.stopped else ""]
+    return " ".join([group.label, *filter(None, marks)])
 
 
 def seeds(numbers: Sequence[int]) -> str:
@@ -68,44 +71,70 @@ def seeds(numbers: Sequence[int]) -> str:
 
 
 def results(groups: Sequence[Group], marked: bool = True) -> Grid:
-    """The end of every group. marked: whether the best of a column is bold."""
+    """The end of every group. marked: whether the best of a column is bold, where several have an entry and
+    none has ended at its target accuracy: its end is another round."""
     columns = [c for c, metric in MEASURES.items() if any(g.has(metric) for g in groups)]
     cells = [[g.values(c, MEASURES[c]) for c in columns] for g in groups]
     texts = [[_text(c, v) for c, v in zip(columns, row, strict=True)] for row in cells]
-    if marked and len(groups) > 1:
+    if marked and not any(g.stopped for g in groups):
         for n, column in enumerate(columns):
+            if sum(bool(row[n]) for row in cells) < 2:
+                continue
             top = best(column, [row[n] for row in cells])
             if top >= 0:
                 texts[top][n] = f"**{texts[top][n]}**"
     heads = [f"{_head(c)}{f'{FIRM}%' if percent(c) else ''}" for c in columns]
+    once = any(m.units(side, once=True) for g in groups for m in g.members for side in ("down", "up"))
     lines = [
-        (name(g), seeds(g.seeds), *row, f"{g.params:,}", *_units(g), megabytes([m.bytes for m in g.members]))
+        (
+            *(name(g), str(len(g.members)), _rounds(g), *row, f"{g.params:,}"),
+            *(_units(g, side) for side in ("down", "up")),
+            *([f"{_units(g, 'down', once)} + {_units(g, 'up', once)}"] if once else []),
+            megabytes([m.bytes for m in g.members]),
+        )
         for g, row in zip(groups, texts, strict=True)
     ]
-    return Grid("Results", ("", "seeds", *heads, "P", f"P{FIRM}down", f"P{FIRM}up", "MB"), tuple(lines))
+    units = [f"P{FIRM}down", f"P{FIRM}up", *([f"P{FIRM}once"] if once else [])]
+    return Grid("Results", ("", "seeds", "rounds", *heads, "P", *units, "MB"), tuple(lines))
 
 
-def costs(groups: Sequence[Group], levels: Sequence[float]) -> Grid:
-    """Megabytes and rounds until an accuracy is reached."""
-    heads, columns = [""], []
-    for level in levels:
-        heads += [f"MB to {level:g}", f"rounds to {level:g}"]
-        columns.append([reaching(g, level) for g in groups])
-    lines = [
-        (name(g), *(text for column in columns for text in reached_text(column[n])))
-        for n, g in enumerate(groups)
+def costs(groups: Sequence[Group], levels: Sequence[float]) -> list[Grid]:
+    """For every accuracy, megabytes and rounds until it is reached, the fewest megabytes first."""
+    return [
+        Grid(
+            f"Bytes to an accuracy of {level:g}",
+            ("", f"MB{FIRM}to{FIRM}{level:g}", "range", "× the least", "seeds", "rounds"),
+            tuple(_costs(groups, ranking(groups, level))),
+        )
+        for level in levels
     ]
-    return Grid("Bytes to an accuracy", tuple(heads), tuple(lines) if levels else ())
 
 
-def reached_text(result: Sequence[tuple[int, int] | None]) -> tuple[str, str]:
-    """Megabytes and rounds; if not all members get there, how many do."""
-    there = [at for at in result if at is not None]
-    if not there:
-        return NONE, NONE
-    if len(there) < len(result):
-        return f"{len(there)} of {len(result)} seeds", NONE
-    return megabytes([n for _, n in there]), shown("rounds to 1.0", [r for r, _ in there])
+def _costs(groups: Sequence[Group], ranked: Sequence[Cost]) -> Iterator[tuple[str, ...]]:
+    least = fmean(ranked[0].spent) if ranked and ranked[0].whole else math.nan
+    for c in ranked:
+        spent, rounds, ratio, ends = [NONE] * 4
+        if c.whole:
+            rounds = shown("rounds to 1.0", c.rounds)
+            ratio = f"{fmean(c.spent) / least:.2f}" if least else NONE
+        if c.spent and (len(c.spent) > 1 or not c.whole):
+            ends = between(megabytes([min(c.spent)]), megabytes([max(c.spent)]))
+        spent = megabytes(c.spent) if c.whole else unreached(c)
+        yield name(groups[c.group]), spent, ends, ratio, f"{len(c.spent)}{FIRM}of{FIRM}{c.seeds}", rounds
+
+
+def unreached(c: Cost) -> str:
+    """How many seeds reach an accuracy, or the best that was reached, rounded down."""
+    if c.spent:
+        return f"{len(c.spent)}{FIRM}of{FIRM}{c.seeds}"
+    if math.isnan(c.best):
+        return NONE
+    return f"{NONE}{FIRM}({math.floor(1000 * c.best + 1e-9) / 10:.1f}{FIRM}%)"
+
+
+def between(low: str, high: str) -> str:
+    """A range; one text if its ends are equal as texts."""
+    return low if low == high else f"{low} to {high}"
 
 
 def megabytes(counts: Sequence[float], least: int = 1, spread: bool = True) -> str:
@@ -163,7 +192,9 @@ def _record(group: Group, levels: Sequence[float], names: Sequence[str]) -> dict
         "algo": group.settings["algo"],
         "dataset": group.settings["dataset"],
         "finished": group.done,
-        "seeds": " ".join(map(str, group.seeds)),
+        "ended_at_target": group.stopped,
+        "seeds": len(group.members),
+        "seed_numbers": " ".join(map(str, group.seeds)),
         "params": group.params,
     }
     for column in ("test_accuracy@end", "best test_accuracy@end", "test_nll@end"):
@@ -171,6 +202,7 @@ def _record(group: Group, levels: Sequence[float], names: Sequence[str]) -> dict
     row |= _spread("bytes", [m.bytes for m in group.members])
     for side in ("down", "up"):
         row[f"units_of_p_{side}"] = _mean([m.units(side) for m in group.members])
+        row[f"units_of_p_once_{side}"] = _mean([m.units(side, once=True) for m in group.members])
     for level in levels:
         result = reaching(group, level)
         there = [at for at in result if at is not None]
@@ -202,7 +234,12 @@ def _text(column: str, values: Sequence[float]) -> str:
     return shown(column, values) if values else NONE
 
 
-def _units(group: Group) -> list[str]:
-    """Down and up, per client and exchange."""
-    means = [fmean(m.units(side) for m in group.members) for side in ("down", "up")]
-    return [NONE if math.isnan(mean) else f"{mean:.3f}" for mean in means]
+def _units(group: Group, side: str, once: bool = False) -> str:
+    """Per client and round, or once per client."""
+    return f"{fmean(m.units(side, once) for m in group.members):.3f}"
+
+
+def _rounds(group: Group) -> str:
+    """The last evaluated rounds of the members."""
+    ends = sorted({m.rounds for m in group.members})
+    return between(str(ends[0]), str(ends[-1]))

@@ -17,6 +17,7 @@ from fedsim import plugins, traces
 from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment, convert, resolved_hyperparameters
 from launch.config import Execution
+from launch.runs.source_commit import commit
 from workers.devices import gpu_models
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "sci
 def describe(
     experiment: Mapping[str, Any], execution: Execution, run: str, probe: Mapping[str, str]
 ) -> dict[str, Any]:
-    """experiment: with every default resolved. probe: workers.probe.probe of this process."""
+    """experiment: with every default resolved. probe: workers.probe.probe of this process. commit: of the
+    source."""
     return {
         "format": FORMAT,
         "wire": WIRE,
@@ -45,6 +47,7 @@ def describe(
         "experiment_sha256": digest(experiment),
         "execution": asdict(execution),
         **surroundings(probe),
+        "commit": commit(),
         "seeds": {"run": experiment["seed"], "streams": "blake2b(seed|purpose|round|client|part)"},
         "started": now(),
         "command": sys.argv,
@@ -96,9 +99,13 @@ def computing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tup
         yield f"probe digest ({device})", then["probe"][device], here["probe"][device]
 
 
-def resumed(before: Mapping[str, Any], rounds: int, start: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest whose run goes on with so many rounds; start: of what it goes on with."""
-    experiment = {**before["experiment"], "rounds": rounds}
+CHANGEABLE = ("rounds", "until")
+"""What of its experiment a resumed run may change: where it ends."""
+
+
+def resumed(before: Mapping[str, Any], now: Experiment, start: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest whose run goes on as far as `now` says; start: of what it goes on with."""
+    experiment = {**before["experiment"], **{name: getattr(now, name) for name in CHANGEABLE}}
     changes = {"experiment": experiment, "experiment_sha256": digest(experiment)}
     return {**before, **changes, "resumes": [*before.get("resumes", []), start]}
 
@@ -110,8 +117,8 @@ def digest(experiment: Mapping[str, Any]) -> str:
 
 
 def lasting_digest(experiment: Mapping[str, Any]) -> str:
-    """The digest without `rounds`, of which a resumed run may have more."""
-    return digest({key: value for key, value in experiment.items() if key != "rounds"})
+    """The digest without what a resumed run may change."""
+    return digest({key: value for key, value in experiment.items() if key not in CHANGEABLE})
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """fedsim resume: the experiment that a run folder holds, and what may be said about it anew.
 
-How the rest is carried out may change (workers, transport, devices, reporting), and there may be more
-rounds. Anything that the bits depend on may not: options that say otherwise, other versions of what
-computes, other data are refused with both values named.
+How the rest is carried out may change (workers, transport, devices, reporting), there may be more rounds,
+and another target accuracy. Anything that the bits depend on may not: options that say otherwise, other
+versions of what computes, other data are refused with both values named.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import MismatchError
+from fedsim.errors import MismatchError, UsageError
 from fedsim.experiment import Experiment, convert, dotted
 from launch.config import Execution, Overrides, check_execution
 from launch.runs import manifest
 from launch.runs.manifest import StoredManifest, json_or_empty
+from launch.target_accuracy import TargetAccuracy, percent
+from workers.storage.growing_file import METRICS
+from workers.storage.metrics_file import metrics_lines
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Stored:
         )
         for f in fields(Experiment):
             was, says = getattr(before, f.name), getattr(target, f.name)
-            if f.name not in ("rounds", "hyperparameters") and was != says:
+            if f.name not in ("rounds", "until", "hyperparameters") and was != says:
                 raise self._mismatch(f.name, was, says)
         if target.rounds < before.rounds:
             raise self._mismatch("rounds", before.rounds, target.rounds)
@@ -73,16 +76,41 @@ class Stored:
     def _mismatch(self, what: str, was: object, says: object) -> MismatchError:
         return MismatchError(
             f"{self.folder} was begun with {what} = {was!r}; this command says {says!r}. A resumed run may "
-            "have more rounds and be carried out in another way, nothing else: start a new run"
+            "have more rounds, another --until, and be carried out in another way: start a new run"
         )
 
     @property
     def complete(self) -> bool:
-        """The run has ended by itself, after all its rounds, as its summary says; a damaged one says nothing,
-        and is written again."""
-        summary = json_or_empty(self.folder / "summary.json")
-        rounds = self.opened.described["rounds"]
-        return summary.get("status") == "done" and summary.get("rounds") == rounds
+        """The run has ended by itself, after all its rounds or at its accuracy, as its summary says.
+
+        A damaged summary says nothing, and is written again.
+        """
+        ended = self._summary.get("rounds") == self.opened.described["rounds"]
+        return self._summary.get("status") == "done" and (ended or self._summary.get("reached") is not None)
+
+    @property
+    def _summary(self) -> Mapping[str, Any]:
+        return json_or_empty(self.folder / "summary.json")
+
+    def nothing_left(self, target: Experiment) -> str:
+        """Why the run is complete and stays as it is; '' if there is something to do.
+
+        A run that was killed after its last round has its summary left to write.
+
+        Raises:
+            UsageError: if it is not complete, and has passed an accuracy at which it is to end now.
+        """
+        lines = [line for line, _ in metrics_lines(self.folder / METRICS)]
+        reached = TargetAccuracy(target.until).after(lines).reached
+        if reached is not None:
+            what = f"{self.folder} has reached {percent(target.until)} after round {reached}"
+            if self.complete:
+                return f"{what}; a higher --until, or --until none, goes on"
+            if target.until != self.experiment.until:
+                raise UsageError(f"{what} already; give a higher --until")
+        if self.complete and self._summary.get("rounds", target.rounds) >= target.rounds:
+            return f"{self.folder} is complete: all {target.rounds} rounds; --rounds gives it more"
+        return ""
 
     @property
     def experiment(self) -> Experiment:

@@ -18,6 +18,8 @@ from fedsim.learning.likelihoods import EXTRA
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
+from launch.runs.client_costs import ClientCosts
+from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
 
@@ -110,16 +112,19 @@ def summarise(
     error: str | None,
     rounds: int,
     metrics: Mapping[str, Any] | None,
+    target: TargetAccuracy,
+    bytes_to_until: Mapping[str, int] | None,
     took_part: list[int],
     folded: list[int],
-    messages: int,
+    costs: ClientCosts,
     outcome: Outcome | None,
     states: ClientStates | None,
     start: Start,
 ) -> dict[str, Any]:
-    """summary.json. units_of_p: per client and exchange, all layers (docs/decisions/005); messages: how
-    often a client took part in an exchange; took_part and folded: rounds per client, in which it got the
-    broadcast and in which its upload counted. kernel_residual: the kernel's
+    """summary.json. costs: of the committed rounds (docs/decisions/005); took_part and folded: rounds per
+    client, in which it got the broadcast and in which its upload counted. until: the target accuracy, if
+    there is one; reached: the first evaluated round that has it; bytes_to_until: what the algorithm has sent
+    until then, by direction. kernel_residual: the kernel's
     count of the streams minus the ledger's (tcp). dual_mismatch: Algorithm.dual_mismatch at the end."""
     params = problem.net.layout.size
     down, up = ledger.bytes_of("algorithm", "down"), ledger.bytes_of("algorithm", "up")
@@ -131,6 +136,9 @@ def summarise(
         "params": params,
         "test_accuracy": metrics["test_accuracy"] if metrics else None,
         "test_nll": metrics["test_nll"] if metrics else None,
+        "until": target.until or None,
+        "reached": target.reached,
+        "bytes_to_until": bytes_to_until,
         **{k: v for k, v in (metrics or {}).items() if k.startswith("ensemble_") or k in EXTRA},
         "bytes": ledger.nested(),
         "bytes_down": down,
@@ -138,8 +146,7 @@ def summarise(
         "participations": sum(took_part),
         "took_part": took_part,
         "folded": folded,
-        "units_of_p_down": down / (4 * params * messages) if messages else 0.0,
-        "units_of_p_up": up / (4 * params * messages) if messages else 0.0,
+        **costs.units(params=params, participations=sum(took_part), clients=len(took_part)),
         "kernel_residual": None,
         "seconds_to_first_round": None,
         "seconds_imports": round(start.imports, 3),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from io import StringIO
@@ -18,7 +20,15 @@ from workers.coordinator import task_timeline
 from workers.storage.atomic_files import RunLock, disk_errors
 from workers.storage.durability import fsync
 from workers.storage.growing_file import LEDGER, METRICS, TIMELINE, FileDigest, GrowingFile
+from workers.storage.metrics_file import metrics_lines
 from workers.storage.recovery import Recovery
+
+OWN_NAMES = frozenset(
+    {"manifest.json", ".manifest.json", "summary.json", ".summary.json", "processes.json", ".processes.json"}
+    | {"metrics.jsonl", "ledger.csv", "timeline.csv", "journal", "checkpoints", "state", "spool", "uploads"}
+    | {"logs", "lock", "join.json", "revoked.json", "model.safetensors"}
+)
+"""What a run's folder holds."""
 
 
 class RunDir:
@@ -35,26 +45,70 @@ class RunDir:
         if path.exists() and not path.is_dir():
             raise UsageError(f"--out {path}: this is a file; name a folder")
         if path.exists() and any(path.iterdir()) and not resumed:
-            raise UsageError(f"--out {path}: the folder is not empty; choose another or remove it")
-        created = [folder for folder in (path, *path.parents) if not folder.exists()]
+            self._remove_start_that_failed()
+        self._created = [folder for folder in (path, *path.parents) if not folder.exists()]
+        self.lock: RunLock | None = None
+        self._files: list[GrowingFile] = []
         try:
+            self._open()
+            for file in self._files if not resumed else ():
+                file.begin()
+        except UsageError:
+            raise  # another process has it
+        except BaseException:
+            if not resumed:
+                self.discard()
+            raise
+
+    def _open(self) -> None:
+        """Make the folders, take the lock and open the files.
+
+        Raises:
+            DiskError: if that cannot be done.
+            UsageError: if another process carries this run out.
+        """
+        path = self.path
+        with disk_errors(f"cannot make the run folder {path}"):
             for name in ("checkpoints", "state", "logs"):
                 (path / name).mkdir(parents=True, exist_ok=True)
-            for folder in created:
+            for folder in self._created:
                 fsync(folder.parent)
-        except OSError as e:
-            raise DiskError(f"cannot make the run folder {path}: {e.strerror}") from None
         self.lock = RunLock(path)
-        self._metrics = GrowingFile(path / METRICS)
-        self._ledger = GrowingFile(path / LEDGER, _csv([COLUMNS]))
-        self._timeline = GrowingFile(path / TIMELINE, _csv([task_timeline.COLUMNS]))
-        if not resumed:
-            for file in self._files:
-                file.begin()
+        self._ledger = self._opened(LEDGER, _csv([COLUMNS]))
+        self._metrics = self._opened(METRICS)
+        self._timeline = self._opened(TIMELINE, _csv([task_timeline.COLUMNS]))
 
-    @property
-    def _files(self) -> tuple[GrowingFile, ...]:
-        return self._ledger, self._metrics, self._timeline
+    def _opened(self, name: str, header: bytes = b"") -> GrowingFile:
+        file = GrowingFile(self.path / name, header)
+        self._files.append(file)
+        return file
+
+    def _remove_start_that_failed(self) -> None:
+        """Empty the folder if all that it holds is a run of which no round was committed.
+
+        Raises:
+            UsageError: if it holds something else, or if another process carries this run out.
+        """
+        path = self.path
+        names = {entry.name for entry in path.iterdir()}
+        if names - OWN_NAMES or not names & {"lock", "checkpoints"}:
+            raise UsageError(f"--out {path}: the folder is not empty; choose another or remove it")
+        lines = (path / METRICS).read_bytes().count(b"\n") if METRICS in names else 0
+        if "model.safetensors" in names or lines > 1 or any((path / "checkpoints").glob("[!.]*")):
+            raise UsageError(
+                f"--out {path}: this is a run; fedsim resume {path} goes on, or choose another folder"
+            )
+        lock = RunLock(path)
+        _empty(path)
+        lock.release()
+
+    def discard(self) -> None:
+        """Close the files and remove what this start has made: the run did not begin."""
+        self.close()
+        with suppress(OSError):
+            _empty(self.path)
+            for folder in self._created:
+                folder.rmdir()
 
     @property
     def digests(self) -> tuple[FileDigest, ...]:
@@ -74,6 +128,10 @@ class RunDir:
             for path in (self.path / "checkpoints").glob("[0-9]*.checkpoint"):
                 if int(path.stem) > recovery.round:  # one that could not be used
                     path.rename(path.with_suffix(".damaged"))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return [line for line, _ in metrics_lines(self.path / "metrics.jsonl")]
 
     def ledger_rows(self) -> Iterator[Entry]:
         """Those in the file.
@@ -136,7 +194,17 @@ class RunDir:
     def close(self) -> None:
         for file in self._files:
             file.close()
-        self.lock.release()
+        if self.lock is not None:
+            self.lock.release()
+
+
+def _empty(folder: Path) -> None:
+    """Remove all that a folder holds."""
+    for entry in list(folder.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def _csv(rows: Sequence[Sequence[Any]]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rich.table import Table as RichTable
 from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DiskError, TaskError, UsageError
 from launch.results.tables import Grid
+from launch.sweep.columns import check_columns
 from launch.sweep.figures import draw
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
@@ -25,6 +27,7 @@ from launch.sweep.table import Results, grid, write_csv, write_tables
 
 
 def sweep(
+    recipe: Recipe,
     file: Path,
     *,
     out: Path | None,
@@ -33,18 +36,25 @@ def sweep(
     data_dir: str | None,
     dry: bool = False,
     run: bool = True,
-) -> None:
+    quiet: bool = False,
+) -> Path | None:
     """Run what is missing, unless `run` is false; tabulate what there is.
+
+    file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
+    the options of this command.
+
+    Returns:
+        The page, if there is one.
 
     Raises:
         UsageError: for the recipe.
         TaskError: if a run failed, after everything has been written.
     """
-    console = Console(highlight=False, emoji=False)
-    recipe = Recipe.read(file)
+    console = Console(highlight=False, emoji=False, quiet=quiet)
     trials, pool = tuple(recipe.trials()), Pool(runs)
     if not trials:
         raise UsageError(f"recipe {file}: no variant, so nothing to run")
+    check_columns(recipe, trials, f"recipe {file}")
     missing = sum(not pool.done(t) for t in {t.id: t for t in trials}.values())
     lines = len(list(recipe.rows()))
     console.print(
@@ -54,7 +64,7 @@ def sweep(
         for t in trials:
             state = "done" if pool.done(t) else "to do"
             console.print(f"{state:5} {escape(t.row.name)}, seed {t.seed}: {pool.folder(t)}", soft_wrap=True)
-        return
+        return None
     execution = recipe.how(str(Path(data_dir).resolve()) if data_dir else None)
     errors: dict[str, str] = {}
     if run:
@@ -64,17 +74,17 @@ def sweep(
     grids = [grid(results, t) for t in recipe.table]
     for g in grids:
         _print(console, g)
-    if out is not None:
-        _write(file, out, results, grids, console)
+    page = None if out is None else _write(file, out, results, grids, console)
     if errors:
         failed = next(t for t in trials if t.id in errors)
         raise TaskError(
             f"{len(errors)} of {len(trials)} runs failed; the first, {failed.row.name} with seed "
             f"{failed.seed}: {errors[failed.id].strip()} (folder {pool.folder(failed)})"
         )
+    return page
 
 
-def _write(file: Path, out: Path, results: Results, grids: list[Grid], console: Console) -> None:
+def _write(file: Path, out: Path, results: Results, grids: list[Grid], console: Console) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
         plots = [draw(p, results, out) for p in results.recipe.plot]
@@ -85,6 +95,7 @@ def _write(file: Path, out: Path, results: Results, grids: list[Grid], console: 
     except OSError as e:
         raise DiskError(f"cannot write to {out}: {e.strerror}") from None
     console.print(f"page: {page}", soft_wrap=True)
+    return page
 
 
 def _write_page(path: Path, results: Results, grids: list[Grid], plots: list[Path], command: str) -> None:
@@ -119,6 +130,8 @@ def _provenance(results: Results) -> str:
 
 def _command(file: Path, out: Path, results: Results) -> str:
     """What a reader types to get the page."""
+    if not file.exists():
+        return shlex.join(["fedsim", *sys.argv[1:]])
     info = (DATASETS.get(t.experiment.dataset) for t in results.trials)
     data = ["--data-dir", "DIR"] if any(i is not None and i.files for i in info) else []
     return shlex.join(["fedsim", "sweep", str(file), *data, "--out", str(out)])
@@ -145,7 +158,7 @@ class _Watch:
         self._output = -1
 
     def __enter__(self) -> _Watch:
-        if self._console.is_terminal:
+        if self._console.is_terminal and not self._console.quiet:
             self._live.start()
         return self
 
@@ -160,7 +173,7 @@ class _Watch:
         if self._console.is_terminal:
             inner = "".join(f"\n  {share:4.0%}  {escape(name)}" for name, share in p.running)
             self._live.update(line + inner, refresh=True)
-        elif over != self._output:
+        elif over != self._output and not self._console.quiet:
             self._output = over
             print(line, flush=True)
 

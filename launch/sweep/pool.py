@@ -6,14 +6,13 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from launch.runs.manifest import json_or_empty
 from launch.runs.reader import Curve
+from launch.runs.source_commit import commit
 from launch.sweep.recipe import Trial
 
 
@@ -70,20 +69,3 @@ class Pool:
 
     def curve(self, trial: Trial) -> Curve:
         return Curve.read(self.folder(trial))
-
-
-@cache
-def commit() -> str:
-    """The commit of the source, '+' if it was changed since; 'unknown' outside a repository."""
-    here = Path(__file__).parent
-    try:
-        output = subprocess.run(
-            ["git", "describe", "--always", "--dirty=+", "--abbrev=9", "--exclude=*"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return output.stdout.strip() or "unknown"

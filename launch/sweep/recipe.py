@@ -1,7 +1,7 @@
-"""A recipe: which runs, which tables, which plots; read from one TOML file.
+"""A recipe: which runs, which tables, which plots; read from one TOML file (docs/sweeps.md).
 
     title = "..."               about = "text before the tables"      notes = "text behind them"
-    seeds = [62, 63, 64]
+    seeds = [62, 63, 64]        preset = "fashion_mnist"    (below all that follows; fedsim list presets)
     [experiment] [hyperparameters] [codecs] [execution]     as in `fedsim launch --config`, for all runs
     [grid]                      lists of values for dotted keys; every combination is a line of the tables
     "experiment.participation" = ["full", "0.3"]
@@ -38,12 +38,13 @@ from fedsim.experiment import (
     Experiment,
     build_algorithm,
     convert,
-    dotted,
     read_toml,
     resolved_hyperparameters,
 )
 from fedsim.problem import resolved
 from launch.config import Execution, absolute_choice, absolute_users_files
+from launch.config_files import merged
+from launch.presets import Preset
 from protocols import find
 
 TABLES = ("experiment", "hyperparameters", "codecs")
@@ -107,6 +108,7 @@ class Recipe:
     title: str
     variant: tuple[Variant, ...]
     seeds: Annotated[tuple[int, ...], Meta(min_length=1)] = (0,)
+    preset: str = ""
     about: str = ""
     notes: str = ""
     experiment: Mapping[str, Any] = field(default_factory=dict)
@@ -160,15 +162,12 @@ class Recipe:
 
     def configure(self, row: Row, seed: int) -> Experiment:
         """The experiment of a row, everything resolved: equal configurations are equal values."""
-        # dotted, or else a variant's [local] would take the place of the recipe's, not of its keys
-        parts = {n: dict(dotted(getattr(self, n))) | dict(dotted(getattr(row.variant, n))) for n in TABLES}
-        for key, value in row.point.items():
-            table, dot, name = key.partition(".")
-            if table not in parts or not dot:
-                raise UsageError(
-                    f"grid key {key!r}: write experiment.KEY, hyperparameters.KEY or codecs.FIELD"
-                )
-            parts[table][name] = value
+        layers = [{n: getattr(source, n) for n in TABLES} for source in (self, row.variant)]
+        layers.append(_tables_of(row.point))
+        parts = merged(*layers)
+        if self.preset:
+            algo = str(parts["experiment"].get("algo", DEFAULTS.algo))
+            parts = merged(Preset.read(self.preset).tables(algo), *layers)
         values = {**parts["experiment"], "seed": seed}
         values = absolute_users_files(values)
         parts["codecs"] = {name: absolute_choice(codec) for name, codec in parts["codecs"].items()}
@@ -183,6 +182,21 @@ class Recipe:
         if data_dir is not None:
             options["data_dir"] = data_dir
         return convert(Execution, options, "[execution] of the recipe")
+
+
+def _tables_of(point: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The tables of a point of a grid.
+
+    Raises:
+        UsageError: for a key that names none.
+    """
+    result: dict[str, dict[str, Any]] = {}
+    for key, value in point.items():
+        table, dot, name = key.partition(".")
+        if table not in TABLES or not dot:
+            raise UsageError(f"grid key {key!r}: write experiment.KEY, hyperparameters.KEY or codecs.FIELD")
+        result.setdefault(table, {})[name] = value
+    return result
 
 
 def _points(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:

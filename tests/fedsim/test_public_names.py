@@ -25,7 +25,7 @@ NAMES = {
     "field kinds": "Check Curvature Delta Dual FieldKind Flag FullDelta FullPrecision Gradient Inputs Least "
     "Logits Mean Norm Owners Precision Scalar Shift Statistic Total Weights",
     "data, schedules, codecs": "Bound ClientPopulation Codec Dataset Part Participation Spec",
-    "runs": "Experiment Run open resume run",
+    "runs": "Experiment Run open preset resume run",
     "errors": "AccessError ConnectionLost DataError DiskError FedsimError Interrupted MismatchError "
     "TaskError UsageError WireError",
 }

@@ -10,7 +10,7 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -56,6 +56,8 @@ class World:
     chunks: int
     eval_every: int
     setup: int = 0
+    reaching: tuple[int, ...] | None = None
+    """The rounds whose models have the target accuracy; None: there is no target."""
 
     @staticmethod
     def drawn(rng: random.Random) -> World:
@@ -88,16 +90,25 @@ class World:
             self.chunks,
             self.eval_every,
             self.setup,
+            has_target=self.reaching is not None,
         )
 
     def evaluated(self) -> list[int]:
-        return [r for r in range(self.rounds + 1) if r % self.eval_every == 0 or r == self.rounds]
+        every = [r for r in range(self.rounds + 1) if r % self.eval_every == 0 or r == self.rounds]
+        return [r for r in every if r <= self.last]
+
+    @property
+    def last(self) -> int:
+        """The last round that is carried out."""
+        rounds = range(1, self.rounds + 1)
+        evaluated = [r for r in rounds if self.chunks and (r % self.eval_every == 0 or r == self.rounds)]
+        return next((r for r in evaluated if r in (self.reaching or ())), self.rounds)
 
     def expected(self) -> list[Command]:
         """All commands but Give, Score and Finish, in their only possible order."""
         out: list[Command] = []
         versions, folds = [0] * self.clients, 0
-        for r, participation in enumerate(self.participations, 1):
+        for r, participation in enumerate(self.participations[: self.last], 1):
             participants = participation.participants
             here = tuple(k for k in participants if k not in participation.dropouts)
             folded = tuple(k for k in here if k not in participation.lost_uploads)
@@ -118,7 +129,7 @@ class World:
         of the exchange before, folded or not."""
         out = set()
         versions = [0] * self.clients
-        for r, participation in enumerate(self.participations, 1):
+        for r, participation in enumerate(self.participations[: self.last], 1):
             for k in participation.participants:
                 base = versions[k]
                 for e in range(1, self.exchanges + 1):
@@ -148,6 +159,7 @@ class Simulator:
     held: dict[int, list[WorkItem]] = field(default_factory=dict)
     supplied: list[TaskId] = field(default_factory=list)
     scored: list[ChunkId] = field(default_factory=list)
+    answered: list[ChunkId] = field(default_factory=list)
     committed: int = 0
     open: Open | None = None
     released: list[int] = field(default_factory=list)
@@ -208,11 +220,21 @@ class Simulator:
                 self.taken_back.add(task)
             case Scored(worker, chunk):
                 self.held[worker].remove(chunk)
+                event = Scored(worker, chunk, self.reached_with(chunk))
             case Folded():
                 self.closed = False
         self.carry_out(self.machine.handle(event))
         self.check_workers()
         self.check_phase()
+
+    def reached_with(self, chunk: ChunkId) -> bool:
+        """Whether this was the last chunk of a round that has the target accuracy."""
+        self.answered.append(chunk)
+        whole = self.is_scored(chunk.round)
+        return whole and chunk.round > 0 and chunk.round in (self.world.reaching or ())
+
+    def is_scored(self, round: int) -> bool:
+        return sum(c.round == round for c in self.answered) == self.world.chunks
 
     def check_workers(self) -> None:
         assert all(len(pieces) <= MOST_HELD for pieces in self.held.values())
@@ -246,6 +268,9 @@ class Simulator:
             match command:
                 case Open():
                     assert not self.closed
+                    if self.world.reaching is not None:
+                        due = [r for r in self.world.evaluated() if 0 < r < command.round]
+                        assert all(map(self.is_scored, due)), "opened before the scores that decide"
                     self.open, self.released, self.arrived = command, [], set()
                 case Give(worker, task, dropouts, second):
                     assert self.open is not None
@@ -284,7 +309,7 @@ class Simulator:
                     self.scored.append(chunk)
                     self.held[worker].append(chunk)
                 case Finish():
-                    assert self.committed == self.world.rounds
+                    assert self.committed == self.world.last
                     assert not any(self.held.values())
                     self.finished = True
 
@@ -325,6 +350,69 @@ def test_two_thousand_histories() -> None:
         end = simulated(world, seed, leave=leave, spoil=spoil)
         assert kept(end.log) == world.expected(), seed
         assert Counter(end.supplied) == Counter(world.tasks()), seed
+
+
+@pytest.mark.parametrize("leave", [0.0, 0.2])
+@pytest.mark.parametrize("seed", range(200))
+def test_with_a_target_accuracy_the_run_ends_with_the_first_evaluated_round_that_has_it(
+    seed: int, leave: float
+) -> None:
+    """In any order and for any number of workers, and no round is opened before the scores that decide."""
+    rng = random.Random(seed)
+    world = World.drawn(rng)
+    reaching = tuple(r for r in range(world.rounds + 1) if rng.random() < rng.choice([0.1, 0.5]))
+    world = replace(world, reaching=reaching)
+    end = simulated(world, seed + 1000, leave=leave, spoil=leave)
+    assert Counter(end.supplied) == Counter(world.tasks())
+    assert kept(end.log) == world.expected()
+    pieces = Counter(ChunkId(r, chunk) for r in world.evaluated() for chunk in range(world.chunks))
+    assert Counter(end.scored) == pieces
+    assert end.log.count(Finish()) == 1
+    assert end.machine.target_reached == (bool(world.chunks) and world.last in reaching and world.last > 0)
+
+
+def test_a_target_accuracy_that_no_round_has_changes_nothing_but_the_order() -> None:
+    for seed in range(60):
+        world = replace(World.drawn(random.Random(seed)), reaching=())
+        ends = [simulated(w, seed, leave=0.1) for w in (world, replace(world, reaching=None))]
+        assert kept(ends[0].log) == kept(ends[1].log)
+        assert Counter(ends[0].supplied) == Counter(ends[1].supplied)
+        assert Counter(ends[0].scored) == Counter(ends[1].scored)
+
+
+def test_the_start_model_does_not_end_a_run() -> None:
+    end = simulated(World(1, 2, 1, (Participation((0,)),) * 2, 1, 1, reaching=(0,)), 0)
+    assert end.machine.round == 2 and not end.machine.target_reached
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_set_up_is_not_held_back_by_the_start_model(seed: int) -> None:
+    world = set_up((Participation((0, 1)),) * 3, chunks=2)
+    end = simulated(replace(world, reaching=(2, 3)), seed, leave=0.1)
+    assert [c.round for c in end.log if isinstance(c, Commit)] == [0, 1, 2]
+    assert {c.round for c in end.scored} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("unscored", [(), (1,), (1, 2)])
+def test_a_resumed_machine_waits_for_the_scores_that_decide(unscored: tuple[int, ...]) -> None:
+    world = World(1, 4, 1, (Participation((0,)),) * 4, 1, 1, reaching=(2,))
+    machine = world.machine()
+    machine.round, machine.versions = 2, [2]
+    commands = machine.start(resumed=True, unscored=unscored)
+    assert (commands == [Open(3, 1, (0,), True)]) == (not unscored)
+    if unscored:
+        assert machine.phase == "evaluating"
+        assert machine.handle(Joined(0)) == [ScoreChunk(0, ChunkId(r, 0)) for r in unscored]
+        assert [machine.handle(Scored(0, ChunkId(r, 0))) for r in unscored[:-1]] == [[]] * (len(unscored) - 1)
+        last = unscored[-1]
+        commands = machine.handle(Scored(0, ChunkId(last, 0), reached=last == 2))
+        assert commands[0] == (Finish() if last == 2 else Open(3, 1, (0,), True))
+
+
+def test_a_machine_that_has_reached_its_target_before_finishes_at_once() -> None:
+    machine = World(1, 4, 1, (Participation((0,)),) * 4, 1, 1, reaching=(2,)).machine()
+    machine.round, machine.target_reached = 2, True
+    assert machine.start(resumed=True) == [Finish()]
 
 
 @pytest.mark.parametrize("seed", range(10))

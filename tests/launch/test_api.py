@@ -307,7 +307,8 @@ def test_ctrl_c_is_keyboard_interrupt_and_leaves_a_run_to_resume(small: fedsim.R
 
 def test_second_ctrl_c_does_not_end_the_process() -> None:
     wakeup = launch_run.Wakeup()
-    with launch_run.stop_signals(wakeup, in_process=False, embedded=True):
+    with launch_run.StopSignals(wakeup, in_process=False, embedded=True) as signals:
+        signals.started()
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,13 @@ from click.testing import CliRunner, Result
 from launch.cli import main
 from launch.results.figures import COLOURS, Line, chart
 from launch.results.frontier import FrontierPoint, levels, pareto, reaching, running_maximum, winning_ranges
-from launch.results.groups import gather, labels
+from launch.results.groups import gather
+from launch.results.labels import labels
 from launch.results.statistics import band
 from launch.runs.reader import Curve, Run
+from tests.launch.run_folders import MB, Make
 
-COLUMNS = "kind,round,exchange,client,worker,direction,message,field,layer,codec,dense_bytes,bytes"
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
-MB = 1_000_000
-Make = Callable[..., Path]
 
 
 class Checked(HTMLParser):
@@ -43,55 +42,6 @@ class Checked(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
             assert self.open.pop() == tag
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    """Writes the folder of a run that was never run."""
-
-    def write(
-        name: str,
-        accuracies: Sequence[float | None] = (0.1, 0.5, 0.6),
-        *,
-        cost: int = MB,
-        rounds: Sequence[int] | None = None,
-        status: str | None = "done",
-        hyperparameters: dict[str, Any] | None = None,
-        codecs: dict[str, str] | None = None,
-        simulated: float | None = None,
-        **experiment: Any,
-    ) -> Path:
-        """accuracies: of the start, and after every evaluated round; cost: bytes of a round in each
-        direction."""
-        folder = tmp_path / "runs" / name
-        folder.mkdir(parents=True)
-        numbers = list(rounds or range(len(accuracies)))
-        described = {"algo": "fedavg", "dataset": "digits", "clients": 4, "rounds": numbers[-1], "seed": 0}
-        described |= {"params": 1000, "client_sizes": [len(name)], "partition": "iid"}
-        described |= {"hyperparameters": hyperparameters or {"local.lr": 0.1}, "codecs": codecs or {}}
-        manifest = {"format": 1, "experiment": described | experiment}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-        timed = {} if simulated is None else {"simulated_seconds": simulated}
-        lines = [
-            {"round": n, "test_accuracy": a, "test_nll": 1 - (a or 0)}
-            | {"bytes_down": cost * bool(n), "bytes_up": cost * bool(n), **(timed if n else {})}
-            for n, a in zip(numbers, accuracies, strict=True)
-        ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        rows = [
-            f"algorithm,{n},1,0,0,{side},task,mean,values,dense,{cost},{cost}"
-            for n in range(1, numbers[-1] + 1)
-            for side in ("down", "up")
-        ]
-        (folder / "ledger.csv").write_text("\n".join([COLUMNS, *rows, ""]))
-        if status:
-            sent = {"mean": {"values": cost * numbers[-1]}}
-            summary = {"format": 1, "status": status, "bytes": {"algorithm": {"down": sent, "up": sent}}}
-            summary |= {"units_of_p_down": cost / 4000, "units_of_p_up": cost / 4000, "error": None}
-            (folder / "summary.json").write_text(json.dumps(summary))
-        return folder
-
-    return write
 
 
 def invoke(*arguments: object) -> Result:
@@ -187,8 +137,8 @@ def test_the_frontier_of_a_small_example(make: Make) -> None:
     make("dear", (0.1, 0.2, 0.9), cost=3 * MB, algo="fedlap")
     groups = gather([make("bad", (0.1, 0.1, 0.2), cost=4 * MB, algo="fedprox").parent])
     maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
-    by = {g.label: n for n, g in enumerate(groups)}
-    assert [(p.round, p.MB, p.accuracy) for p in maxima[by["fedavg"]]] == [(1, 2, 0.4), (3, 6, 0.5)]
+    by = {g.settings["algo"]: n for n, g in enumerate(groups)}
+    assert [(p.MB, p.accuracy) for p in maxima[by["fedavg"]]] == [(2, 0.4), (6, 0.5)]
     ahead = pareto([p for points in maxima for p in points])
     assert [(p.group, p.MB, p.accuracy) for p in ahead] == [
         (by["fedavg"], 2, 0.4),
@@ -204,9 +154,9 @@ def test_the_frontier_of_a_small_example(make: Make) -> None:
 
 
 def test_the_better_of_two_that_cost_the_same_is_ahead() -> None:
-    one, two = FrontierPoint(0, 1, 2.0, 0.5, 0.5, 0.5), FrontierPoint(1, 1, 2.0, 0.6, 0.6, 0.6)
+    one, two = FrontierPoint(0, 2.0, 0.5, 0.5, 0.5), FrontierPoint(1, 2.0, 0.6, 0.6, 0.6)
     assert pareto([one, two]) == [two]
-    assert pareto([two, FrontierPoint(0, 2, 4.0, 0.6 + 1e-16, 0.6, 0.6)]) == [two]
+    assert pareto([two, FrontierPoint(0, 4.0, 0.6 + 1e-16, 0.6, 0.6)]) == [two]
 
 
 def test_bytes_to_an_accuracy_are_exact(make: Make) -> None:
@@ -262,7 +212,7 @@ def test_the_page_stands_by_itself(make: Make, tmp_path: Path) -> None:
     assert text.count('role="img"') == 7  # accuracy and NLL over rounds, MB, seconds; the frontier
     assert "seconds, simulated" in text and "prefers-color-scheme: dark" in text
     # fedavg reaches 0.6 after 4 MB, fedlap after 18 MB, and is ahead from 36 MB on
-    for printed in ("MB to 0.6", "rounds to 0.9", "2.00 to 36.0", "36.0 and more", "36,000,000"):
+    for printed in ("an accuracy of 0.6", "an accuracy of 0.9", "2.00 to 36.0", "from 36.0", "36,000,000"):
         assert printed in text
 
 
@@ -272,9 +222,13 @@ def test_tables_are_written_as_markdown_and_csv(make: Make, tmp_path: Path) -> N
     files = tmp_path / "t.md", tmp_path / "t.csv", tmp_path / "p.html"
     options = ["--markdown", files[0], "--csv", files[1], "--out", files[2], "--to", "0.7", "--to", "0.5"]
     assert invoke(runs, *options).exit_code == 0
-    assert "| fedavg | 2.00 | 1±0 | 3.00±1.00 | 2±0 |" in files[0].read_text()
+    tables = files[0].read_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert "| fedavg | 2.00 | 2.00 | 1.00 | 2 of 2 | 1±0 |" in tables
+    assert "| fedavg | 3.00±1.00 | 2.00 to 4.00 | 1.00 | 2 of 2 | 2±0 |" in tables
+    assert "| fedavg | 2 | 2 | 70.0±0.0 |" in tables  # seeds and rounds are counts
     (row,) = csv.DictReader(files[1].read_text().splitlines())
-    assert (row["seeds"], row["params"], row["finished"]) == ("0 1", "1000", "True")
+    assert (row["seeds"], row["seed_numbers"], row["params"]) == ("2", "0 1", "1000")
+    assert (row["finished"], row["ended_at_target"]) == ("True", "False")
     assert float(row["bytes_to_0.7_mean"]) == 3 * MB and row["bytes_to_0.7_low"] == str(2 * MB)
     assert row["rounds_to_0.7_high"] == "2" and row["reached_0.7"] == "2"
     assert float(row["bytes_mean"]) == 4 * MB and float(row["bytes of mean"]) == 4 * MB

@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from fedsim.errors import UsageError
+from fedsim.experiment import Experiment, convert
 from launch.cli import main
+from launch.config import resolve
 
 
 def launch(out: Path, *arguments: str) -> Result:
@@ -32,6 +35,21 @@ def launch(out: Path, *arguments: str) -> Result:
         (["--config", "/nowhere.toml"], "/nowhere.toml"),
         (["--partition", "natural"], "natural"),
         (["--model", "cnn_acar"], "cnn_acar"),
+        (["--rounds", "-5"], "--rounds -5: must be a whole number of at least 1"),
+        (["--rounds", "-1"], "--rounds -1: must be a whole number of at least 1"),
+        (["--rounds", "0"], "--rounds 0: must be a whole number of at least 1"),
+        (["--eval-samples", "-1"], "--eval-samples -1: must be a whole number of at least 0"),
+        (["--set", "lr=1e400"], "lr = inf: must be a finite number"),
+        (["--set", "lr=-inf"], "lr = -inf: must be a finite number"),
+        (["--set", "lr=nan"], "lr = nan: must be a finite number"),
+        (["--max-norm", "inf"], "max_norm = inf: must be a finite number"),
+        (["--patience", "inf"], "patience = inf: must be a finite number"),
+        (["--fraction", "2"], "fraction = 2.0: must be a number above 0 and at most 1"),
+        (["--clients", "100000"], "100,000 clients cannot divide 1,442 training examples: use fewer clients"),
+        (["--remote-workers", "2"], "--workers starts workers here"),
+        (["--lr", "0.1"], "--lr is no option. A hyperparameter is set by --set lr=0.1"),
+        (["--lr=0.1"], "--lr is no option. A hyperparameter is set by --set lr=0.1"),
+        (["--batch-size", "8"], "--set batch_size=8"),
     ],
     ids=lambda value: "-".join(value)[:30] if isinstance(value, list) else "",
 )
@@ -40,7 +58,7 @@ def test_a_mistake_is_one_clear_line(arguments: list[str], words: str, tmp_path:
     assert done.exit_code == 2
     assert words in done.stderr
     assert done.stdout == ""
-    assert not (tmp_path / "run" / "manifest.json").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
@@ -65,3 +83,72 @@ def test_describe_shows_box_messages_and_hyperparameters() -> None:
     assert done.exit_code == 0
     for word in ("Eq. 21", "precision", "2P down, 2P up", "delta", "number > 0", "epochs"):
         assert word in done.stdout
+
+
+def test_remote_workers_need_an_address() -> None:
+    with pytest.raises(
+        UsageError, match="--remote-workers 2 needs to know where they come in: add --bind tcp://"
+    ):
+        resolve({"remote_workers": 2})
+
+
+def test_a_file_of_settings_has_no_infinity_either(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[hyperparameters]\nlr = inf\n")
+    with pytest.raises(UsageError, match="lr = inf: must be a finite number"):
+        resolve({"config": str(tmp_path / "a.toml")})
+    (tmp_path / "b.toml").write_text("[experiment]\nrounds = 0\n")
+    with pytest.raises(UsageError, match="--rounds 0: must be a whole number of at least 1"):
+        resolve({"config": str(tmp_path / "b.toml")})
+
+
+def test_python_refuses_infinity_as_the_command_line_does() -> None:
+    with pytest.raises(UsageError, match="lr = inf: must be a finite number"):
+        convert(Experiment, {"hyperparameters": {"lr": float("inf")}}, "the arguments")
+
+
+def test_the_number_of_workers_does_not_change_the_experiment() -> None:
+    experiments = [resolve({"workers": workers})[0] for workers in (0, 1, 3, 10, 40)]
+    experiments += [resolve({})[0], resolve({"remote_workers": 2, "bind": "tcp://127.0.0.1:*"})[0]]
+    assert [experiment.clients for experiment in experiments] == [10] * 7
+
+
+def test_by_default_there_are_no_more_workers_than_clients() -> None:
+    assert resolve({"clients": 3})[1].workers == 3
+    assert resolve({"clients": 30})[1].workers == 10
+    assert resolve({"clients": 3, "workers": 7})[1].workers == 7
+
+
+def _sections(command: str) -> dict[str, list[str]]:
+    """The options of a command's help, by section."""
+    text = CliRunner().invoke(main, [command, "--help"]).stdout
+    sections: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            section = sections.setdefault(line[:-1], [])
+        elif line.startswith("  -") and sections:
+            section.append(line.split()[0])
+    return sections
+
+
+def test_the_help_of_launch_has_every_option_in_a_section() -> None:
+    sections = _sections("launch")
+    assert sections.pop("Other options") == ["-h,"]
+    assert {option for options in sections.values() for option in options} == {
+        option for p in main.commands["launch"].params for option in p.opts
+    }
+    assert "--codec" in sections["On the wire"] and "--workers" in sections["How it is carried out"]
+
+
+def test_the_help_of_resume_and_plan_shows_what_they_use() -> None:
+    resumed = {option for options in _sections("resume").values() for option in options}
+    assert {"--rounds", "--workers", "--allow-drift"} <= resumed
+    assert not {"--algo", "--clients", "--seed", "--out"} & resumed
+    assert "fedlap_cov" not in CliRunner().invoke(main, ["resume", "--help"]).stdout
+    planned = {option for options in _sections("plan").values() for option in options}
+    assert {"--algo", "--clients", "--codec", "--participation"} <= planned
+    assert not {"--lease", "--keep-uploads", "--verify-bytes", "--workers"} & planned
+
+
+def test_plan_takes_every_option_of_launch() -> None:
+    done = CliRunner().invoke(main, ["plan", "--workers", "2", "--lease", "5", "--rounds", "2"])
+    assert done.exit_code == 0, done.output

@@ -126,7 +126,9 @@ def test_more_rounds(undisturbed: Callable[..., Run], tmp_path: Path) -> None:
     fedsim("launch", "--workers", "0", "--out", str(folder), *few)
     fedsim("resume", str(folder), "--rounds", "8")
     same(Run.open(folder), undisturbed(*RUN))
-    assert "is complete: all 8 rounds; --rounds gives it more" in fedsim("resume", str(folder), code=2)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert "is complete: all 8 rounds; --rounds gives it more" in fedsim("resume", str(folder))
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def test_a_damaged_checkpoint_falls_back_and_says_so(undisturbed: Callable[..., Run], tmp_path: Path) -> None:

@@ -103,7 +103,11 @@ def test_a_stopped_worker_loses_its_lease(tmp_path: Path) -> None:
 
 
 def test_a_task_that_kills_its_workers_stops_the_run(file: Path, tmp_path: Path) -> None:
-    """After three: exit 1, named, and what was committed is there."""
+    """After three: exit 1, named, what was committed is there, and no worker was started afterwards.
+
+    A worker that dies before the answer to its task before has left it is counted at that one, so that
+    there may be more than three deaths in all.
+    """
     folder = tmp_path / "run"
     output = fedsim("launch", "--workers", "2", "--algo", f"{file}:Kills", "--out", str(folder), *RUN, code=1)
     assert (
@@ -111,7 +115,9 @@ def test_a_task_that_kills_its_workers_stops_the_run(file: Path, tmp_path: Path)
     )
     assert (folder / "checkpoints" / "000001.checkpoint").exists()
     known = json.loads((folder / "processes.json").read_text())
-    assert len([p for p in known if p["role"] == "worker"]) == 4
+    replaced = output.count("is gone: was killed by SIGKILL")
+    assert replaced >= 2
+    assert len([p for p in known if p["role"] == "worker"]) == 2 + replaced
 
 
 def test_a_hung_worker_is_killed_and_a_slow_one_is_not(file: Path, tmp_path: Path) -> None:

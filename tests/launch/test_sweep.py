@@ -18,9 +18,11 @@ from fedsim.errors import UsageError
 from launch.cli import main
 from launch.results.statistics import shown, value
 from launch.runs.reader import Curve
+from launch.sweep.from_options import recipe_of
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 
+ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
 title = "A small sweep"
 seeds = [0, 1]
@@ -134,6 +136,46 @@ def test_a_variants_group_does_not_replace_the_recipes(tmp_path: Path) -> None:
     assert {e.hyperparameters["local.batch_size"] for e in created} == {4}
 
 
+def test_options_are_a_recipe() -> None:
+    over = ("algo=fedavg,fedlap_cov", "participation=full,0.3", "delta=0.1,1", "codec.mean=dense,bf16")
+    created = recipe_of({"rounds": 3, "algo": None, "codecs": ()}, over[:2], "0-1,5")
+    assert created.seeds == (0, 1, 5)
+    trials = list(created.trials())
+    assert len(trials) == 2 * 2 * 3
+    assert {t.experiment.participation for t in trials} == {"full", "0.3"}
+    assert {t.experiment.rounds for t in trials} == {3}
+    whole = recipe_of({"algo": "fedlap_cov", "hyperparameters": ("lr=0.5",)}, over[1:], "0")
+    assert {(t.experiment.hyperparameters["delta"], t.experiment.codecs["mean"]) for t in whole.trials()} == {
+        (d, c) for d in (0.1, 1) for c in ("dense", "bf16")
+    }
+    assert {t.experiment.hyperparameters["local.lr"] for t in whole.trials()} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "name a recipe"),
+        ("--over algo", "write KEY=VALUE,VALUE"),
+        ("--over algo=", "write KEY=VALUE,VALUE"),
+        ("--over algo=fedavg,fedavg", "a value stands there twice"),
+        ("--over seed=0,1", "write --seeds 0,1,2"),
+        ("--over clients=3 --over clients=4", "a key stands there twice"),
+        ("--over algo=fedavg,fedlop", "did you mean 'fedlap'"),
+        ("--over dalta=1,2", "did you mean 'delta'"),
+        ("--seeds 0,x", "write 0,1,2 or 0-2"),
+        ("--seeds 3-1", "write 0,1,2 or 0-2"),
+        ("--seeds 1,0-2", "a seed stands there twice"),
+        ("docs/recipes/comparison.toml --rounds 3", "--rounds is for a sweep without one"),
+        ("docs/recipes/comparison.toml --seeds 1", "--seeds is for a sweep without one"),
+    ],
+)
+def test_mistakes_of_a_sweep_are_one_line(arguments: str, words: str) -> None:
+    done = CliRunner(catch_exceptions=False).invoke(main, ["sweep", "--dry-run", *arguments.split()])
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Path) -> None:
     plain = Recipe.read(
         recipe(tmp_path, 'title = "a"\n[[variant]]\nlabel = "x"\nexperiment = {algo = "fedavg"}')
@@ -159,6 +201,18 @@ def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Pat
         (('pivot = "experiment.partition"', 'pivot = "experiment.model"'), "experiment.model"),
         (("seeds = [0, 1]", "seeds = []"), "seeds"),
         (('at = {"experiment.partition"', 'only = ["none"]\nat = {"experiment.partition"'), "none"),
+        (('columns = ["test_nll@end"]', 'columns = ["bytes"]'), "'bytes': write METRIC@ROUND, max METRIC"),
+        (('columns = ["test_nll@end"]', 'columns = ["bytes"]'), "MB to VALUE; ROUND is"),
+        (('columns = ["test_nll@end"]', 'columns = ["test_nl@end"]'), "did you mean 'test_nll'"),
+        (('columns = ["test_nll@end"]', 'columns = ["rho@end"]'), "has no metric 'rho' (it has"),
+        (
+            ('"test_accuracy@2", "MB', '"test_accuracy@3", "MB'),
+            "fedavg (partition iid) has no evaluated round 3",
+        ),
+        (("rounds = 2", "rounds = 3\neval_every = 3"), "round 2 (3 rounds, one in 3 evaluated)"),
+        (('y = "test_accuracy"', 'y = "test_acuracy"'), "plot lines.png: column 'test_acuracy'"),
+        (('y = "test_accuracy"', 'y = "test_accuracy@2"'), "a line needs a METRIC, such as test_nll"),
+        (('x = "MB"', 'x = "experiment.partition"'), "write METRIC@ROUND"),
     ],
 )
 def test_a_mistake_in_a_recipe_is_one_line(tmp_path: Path, change: tuple[str, str], says: str) -> None:
@@ -167,6 +221,25 @@ def test_a_mistake_in_a_recipe_is_one_line(tmp_path: Path, change: tuple[str, st
     result = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(tmp_path / "runs"), "--dry-run"])
     assert result.exit_code == 2 and says in result.output
     assert "Traceback" not in result.output
+    assert not (tmp_path / "runs").exists()  # said before anything is run
+
+
+def test_a_metric_that_only_a_run_tells_is_no_mistake(tmp_path: Path) -> None:
+    """fedlap_cov reports `floored` itself; what an upload's scalars are called is known before."""
+    text = RECIPE.replace('algo = "fedprox"', 'algo = "fedlap_cov"').replace(
+        'algo = "fedavg"', 'algo = "fedlap"'
+    )
+    text = text.replace('columns = ["test_nll@end"]', 'columns = ["floored@end"]\nonly = ["prox"]')
+    text = text.replace('"test_accuracy@2", "MB', '"train_loss@2", "MB')
+    path = recipe(tmp_path, text)
+    result = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(tmp_path / "runs"), "--dry-run"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "recipes").glob("*.toml")), ids=lambda p: p.stem)
+def test_every_recipe_of_the_repository_is_in_order(path: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["sweep", str(path), "--runs", str(tmp_path / "runs"), "--dry-run"])
+    assert result.exit_code == 0, result.output
 
 
 # ---- running

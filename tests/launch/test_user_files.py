@@ -16,21 +16,18 @@ from launch.cli import main
 from launch.sweep.recipe import Recipe
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-GUIDES = ("adding-a-schedule.md", "adding-a-codec.md")
+GUIDES = ("adding-a-schedule.md", "adding-a-codec.md", "adding-a-partition.md")
 FILES = {
     name: source
     for guide in GUIDES
     for name, source in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", (DOCS / guide).read_text(), re.DOTALL)
-} | {
-    "split.py": "import numpy as np\n\ndef split(targets, clients, seed):\n"
-    "    return np.array_split(np.random.default_rng(seed).permutation(len(targets)), clients)\n"
 }
 CHOICES: dict[str, Any] = {
     "algo": "fedavg",
     "clients": 4,
     "participation": "nightly.py:nightly+lost:0.1",
     "codecs": {"up.mean": "int8.py:int8"},
-    "partition": "split.py:split",
+    "partition": "split.py:half_own",
     "quiet": True,
 }
 

@@ -42,7 +42,8 @@ from workers.storage.checkpoints import Checkpoints
 from workers.storage.client_states import ClientStates
 from workers.storage.growing_file import LEDGER, FileDigest
 from workers.storage.journal import Journal, read_journal
-from workers.storage.recovery import metrics_lines, recover
+from workers.storage.metrics_file import metrics_lines
+from workers.storage.recovery import recover
 
 BITS = ("model", "client states", "server", "versions", "ledger rows", "metrics")
 DISTURBED_STARTS = 4
@@ -52,6 +53,14 @@ EXPERIMENTS: tuple[dict[str, Any], ...] = (
     {"algo": "mime", "clients": 3, "rounds": 3},
     {"algo": "precond_admm", "clients": 3, "rounds": 2, "participation": "2"},
     {"algo": "fedlap_func", "clients": 3, "rounds": 3, "participation": "0.7", "eval_every": 2},
+    {
+        "algo": "fedavg",
+        "clients": 3,
+        "rounds": 7,
+        "participation": "0.7+lost:0.2",
+        "eval_every": 2,
+        "until": 0.57,
+    },
 )
 
 

@@ -97,6 +97,8 @@ class Coordinator:
             setup=len(algorithm.setup),
             round=before.round if before else 0,
             folded_rounds=before.folds if before else 0,
+            has_target=problem.experiment.until > 0,
+            target_reached=recovery is not None and recovery.target_reached,
         )
         self._wakeup = Wakeup()
         spool = Spool(storage.folder / "spool", keep=storage.keep)

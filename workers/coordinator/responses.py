@@ -13,7 +13,7 @@ from collections import Counter
 from fedsim.errors import TaskError, WireError
 from fedsim.learning.gaussian import Gaussian
 from fedsim.problem import Problem
-from fedsim.round_events import Arrived, ChunkId, Event, Rejected, Scored, TaskId, WorkItem
+from fedsim.round_events import Arrived, ChunkId, Event, Rejected, Scored, TaskId, WorkItem, reaches
 from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, RoundMachine
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import stream_bytes
@@ -255,8 +255,10 @@ class ResponseHandler:
         except WireError as e:
             raise ProtocolViolation(f"sent an unreadable score of round {h.round}: {e}") from None
         self._answered(worker, envelope)
+        until = self.problem.experiment.until
+        reached = bool(until) and reaches(h.round, self.round_log.accuracy(h.round), until)
         self.round_log.flush()
-        return [Scored(worker, ChunkId(h.round, h.exchange))]
+        return [Scored(worker, ChunkId(h.round, h.exchange), reached)]
 
     def _answered(self, worker: int, envelope: Envelope) -> None:
         h = envelope.header

@@ -39,6 +39,10 @@ class RoundLog:
         """Forget a round that is not evaluated."""
         del self._records[round]
 
+    def accuracy(self, round: int) -> float | None:
+        """Return a round's test accuracy; None while a chunk is not evaluated, or where there is none."""
+        return self._records[round].accuracy(self.chunks, self._measure)
+
     def flush(self) -> None:
         """Report complete rounds in order; a round that is complete early waits for those before it."""
         while self._records:

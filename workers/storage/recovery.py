@@ -9,8 +9,7 @@ models are still there.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,13 @@ from typing import Any
 from fedsim.errors import DataError, DiskError, MismatchError, WireError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
-from fedsim.round_events import evaluates
+from fedsim.round_events import evaluates, reaches
 from workers.storage.atomic_files import disk_errors
 from workers.storage.checkpoints import Checkpoint, read_checkpoint
 from workers.storage.client_states import ClientStates
 from workers.storage.growing_file import JOURNAL, LEDGER, METRICS, TIMELINE
 from workers.storage.journal import read_journal
+from workers.storage.metrics_file import metrics_lines
 from workers.storage.round_record import RoundRecord
 
 NOTHING = -1
@@ -41,6 +41,7 @@ class Recovery:
         kept: The readable checkpoints up to it.
         ends: Where the run's growing files are cut, by name; of those that are not named, all is kept.
         notes: What a user should know: why newer checkpoints are not used, and what is not vouched for.
+        target_reached: Whether a round up to it has reached the target accuracy.
     """
 
     epoch: int
@@ -50,6 +51,7 @@ class Recovery:
     kept: tuple[Checkpoint[Any], ...] = ()
     ends: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    target_reached: bool = False
 
     @property
     def round(self) -> int:
@@ -103,7 +105,8 @@ def recover(folder: Path, problem: Problem, experiment: str = "") -> Recovery:
         notes = [f"not used: {why}" for why in skipped]
         notes += _unvouched(folder, checkpoint)
         past = {r: commits[r] for r in sorted(commits) if r <= last}
-        return Recovery(epoch, checkpoint, past, unscored, usable, ends, tuple(notes))
+        reached = _target_reached(folder, set(metrics.values()), problem.experiment.until)
+        return Recovery(epoch, checkpoint, past, unscored, usable, ends, tuple(notes), reached)
     if not _from_the_start(folder, problem):
         raise DataError(
             f"{folder} cannot go on after any round that it has a checkpoint of: {skipped[-1]}. "
@@ -111,6 +114,12 @@ def recover(folder: Path, problem: Problem, experiment: str = "") -> Recovery:
         )
     start = {LEDGER: 0, METRICS: 0, TIMELINE: 0}
     return Recovery(epoch, None, {}, (), (), start, tuple(f"not used: {why}" for why in skipped))
+
+
+def _target_reached(folder: Path, ends: Container[int], until: float) -> bool:
+    """Whether one of the lines of metrics.jsonl that end there has reached the target accuracy."""
+    lines = (line for line, end in metrics_lines(folder / METRICS) if end in ends)
+    return any(reaches(line["round"], line.get("test_accuracy"), until) for line in lines)
 
 
 def _from_the_start(folder: Path, problem: Problem) -> bool:
@@ -180,8 +189,8 @@ def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Map
                 raise WireError(f"{path} is not what it was when round {r} was committed{cure}")
     records = read_journal(folder / JOURNAL, journal) if (folder / JOURNAL).exists() else []
     commits = {record["round"]: record for record in records if record["what"] == "commit"}
-    reaches = checkpoint.vouches or checkpoint.ends().get(LEDGER, 0) <= _sound(folder / LEDGER)
-    if r not in commits or not reaches:
+    complete = checkpoint.vouches or checkpoint.ends().get(LEDGER, 0) <= _sound(folder / LEDGER)
+    if r not in commits or not complete:
         raise WireError(f"the checkpoint of round {r}: journal and ledger do not reach so far")
     return commits
 
@@ -270,19 +279,3 @@ def _unscored(
 
 def checkpoint_path(folder: Path, round: int) -> Path:
     return folder / "checkpoints" / f"{round:06d}.checkpoint"
-
-
-def metrics_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """The whole lines of metrics.jsonl and where each ends, until one is damaged."""
-    at = 0
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-        if not line.endswith(b"\n"):
-            return
-        at += len(line)
-        try:
-            read = json.loads(line)
-        except ValueError:
-            return
-        if not isinstance(read, dict) or not isinstance(read.get("round"), int):
-            return
-        yield read, at

@@ -10,7 +10,7 @@ from typing import Any
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihoods import EXTRA, Likelihood, added
+from fedsim.learning.likelihoods import EXTRA, Likelihood, Tally, added
 
 RESERVED = {
     *(
@@ -87,6 +87,16 @@ class RoundRecord:
                 raise UsageError(f"an algorithm cannot report {name!r}: metrics.jsonl has its own")
         self.reported.update(numbers)
 
+    def accuracy(self, chunks: int, measure: Likelihood) -> float | None:
+        """Return the test accuracy; None while a chunk is not evaluated, or where there is none."""
+        if len(self.scores) < chunks:
+            return None
+        return measure.numbers(self._tally(chunks))["test_accuracy"]
+
+    def _tally(self, chunks: int) -> Tally:
+        """Return the sum over all chunks, in their order."""
+        return reduce(added, (self.scores[chunk].tally for chunk in range(chunks)))
+
     def line(self, chunks: int, measure: Likelihood) -> dict[str, Any]:
         """Return the round's line of metrics.jsonl; sums are combined in chunk order."""
         scores = [self.scores[chunk] for chunk in range(chunks)]
@@ -101,7 +111,7 @@ class RoundRecord:
             **({"late": list(self.late)} if self.late else {}),
             **({"refused": list(self.refused)} if self.refused else {}),
             **({} if self.simulated is None else {"simulated_seconds": self.simulated}),
-            **measure.numbers(reduce(added, (s.tally for s in scores))),
+            **measure.numbers(self._tally(chunks)),
             **ensemble,
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,

@@ -10,6 +10,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim.hyperparameters import BatchSize, CarryAdam, Clip, Decay, Epochs, LearningRate, Momentum
 from fedsim.learning.function_space import FunctionTerm
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.params import Net
@@ -34,14 +35,17 @@ class LocalTraining:
     decay: the learning rate in round r is lr * decay^(r-1).
     """
 
-    epochs: Annotated[int, Meta(ge=1)] = 5
-    batch_size: Annotated[int, Meta(ge=1)] = 32
-    lr: Annotated[float, Meta(gt=0)] = 1e-3
-    optimiser: Literal["adam", "sgd", "exact"] = "adam"
-    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    carry: bool = True
-    clip: Annotated[float, Meta(ge=0)] = 0.0
-    decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    epochs: Epochs = 5
+    batch_size: BatchSize = 32
+    lr: LearningRate = 1e-3
+    optimiser: Annotated[
+        Literal["adam", "sgd", "exact"],
+        Meta(description="of local training; exact: the minimiser in closed form, for quadratic losses"),
+    ] = "adam"
+    momentum: Momentum = 0.0
+    carry: CarryAdam = True
+    clip: Clip = 0.0
+    decay: Decay = 1.0
 
     def in_round(self, round: int) -> LocalTraining:
         """The same with this round's learning rate."""
@@ -125,10 +129,10 @@ def minimise(
 class LocalSGD:
     """Plain SGD; the learning rate in round r is lr * decay^(r-1)."""
 
-    epochs: Annotated[int, Meta(ge=1)] = 5
-    batch_size: Annotated[int, Meta(ge=1)] = 32
-    lr: Annotated[float, Meta(gt=0)] = 0.1
-    decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    epochs: Epochs = 5
+    batch_size: BatchSize = 32
+    lr: LearningRate = 0.1
+    decay: Decay = 1.0
 
 
 def corrected_sgd(

@@ -13,6 +13,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim.hyperparameters import BatchSize, Decay, LearningRate, Momentum
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import decayed
@@ -30,14 +31,17 @@ class Sampling:
     decay: the learning rate in round r is lr * decay^(r-1).
     """
 
-    burn_in: Annotated[int, Meta(ge=0)] = 5
-    steps_per_sample: Annotated[int, Meta(ge=1)] = 5
-    samples: Annotated[int, Meta(ge=1)] = 5
-    batch_size: Annotated[int, Meta(ge=1)] = 20
-    lr: Annotated[float, Meta(gt=0)] = 0.05
-    momentum: Annotated[float, Meta(ge=0, lt=1)] = 0.9
-    batches: Literal["independent", "epochs"] = "independent"
-    decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    burn_in: Annotated[int, Meta(ge=0, description="SGD steps before the first sample")] = 5
+    steps_per_sample: Annotated[int, Meta(ge=1, description="iterates whose mean is one sample")] = 5
+    samples: Annotated[int, Meta(ge=1, description="posterior samples of a client and round")] = 5
+    batch_size: BatchSize = 20
+    lr: LearningRate = 0.05
+    momentum: Momentum = 0.9
+    batches: Annotated[
+        Literal["independent", "epochs"],
+        Meta(description="every batch drawn anew, or shuffled passes over the examples"),
+    ] = "independent"
+    decay: Decay = 1.0
 
 
 @dataclass(frozen=True)

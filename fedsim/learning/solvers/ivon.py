@@ -21,6 +21,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.errors import TaskError
+from fedsim.hyperparameters import BatchSize, Epochs
 from fedsim.learning.gaussian import Gaussian, diagonal
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
@@ -37,20 +38,30 @@ class IvonTraining:
     very first local training; later ones start at h = 0, that is at the prior (released code).
     samples: Monte-Carlo samples of the weights per step.
     carry: momentum and step count live with the client over rounds (released code); false resets them.
-    cosine_rounds: > 0: lr falls to 0 along half a cosine over so many rounds; 0: it is constant.
+    cosine_rounds: > 0: lr falls to 0 along half a cosine over so many rounds; 0: constant.
     optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
     """
 
-    epochs: Annotated[int, Meta(ge=1)] = 5
-    batch_size: Annotated[int, Meta(ge=1)] = 32
-    lr: Annotated[float, Meta(gt=0)] = 0.05
-    h0: Annotated[float, Meta(gt=0)] = 0.1
-    beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
-    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.999
-    samples: Annotated[int, Meta(ge=1)] = 1
-    carry: bool = True
-    cosine_rounds: Annotated[int, Meta(ge=0)] = 0
-    optimiser: Literal["ivon", "exact"] = "ivon"
+    epochs: Epochs = 5
+    batch_size: BatchSize = 32
+    lr: Annotated[float, Meta(gt=0, description="factor of the natural gradient; 1 is a Newton step")] = 0.05
+    h0: Annotated[
+        float, Meta(gt=0, description="curvature of the mean loss assumed at the start of the first training")
+    ] = 0.1
+    beta1: Annotated[float, Meta(ge=0, lt=1, description="average of gradients: share of the old")] = 0.9
+    beta2: Annotated[float, Meta(ge=0, lt=1, description="average of curvatures: share of the old")] = 0.999
+    samples: Annotated[int, Meta(ge=1, description="draws of the weights per step")] = 1
+    carry: Annotated[
+        bool, Meta(description="momentum and step count go on from the client's last task; false: from zero")
+    ] = True
+    cosine_rounds: Annotated[
+        int,
+        Meta(ge=0, description="lr falls to 0 along half a cosine over so many rounds; 0: constant"),
+    ] = 0
+    optimiser: Annotated[
+        Literal["ivon", "exact"],
+        Meta(description="of local training; exact: the minimiser in closed form, for quadratic losses"),
+    ] = "ivon"
 
     def lr_in(self, round: int) -> float:
         """The learning rate of round 1, 2, ...: CosineAnnealingLR stepped once a round, then 0."""

@@ -27,12 +27,20 @@ class ServerOptimiser:
     decay: the learning rate of the f-th fold is lr * decay^(f-1).
     """
 
-    rule: Literal["sgd", "adagrad", "adam", "yogi"] = "sgd"
-    server_lr: Annotated[float, Meta(gt=0)] = 1.0
-    beta: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.99
-    tau: Annotated[float, Meta(gt=0)] = 1e-3
-    server_decay: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    rule: Annotated[
+        Literal["sgd", "adagrad", "adam", "yogi"], Meta(description="how the server uses the averaged change")
+    ] = "sgd"
+    server_lr: Annotated[float, Meta(gt=0, description="learning rate of the server")] = 1.0
+    beta: Annotated[float, Meta(ge=0, lt=1, description="momentum of the server's averaged change")] = 0.0
+    beta2: Annotated[
+        float, Meta(ge=0, lt=1, description="of adam and yogi: share of the old in the average of squares")
+    ] = 0.99
+    tau: Annotated[
+        float, Meta(gt=0, description="of the adaptive rules: added to the square root of that average")
+    ] = 1e-3
+    server_decay: Annotated[
+        float, Meta(gt=0, le=1, description="factor of server_lr per round in which an upload was folded")
+    ] = 1.0
 
 
 @dataclass(frozen=True)

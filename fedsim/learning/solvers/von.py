@@ -51,11 +51,18 @@ class VonTraining:
     optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
     """
 
-    steps: Annotated[int, Meta(ge=1)] = 30
-    samples: Annotated[int, Meta(ge=1)] = 4
-    lr: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    lr_precision: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    optimiser: Literal["von", "exact"] = "von"
+    steps: Annotated[int, Meta(ge=1, description="most updates of the precision in one local training")] = 30
+    samples: Annotated[
+        int, Meta(ge=1, description="weights at which expectations are taken, in pairs; 1: the mean itself")
+    ] = 4
+    lr: Annotated[float, Meta(gt=0, le=1, description="first step of the mean; 1: Newton's")] = 1.0
+    lr_precision: Annotated[
+        float, Meta(gt=0, le=1, description="first step of the precision, which adapts; 1: a full update")
+    ] = 0.5
+    optimiser: Annotated[
+        Literal["von", "exact"],
+        Meta(description="of local training; exact: the minimiser in closed form, for quadratic losses"),
+    ] = "von"
 
 
 def von(

@@ -373,8 +373,8 @@ def test_wrong_arguments_are_usage_errors(change: dict[str, object], words: str)
 
 
 @pytest.mark.parametrize("spec", ["iid", "two_dirichlet", "dirichlet:1"])
-def test_more_clients_than_rows_names_an_empty_client(spec: str) -> None:
-    with pytest.raises(DataError, match=r"leaves client \d+ of 9 .*fewer clients"):
+def test_more_clients_than_rows_are_refused_before_rows_are_divided(spec: str) -> None:
+    with pytest.raises(DataError, match=r"9 clients cannot divide 8 training examples.*fewer clients"):
         partition(spec, targets=_balanced(2, 4), classes=2, clients=9, seed=0)
 
 

@@ -32,7 +32,7 @@ from fedsim.wire.envelope import (
 )
 from fedsim.wire.schema import TRIANGLE, Mean, Precision, Scalar, all_fields, check_values
 from launch.cli import main
-from launch.commands.catalogue import show
+from launch.commands.lists import show
 from launch.config import Execution
 from launch.run import launch
 from protocols import REGISTRY, AnyAlgorithm, find

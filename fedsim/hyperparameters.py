@@ -1,0 +1,57 @@
+"""Types of hyperparameters that several algorithms or solvers have, each with its limits and its meaning.
+
+A hyperparameter is a field of an algorithm, or of a dataclass that is a field of it. `fedsim describe` and
+the pages of docs/algorithms show the description in its annotation, also that of a user's own:
+
+    shrinkage: Annotated[float, Meta(ge=0, description="weight of the samples' covariance")] = 0.1
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+# ---- local training
+
+Epochs = Annotated[int, Meta(ge=1, description="passes over the client's examples in one local training")]
+BatchSize = Annotated[
+    int, Meta(ge=1, description="examples per local step; the last batch of a pass may have fewer")
+]
+LearningRate = Annotated[float, Meta(gt=0, description="learning rate of local training, in round 1")]
+Decay = Annotated[
+    float, Meta(gt=0, le=1, description="factor per round: the learning rate in round r is lr * decay^(r-1)")
+]
+Momentum = Annotated[
+    float,
+    Meta(ge=0, lt=1, description="of SGD: v <- momentum v + g, w <- w - lr v; v is 0 when a task begins"),
+]
+Clip = Annotated[
+    float, Meta(ge=0, description="largest norm of a step's gradient, penalties included; 0: no limit")
+]
+CarryAdam = Annotated[
+    bool,
+    Meta(
+        description="Adam goes on with the moments and step count of the client's last task, if the "
+        "algorithm keeps them; false: every task begins at zero"
+    ),
+]
+
+# ---- objectives
+
+PriorPrecision = Annotated[float, Meta(gt=0, description="precision of the prior N(0, I/delta)")]
+Tempering = Annotated[float, Meta(gt=0, description="temperature of the loss: clients minimise l_k / tau")]
+ProxNorm = Annotated[
+    Literal["squared", "unsquared"],
+    Meta(description="norm of the proximal term: |w - w_g|^2 (the paper) or |w - w_g| (released code)"),
+]
+GgnEstimator = Annotated[
+    Literal["exact", "sign", "top2_sign"],
+    Meta(
+        description="diagonal of the GGN: exact, or an unbiased estimate by random signs; top2_sign keeps "
+        "the two largest columns exact"
+    ),
+]
+MomentumOfServer = Annotated[
+    float, Meta(ge=0, lt=1, description="momentum of the server's statistic: m <- (1-beta) gradient + beta m")
+]

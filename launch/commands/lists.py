@@ -1,0 +1,36 @@
+"""fedsim list: from launch.names, because importing what the names stand for takes seconds."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from launch import names, presets
+
+
+def show(kind: str) -> None:
+    """Print all names of a kind (one of launch.names.KINDS), or the presets."""
+    if kind == "presets":
+        return _show_presets()
+    heads = names.heads(kind)
+    table = Table(box=None, pad_edge=False, show_header=bool(heads), header_style="bold")
+    known = names.names(kind).values()
+    columns = len(next(iter(known)).cells)
+    for column in range(columns + 1):
+        label = heads[column] if heads else ""
+        bold, narrow = column == 0, column < columns
+        table.add_column(label, style="bold" if bold else "", no_wrap=narrow)
+    for name in known:
+        table.add_row(name.usage, *name.cells)
+    Console(highlight=False).print(table)
+
+
+def _show_presets() -> None:
+    """Print the presets, with the algorithms that each has hyperparameters for."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name in presets.names():
+        preset = presets.Preset.read(name)
+        table.add_row(name, "\n".join((preset.title, ", ".join(preset.algorithm), preset.results)))
+    Console(highlight=False).print(table)

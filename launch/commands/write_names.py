@@ -1,0 +1,73 @@
+"""Write launch/names.json from the registries: python -m launch.commands.write_names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from fedsim.data.catalogue import DATASETS
+from fedsim.data.partitions import PARTITIONS
+from fedsim.experiment import hyperparameter_names
+from fedsim.learning.models.registry import MODELS
+from fedsim.participation import BASES, SPECS
+from fedsim.specs import Form
+from fedsim.wire.codecs import CODECS
+from fedsim.wire.schema import all_fields
+from launch import names
+from launch.commands.catalogue import all_exchanges
+from protocols import REGISTRY, AnyAlgorithm
+
+
+def text() -> str:
+    """What names.json must hold."""
+    bases = {base.form.usage: base for base in BASES.values()}
+    kinds: dict[str, dict[str, Any]] = {
+        "algorithms": {kind.name: _algorithm(kind()) for kind in REGISTRY},
+        "datasets": {
+            d.name: _entry(d.form, f"{d.description}{_needs(d.files)}", d.name) for d in DATASETS.values()
+        },
+        "models": {m.name: _entry(Form(m.name), m.description) for m in MODELS.values()},
+        "partitions": {p.name: _entry(p.form, p.description) for p in PARTITIONS.values()},
+        "codecs": {c.name: _entry(c.form, c.description) for c in CODECS.values()},
+        "schedules": {
+            (bases[usage].form.name if usage in bases else usage): _entry(
+                bases[usage].form if usage in bases else Form(usage), description
+            )
+            for usage, description in SPECS.items()
+        },
+    }
+    return json.dumps({kind: kinds[kind] for kind in names.KINDS}, indent=1, ensure_ascii=False) + "\n"
+
+
+def _entry(form: Form, description: str, usage: str = "") -> dict[str, Any]:
+    entry: dict[str, Any] = {"usage": usage or form.usage, "cells": [description]}
+    if form.arguments:
+        entry |= {"arguments": form.arguments, "optional": form.optional}
+    return entry | ({"help": form.help} if form.help else {})
+
+
+def _algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
+    """What each costs per client and round, and where it comes from."""
+    costs = [all_exchanges(algorithm, side) for side in ("down", "up")]
+    return {
+        "usage": algorithm.name,
+        "cells": [*costs, algorithm.paper],
+        "hyperparameters": sorted(hyperparameter_names(type(algorithm))),
+        "fields": sorted(set(_fields(algorithm))),
+    }
+
+
+def _fields(algorithm: AnyAlgorithm) -> Iterator[str]:
+    for exchange in (*algorithm.setup, *algorithm.exchanges):
+        for message in (exchange.down, exchange.up):
+            yield from (field.name for field in all_fields(message))
+
+
+def _needs(files: tuple[str, ...]) -> str:
+    folders = dict.fromkeys(file.rpartition("/")[0] for file in files)
+    return f" (in DIR/{', '.join(folders)})" if folders else ""
+
+
+if __name__ == "__main__":
+    names.FILE.write_text(text(), encoding="utf-8")

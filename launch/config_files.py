@@ -1,0 +1,113 @@
+"""Files that --config reads: a configuration, one variant of a sweep's recipe, or the manifest of a run.
+
+    [experiment]  [hyperparameters]  [codecs]  [execution]         configuration: any of these tables
+    docs/recipes/fashion_mnist.toml:fedlap_cov                     recipe: FILE.toml:LABEL of a variant
+    runs/20261121-fedlap_cov-0/manifest.json, or the run folder    manifest: its experiment, carried out anew
+
+A recipe's variant has the recipe's first seed, so that it is the first run of that line of its tables.
+Imports nothing heavy, because options are resolved before the fork server is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import DataError, UsageError, unknown
+from fedsim.experiment import Experiment, dotted, read_toml
+from launch.presets import Preset
+
+TABLES = ("experiment", "hyperparameters", "codecs", "execution")
+MANIFEST = "manifest.json"
+Tables = dict[str, dict[str, Any]]
+
+
+def read_config(text: str) -> Tables:
+    """The tables of what --config names; hyperparameters by dotted names.
+
+    Raises:
+        UsageError: naming the file and what is wrong in it.
+        DataError: if a manifest is damaged.
+    """
+    path, label = _split(text)
+    if path.is_dir() or path.suffix == ".json":
+        return _of_manifest(path / MANIFEST if path.is_dir() else path)
+    file = read_toml(path)
+    if "variant" in file:
+        return _of_recipe(path, file, label)
+    if label:
+        raise UsageError(f"--config {text}: {path} has no [[variant]], so write it without :{label}")
+    for table in file:
+        if table not in TABLES:
+            raise unknown(f"table in {path}:", table, TABLES)
+    return _tables(path, file)
+
+
+def merged(*layers: Mapping[str, Mapping[str, Any]]) -> Tables:
+    """All tables by dotted keys, the later layer over the earlier.
+
+    A variant's [local] replaces single keys of the recipe's, not the whole group. A later key comes last,
+    because lr and local.lr may mean the same.
+    """
+    result: Tables = {table: {} for table in TABLES}
+    for layer in layers:
+        for table, values in layer.items():
+            for key, value in dotted(values):
+                result[table].pop(key, None)
+                result[table][key] = value
+    return result
+
+
+def _split(text: str) -> tuple[Path, str]:
+    """FILE.toml:LABEL as its parts; a label may hold any character."""
+    path, colon, label = text.partition(".toml:")
+    return (Path(f"{path}.toml"), label) if colon else (Path(text), "")
+
+
+def _tables(path: Path, file: Mapping[str, Any]) -> Tables:
+    for table in TABLES:
+        if not isinstance(file.get(table, {}), dict):
+            raise UsageError(f"--config {path}: {table} = {file[table]!r} is no table; write [{table}]")
+    return merged({table: file.get(table, {}) for table in TABLES})
+
+
+def _of_recipe(path: Path, file: Mapping[str, Any], label: str) -> Tables:
+    variants = file["variant"] if isinstance(file["variant"], list) else []
+    known = {str(v["label"]): v for v in variants if isinstance(v, dict) and "label" in v}
+    if not label:
+        raise UsageError(
+            f"--config {path} is a recipe: name one of its variants, such as "
+            f"{path}:{next(iter(known), 'LABEL')} (there are {len(known)}; fedsim sweep runs them all)"
+        )
+    if label not in known:
+        raise unknown(f"variant in {path}:", label, known)
+    variant = known[label]
+    if grid := {**file.get("grid", {}), **variant.get("grid", {})}:
+        raise UsageError(
+            f"--config {path}:{label} has a grid over {', '.join(grid)}: fedsim sweep runs it, or copy the "
+            "variant into a file of its own and write the values down"
+        )
+    layers = [_tables(path, file), _tables(path, variant)]
+    algo = merged(*layers)["experiment"].get("algo")
+    if file.get("preset"):
+        layers.insert(0, Preset.read(str(file["preset"])).tables(str(algo)))
+    result = merged(*layers)
+    result["experiment"].setdefault("seed", next(iter(file.get("seeds", [0])), 0))
+    return result
+
+
+def _of_manifest(path: Path) -> Tables:
+    """The experiment, without what the run added to it from data and algorithm."""
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))["experiment"]
+        own = {f.name: described[f.name] for f in fields(Experiment) if f.name in described}
+    except OSError as e:
+        raise UsageError(f"--config {path}: {e.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"--config {path} is no manifest of a run, or it is damaged") from None
+    own.pop("device", None)  # follows from --devices
+    tables = {name: own.pop(name, None) or {} for name in ("hyperparameters", "codecs")}
+    return merged({"experiment": own}, tables)

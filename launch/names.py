@@ -1,0 +1,141 @@
+"""The names that users choose from, by kind, without importing what they name: torch takes seconds.
+
+names.json has them. `python -m launch.commands.write_names` writes it from the registries, and
+tests/launch/test_names.py compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fedsim import plugins, traces
+from fedsim.errors import unknown
+from fedsim.experiment import Experiment, dotted
+from fedsim.specs import Form, number, parse, split_modifiers
+
+FILE = Path(__file__).with_name("names.json")
+KINDS = ("algorithms", "datasets", "models", "partitions", "codecs", "schedules")
+
+
+@dataclass(frozen=True)
+class Name:
+    """A choice: how it is written, and its line of `fedsim list`.
+
+    Attributes:
+        usage: The name with all its arguments.
+        cells: What is said about it, column by column.
+        form: How it is parsed.
+        hyperparameters: Of an algorithm, what --set may name.
+        fields: Of an algorithm, the fields of its messages.
+    """
+
+    usage: str
+    cells: tuple[str, ...]
+    form: Form
+    hyperparameters: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+
+
+@cache
+def _file() -> Mapping[str, Any]:
+    return dict(json.loads(FILE.read_text(encoding="utf-8")))
+
+
+@cache
+def names(kind: str) -> Mapping[str, Name]:
+    """All names of a kind (one of KINDS), in the order in which they are listed."""
+    return {
+        name: Name(
+            entry["usage"],
+            tuple(entry["cells"]),
+            Form(name, tuple(entry.get("arguments", ())), entry.get("optional", 0), entry.get("help", "")),
+            tuple(entry.get("hyperparameters", ())),
+            tuple(entry.get("fields", ())),
+        )
+        for name, entry in _file()[kind].items()
+    }
+
+
+def heads(kind: str) -> tuple[str, ...]:
+    """The columns of `fedsim list KIND`; none for two columns without a head."""
+    return ("algorithm", "down", "up", "paper") if kind == "algorithms" else ()
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse a name that does not exist, before anything is imported; the rest is checked where it is used.
+
+    Raises:
+        UsageError: with the nearest names.
+    """
+    check_name("algorithms", experiment.algo)
+    check_name("datasets", experiment.dataset)
+    check_name("partitions", experiment.partition)
+    if experiment.model:
+        check_name("models", experiment.model)
+    check_schedule(experiment.participation)
+    for codec in experiment.codecs.values():
+        check_name("codecs", codec)
+    if plugins.is_spec(experiment.algo):
+        return
+    algorithm = names("algorithms")[experiment.algo]
+    for key, _ in dotted(experiment.hyperparameters):
+        if key not in algorithm.hyperparameters:
+            where = f"key in hyperparameters of {experiment.algo}:"
+            raise unknown(where, key, algorithm.hyperparameters, command=f"fedsim describe {experiment.algo}")
+    every = {field for known in names("algorithms").values() for field in known.fields}
+    for key in experiment.codecs:
+        if key.rpartition(".")[2] not in every:
+            raise unknown("message field", key.rpartition(".")[2], algorithm.fields)
+
+
+_LABELS = {
+    "algorithms": "algorithm",
+    "datasets": "data set",
+    "models": "model",
+    "partitions": "partition",
+    "codecs": "codec",
+    "schedules": "schedule",
+}
+
+
+def check_name(kind: str, spec: str) -> None:
+    """Check the name of a spec NAME[:ARGUMENTS], and how many arguments it has; files of users pass.
+
+    Raises:
+        UsageError: as fedsim.specs.parse.
+    """
+    if plugins.is_spec(spec):
+        return
+    if kind in ("algorithms", "models"):
+        if spec not in names(kind):
+            raise unknown(_LABELS[kind], spec, names(kind))
+        return
+    parse(spec, _LABELS[kind], _forms(kind))
+
+
+def check_schedule(spec: str) -> None:
+    """Check the name of a schedule, and its modifiers.
+
+    Raises:
+        UsageError: as fedsim.specs.parse.
+    """
+    if spec.startswith(traces.PREFIX) or plugins.is_spec(traces.split(spec)[0]):
+        return
+    head, _ = split_modifiers(spec, "--participation", traces.MODIFIERS)
+    if math.isnan(number(head)):
+        parse(head, "schedule", _forms("schedules"))
+
+
+def _forms(kind: str) -> Mapping[str, Form]:
+    return {name: known.form for name, known in names(kind).items() if not name.startswith("...")}
+
+
+def hyperparameters() -> Iterable[str]:
+    """The names of all algorithms' hyperparameters."""
+    return {name for known in names("algorithms").values() for name in known.hyperparameters}

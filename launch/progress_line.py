@@ -1,0 +1,97 @@
+"""The progress of a run in one line that fits its width: what matters most, and a bar in the rest."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from launch.terminal import duration, megabytes
+
+GAP = 2
+"""Spaces between parts."""
+LEAST_BAR = 8
+"""Of a narrower bar little can be seen: there is none."""
+RECENT = 10
+"""Rounds whose mean duration estimates the time that is left."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the line; of a narrow line, those of high rank are left out."""
+
+    text: str
+    rank: int
+
+
+@dataclass
+class ProgressLine:
+    """What rich renders: round, scores and bytes of the last evaluated round, time left, bar.
+
+    Attributes:
+        rounds: How many there are.
+        parts: Of the last evaluated round.
+    """
+
+    rounds: int
+    parts: Sequence[Part] = ()
+    _done: int = 0
+    _ends: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT + 1))
+
+    def committed(self, round: int, now: float) -> None:
+        """Count a committed round; now: in seconds, of any clock."""
+        self._done = round
+        self._ends.append(now)
+
+    @property
+    def time_left(self) -> float | None:
+        """The estimate in seconds; None before two rounds are committed, and at the end."""
+        left = self.rounds - self._done
+        if len(self._ends) < 2 or not left:
+            return None
+        return left * (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        label = f"round {self._done:>{len(str(self.rounds))}}/{self.rounds}"
+        seconds = self.time_left
+        parts = [*self.parts, *([Part(f"{duration(seconds)} left", 2)] if seconds is not None else [])]
+        width = options.max_width - 1  # a terminal may wrap a line that is full
+        text = fitted("", parts, width - len(label) - GAP) if parts else ""
+        bar = width - len(label) - GAP - (len(text) + GAP if text else 0)
+        line = Table.grid(padding=(0, GAP, 0, 0))
+        cells: list[Any] = [label]
+        if bar >= LEAST_BAR:
+            cells.append(ProgressBar(total=max(1, self.rounds), completed=self._done, width=bar))
+        line.add_row(*cells, text)
+        yield line
+
+
+def progress_parts(metrics: Mapping[str, Any], bytes_so_far: int) -> list[Part]:
+    """An evaluated round: scores, bytes of this round and of all so far (both directions), seconds."""
+    accuracy, nll = metrics["test_accuracy"], metrics["test_nll"]
+    parts = [Part(f"accuracy {accuracy:.4f}", 0)] if accuracy is not None else []
+    down, up = metrics["bytes_down"], metrics["bytes_up"]
+    return [
+        *parts,
+        Part(f"NLL {'nan' if nll is None else f'{nll:.4f}'}", 3),
+        Part(f"{megabytes(bytes_so_far)} so far", 1),
+        Part(f"this round {megabytes(down)} down, {megabytes(up)} up", 5),
+        Part(f"{metrics['seconds']:.2f} s", 4),
+    ]
+
+
+def fitted(label: str, parts: Sequence[Part], width: int) -> str:
+    """The label and those parts that fit, in their order, of the lowest ranks."""
+    kept = list(parts)
+    while kept and len(_joined(label, kept)) > width:
+        kept.remove(max(kept, key=lambda part: part.rank))
+    return _joined(label, kept)
+
+
+def _joined(label: str, parts: Sequence[Part]) -> str:
+    return (" " * GAP).join([*([label] if label else []), *(part.text for part in parts)])

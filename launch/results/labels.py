@@ -1,0 +1,214 @@
+"""Names of groups of runs: the shortest texts that tell them apart, and what else differs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim import plugins
+
+Settings = Mapping[str, Any]
+
+CODECS = "codecs"
+TELLING = (CODECS, "hyperparameters", "participation", "error_feedback", "partition", "model", "dataset")
+"""What people tell runs apart by, in this order; then any other key."""
+NO_TASK = ("algo", "params", "eval_samples", "threads", "device", "eval_every")
+"""What a label does not name: what follows from other settings, and how a run is measured or carried out."""
+ABSENT = object()
+LONGEST = 60
+"""Characters of a label."""
+
+
+def labels(groups: Sequence[Settings]) -> list[str]:
+    """The algorithm with the settings of the task that not all groups share, and, among groups of one
+    algorithm, the fewest settings that no other has. If a label would be longer than LONGEST, all leave out
+    the settings of the task that tell no groups of one algorithm apart; `unnamed` has them.
+
+    Settings are dotted (codecs.mean, hyperparameters.local.lr); no two groups are equal.
+    """
+    whole = _labels(groups, _of_task(groups))
+    return whole if max(map(len, whole), default=0) <= LONGEST else _labels(groups, [])
+
+
+def unnamed(groups: Sequence[Settings]) -> dict[str, str]:
+    """By label, settings of the task that not all groups share and that the labels leave out."""
+    if labels(groups) == _labels(groups, _of_task(groups)):
+        return {}
+    return {
+        label: ", ".join(_parts(_of_task(groups), group))
+        for label, group in zip(labels(groups), groups, strict=True)
+    }
+
+
+def _labels(groups: Sequence[Settings], always: Sequence[str]) -> list[str]:
+    names = [plugins.short(str(g["algo"])) for g in groups]
+    out = list(names)
+    for name in dict.fromkeys(names):
+        alike = [g for g, other in zip(groups, names, strict=True) if other == name]
+        message = _telling(alike)
+        for n in (n for n, other in enumerate(names) if other == name):
+            keys = sorted({*_needed(groups[n], alike, message), *always}, key=_order(groups))
+            if parts := _parts(keys, groups[n]):
+                out[n] = f"{name} ({', '.join(parts)})"
+    return out
+
+
+def _of_task(groups: Sequence[Settings]) -> list[str]:
+    """Keys that not all groups have with one value and that are no hyperparameters."""
+    tables = ("hyperparameters", "sources")
+    differing = [key for key in _differing(groups) if key.partition(".")[0] not in tables]
+    return [key for key in differing if key not in NO_TASK]
+
+
+def _order(groups: Sequence[Settings]) -> Callable[[str], tuple[int, int]]:
+    keys = list(dict.fromkeys(key for g in groups for key in g))
+    return lambda key: (_rank(key), keys.index(key))
+
+
+def natural(label: str) -> list[tuple[float, str]]:
+    """A key that sorts labels by their numbers, dense first."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[-+]?\d+)?)", label.replace("(dense", "("))
+    return [(float(part), "") if n % 2 else (-math.inf, part) for n, part in enumerate(parts)]
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What not all groups share: the names of settings, one row of values per group, and, by algorithm,
+    the hyperparameters that only some algorithms have."""
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    own: Mapping[str, str]
+
+
+def differences(groups: Sequence[Settings]) -> Differences:
+    """A hyperparameter that only some groups have is a difference if it differs between these."""
+    keys: list[str] = []
+    own: list[str] = []
+    for key in _differing(groups):
+        values = {repr(g[key]) for g in groups if key in g}
+        alone = key.startswith("hyperparameters.") and len(values) == 1
+        if key not in ("algo", "params"):
+            (own if alone else keys).append(key)
+    by: dict[str, str] = {}
+    for g in groups:
+        if parts := [f"{_short(key, own)} {g[key]}" for key in own if key in g]:
+            by[plugins.short(str(g["algo"]))] = ", ".join(parts)
+    return Differences(
+        tuple(_short(key, keys) for key in keys),
+        tuple(tuple(_value(key, g) for key in keys) for g in groups),
+        by,
+    )
+
+
+def shared(groups: Sequence[Settings]) -> dict[str, str]:
+    """Settings that all groups share, by name."""
+    differing = _differing(groups)
+    return {_name(key): str(v) for key, v in groups[0].items() if key not in differing} if groups else {}
+
+
+def differing_hyperparameters(groups: Sequence[Settings]) -> list[str]:
+    """Names and values of hyperparameters that several algorithms have and that differ between algorithms."""
+    result = []
+    for key in (key for key in _differing(groups) if key.startswith("hyperparameters.")):
+        values: dict[str, list[str]] = {}
+        for g in groups:
+            if key in g and str(g[key]) not in values.setdefault(str(g["algo"]), []):
+                values[str(g["algo"])].append(str(g[key]))
+        if len({tuple(v) for v in values.values()}) > 1:
+            every = dict.fromkeys(text for v in values.values() for text in v)
+            result.append(f"{_name(key)} ({', '.join(every)})")
+    return result
+
+
+def _value(key: str, group: Settings) -> str:
+    if key not in group:
+        return "dense" if _choice(key) == CODECS else "–"
+    value = group[key]
+    return "none" if value == "" else plugins.short(value) if isinstance(value, str) else str(value)
+
+
+def _differing(groups: Sequence[Settings]) -> list[str]:
+    """Keys that not all groups have with one value, in the order of TELLING."""
+    keys = dict.fromkeys(key for g in groups for key in g)
+    result = [key for key in keys if len({repr(g.get(key, ABSENT)) for g in groups}) > 1]
+    return sorted(result, key=_rank)
+
+
+def _telling(groups: Sequence[Settings]) -> list[str]:
+    """Few keys whose values no two groups share: always the choice next that tells most apart."""
+    differing = _differing(groups)
+    choices: dict[str, list[str]] = {}
+    for key in differing:
+        choices.setdefault(_choice(key), []).append(key)
+    message: list[str] = []
+
+    def apart(keys: Sequence[str]) -> int:
+        return len({repr([g.get(key, ABSENT) for key in keys]) for g in groups})
+
+    while apart(message) < len(groups) and choices:
+        best = max(choices, key=lambda choice: apart([*message, *choices[choice]]))  # the first of equals
+        message += choices.pop(best)
+    return sorted(message, key=_rank)
+
+
+def _needed(group: Settings, alike: Sequence[Settings], message: Sequence[str]) -> list[str]:
+    """Without the choices, last first, that the others do without to exclude the other groups."""
+    keys = list(message)
+    for choice in dict.fromkeys(_choice(key) for key in reversed(message)):
+        fewer = [key for key in keys if _choice(key) != choice]
+        same = [g for g in alike if all(g.get(k, ABSENT) == group.get(k, ABSENT) for k in fewer)]
+        keys = fewer if len(same) == 1 and fewer else keys
+    return keys
+
+
+def _parts(keys: Sequence[str], group: Settings) -> list[str]:
+    """In words; a group without a codec where others have one is dense."""
+    codecs = [key for key in keys if _choice(key) == CODECS]
+    parts = [text for key in keys if (text := _setting(key, _short(key, keys), group))]
+    if codecs and not any(key in group for key in codecs):
+        plain = not any(_choice(key) == CODECS for key in group)
+        parts.insert(0, "dense" if plain else f"{_name(codecs[0])} dense")
+    return parts
+
+
+def _choice(key: str) -> str:
+    """Codecs are one choice, so those that differ come together."""
+    return CODECS if key.startswith(f"{CODECS}.") else key
+
+
+def _rank(key: str) -> int:
+    first = key.partition(".")[0]
+    return TELLING.index(first) if first in TELLING else len(TELLING)
+
+
+def _setting(key: str, name: str, settings: Settings) -> str:
+    """'' for a field without codec."""
+    if key not in settings:
+        return "" if key.startswith(("codecs.", "sources.")) else f"no {name}"
+    value = settings[key]
+    if key.startswith("sources."):
+        return f"source {str(value)[:8]}"
+    if value is True:
+        return name
+    if value == "" or value is False or (key == "until" and not value):
+        return f"no {name}"
+    return f"{name} {plugins.short(value) if isinstance(value, str) else value}"
+
+
+def _name(key: str) -> str:
+    """hyperparameters.local.lr is local.lr, codecs.up.mean up.mean, evaluate_on evaluate on."""
+    table, _, rest = key.partition(".")
+    if table == "sources":
+        return f"source {rest}"
+    return rest or key.replace("_", " ")
+
+
+def _short(key: str, beside: Sequence[str]) -> str:
+    """lr for hyperparameters.local.lr, where no other key ends so."""
+    last = key.rpartition(".")[2]
+    alone = sum(other.rpartition(".")[2] == last for other in beside) == 1
+    return last if key.startswith("hyperparameters.") and alone else _name(key)

@@ -1,0 +1,86 @@
+"""What an algorithm costs one client: in a round, and once (docs/decisions/005-units-of-p.md)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+    from fedsim.algorithm import Algorithm
+    from fedsim.wire.ledger import Entry
+
+SIDES = ("down", "up")
+Sent = tuple[int, str, str]
+"""The exchange (1, 2), the direction and the name of a field."""
+
+
+def sent_once(algorithm: Algorithm[Any, Any, Any, Any]) -> frozenset[Sent]:
+    """Fields that a client gets or sends once: those of the optional groups of the messages."""
+    from fedsim.wire.schema import optional_group, schema  # imports torch
+
+    return frozenset(
+        (number, side, f.name)
+        for number, exchange in enumerate(algorithm.exchanges, 1)
+        for side in SIDES
+        if (group := optional_group(getattr(exchange, side)))
+        for f in schema(group.message)
+    )
+
+
+@dataclass
+class ClientCosts:
+    """Bytes of the algorithm, headers and framing included, by direction.
+
+    Attributes:
+        optional: The fields that are sent once, as sent_once has them.
+        rounds: Bytes of the rounds 1, 2, ... without these fields.
+        once: Bytes of the set-up (round 0) and of these fields.
+    """
+
+    optional: frozenset[Sent] = frozenset()
+    rounds: Counter[str] = field(default_factory=Counter)
+    once: Counter[str] = field(default_factory=Counter)
+
+    def counted(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """Add ledger rows while they pass."""
+        for e in entries:
+            if e.kind == "algorithm":
+                alone = not e.round or (e.exchange, e.direction, e.field) in self.optional
+                (self.once if alone else self.rounds)[e.direction] += e.bytes
+            yield e
+
+    def units(self, *, params: int, participations: int, clients: int) -> dict[str, float]:
+        """In units of P, 4 * params bytes, for summary.json.
+
+        Args:
+            params: P.
+            participations: The pairs of a client and a round, from round 1, in which it got the broadcast.
+            clients: All clients.
+
+        Returns:
+            units_of_p_SIDE, per client and round, and units_of_p_once_SIDE, per client.
+        """
+        round, client = 4 * params * participations, 4 * params * clients
+        return {f"units_of_p_{side}": self.rounds[side] / round if round else 0.0 for side in SIDES} | {
+            f"units_of_p_once_{side}": self.once[side] / client if client else 0.0 for side in SIDES
+        }
+
+
+def of_ledger(
+    rows: pandas.DataFrame, optional: frozenset[Sent], *, params: int, clients: int
+) -> dict[str, float]:
+    """ClientCosts.units from ledger.csv, for runs whose summary.json does not have them."""
+    own = rows[rows.kind == "algorithm"]
+    alone = own["round"] == 0
+    for number, side, name in optional:
+        alone |= (own.exchange == number) & (own.direction == side) & (own.field == name)
+    costs = ClientCosts(optional)
+    for counter, part in ((costs.once, own[alone]), (costs.rounds, own[~alone])):
+        counter.update({side: int(part.bytes[part.direction == side].sum()) for side in SIDES})
+    sent = own[(own["round"] > 0) & (own.direction == "down")]
+    participations = len(sent[["round", "client"]].drop_duplicates())
+    return costs.units(params=params, participations=participations, clients=clients)

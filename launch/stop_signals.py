@@ -1,0 +1,69 @@
+"""Ctrl-C and SIGTERM while a run is started and carried out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import TracebackType
+from typing import Any
+
+from fedsim.errors import Interrupted
+from workers.transport.eventfd import Wakeup
+
+
+class StopSignals:
+    """The first SIGINT or SIGTERM asks the run to stop; a second one ends the process at once.
+
+    Until the coordinator runs, nobody looks at the wakeup, so the first signal raises KeyboardInterrupt: no
+    library that is being imported catches that. From then on it wakes the main loop, and where tasks run in
+    this process, so that the main loop may be inside one, it raises Interrupted.
+
+    At once is safe: the kernel ends the fork server and the workers with this process.
+
+    Attributes:
+        starting: The coordinator does not run yet.
+    """
+
+    def __init__(self, wakeup: Wakeup, in_process: bool, embedded: bool = False) -> None:
+        """Prepare; the handlers are installed where the block begins.
+
+        Args:
+            wakeup: What the first signal sets.
+            in_process: Whether tasks run in this process.
+            embedded: The process is a user's program. SIGTERM stays its own, a second SIGINT raises
+                KeyboardInterrupt, and outside the main thread, where Python has none, there is no handler.
+        """
+        self.starting = True
+        self._wakeup, self._in_process, self._embedded = wakeup, in_process, embedded
+        self._seen = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if self._embedded and threading.current_thread() is not threading.main_thread():
+            return self
+        numbers = (signal.SIGINT,) if self._embedded else (signal.SIGINT, signal.SIGTERM)
+        self._before = {number: signal.signal(number, self._handle) for number in numbers}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, previous in self._before.items():
+            signal.signal(number, previous)
+
+    def started(self) -> None:
+        """The coordinator looks at the wakeup from now on."""
+        self.starting = False
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self._seen += 1
+        if self._seen > 1 and self._embedded:
+            raise KeyboardInterrupt
+        if self._seen > 1:
+            os._exit(130)
+        self._wakeup.set()
+        if self.starting:
+            raise KeyboardInterrupt
+        if self._in_process:
+            raise Interrupted("interrupted")

@@ -1,0 +1,96 @@
+"""The columns of a recipe's tables and plots, checked before anything is run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+
+from fedsim.algorithm import Algorithm
+from fedsim.errors import UsageError
+from fedsim.experiment import Experiment
+from fedsim.learning.likelihoods import EXTRA
+from fedsim.round_events import evaluates
+from fedsim.wire.schema import all_fields
+from launch.results.statistics import SUMMED, Column, parsed
+from launch.sweep.recipe import Recipe, Row, Trial
+from protocols import AnyAlgorithm, find
+
+EVERY_RUN = (
+    *("test_accuracy", "test_nll", "ensemble_accuracy", "ensemble_nll", *EXTRA),
+    *("bytes_down", "bytes_up", "simulated_seconds", "seconds", "seconds_clients"),
+)
+"""Numbers that a line of metrics.jsonl may have whatever the algorithm is."""
+
+
+def check_columns(recipe: Recipe, trials: Sequence[Trial], where: str) -> None:
+    """Check that every column and every plot can be read off the runs that the recipe asks for.
+
+    Raises:
+        UsageError: naming `where`, the table or plot, and what is wrong.
+    """
+    for table in recipe.table:
+        selected = _trials_of(trials, table.only, table.at)
+        for text in table.columns:
+            _check(parsed(text), text, selected, f"{where}: {table.title or 'a table'}")
+    for plot in recipe.plot:
+        selected, place = _trials_of(trials, plot.only, plot.at), f"{where}: plot {plot.file}"
+        if "." in plot.x:
+            _check(parsed(plot.y), plot.y, selected, place)
+            continue
+        for name in (plot.x, plot.y):
+            if "@" in name or " to " in name:
+                raise UsageError(f"{place}: {name!r} is one number; a line needs a METRIC, such as test_nll")
+            if name != "round":
+                _check(Column("", name, None), name, selected, place)
+
+
+def _trials_of(trials: Iterable[Trial], only: Sequence[str], at: object) -> list[Trial]:
+    """The runs of a table or plot."""
+    values = dict(at) if isinstance(at, dict) else {}
+
+    def fits(row: Row) -> bool:
+        return all(row.point.get(key, value) == value for key, value in values.items())
+
+    return [t for t in trials if (not only or t.row.variant.label in only) and fits(t.row)]
+
+
+def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> None:
+    """Check one column against every run that it is read off."""
+    for trial in trials:
+        if column.round is not None and not _evaluated(column.round, trial.experiment):
+            e = trial.experiment
+            every = f", one in {e.eval_every} evaluated" if e.eval_every > 1 else ""
+            raise UsageError(
+                f"{place}: column {text!r}: {trial.row.name} has no evaluated round {column.round} "
+                f"({e.rounds} rounds{every})"
+            )
+        if column.metric in SUMMED:
+            continue
+        algorithm = find(trial.experiment.algo)
+        known = sorted({*EVERY_RUN, *_scalars(algorithm)})
+        if column.metric in known:
+            continue
+        near = difflib.get_close_matches(column.metric, known, n=1, cutoff=0.7)
+        if near or not _reports(algorithm):
+            hint = f"; did you mean {near[0]!r}?" if near else f" (it has {', '.join(known)})"
+            raise UsageError(
+                f"{place}: column {text!r}: {trial.row.name} has no metric {column.metric!r}{hint}"
+            )
+
+
+def _evaluated(round: int, experiment: Experiment) -> bool:
+    return round <= experiment.rounds and evaluates(round, experiment.rounds, experiment.eval_every, 1)
+
+
+def _scalars(algorithm: type[AnyAlgorithm]) -> Iterator[str]:
+    """The scalars of an algorithm's uploads, which are summed up into metrics.jsonl."""
+    built = algorithm()
+    for exchange in (*built.setup, *built.exchanges):
+        for field in all_fields(exchange.up):
+            scalars = field.members or ((field,) if field.kind.name == "scalar" else ())
+            yield from (scalar.name for scalar in scalars if scalar.kind.over != "nothing")
+
+
+def _reports(algorithm: type[AnyAlgorithm]) -> bool:
+    """Whether the algorithm adds numbers of its own, whose names only a run tells."""
+    return algorithm.report is not Algorithm.report

@@ -1,0 +1,137 @@
+"""A sweep without a recipe file: the options of launch for all runs, and lists of values to combine.
+
+fedsim sweep --preset fashion_mnist --over algo=fedavg,ivon_admm --over participation=full,0.3 --seeds 0,1,2
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from fedsim import plugins
+from fedsim.errors import UsageError
+from fedsim.experiment import DEFAULTS, Experiment, parse_setting
+from launch.config import Overrides
+from launch.results.compare import accuracy
+from launch.sweep.recipe import Recipe, Table, Variant
+
+FIXED = ("seed", "hyperparameters", "codecs", "device")
+"""Fields of Experiment that have another place in a grid."""
+
+
+def select_recipe(
+    file: Path | None, options: Mapping[str, Any], over: Sequence[str], seeds: str | None
+) -> Recipe:
+    """The recipe in a file, or the one that the options stand for.
+
+    Raises:
+        UsageError: for options beside a file, or naming what is wrong.
+        DataError: if --config is a manifest that is damaged.
+    """
+    supplied = [name for name, value in options.items() if value not in (None, ())]
+    if file is None:
+        if not over and seeds is None:
+            raise UsageError(
+                "name a recipe (docs/recipes/*.toml), or say what differs: --over KEY=V,V, --seeds S,S"
+            )
+        return recipe_of(options, over, seeds or "0")
+    if extra := [*supplied, *(["over"] if over else []), *(["seeds"] if seeds else [])]:
+        name = extra[0].replace("_", "-")
+        raise UsageError(
+            f"recipe {file}: a recipe says all of its runs itself; --{name} is for a sweep without one"
+        )
+    return Recipe.read(file)
+
+
+def recipe_of(options: Mapping[str, Any], over: Sequence[str], seeds: str) -> Recipe:
+    """The recipe that options stand for: one variant per algorithm, a grid over the other lists.
+
+    Args:
+        options: of launch, by field of Experiment, with config and preset.
+        over: KEY=VALUE,VALUE texts; KEY is an option of launch, a hyperparameter, or codec.FIELD.
+        seeds: "0,1,2" or "0-2".
+
+    Raises:
+        UsageError: naming the option that is wrong.
+        DataError: if --config is a manifest that is damaged.
+    """
+    remaining = dict(options)
+    preset = remaining.pop("preset", None) or ""
+    supplied = Overrides.of(remaining)
+    grid = dict(_axis(text) for text in over)
+    if len(grid) < len(over):
+        raise UsageError("--over: a key stands there twice; give all its values at once, KEY=VALUE,VALUE")
+    algorithms = grid.pop("experiment.algo", (supplied.experiment.get("algo", DEFAULTS.algo),))
+    variants = tuple(Variant(plugins.short(str(a)), experiment={"algo": a}) for a in algorithms)
+    return Recipe(
+        title=", ".join(v.label for v in variants),
+        variant=variants,
+        seeds=seed_list(seeds),
+        preset=preset,
+        experiment=supplied.experiment,
+        hyperparameters=supplied.hyperparameters,
+        codecs=supplied.codecs,
+        grid=grid,
+        table=(_table(supplied.experiment.get("until")),),
+    )
+
+
+def seed_list(text: str) -> tuple[int, ...]:
+    """The seeds of "0,1,2", "0-2", or both, "0-2,7".
+
+    Raises:
+        UsageError: for anything else.
+    """
+    result: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise UsageError(f"--seeds {text!r}: write 0,1,2 or 0-2")
+        result += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if len(set(result)) < len(result):
+        raise UsageError(f"--seeds {text!r}: a seed stands there twice")
+    return tuple(result)
+
+
+def _axis(text: str) -> tuple[str, tuple[Any, ...]]:
+    """A grid key, and its values in the type of the key."""
+    key, equals, listed = text.partition("=")
+    values = [value.strip() for value in listed.split(",")]
+    if not equals or not all(values) or not key.strip():
+        raise UsageError(f"--over {text!r}: write KEY=VALUE,VALUE, such as --over participation=full,0.3")
+    if len(set(values)) < len(values):
+        raise UsageError(f"--over {text!r}: a value stands there twice")
+    key = key.strip().replace("-", "_")
+    if key in FIXED:
+        instead = {"seed": "--seeds 0,1,2", "device": "--devices"}.get(
+            key, "--over NAME=... or codec.FIELD=..."
+        )
+        raise UsageError(f"--over {text!r}: write {instead}")
+    field, dot, rest = key.partition(".")
+    if dot and field in ("codec", "codecs"):
+        return f"codecs.{rest}", tuple(values)
+    if key in {f.name for f in fields(Experiment)}:
+        return f"experiment.{key}", tuple(
+            v if _is_text(key) else parse_setting(f"{key}={v}")[1] for v in values
+        )
+    name = rest if dot and field == "hyperparameters" else key
+    return f"hyperparameters.{name}", tuple(parse_setting(f"{name}={v}")[1] for v in values)
+
+
+def _is_text(key: str) -> bool:
+    """Whether a field of Experiment is a text, so that 0.3 stays one."""
+    hint = get_type_hints(Experiment, include_extras=True)[key]
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    return kind not in (int, float, bool)
+
+
+def _table(until: object) -> Table:
+    """What it cost to reach the accuracy at which runs stop, if there is one; what each ends with."""
+    columns = ["best test_accuracy@end", "test_nll@end", "MB@end"]
+    if until:
+        level = accuracy(str(until))
+        columns = [f"MB to {level:g}", f"rounds to {level:g}", *columns]
+    return Table(tuple(columns))

@@ -1,0 +1,75 @@
+"""The target accuracy of a run (--until): how it is written, and when and for how much it was reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from decimal import ROUND_DOWN, Decimal, InvalidOperation
+from typing import Any
+
+from fedsim.errors import UsageError
+from fedsim.round_events import reaches
+
+NONE = "none"
+
+
+def parsed(text: str, option: str) -> float:
+    """Read an accuracy, such as 0.75 or 75%.
+
+    Raises:
+        UsageError: for what is none; it names the option.
+    """
+    try:
+        number = Decimal(text.strip().removesuffix("%"))
+        value = float(number / 100 if text.strip().endswith("%") else number)  # 76.4% is exactly 0.764
+    except InvalidOperation:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise UsageError(f"{option} {text!r}: give an accuracy, such as 0.75 or 75%")
+    return value
+
+
+def percent(accuracy: float) -> str:
+    """0.78 as 78 %, 0.763888 as 76.38 %: rounded down, so that less than 78 % is never shown as 78 %."""
+    shown = (100 * Decimal(str(accuracy))).quantize(Decimal("0.01"), ROUND_DOWN)
+    return f"{float(shown):g} %"
+
+
+@dataclass(frozen=True)
+class TargetAccuracy:
+    """What the evaluated rounds of a run have reached so far.
+
+    Attributes:
+        until: The accuracy at which the run ends; 0: there is none.
+        reached: The first evaluated round that has it; None: no round yet.
+        best: The highest accuracy of a round; None: no round was evaluated.
+        best_round: The first round that has it.
+    """
+
+    until: float
+    reached: int | None = None
+    best: float | None = None
+    best_round: int = 0
+
+    def after(self, lines: Iterable[Mapping[str, Any]]) -> TargetAccuracy:
+        """The same after these lines of metrics.jsonl."""
+        result = self
+        for line in lines:
+            round, accuracy = line["round"], line.get("test_accuracy")
+            if result.reached is None and reaches(round, accuracy, self.until):
+                result = replace(result, reached=round)
+            if round and accuracy is not None and (result.best is None or accuracy > result.best):
+                result = replace(result, best=accuracy, best_round=round)
+        return result
+
+    def outcome(self, megabytes: float | None) -> str:
+        """What the last line of the terminal says; megabytes: of the algorithm, until it was reached."""
+        if self.reached is not None and megabytes is not None:
+            amount = f"{megabytes:,.0f}" if megabytes >= 100 else f"{megabytes:.3g}"
+            return f"reached {percent(self.until)} after round {self.reached} with {amount} MB"
+        if self.best is None:
+            return f"{percent(self.until)} was not reached; no round was evaluated"
+        return (
+            f"{percent(self.until)} was not reached; the best was {percent(self.best)} "
+            f"(round {self.best_round})"
+        )

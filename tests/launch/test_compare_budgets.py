@@ -1,0 +1,156 @@
+"""fedsim compare: which group reaches an accuracy with the fewest bytes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from launch.cli import main
+from launch.results.figures import Line, chart
+from launch.results.frontier import by_budget, ranking
+from launch.results.groups import gather
+from launch.results.tables import NONE, costs, results, unreached
+from tests.launch.run_folders import MB, Make
+
+PLAIN = str.maketrans("\N{NO-BREAK SPACE}", " ")
+
+
+def printed(*arguments: object, width: int = 120) -> str:
+    result = CliRunner().invoke(main, ["compare", *map(str, arguments)], env={"COLUMNS": str(width)})
+    assert result.exit_code == 0, result.output
+    return result.output.translate(PLAIN)
+
+
+def three(make: Make) -> Path:
+    """fedlap reaches 0.6 with every seed, fedavg with two of three, fedprox with none."""
+    for seed, last in enumerate((0.7, 0.65, 0.5)):
+        make(f"avg{seed}", (0.1, 0.4, last), seed=seed)
+        make(f"lap{seed}", (0.1, 0.3, 0.6), seed=seed, algo="fedlap", cost=(5 + seed) * MB)
+    return make("prox", (0.1, 0.2, 0.5977), algo="fedprox").parent
+
+
+def test_the_table_of_an_accuracy_has_the_fewest_bytes_first(make: Make) -> None:
+    make("dear", (0.1, 0.8), algo="fedavg", cost=9 * MB)
+    groups = gather([make("cheap", (0.1, 0.8), algo="fedlap").parent])
+    (grid,) = costs(groups, [0.75])
+    assert [line[0] for line in grid.lines] == ["fedlap", "fedavg"]
+    assert [line[1] for line in grid.lines] == ["2.00", "18.0"]
+    assert [line[3] for line in grid.lines] == ["1.00", "9.00"]  # times the least
+
+
+def test_who_reaches_it_with_some_seeds_or_not_at_all_comes_behind_and_says_so(make: Make) -> None:
+    groups = gather([three(make)])
+    (grid,) = costs(groups, [0.6])
+    lines = [[cell.translate(PLAIN) for cell in line] for line in grid.lines]
+    assert [line[:2] for line in lines] == [
+        ["fedlap", "24.0±3.3"],
+        ["fedavg", "2 of 3"],
+        ["fedprox", "– (59.7 %)"],
+    ]
+    assert [line[4] for line in lines] == ["3 of 3", "2 of 3", "0 of 1"]
+    assert lines[0][2] == "20.0 to 28.0" and lines[1][3] == NONE
+
+
+def test_the_best_that_was_reached_is_rounded_down(make: Make) -> None:
+    groups = gather([make("a", (0.1, 0.77999)).parent])
+    (c,) = ranking(groups, 0.78)
+    assert unreached(c).translate(PLAIN) == "– (77.9 %)"
+
+
+def test_the_terminal_says_the_best_that_was_reached_and_how_many_seeds_did(
+    make: Make, tmp_path: Path
+) -> None:
+    output = printed(three(make), "--to", "60%", "--out", tmp_path / "p.html", width=80)
+    by = {line.split()[0]: line for line in output.splitlines() if line.startswith("fed")}
+    assert by["fedprox"].endswith("– (59.7 %)") and by["fedavg"].endswith("2 of 3")
+    assert by["fedlap"].split()[1] == "3", "a count of seeds"
+    assert max(map(len, output.splitlines()[:-1])) <= 80
+
+
+def test_the_frontier_on_the_terminal_is_a_table(make: Make, tmp_path: Path) -> None:
+    make("cheap", (0.1, 0.4, 0.5))
+    runs = make("dear", (0.1, 0.2, 0.9), algo="fedlap", cost=3 * MB).parent
+    output = printed(runs, "--out", tmp_path / "p.html", width=80)
+    rows = [line.split() for line in output.splitlines()]
+    assert ["2.00", "to", "12.0", "fedavg", "40.0", "to", "50.0"] in rows
+    assert ["from", "12.0", "fedlap", "90.0"] in rows
+
+
+def test_a_seed_that_has_ended_keeps_what_it_reached(make: Make) -> None:
+    make("a0", (0.1, 0.8), seed=0, until=0.8, rounds=(0, 1))
+    make("a1", (0.1, 0.5, 0.6, 0.9), seed=1, until=0.8)
+    folder = tuple((make("x", algo="other").parent).glob("a*"))
+    for path in folder:
+        text = (path / "manifest.json").read_text()
+        (path / "manifest.json").write_text(re.sub(r'"rounds": \d+', '"rounds": 9', text))
+    (group,) = gather(folder)
+    b = by_budget(group)
+    assert list(b.x) == [2, 4, 6]
+    assert b.mean == pytest.approx([0.65, 0.7, 0.85]) and list(b.low) == [0.5, 0.6, 0.8]
+    assert group.stopped and group.done
+
+
+def ended_early(make: Make) -> Path:
+    """fedavg ended at 0.8 of its own accord in round 1; fedlap went on to 0.85."""
+    folder = make("short", (0.1, 0.8), until=0.8)
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace('"rounds": 1', '"rounds": 3'))
+    return make("long", (0.1, 0.7, 0.82, 0.85), algo="fedlap", until=0.8).parent
+
+
+def test_a_run_that_ended_at_its_target_is_marked_and_no_end_is_bold(make: Make, tmp_path: Path) -> None:
+    runs = ended_early(make)
+    groups = gather([runs])
+    assert [line[0] for line in results(groups).lines] == ["fedlap", "fedavg †"]
+    assert not any("**" in cell for line in results(groups).lines for cell in line)
+    output = printed(runs, "--out", tmp_path / "p.html")
+    assert "† ended when it reached its target accuracy (--until)" in output.replace("\n", " ")
+    assert "MB to" in output and " 0.8" in output  # the target is the level that is asked for
+    page = (tmp_path / "p.html").read_text()
+    assert "fedavg †" in page and "an accuracy of 0.8<" in page
+
+
+def test_bold_is_the_best_of_several_and_never_the_only_one(make: Make) -> None:
+    make("a", (0.1, 0.7))
+    groups = gather([make("b", (0.1, 0.8), algo="fedlap").parent])
+    assert sum("**" in cell for line in results(groups).lines for cell in line) == 3
+    make("c", (None, None), algo="fedprox")
+    groups = gather([groups[0].members[0].run.path, groups[0].members[0].run.path.parent / "c"])
+    accuracies = [line[3] for line in results(groups).lines]
+    assert len(accuracies) == 2 and not any("**" in cell for cell in accuracies)
+
+
+def test_the_levels_and_the_dots_on_them_are_in_the_picture(make: Make, tmp_path: Path) -> None:
+    make("a0", (0.1, 0.5, 0.8), seed=0)
+    make("a1", (0.1, 0.6, 0.9), seed=1)
+    runs = make("b", (0.1, 0.6, 0.7), algo="fedlap", cost=3 * MB).parent
+    printed(runs, "--to", "0.55", "--to", "0.75", "--out", tmp_path / "p.html")
+    page = (tmp_path / "p.html").read_text()
+    pictures = re.findall(r"<svg role=.*?</svg>", page, re.S)
+    drawn = [picture for picture in pictures if ">0.75</text>" in picture]
+    assert len(drawn) == 3, "the picture at the top, accuracy over rounds and over megabytes"
+    assert "best accuracy so far" in drawn[0] and page.index(drawn[0]) < page.index("<h2>Results")
+    assert drawn[0].count("<title>fedavg</title>") > drawn[0].count("<title>fedlap</title>")
+
+
+def test_the_axis_of_rounds_has_whole_numbers_only() -> None:
+    for rounds in (1, 2, 3, 7, 11):
+        x = np.arange(rounds + 1, dtype=float)
+        axis = chart([Line("a", x, x)], "round", "y").partition('id="g')[2]
+        labels = re.findall(r'<g id="[^"]*xtick_\d+">.*?>([-\d.,]+)</text>', axis, re.S)
+        assert len(labels) >= 2 and all("." not in label for label in labels), labels
+
+
+def test_a_page_without_a_name_is_a_new_file_each_time(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = make("a").parent
+    monkeypatch.chdir(tmp_path)
+    for _ in range(3):
+        printed(runs)
+    assert len(list(tmp_path.glob("comparisons/*.html"))) == 3
+    assert "comparisons/TIME.html" in CliRunner().invoke(main, ["compare", "--help"]).output
