@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from fedsim.errors import DiskError, FedsimError, Interrupted
-from launch import PROGRAM_START, terminal
+from launch import PROGRAM_START, names, terminal
 from launch.options import PLANNED, RESUMED, Configured, configuration, configuration_of
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -192,6 +192,7 @@ def list_(what: str) -> None:
 @click.argument("algo")
 def describe(algo: str) -> None:
     """Describe an algorithm: its box, its messages and their cost in P, its hyperparameters."""
+    names.check_name("algorithms", algo)
     from launch.commands.catalogue import describe
 
     describe(algo)
@@ -251,6 +252,7 @@ def schedule(spec: str, clients: int, rounds: int, seed: int) -> None:
 
     size:N is drawn here as if client k had k + 1 examples.
     """
+    names.check_schedule(spec)
     from launch.commands.schedule import show
 
     show(spec, clients=clients, rounds=rounds, seed=seed, sizes=tuple(range(1, clients + 1)))

@@ -170,7 +170,7 @@ def _why_unused(problem: Problem) -> list[str]:
     if e.evaluate_on != "test":
         reasons.append(f"evaluation on {e.evaluate_on}")
     if name == "two_dirichlet":
-        reasons.append("two_dirichlet rounds the number of each client and class")
+        reasons.append("two_dirichlet rounds per client and class")
     elif name == "natural":
         reasons.append(f"natural takes the first {counted(e.clients, 'client')} of the data set")
     elif not reasons:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from launch import names
+from launch.terminal import console
 
 
 def show(kind: str) -> None:
@@ -20,4 +20,4 @@ def show(kind: str) -> None:
         table.add_column(label, style="bold" if bold else "", no_wrap=narrow)
     for name in known:
         table.add_row(name.usage, *name.cells)
-    Console(highlight=False).print(table)
+    console().print(table)
