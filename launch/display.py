@@ -156,10 +156,8 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         unused = counted(len(data.train_targets) - sum(sizes), "training example")
         lines.append(f"{unused} unused: {', '.join(_why_unused(problem))}")
     if workers > clients:
-        lines.append(
-            f"{counted(workers - clients, 'worker')} of {workers} can only evaluate: "
-            f"there are {counted(clients, 'client')}"
-        )
+        useful = f"{counted(workers, 'worker')} for {counted(clients, 'client')}"
+        lines.append(f"{useful}: {workers - clients} can only evaluate")
     return lines
 
 

@@ -76,8 +76,8 @@ def resume(
     experiment, execution = stored.configure(options)
     if stored.complete and experiment.rounds == stored.experiment.rounds:
         if not quiet:
-            rounds = counted(experiment.rounds, "round")
-            print(f"{folder} is complete: all {rounds}; --rounds gives it more", flush=True)
+            rounds = "all " * (experiment.rounds > 1) + counted(experiment.rounds, "round")
+            print(f"{folder} is complete: {rounds}; --rounds gives it more", flush=True)
         return folder
     return launch(experiment, execution, quiet=quiet, stored=stored, started=started, embedded=embedded)
 
