@@ -13,7 +13,7 @@ import click
 
 import fedsim
 from fedsim.errors import DiskError, FedsimError, Interrupted
-from launch import PROGRAM_START, terminal
+from launch import PROGRAM_START, names, terminal
 from launch.options import (
     PLANNED,
     RESUMED,
@@ -50,7 +50,8 @@ class _Group(click.Group):
         lost = terminal.finish_output()
         if lost is not None and not code and not isinstance(lost, BrokenPipeError):
             code = _complain(DiskError, f"the output cannot be written: {lost.strerror}")
-        sys.exit(code)
+        if code:
+            sys.exit(code)
 
 
 def _complain(error: FedsimError | type[FedsimError], text: str) -> int:
@@ -220,6 +221,7 @@ def list_(what: str) -> None:
 @click.argument("algo")
 def describe(algo: str) -> None:
     """Describe an algorithm: its box, its messages and their cost in P, its hyperparameters."""
+    names.check_name("algorithms", algo)
     from launch.commands.catalogue import describe
 
     describe(algo)
@@ -319,6 +321,7 @@ def schedule(spec: str, clients: int, rounds: int, seed: int) -> None:
 
     size:N is drawn here as if client k had k + 1 examples.
     """
+    names.check_schedule(spec)
     from launch.commands.schedule import show
 
     show(spec, clients=clients, rounds=rounds, seed=seed, sizes=tuple(range(1, clients + 1)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from launch import names, presets
+from launch.terminal import console
 
 
 def show(kind: str) -> None:
@@ -22,7 +22,7 @@ def show(kind: str) -> None:
         table.add_column(label, style="bold" if bold else "", no_wrap=narrow)
     for name in known:
         table.add_row(name.usage, *name.cells)
-    Console(highlight=False).print(table)
+    console().print(table)
 
 
 def _show_presets() -> None:
@@ -33,4 +33,4 @@ def _show_presets() -> None:
     for name in presets.names():
         preset = presets.Preset.read(name)
         table.add_row(name, "\n".join((preset.title, ", ".join(preset.algorithm), preset.results)))
-    Console(highlight=False).print(table)
+    console().print(table)
