@@ -27,7 +27,7 @@ def commands(page: str) -> Iterator[list[str]]:
                 yield shlex.split(line, comments=True)[1:]
 
 
-def is_about_files(command: list[str]) -> bool:
+def needs_files(command: list[str]) -> bool:
     """Whether a command needs data that must be fetched, or reads runs of such data."""
     return "--data-dir" in command or any("fashion" in word for word in command)
 
@@ -43,7 +43,7 @@ def checkable(command: list[str]) -> list[str]:
 def test_the_tutorials_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
-    ran = [c for c in commands(TUTORIAL) if not is_about_files(c)]
+    ran = [c for c in commands(TUTORIAL) if not needs_files(c)]
     assert len(ran) > 12
     for command in ran:
         done = CliRunner(catch_exceptions=False).invoke(main, command)
@@ -62,9 +62,9 @@ def test_sweeps_that_need_files_are_in_order(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = [c for c in commands(page) if c[0] == "sweep" and "--preset" in c]
-    assert found
-    for command in found:
+    sweeps = [c for c in commands(page) if c[0] == "sweep" and "--preset" in c]
+    assert sweeps
+    for command in sweeps:
         done = CliRunner(catch_exceptions=False).invoke(main, checkable(command))
         assert done.exit_code == 0, done.output
         assert done.output.count("to do ") == 18
