@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsim.errors import DataError, DiskError
@@ -62,10 +64,24 @@ def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
         named = layout.unflatten(precision.float().cpu())
         tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
     try:
-        data = patiently(lambda: save(tensors, {"algorithm": problem.experiment.algo}))
-        patiently(lambda: path.write_bytes(data))
+        patiently(lambda: _save(tensors, path, problem.experiment.algo))
     except (OSError, SafetensorError) as e:
         raise DiskError(f"cannot write {path}: {e}") from None
+
+
+def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
+    """Write tensors with the algorithm's name.
+
+    Raises:
+        OSError: If this process has no descriptor left, which safetensors only says in its text.
+        SafetensorError: If they cannot be written for another reason.
+    """
+    try:
+        save_file(tensors, path, {"algorithm": algo})
+    except SafetensorError as e:
+        if f"(os error {errno.EMFILE})" not in str(e):
+            raise
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from None
 
 
 def stored_model_digest(path: Path, layout: Layout) -> str:

@@ -126,7 +126,7 @@ def test_only_who_has_said_nothing_is_ended_when_descriptors_are_scarce(
         while not endpoint._routes:
             endpoint.wait([], 0.1)
         worker_streams = {s.inode for s in tcp_counters.streams(listener.port)}
-        monkeypatch.setattr(tcp_counters, "limit", lambda: len(tcp_counters.descriptors()) + 20)
+        monkeypatch.setattr(tcp_counters, "limit", lambda: len(tcp_counters.descriptors()) + 1)
         with socket.create_connection(("127.0.0.1", listener.port), timeout=30) as idle:
             while idle.recv(4096):
                 pass

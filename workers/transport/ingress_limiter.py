@@ -120,6 +120,6 @@ class IngressLimiter:
 def _allow_descriptors() -> None:
     """Raise this process's soft limit of open files to PLENTY, as far as the hard one allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = PLENTY if hard == resource.RLIM_INFINITY else min(PLENTY, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    raised = PLENTY if hard == resource.RLIM_INFINITY else min(PLENTY, hard)
+    if soft != resource.RLIM_INFINITY and soft < raised:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
