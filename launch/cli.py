@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from fedsim.errors import DiskError, FedsimError, Interrupted
-from launch import PROGRAM_START, terminal
+import fedsim
+from launch import PROGRAM_START, names
+from launch.command_errors import Commands
+from launch.completion import named, run_folders
 from launch.options import (
     PLANNED,
     RESUMED,
@@ -22,40 +22,8 @@ from launch.options import (
 )
 
 
-class _Group(click.Group):
-    """Commands whose mistakes are one clear line and an exit code, never a traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        code = 0
-        try:
-            super().invoke(ctx)
-        except FedsimError as e:
-            code = _complain(e, str(e))
-        except KeyboardInterrupt:
-            code = _complain(Interrupted, "interrupted")
-        except (BrokenPipeError, SystemExit) as e:  # rich makes a SystemExit of it
-            if not isinstance(e, BrokenPipeError) and not isinstance(e.__context__, BrokenPipeError):
-                raise
-            # whoever read the output has enough of it
-        except OSError as e:
-            if e.filename is not None:
-                raise
-            code = _complain(DiskError, f"the output cannot be written: {e.strerror}")
-        lost = terminal.finish_output()
-        if lost is not None and not code and not isinstance(lost, BrokenPipeError):
-            code = _complain(DiskError, f"the output cannot be written: {lost.strerror}")
-        sys.exit(code)
-
-
-def _complain(error: FedsimError | type[FedsimError], text: str) -> int:
-    """Say what is wrong; returns the exit code."""
-    with suppress(OSError):
-        click.echo(f"fedsim: {text}", err=True)
-    return error.exit_code
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="fedsim", message="fedsim %(version)s")
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(version=fedsim.__version__, message="fedsim %(version)s")
 def main() -> None:
     """Measure what federated Bayesian and ADMM learning costs on the wire.
 
@@ -67,7 +35,7 @@ def main() -> None:
 _PATH = click.Path(path_type=Path)
 _FOLDER: dict[str, Any] = {"metavar": "DIR", "type": _PATH}
 _FILE: dict[str, Any] = {"metavar": "FILE", "type": _PATH}
-_run = click.argument("run", type=_PATH)
+_run = click.argument("run", type=_PATH, shell_complete=run_folders)
 _quiet = click.option("--quiet", "-q", is_flag=True, help="Print nothing but what was made: its path.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 _data_dir = click.option("--data-dir", **_FOLDER, help="Folder of the data files.  [the run's]")
@@ -110,7 +78,7 @@ def launch(quiet: bool, **options: Any) -> None:
 
 
 @main.command(cls=Configured, short_help="Go on with a run that was ended, however it was ended.")
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path), shell_complete=run_folders)
 @click.option("--allow-drift", is_flag=True, help="Go on although other versions compute; bits may differ.")
 @_quiet
 @configuration_of(RESUMED, default="the run's")
@@ -131,7 +99,8 @@ def resume(run: Path, allow_drift: bool, quiet: bool, **options: Any) -> None:
 @click.option("--clients", metavar="IDS", help="Of these clients, such as 0,4.  [all]")
 @click.option("--twice", is_flag=True, help="Compute every task twice, and compare these, too.")
 @_data_dir
-def verify(run: Path, rounds: int | None, clients: str | None, twice: bool, data_dir: Path | None) -> None:
+@_json
+def verify(run: Path, **options: Any) -> None:
     """Compute tasks of RUN again, in this process, and compare their digests with the run's.
 
     Finds client code that is not deterministic and names it. The rounds that can be computed again are those
@@ -141,7 +110,7 @@ def verify(run: Path, rounds: int | None, clients: str | None, twice: bool, data
     _prepare_torch()
     from launch.commands.verify import verify
 
-    verify(run, rounds, clients, twice=twice, data_dir=data_dir)
+    verify(run, **options)
 
 
 @main.command(short_help="Fold a run's kept uploads again, without clients.")
@@ -165,15 +134,22 @@ def replay(run: Path, data_dir: Path | None) -> None:
 @click.option("--data-dir", **_FOLDER, help="Folder of the data files on this machine.  [FEDSIM_DATA]")
 @click.option("--worker", type=int, metavar="I", help="As which worker.  [the first that is missing]")
 @click.option("--patience", type=float, metavar="SECONDS", default=60.0, help="Give up after that.  [60]")
-def worker(file: Path, url: str | None, data_dir: Path | None, worker: int | None, patience: float) -> None:
+@click.option("--algo", **_FILE, help="A copy of the run's own algorithm file.  [the run's path]")
+@click.option("--model", **_FILE, help="The same of its model.  [the run's path]")
+@click.option("--dataset", **_FILE, help="The same of its data set.  [the run's path]")
+@click.option("--partition", **_FILE, help="The same of its partition.  [the run's path]")
+@click.option("--codec", "codecs", multiple=True, **_FILE, help="The same of a codec; repeatable.")
+def worker(file: Path, **options: Any) -> None:
     """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
 
     The file holds this run's keys: copy it over a channel that you trust, and keep it to yourself (0600).
+    Files of your own (--algo FILE.py:NAME and the like) are not sent: copy them, too. They are compared by
+    their digests.
     """
     _prepare_torch()
     from launch.remote_workers import join
 
-    join(file, url=url, data_dir=data_dir, worker=worker, patience=patience)
+    join(file, **options)
 
 
 @main.command(short_help="Shut a worker on another machine out of a run.")
@@ -196,24 +172,27 @@ def revoke(run: Path, workers: tuple[int, ...]) -> None:
     "what",
     type=click.Choice(["algorithms", "datasets", "models", "partitions", "codecs", "schedules", "presets"]),
 )
-def list_(what: str) -> None:
+@_json
+def list_(what: str, as_json: bool) -> None:
     """List algorithms, datasets, models, partitions, codecs, schedules or presets."""
     from launch.commands.lists import show
 
-    show(what)
+    show(what, as_json)
 
 
 @main.command(short_help="Show an algorithm's messages, cost and hyperparameters.")
-@click.argument("algo")
-def describe(algo: str) -> None:
+@click.argument("algo", shell_complete=named("algorithms"))
+@_json
+def describe(algo: str, as_json: bool) -> None:
     """Describe an algorithm: its box, its messages and their cost in P, its hyperparameters."""
+    names.check_name("algorithms", algo)
     from launch.commands.catalogue import describe
 
-    describe(algo)
+    describe(algo, as_json)
 
 
 @main.command(short_help="Compare all codecs on the messages of a run.")
-@click.argument("run", required=False, type=_PATH)
+@click.argument("run", required=False, type=_PATH, shell_complete=run_folders)
 @_data_dir
 @click.option(
     *("--keep", "fractions"),
@@ -225,7 +204,8 @@ def describe(algo: str) -> None:
     help="Fraction that csr, bitmap, best and topk keep; repeatable.",
 )
 @click.option("--csv", "file", **_FILE, help="Write the figures there, too.")
-def codecs(run: Path | None, data_dir: Path | None, fractions: tuple[float, ...], file: Path | None) -> None:
+@_json
+def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> None:
     """Show bytes, speed and error of every codec on the messages that RUN would send next.
 
     One client, the largest of the next round's, computes its next task here from its committed state;
@@ -234,7 +214,7 @@ def codecs(run: Path | None, data_dir: Path | None, fractions: tuple[float, ...]
     _prepare_torch()
     from launch.commands.codecs import codecs
 
-    codecs(run, data_dir, fractions, file)
+    codecs(run, fractions=fractions, **options)
 
 
 @main.command(cls=Configured, short_help="Run a grid of experiments side by side and tabulate them.")
@@ -297,18 +277,20 @@ def sweep(
 
 
 @main.command(short_help="Print a participation schedule as a grid.")
-@click.argument("spec", metavar="SCHEDULE")
+@click.argument("spec", metavar="SCHEDULE", shell_complete=named("schedules"))
 @click.option("--clients", type=click.IntRange(min=1), metavar="N", default=10, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), metavar="R", default=20, show_default=True)
 @click.option("--seed", type=int, metavar="S", default=0, show_default=True)
-def schedule(spec: str, clients: int, rounds: int, seed: int) -> None:
+@_json
+def schedule(spec: str, clients: int, **options: Any) -> None:
     """Print which client takes part when, as --participation SCHEDULE with these clients and this seed.
 
     size:N is drawn here as if client k had k + 1 examples.
     """
+    names.check_schedule(spec)
     from launch.commands.schedule import show
 
-    show(spec, clients=clients, rounds=rounds, seed=seed, sizes=tuple(range(1, clients + 1)))
+    show(spec, clients=clients, sizes=tuple(range(1, clients + 1)), **options)
 
 
 @main.command(short_help="Show where a run's bytes went.")
@@ -320,17 +302,19 @@ def schedule(spec: str, clients: int, rounds: int, seed: int) -> None:
 )
 @click.option("--all", "everything", is_flag=True, help="Control and simulation traffic too.  [algorithm]")
 @click.option("--cumulative", is_flag=True, help="Sums so far, by round.")
-@click.option("--csv", "export", **_FILE, help="Write round,sender,receiver,bytes.")
-def ledger(run: Path, by: str | None, everything: bool, cumulative: bool, export: Path | None) -> None:
+@click.option("--csv", "export", **_FILE, help="Write round,sender,receiver,bytes; no tables without --by.")
+@_json
+def ledger(run: Path, by: str | None, **options: Any) -> None:
     """Show a run's ledger: by kind, field and layer, round, client; broadcasts per recipient and once."""
     from launch.commands.ledger import show
 
-    show(run, by=by or "", everything=everything, cumulative=cumulative, export=export)
+    show(run, by=by or "", **options)
 
 
 @main.command(cls=Configured, short_help="Cost an experiment on the wire without running it.")
+@_json
 @configuration_of(PLANNED)
-def plan(**options: Any) -> None:
+def plan(as_json: bool, **options: Any) -> None:
     """Say what the same launch would send, from its schedule and its messages' sizes, without training.
 
     Equal to the ledger of the run to the byte where no codec's size depends on the values; at most that
@@ -341,7 +325,21 @@ def plan(**options: Any) -> None:
     experiment, execution = resolve(options)
     from launch.commands.plan import show
 
-    show(experiment, execution)
+    show(experiment, execution, as_json)
+
+
+@main.command(short_help="List runs: their state, rounds, accuracy and bytes.")
+@click.argument("folders", nargs=-1, metavar="[DIR]...", type=_PATH, shell_complete=run_folders)
+@_json
+def runs(folders: tuple[Path, ...], as_json: bool) -> None:
+    """List the runs in DIR, or in runs/, in the order in which they were begun.
+
+    A run is running, done, interrupted (by a signal), failed (with an error), or killed: its coordinator is
+    gone and has left no summary. `fedsim resume` goes on with the last three.
+    """
+    from launch.commands.runs import show
+
+    show(folders, as_json)
 
 
 @main.command(short_help="Write a run's page, RUN/report.html.")
@@ -355,7 +353,7 @@ def report(run: Path, out: Path | None) -> None:
 
 
 @main.command(short_help="Compare runs: accuracy against bytes, tables, one page.")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=_PATH)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=_PATH, shell_complete=run_folders)
 @click.option("--out", **_FILE, help="Write the page there.  [comparisons/TIME.html, a new one each time]")
 @click.option(
     "--to", multiple=True, metavar="ACCURACY", help="Show the bytes until it (0.75 or 75%); repeatable."
@@ -363,6 +361,7 @@ def report(run: Path, out: Path | None) -> None:
 @click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only runs with it; repeatable.")
 @click.option("--markdown", **_FILE, help="Write the tables there, too.")
 @click.option("--csv", **_FILE, help="Write one line per group of runs there, too.")
+@_json
 def compare(runs: tuple[Path, ...], **options: Any) -> None:
     """Compare runs, or folders of runs such as runs/sweep.
 

@@ -11,7 +11,7 @@ import click
 from msgspec import Meta
 
 from fedsim.experiment import Experiment
-from launch import names
+from launch import completion, names
 from launch.config import Execution
 from launch.target_accuracy import NONE, parsed
 
@@ -33,7 +33,10 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 
 _FILES: tuple[Callable[[Command], Command], ...] = (
     click.option(
-        "--preset", metavar="NAME", help="Data, and hyperparameters that fit it (fedsim list presets)."
+        "--preset",
+        metavar="NAME",
+        help="Data, and hyperparameters that fit it (fedsim list presets).",
+        shell_complete=completion.preset_names,
     ),
     click.option(
         "--config",
@@ -154,6 +157,7 @@ def _options(
             help=_help(field, meta, default),
             metavar=extra["metavar"] or None,
             hidden=shown is not None and field.name not in shown,
+            shell_complete=completion.OF_FIELDS.get(field.name),
             **values,
         )
 

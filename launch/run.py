@@ -21,7 +21,8 @@ from launch.listen_address import check_bind
 from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Stored
-from launch.stop_signals import StopSignals
+from launch.runs.source_commit import commit, look_up
+from launch.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close
 from workers.devices import assign_devices
 from workers.transport.eventfd import Wakeup
@@ -122,6 +123,7 @@ def launch(
         say = Status(quiet)
         try:
             say("starting")
+            look_up()
             if execution.workers and not execution.remote_workers:
                 supervisor.start_server(fresh=embedded)
             else:
@@ -136,7 +138,7 @@ def launch(
             session = Session.prepare(experiment, execution, placements, supervisor, start, quiet, stored)
             session.remark = remark
             session.run(wakeup, signals.started)
-        except (KeyboardInterrupt, Interrupted):
+        except (StopRequested, Interrupted):
             if not signals.starting:
                 raise
             kept = f"; fedsim resume {stored.folder} goes on" if stored else ", and nothing was kept"
@@ -145,4 +147,5 @@ def launch(
             say("")
             supervisor.stop(gently=False)
             wakeup.close()
+            commit()  # leaves no process of look_up() behind
     return session.folder

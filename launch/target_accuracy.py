@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.round_events import reaches
+from launch.terminal import megabytes
 
 NONE = "none"
 
@@ -62,11 +63,10 @@ class TargetAccuracy:
                 result = replace(result, best=accuracy, best_round=round)
         return result
 
-    def outcome(self, megabytes: float | None) -> str:
-        """What the last line of the terminal says; megabytes: of the algorithm, until it was reached."""
-        if self.reached is not None and megabytes is not None:
-            amount = f"{megabytes:,.0f}" if megabytes >= 100 else f"{megabytes:.3g}"
-            return f"reached {percent(self.until)} after round {self.reached} with {amount} MB"
+    def outcome(self, spent: int | None) -> str:
+        """What the last line of the terminal says; spent: the algorithm's bytes until it was reached."""
+        if self.reached is not None and spent is not None:
+            return f"reached {percent(self.until)} after round {self.reached} with {megabytes(spent)}"
         if self.best is None:
             return f"{percent(self.until)} was not reached; no round was evaluated"
         return (

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedsim.experiment import resolved_hyperparameters
 from fedsim.wire.schema import Field, optional_group, schema
+from launch.json_output import print_json
 from protocols import AnyAlgorithm, find
 
 
@@ -48,8 +49,33 @@ def cost_once(algorithm: AnyAlgorithm) -> str:
     return "" if down == up == "0" else f"{down} down, {up} up"
 
 
-def describe(name: str) -> None:
+def document(name: str) -> dict[str, Any]:
+    """An algorithm's docstring, messages and hyperparameters, for --json."""
+    kind = find(name)
+    algorithm = kind()
+    module = inspect.getmodule(kind)
+    columns = ("message", "field", "kind", "shape", "type")
+    rows = zip(hyperparameter_rows(algorithm), resolved_hyperparameters(algorithm).items(), strict=True)
+    return {
+        "name": kind.name,
+        "text": (module.__doc__ or "").strip(),
+        "url": kind.url,
+        "messages": [dict(zip(columns, row, strict=True)) for row in message_rows(algorithm)],
+        "down": all_exchanges(algorithm, "down"),
+        "up": all_exchanges(algorithm, "up"),
+        "once": cost_once(algorithm),
+        "model": kind.default_model,
+        "hyperparameters": [
+            {"name": key, "default": value, "values": values, "meaning": meaning}
+            for (_, _, values, meaning), (key, value) in rows
+        ],
+    }
+
+
+def describe(name: str, as_json: bool = False) -> None:
     """Print an algorithm's docstring, messages and hyperparameters."""
+    if as_json:
+        return print_json(document(name))
     kind = find(name)
     algorithm = kind()
     console = Console(highlight=False)
@@ -74,6 +100,7 @@ def describe(name: str) -> None:
     for hyperparameter in hyperparameter_rows(algorithm):
         table.add_row(*hyperparameter)
     console.print(table)
+    return None
 
 
 def message_rows(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str, str, str, str]]:

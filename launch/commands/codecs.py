@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -34,6 +35,7 @@ from fedsim.wire.codecs import CODECS, Codec, Spec, codec
 from fedsim.wire.codecs.zstd import expanded
 from fedsim.wire.schema import Field, values_of
 from launch.config import Execution
+from launch.json_output import print_json
 from launch.run import launch
 from launch.runs.restored import Message, StoredRun
 
@@ -69,7 +71,13 @@ class Measured:
     values_floor: float
 
 
-def codecs(folder: Path | None, data_dir: Path | None, fractions: Sequence[float], file: Path | None) -> None:
+def codecs(
+    folder: Path | None,
+    data_dir: Path | None,
+    fractions: Sequence[float],
+    file: Path | None,
+    as_json: bool = False,
+) -> None:
     """Print the table of a run, or of a short one of the main job.
 
     Raises:
@@ -83,13 +91,17 @@ def codecs(folder: Path | None, data_dir: Path | None, fractions: Sequence[float
         with tempfile.TemporaryDirectory(prefix="fedsim-codecs-") as temporary:
             execution = Execution(workers=0, devices="cpu", out=f"{temporary}/run")
             trained = launch(Experiment(rounds=ROUNDS), execution, quiet=True)
-            return _show(StoredRun.open(trained), fractions, file)
-    _show(StoredRun.open(folder, data_dir), fractions, file)
+            return _show(StoredRun.open(trained), fractions, file, as_json)
+    _show(StoredRun.open(folder, data_dir), fractions, file, as_json)
 
 
-def _show(run: StoredRun, fractions: Sequence[float], file: Path | None) -> None:
+def _show(run: StoredRun, fractions: Sequence[float], file: Path | None, as_json: bool) -> None:
     client = run.largest_participant()
     result = [m for message in run.next_messages(client) for m in measured(message, run.problem, fractions)]
+    if file is not None:
+        write(file, result)
+    if as_json:
+        return print_json(document(run, client, result))
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDTH
@@ -103,8 +115,20 @@ def _show(run: StoredRun, fractions: Sequence[float], file: Path | None) -> None
     console.print(table(result))
     for paragraph in FOOTER:
         console.print(paragraph, markup=False)
-    if file is not None:
-        write(file, result)
+    return None
+
+
+def document(run: StoredRun, client: int, result: Sequence[Measured]) -> dict[str, Any]:
+    """The table for --json; `codecs` has the columns of --csv."""
+    e, p = run.problem.experiment, run.problem
+    return {
+        **{key: getattr(e, key) for key in ("algo", "dataset", "model")},
+        "params": p.net.layout.size,
+        "round": run.round + 1,
+        "client": client,
+        "examples": p.sizes[client],
+        "codecs": result,
+    }
 
 
 # ---- measuring

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.errors import DiskError
+from launch.json_output import print_json
 from launch.results.statistics import messages, sides
 from launch.runs.reader import Run
 
@@ -17,8 +19,16 @@ SHOWN = 12
 """Lines of a table before it is cut in the middle."""
 
 
-def show(folder: Path, *, by: str, everything: bool, cumulative: bool, export: Path | None) -> None:
-    """Print the tables.
+def show(
+    folder: Path,
+    *,
+    by: str = "",
+    everything: bool = False,
+    cumulative: bool = False,
+    export: Path | None = None,
+    as_json: bool = False,
+) -> None:
+    """Print the tables; with `export` only where it was written, unless `by` asks for a table, too.
 
     Raises:
         UsageError: if an argument is wrong.
@@ -28,7 +38,17 @@ def show(folder: Path, *, by: str, everything: bool, cumulative: bool, export: P
     run = Run.open(folder)
     console = Console(highlight=False, emoji=False)
     rows = run.ledger
+    if as_json:
+        if export is not None:
+            _export(rows if everything else rows[rows.kind == "algorithm"], export)
+        return print_json(document(run, by=by, everything=everything, cumulative=cumulative))
     experiment = run.experiment
+    own = rows if everything else rows[rows.kind == "algorithm"]
+    if export is not None:
+        _export(own, export)
+        console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
+        if not by:
+            return None
     console.print(
         f"{run.label} on {experiment['dataset']}: P = {run.params:,}, {experiment['clients']} clients, "
         f"{rows['round'].max()} rounds",
@@ -36,7 +56,6 @@ def show(folder: Path, *, by: str, everything: bool, cumulative: bool, export: P
     )
     if by in ("", "kind"):
         _print(console, "by kind", sides(rows, ["kind"]))
-    own = rows if everything else rows[rows.kind == "algorithm"]
     if by in ("", "field"):
         _print(console, "by field and layer", sides(own, ["field", "layer"]), units=own)
     if by in ("", "round"):
@@ -48,9 +67,43 @@ def show(folder: Path, *, by: str, everything: bool, cumulative: bool, export: P
         _print(console, "by client", sides(own[own.client >= 0], ["client"]), cut=not by)
     if by == "":
         _print_broadcasts(console, own)
-    if export is not None:
-        _export(own, export)
-        console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
+    return None
+
+
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "kind": ("kind",),
+    "field": ("field", "layer"),
+    "round": ("round",),
+    "client": ("client",),
+}
+
+
+def document(
+    run: Run, *, by: str = "", everything: bool = False, cumulative: bool = False
+) -> dict[str, object]:
+    """The tables for --json: one list each, of objects with the table's keys, down and up in bytes."""
+    rows = run.ledger
+    own = rows if everything else rows[rows.kind == "algorithm"]
+    tables: dict[str, object] = {}
+    for name in [by] if by else TABLES:
+        keys = list(TABLES[name])
+        selected = rows if name == "kind" else own[own[keys[0]] >= 0] if name in ("round", "client") else own
+        table = sides(selected, keys)
+        table = table.cumsum() if cumulative and name == "round" else table
+        tables[f"by_{name}"] = table.reset_index().to_dict("records")
+    down = own[(own.kind == "algorithm") & (own.direction == "down")]
+    return {
+        "run": run.path,
+        "algo": run.experiment["algo"],
+        "dataset": run.experiment["dataset"],
+        "params": run.params,
+        "clients": run.experiment["clients"],
+        "rounds": int(rows["round"].max()) if len(rows) else 0,
+        **tables,
+        "envelopes": {side: messages(own, side) for side in SIDES},
+        "broadcast_bytes": int(down.bytes.sum()),
+        "broadcast_bytes_once": once(own),
+    }
 
 
 def once(rows: pandas.DataFrame) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+from typing import Any
+
 from rich.table import Table
 
 from launch import names, presets
+from launch.json_output import print_json
+from launch.terminal import console
 
 
-def show(kind: str) -> None:
+def show(kind: str, as_json: bool = False) -> None:
     """Print all names of a kind (one of launch.names.KINDS), or the presets."""
+    if as_json:
+        return print_json(document(kind))
     if kind == "presets":
         return _show_presets()
     heads = names.heads(kind)
@@ -22,7 +27,22 @@ def show(kind: str) -> None:
         table.add_column(label, style="bold" if bold else "", no_wrap=narrow)
     for name in known:
         table.add_row(name.usage, *name.cells)
-    Console(highlight=False).print(table)
+    console().print(table)
+
+
+def document(kind: str) -> list[dict[str, Any]]:
+    """The same for --json: one object per name."""
+    if kind == "presets":
+        presets_ = map(presets.Preset.read, presets.names())
+        return [
+            {"name": p.name, "title": p.title, "algorithms": list(p.algorithm), "results": p.results}
+            for p in presets_
+        ]
+    keys = names.heads(kind)[1:] or ("description",)
+    return [
+        {"name": name, "usage": known.usage, **dict(zip(keys, known.cells, strict=True))}
+        for name, known in names.names(kind).items()
+    ]
 
 
 def _show_presets() -> None:
@@ -33,4 +53,4 @@ def _show_presets() -> None:
     for name in presets.names():
         preset = presets.Preset.read(name)
         table.add_row(name, "\n".join((preset.title, ", ".join(preset.algorithm), preset.results)))
-    Console(highlight=False).print(table)
+    console().print(table)

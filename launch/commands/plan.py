@@ -17,10 +17,13 @@ from fedsim.problem import Problem
 from fedsim.wire.wire_size import EnvelopeSize, envelope_size
 from launch.config import Execution
 from launch.display import Display
+from launch.json_output import print_json
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.target_accuracy import percent
 from protocols import find
 
+PLANNED = ("algo", "model", "dataset", "clients", "rounds", "participation", "seed")
+"""What the first line says of an experiment."""
 RUN_NAME = "0" * 16
 """As long as a run's."""
 
@@ -132,9 +135,26 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
     return problem, plan(problem, participations)
 
 
-def show(experiment: Experiment, execution: Execution) -> None:
+def document(problem: Problem, created: Plan) -> dict[str, Any]:
+    """The same for --json. `bytes` is nested as in summary.json; the rest are the numbers of the tables."""
+    e, times = problem.experiment, created.took_part
+    per_round = [sides["down"] + sides["up"] for r, sides in created.rounds.items() if r]
+    return {
+        **{key: getattr(e, key) for key in PLANNED},
+        "until": e.until or None,
+        "params": created.params,
+        "exact": created.exact,
+        **_as_summary(created),
+        "rounds_per_client": {"min": times.min(), "max": times.max(), "mean": times.mean()},
+        "bytes_per_round": {"min": min(per_round, default=0), "max": max(per_round, default=0)},
+    }
+
+
+def show(experiment: Experiment, execution: Execution, as_json: bool = False) -> None:
     """Print the bill of a run that is not carried out."""
     problem, created = planned(experiment, execution)
+    if as_json:
+        return print_json(document(problem, created))
     e = problem.experiment
     display = Display(e.rounds)
     display.note(
@@ -153,6 +173,7 @@ def show(experiment: Experiment, execution: Execution) -> None:
         )
     if e.until:
         display.note(f"at most: the run ends with the first evaluated round of {percent(e.until)}")
+    return None
 
 
 def _as_summary(created: Plan) -> dict[str, Any]:

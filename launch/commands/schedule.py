@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from fedsim.participation import Participation, Schedule, schedule
+from launch.json_output import print_json
 
 FOLDED, LOST, GONE, ABSENT = "█", "x", "o", "·"
 MOST_LINES = 40
 
 
-def show(spec: str, *, clients: int, rounds: int, seed: int, sizes: tuple[int, ...]) -> None:
+def show(
+    spec: str, *, clients: int, rounds: int, seed: int, sizes: tuple[int, ...], as_json: bool = False
+) -> None:
     """Print it.
 
     Raises:
@@ -21,9 +25,28 @@ def show(spec: str, *, clients: int, rounds: int, seed: int, sizes: tuple[int, .
         DataError: of the schedule.
     """
     created = schedule(spec, clients=clients, seed=seed, sizes=sizes)
+    if as_json:
+        return print_json(
+            {"schedule": spec, "clients": clients, "seed": seed, "rounds": document(created, rounds)}
+        )
     console = Console(highlight=False, emoji=False)
     for line in lines(created, clients, rounds, max(20, console.width - 22)):
         console.print(Text(line), soft_wrap=True)
+    return None
+
+
+def document(created: Schedule, rounds: int) -> list[dict[str, Any]]:
+    """The grid for --json: one object per round; `lost` and `gone` are among the participants."""
+    participations = [(r, created(r)) for r in range(1, rounds + 1)]
+    return [
+        {
+            "round": r,
+            "participants": list(p.participants),
+            "lost": sorted(p.lost_uploads),
+            "gone": sorted(p.dropouts),
+        }
+        for r, p in participations
+    ]
 
 
 def lines(created: Schedule, clients: int, rounds: int, width: int) -> Iterator[str]:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fedsim import plugins
 from fedsim.errors import DataError, DiskError, FedsimError, UsageError
+from launch.json_output import print_json
 from launch.runs.file_checks import checked_bytes, known_files
 from launch.runs.reader import Run
 from launch.runs.restored import StoredRun
@@ -45,7 +46,13 @@ class Verdict:
 
 
 def verify(
-    folder: Path, rounds: int | None, clients: str | None, *, twice: bool, data_dir: Path | None
+    folder: Path,
+    rounds: int | None,
+    clients: str | None,
+    *,
+    twice: bool,
+    data_dir: Path | None,
+    as_json: bool = False,
 ) -> None:
     """Print what was compared. rounds: the last so many; clients: their ids with commas.
 
@@ -56,7 +63,7 @@ def verify(
     """
     run = StoredRun.open(folder, data_dir)
     only = _ids(clients, len(run.problem.clients))
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = Console(highlight=False, emoji=False, markup=False, quiet=as_json)
     with at_rest(folder):
         selected = computable(run)
         selected = selected[-rounds:] if rounds else selected
@@ -66,7 +73,8 @@ def verify(
             verdicts.append(_verified(run, number, recorded, only, twice))
             _print(console, verdicts[-1], len(str(run.round)))
         faults = [fault for v in verdicts for fault in v.faults]
-        for output, fault in (*_files(run), *_growing_files(run)):
+        files = [*_files(run), *_growing_files(run)]
+        for output, fault in files:
             console.print(output, soft_wrap=True)
             faults += [fault] if fault else []
     different = [d for v in verdicts for d in v.differences]
@@ -74,8 +82,29 @@ def verify(
         first, compared = different[0], sum(v.compared for v in verdicts)
         many = f"{len(different)} of {compared} tasks of {folder} give something else when computed again"
         faults.insert(0, f"{many}. The first: {_named(first)}. {meaning(run, first.repeatable)}")
+    if as_json:
+        print_json(document(folder, verdicts, [output for output, _ in files], faults))
     if faults:
         raise FedsimError("\n".join(faults))
+
+
+def document(
+    folder: Path, verdicts: Sequence[Verdict], files: Sequence[str], faults: Sequence[str]
+) -> dict[str, Any]:
+    """What was compared, for --json; `faults` is empty if everything is identical."""
+    rounds = [
+        {
+            "round": v.round,
+            "compared": v.compared,
+            "identical": v.compared - len(v.differences),
+            "left_out": v.left_out,
+            "server_identical": v.server,
+            "differences": v.differences,
+            "faults": v.faults,
+        }
+        for v in verdicts
+    ]
+    return {"run": folder, "identical": not faults, "rounds": rounds, "files": files, "faults": faults}
 
 
 def computable(run: StoredRun) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -11,14 +12,26 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.errors import DiskError, UsageError
+from fedsim.errors import DiskError
+from launch.json_output import print_json
 from launch.results import html
 from launch.results.budget_picture import winners
 from launch.results.comparison_page import below, comparable, remarks, render, warnings
 from launch.results.frontier import FrontierPoint, cost, levels, pareto, running_maximum
 from launch.results.groups import Group, gather
 from launch.results.statistics import shown
-from launch.results.tables import NONE, costs, fields, megabytes, name, results, unreached, write_csv
+from launch.results.tables import (
+    NONE,
+    costs,
+    fields,
+    megabytes,
+    name,
+    records,
+    results,
+    unreached,
+    write_csv,
+)
+from launch.target_accuracy import parsed
 
 MOST_RANGES = 6
 """Budgets whose winner the terminal names; the page names all."""
@@ -34,6 +47,7 @@ def compare(
     where: Sequence[str] = (),
     markdown: Path | None = None,
     csv: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Write the files and print the table. out: the page, default: a new file in FOLDER. to: accuracies, as
     0.75 or 75%; default: the target accuracies of the runs, or some that tell the groups apart. where:
@@ -44,7 +58,7 @@ def compare(
         DataError: if data is missing or damaged.
         DiskError: if the disk cannot be read or written.
     """
-    asked = sorted({accuracy(text) for text in to})
+    asked = sorted({parsed(text, "--to") for text in to})
     groups = gather(paths, where)
     maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
     target = asked or _targets(groups) or levels(maxima, _start(groups))
@@ -58,6 +72,8 @@ def compare(
     if csv is not None:
         write_csv(csv, groups, target)
         written.append(("CSV", csv))
+    if as_json:
+        return print_json(document(groups, target, maxima, written))
     console = Console(highlight=False, emoji=False)
     for note in (*warnings(groups), *remarks(groups)):
         console.print(f"note: {escape(note)}")
@@ -68,6 +84,25 @@ def compare(
     _print_frontier(console, groups, maxima)
     for what, path in written:
         console.print(f"{what}: {escape(str(path))}", soft_wrap=True)
+    return None
+
+
+def document(
+    groups: Sequence[Group],
+    target: Sequence[float],
+    maxima: Sequence[Sequence[FrontierPoint]],
+    written: Sequence[tuple[str, Path]],
+) -> dict[str, object]:
+    """The tables for --json; `groups` has the columns of --csv, null where there is no number."""
+    rows = [{key: None if v == "" else v for key, v in row.items()} for row in records(groups, target)]
+    frontier = pareto([p for points in maxima for p in points])
+    return {
+        "groups": rows,
+        "accuracies": list(target),
+        "frontier": [{**asdict(p), "group": groups[p.group].label} for p in frontier],
+        "notes": [*warnings(groups), *remarks(groups), *below(groups)],
+        "files": {what.lower(): path for what, path in written},
+    }
 
 
 def _new_file() -> Path:
@@ -92,21 +127,6 @@ def _new_file() -> Path:
 def _targets(groups: Sequence[Group]) -> list[float]:
     """The target accuracies of the runs (--until)."""
     return sorted({float(u) for g in groups if (u := g.settings.get("until"))})
-
-
-def accuracy(text: str) -> float:
-    """Read an accuracy, such as 0.75 or 75%.
-
-    Raises:
-        UsageError: for what is none.
-    """
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise UsageError(f"--to {text!r}: give an accuracy, such as 0.75 or 75%")
-    return value
 
 
 def _start(groups: Sequence[Group]) -> float:

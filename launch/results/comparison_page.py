@@ -205,8 +205,10 @@ def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> str:
             low, high = _ends(list(result.values()))
             logy = metric == "test_nll" and high > SPAN * low > 0
             accurate = metric == "test_accuracy"
-            limits = (low if accurate else None, high if metric == "test_nll" else None)
             across = levels if accurate else ()
+            room = 0.03 * (high - low)
+            least = min([low, *(level - room for level in across)])
+            limits = (least if accurate else None, high if metric == "test_nll" else None)
             created.append(chart(lines, what, output, logx=logx, logy=logy, limits=limits, levels=across))
     return html.charts(*created, across=2)
 
@@ -228,9 +230,10 @@ def _ends(bands: Sequence[Band]) -> tuple[float, float]:
 def _winners(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> Iterator[str]:
     """Who is ahead at which budget."""
     ahead = pareto([p for points in maxima for p in points])
-    if len(groups) < 2 or not ahead:
+    rows = winners(groups, ahead)
+    if len(groups) < 2 or not rows:
         return
-    yield html.table(["megabytes", "most accurate", "accuracy %"], winners(groups, ahead), 2)
+    yield html.table(["megabytes", "most accurate", "accuracy %"], rows, 2)
     yield html.soft(
         "The best accuracy so far, mean over the seeds. Differences within the range of the seeds are no "
         "ranking."

@@ -175,15 +175,20 @@ def write_csv(path: Path, groups: Sequence[Group], levels: Sequence[float]) -> N
     Raises:
         DiskError: if the disk cannot be read or written.
     """
-    names = sorted({n for g in groups for n in g.bytes_by_field()})
     try:
         with path.open("w", newline="") as file:
             out = csv.writer(file, lineterminator="\n")
-            rows = [_record(g, levels, names) for g in groups]
+            rows = records(groups, levels)
             out.writerow(rows[0])
             out.writerows(row.values() for row in rows)
     except OSError as e:
         raise DiskError(f"cannot write {path}: {e.strerror}") from None
+
+
+def records(groups: Sequence[Group], levels: Sequence[float]) -> list[dict[str, object]]:
+    """One flat record per group; '' where there is no number."""
+    names = sorted({n for g in groups for n in g.bytes_by_field()})
+    return [_record(g, levels, names) for g in groups]
 
 
 def _record(group: Group, levels: Sequence[float], names: Sequence[str]) -> dict[str, object]:

@@ -18,6 +18,7 @@ from launch.config import Execution, Overrides, check_execution
 from launch.runs import manifest
 from launch.runs.manifest import StoredManifest, json_or_empty
 from launch.target_accuracy import TargetAccuracy, percent
+from launch.terminal import counted
 from workers.storage.growing_file import METRICS
 from workers.storage.metrics_file import metrics_lines
 
@@ -109,7 +110,7 @@ class Stored:
             if target.until != self.experiment.until:
                 raise UsageError(f"{what} already; give a higher --until")
         if self.complete and self._summary.get("rounds", target.rounds) >= target.rounds:
-            return f"{self.folder} is complete: all {target.rounds} rounds; --rounds gives it more"
+            return f"{self.folder} is complete: all {counted(target.rounds, 'round')}; --rounds gives it more"
         return ""
 
     @property

@@ -15,12 +15,22 @@ DEADLINE = 5.0
 """Seconds to wait for git, such as on a slow file system."""
 
 
-@cache
-def look_up(root: Path = ROOT) -> subprocess.Popen[str] | None:
-    """Start git, so that commit() need not wait for it; None where the source is in no repository of its own.
+def look_up(root: Path = ROOT) -> None:
+    """Start git, so that commit() need not wait for it. Call commit() later in any case, to end it."""
+    _started(root)
 
-    A repository above `root` does not count: it belongs to something else that has the packages installed.
+
+def commit(root: Path = ROOT) -> str:
+    """The commit, nine digits, '+' behind it if files were changed since; 'unknown' without a repository.
+
+    It is looked up once: that of the source as this process has imported it, or nearly so. A repository above
+    `root` does not count, because it belongs to something else that has the packages installed.
     """
+    return _answer(root)
+
+
+@cache
+def _started(root: Path) -> subprocess.Popen[str] | None:
     if not (root / ".git").exists():
         return None
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # it only reads
@@ -33,9 +43,8 @@ def look_up(root: Path = ROOT) -> subprocess.Popen[str] | None:
 
 
 @cache
-def commit(root: Path = ROOT) -> str:
-    """The commit in nine digits, '+' behind it if files were changed since; 'unknown' if it has none."""
-    process = look_up(root)
+def _answer(root: Path) -> str:
+    process = _started(root)
     if process is None:
         return UNKNOWN
     try:

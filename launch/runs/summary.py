@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedsim.errors import DataError, DiskError
@@ -22,6 +22,7 @@ from launch.runs.client_costs import ClientCosts
 from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
+from workers.storage.descriptors import patiently
 
 
 class Start(NamedTuple):
@@ -61,7 +62,8 @@ def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
         named = layout.unflatten(precision.float().cpu())
         tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
     try:
-        save_file(tensors, path, {"algorithm": problem.experiment.algo})
+        data = patiently(lambda: save(tensors, {"algorithm": problem.experiment.algo}))
+        patiently(lambda: path.write_bytes(data))
     except (OSError, SafetensorError) as e:
         raise DiskError(f"cannot write {path}: {e}") from None
 

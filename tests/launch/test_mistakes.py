@@ -126,13 +126,13 @@ def _sections(command: str) -> dict[str, list[str]]:
         if line.endswith(":") and not line.startswith(" "):
             section = sections.setdefault(line[:-1], [])
         elif line.startswith("  -") and sections:
-            section.append(line.split()[0])
+            section += [word.rstrip(",") for word in line.split("  ")[1].split() if word.startswith("-")]
     return sections
 
 
 def test_the_help_of_launch_has_every_option_in_a_section() -> None:
     sections = _sections("launch")
-    assert sections.pop("Other options") == ["-h,"]
+    assert sections.pop("Other options") == ["-h", "--help"]
     assert {option for options in sections.values() for option in options} == {
         option for p in main.commands["launch"].params for option in p.opts
     }

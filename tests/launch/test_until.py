@@ -20,6 +20,7 @@ from launch.runs.manifest import digest
 from launch.runs.reader import Run
 from launch.sweep.recipe import Recipe
 from launch.target_accuracy import TargetAccuracy, parsed, percent
+from launch.terminal import megabytes
 from tests.support.commands import fedsim as command
 from tests.support.commands import start
 from tests.support.reproducible import without_seconds
@@ -49,7 +50,7 @@ def test_the_target_counts_evaluated_rounds_after_the_start() -> None:
 
     reached = TargetAccuracy(0.5).after(lines(0.9, 0.4, None, 0.5, 0.8))
     assert (reached.reached, reached.best, reached.best_round) == (6, 0.8, 8)
-    assert reached.outcome(60.42) == "reached 50 % after round 6 with 60.4 MB"
+    assert reached.outcome(60_417_000) == "reached 50 % after round 6 with 60.42 MB"
     missed = TargetAccuracy(0.78).after(lines(0.9, 0.764, 0.5, 0.764))
     assert missed.outcome(None) == "78 % was not reached; the best was 76.4 % (round 2)"
     assert TargetAccuracy(0.78).after(lines(0.9)).outcome(None).endswith("no round was evaluated")
@@ -164,7 +165,7 @@ def test_the_same_bits_for_every_number_of_workers(
     output = command("launch", *OPTIONS, *how, "--until", until, "--out", str(tmp_path / "run"))
     same(Run.open(tmp_path / "run"), short)  # type: ignore[arg-type]
     spent = sum(short.summary[f"bytes_{side}"] for side in ("down", "up"))
-    assert f"reached {percent(float(until))} after round 3 with {spent / 1e6:.3g} MB" in output
+    assert f"reached {percent(float(until))} after round 3 with {megabytes(spent)}" in output
 
 
 @pytest.mark.process

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedsim.errors import DiskError, UsageError
+from workers.storage.descriptors import patiently
 
 Buffer = bytes | memoryview
 """As fedsim.wire.envelope.Buffer, without its import of torch: `fedsim revoke` locks a run without it."""
@@ -31,7 +33,7 @@ def write_atomically(path: Path, chunks: Iterable[Buffer]) -> int:
     """
     temporary = f"{path.parent}/.{path.name}.{os.getpid()}"
     try:
-        with open(temporary, "wb") as file:
+        with patiently(lambda: open(temporary, "wb")) as file:
             size = sum(file.write(chunk) for chunk in chunks)
         os.rename(temporary, path)
     except OSError as e:
@@ -58,6 +60,10 @@ def remove_temporaries(run: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
+ATTEMPTS, PAUSE = 5, 0.01
+"""How often a lock is tried again, and seconds between."""
+
+
 class RunLock:
     """Held from construction until release, or until this process ends, however it ends."""
 
@@ -74,7 +80,7 @@ class RunLock:
         except OSError as e:
             raise DiskError(f"cannot open {path}: {e.strerror}") from None
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._acquire()
         except BlockingIOError:
             holder = os.pread(self._file, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(self._file)
@@ -84,10 +90,35 @@ class RunLock:
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
+    def _acquire(self) -> None:
+        """Try a few times: is_locked of another process holds the lock for a moment."""
+        for _ in range(ATTEMPTS):
+            with suppress(BlockingIOError):
+                return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            time.sleep(PAUSE)
+        return fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def release(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process carries this run out now; False where that cannot be known."""
+    try:
+        file = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False
 
 
 @contextmanager

@@ -1,0 +1,125 @@
+"""Completion of values on the command line: names, codecs, hyperparameters, run folders. Imports no torch.
+
+eval "$(_FEDSIM_COMPLETE=bash_source fedsim)"       in ~/.bashrc; zsh_source and fish_source likewise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+
+from fedsim.experiment import DEFAULTS
+from launch import names, presets
+
+Item = CompletionItem[str]
+Completer = Callable[[click.Context, click.Parameter, str], list[Item]]
+BREAKS = "=:"
+"""Where bash divides words."""
+
+
+def _items(candidates: Iterable[tuple[str, str]], incomplete: str) -> list[Item]:
+    return [CompletionItem(text, help=help) for text, help in candidates if text.startswith(incomplete)]
+
+
+def _file(incomplete: str) -> list[Item]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+def named(kind: str) -> Completer:
+    """Names of a kind (launch.names.KINDS), and files where no name begins like this."""
+
+    def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
+        return _items(_names(kind), incomplete) or _file(incomplete)
+
+    return complete
+
+
+def _names(kind: str) -> list[tuple[str, str]]:
+    """Names with a colon where an argument must follow, and their lines of `fedsim list`."""
+    return [
+        (name + ":" * (len(known.form.arguments) > known.form.optional), known.cells[-1])
+        for name, known in names.names(kind).items()
+        if not name.startswith("...")
+    ]
+
+
+def codecs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
+    """FIELD=, of the messages of the chosen algorithm; then the codec."""
+    field, equals, _ = incomplete.partition("=")
+    if equals:
+        return _items(((f"{field}={name}", text) for name, text in _names("codecs")), incomplete)
+    fields = _algorithm(ctx).fields
+    texts = [*fields, *(f"{side}.{name}" for side in ("up", "down") for name in fields)]
+    return _items(((f"{text}=", "") for text in texts), incomplete)
+
+
+def hyperparameters(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
+    """KEY=, of the chosen algorithm."""
+    return _items(((f"{key}=", "") for key in _algorithm(ctx).hyperparameters), incomplete)
+
+
+def _algorithm(ctx: click.Context) -> names.Name:
+    """The one that the command line names, or the default; of a user's file, the default's names."""
+    known, chosen = names.names("algorithms"), ctx.params.get("algo") or DEFAULTS.algo
+    return known.get(chosen, known[DEFAULTS.algo])
+
+
+def preset_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
+    """The names of presets."""
+    return _items(((name, presets.Preset.read(name).title) for name in presets.names()), incomplete)
+
+
+def run_folders(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
+    """Run folders in runs/ and in what is typed so far; otherwise folders."""
+    typed = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    bases = dict.fromkeys((Path("runs"), typed))
+    matches = (base.glob(f"{depth}/manifest.json") for base in bases for depth in ("*", "*/*"))
+    known = sorted({str(path.parent) for paths in matches for path in paths})
+    folders = [CompletionItem(incomplete, type="dir")]
+    return _items(((text, "") for text in known), incomplete) or folders
+
+
+OF_FIELDS: dict[str, Completer] = {
+    "algo": named("algorithms"),
+    "dataset": named("datasets"),
+    "model": named("models"),
+    "partition": named("partitions"),
+    "participation": named("schedules"),
+    "codecs": codecs,
+    "hyperparameters": hyperparameters,
+}
+"""Of the options that are generated from an experiment's fields."""
+
+
+class BashWords(BashComplete):
+    """Bash divides words at = and :, and replaces the last part only."""
+
+    source_template = BashComplete.source_template.replace(
+        "    return 0\n",
+        '    [[ "${COMPREPLY[0]}" == *[=:] ]] && compopt -o nospace 2>/dev/null\n    return 0\n',
+    )
+    _typed = ""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the cursor and the one at it, put together again."""
+        arguments, incomplete = super().get_completion_args()
+        words: list[str] = []
+        for word in (*arguments, incomplete):
+            if words and ((word[:1] in BREAKS and word) or words[-1][-1:] in BREAKS):
+                words[-1] += word
+            else:
+                words.append(word)
+        last = max((at for at, c in enumerate(words[-1], 1) if c in BREAKS), default=0)
+        self._typed = words[-1][:last]
+        return words[:-1], words[-1]
+
+    def format_completion(self, item: Item) -> str:
+        """The line that the script reads, without what bash keeps."""
+        value = item.value.removeprefix(self._typed)
+        return f"{item.type},{value}"
+
+
+add_completion_class(BashWords)
