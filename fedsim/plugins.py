@@ -46,7 +46,7 @@ def is_spec(text: str) -> bool:
 
 def absolute(spec: str) -> str:
     """The same spec, meaning the same in every working directory."""
-    path, name = _parts(spec)
+    path, name = path_and_name(spec)
     return f"{path}:{name}" if name else str(path)
 
 
@@ -54,7 +54,7 @@ def short(choice: str) -> str:
     """A spec for display, mine:Mine; a name of ours as it is."""
     if not is_spec(choice):
         return choice
-    path, name = _parts(choice)
+    path, name = path_and_name(choice)
     return f"{path.stem}:{name}" if name else path.name
 
 
@@ -64,7 +64,7 @@ def fingerprint(spec: str) -> str:
     Raises:
         UsageError: if an argument is wrong.
     """
-    path, name = _parts(spec)
+    path, name = path_and_name(spec)
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as e:
@@ -81,7 +81,7 @@ def load(spec: str, option: str) -> object:
     """
     if live_objects.is_live(spec):
         return live_objects.load(spec, option)
-    path, name = _parts(spec)
+    path, name = path_and_name(spec)
     if not name:
         raise UsageError(f"{option} {path.name}: say what in the file is meant: {option} {spec}:NAME")
     file = _executed(path, spec, option)
@@ -97,7 +97,7 @@ def sources(choices: Iterable[str]) -> dict[str, str]:
     An object of this process stands under its name (fedsim.live_objects).
     """
     selected = [choice for choice in choices if is_spec(choice)]
-    paths = [_parts(choice)[0] for choice in selected if not live_objects.is_live(choice)]
+    paths = [path_and_name(choice)[0] for choice in selected if not live_objects.is_live(choice)]
     files = {str(path): _files[path].sha256 for path in paths if path in _files}
     return files | {choice: live_objects.digest(choice) for choice in selected if live_objects.known(choice)}
 
@@ -124,7 +124,7 @@ def user_code_errors(spec: str, option: str, doing: str) -> Iterator[None]:
     except FedsimError:
         raise
     except (Exception, SystemExit) as e:
-        line = _line(e, _parts(spec)[0])
+        line = _line(e, path_and_name(spec)[0])
         where = f" in line {line}" if line else ""
         output = e.msg if isinstance(e, SyntaxError) else (str(e).splitlines() or [""])[0]
         raise UsageError(
@@ -133,7 +133,7 @@ def user_code_errors(spec: str, option: str, doing: str) -> Iterator[None]:
         ) from e
 
 
-def _parts(spec: str) -> tuple[Path, str]:
+def path_and_name(spec: str) -> tuple[Path, str]:
     """The path, absolute, and the name, which may be missing."""
     head, _, name = spec.rpartition(".py:") if ".py:" in spec else (spec.removesuffix(".py"), "", "")
     return Path(f"{head}.py").expanduser().resolve(), name

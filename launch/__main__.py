@@ -1,4 +1,4 @@
-"""python -m launch: the same as the fedsim command."""
+"""The fedsim command, also as python -m launch."""
 
 import sys
 
@@ -14,4 +14,5 @@ def run() -> None:
         sys.exit(130)
 
 
-run()
+if __name__ == "__main__":
+    run()

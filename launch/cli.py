@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+import fedsim
 from launch import PROGRAM_START
 from launch.command_errors import Commands
 from launch.completion import named, run_folders
@@ -22,7 +23,7 @@ from launch.options import (
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="fedsim", message="fedsim %(version)s")
+@click.version_option(version=fedsim.__version__, message="fedsim %(version)s")
 def main() -> None:
     """Measure what federated Bayesian and ADMM learning costs on the wire.
 
@@ -133,15 +134,22 @@ def replay(run: Path, data_dir: Path | None) -> None:
 @click.option("--data-dir", **_FOLDER, help="Folder of the data files on this machine.  [FEDSIM_DATA]")
 @click.option("--worker", type=int, metavar="I", help="As which worker.  [the first that is missing]")
 @click.option("--patience", type=float, metavar="SECONDS", default=60.0, help="Give up after that.  [60]")
-def worker(file: Path, url: str | None, data_dir: Path | None, worker: int | None, patience: float) -> None:
+@click.option("--algo", **_FILE, help="A copy of the run's own algorithm file.  [the run's path]")
+@click.option("--model", **_FILE, help="The same of its model.  [the run's path]")
+@click.option("--dataset", **_FILE, help="The same of its data set.  [the run's path]")
+@click.option("--partition", **_FILE, help="The same of its partition.  [the run's path]")
+@click.option("--codec", "codecs", multiple=True, **_FILE, help="The same of a codec; repeatable.")
+def worker(file: Path, **options: Any) -> None:
     """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
 
     The file holds this run's keys: copy it over a channel that you trust, and keep it to yourself (0600).
+    Files of your own (--algo FILE.py:NAME and the like) are not sent: copy them, too. They are compared by
+    their digests.
     """
     _prepare_torch()
     from launch.remote_workers import join
 
-    join(file, url=url, data_dir=data_dir, worker=worker, patience=patience)
+    join(file, **options)
 
 
 @main.command(short_help="Shut a worker on another machine out of a run.")
@@ -292,7 +300,7 @@ def schedule(spec: str, clients: int, **options: Any) -> None:
 )
 @click.option("--all", "everything", is_flag=True, help="Control and simulation traffic too.  [algorithm]")
 @click.option("--cumulative", is_flag=True, help="Sums so far, by round.")
-@click.option("--csv", "export", **_FILE, help="Write round,sender,receiver,bytes.")
+@click.option("--csv", "export", **_FILE, help="Write round,sender,receiver,bytes; no tables without --by.")
 @_json
 def ledger(run: Path, by: str | None, **options: Any) -> None:
     """Show a run's ledger: by kind, field and layer, round, client; broadcasts per recipient and once."""

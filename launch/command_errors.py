@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from contextlib import suppress
 from typing import Any
@@ -11,12 +12,16 @@ import click
 from fedsim.errors import DiskError, FedsimError, Interrupted
 from launch import terminal
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a write to standard output that is a file."""
+
 
 class Commands(click.Group):
     """Commands whose mistakes are one clear line and an exit code, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         code = 0
+        terminal.open_standard_files()
         try:
             super().invoke(ctx)
         except FedsimError as e:
@@ -28,7 +33,7 @@ class Commands(click.Group):
                 raise
             # whoever read the output has enough of it
         except OSError as e:
-            if e.filename is not None:
+            if e.filename is not None or e.errno not in _FULL:
                 raise
             code = _complain(DiskError, f"the output cannot be written: {e.strerror}")
         lost = terminal.finish_output()

@@ -17,6 +17,8 @@ GAP = 2
 """Spaces between parts."""
 LEAST_BAR = 8
 """Of a narrower bar little can be seen: there is none."""
+NEEDED = 2
+"""Parts up to this rank matter more than the bar."""
 RECENT = 10
 """Rounds whose mean duration estimates the time that is left."""
 
@@ -60,12 +62,14 @@ class ProgressLine:
         label = f"round {self._done:>{len(str(self.rounds))}}/{self.rounds}"
         seconds = self.time_left
         parts = [*self.parts, *([Part(f"{duration(seconds)} left", 2)] if seconds is not None else [])]
-        width = options.max_width - 1  # a terminal may wrap a line that is full
-        text = fitted("", parts, width - len(label) - GAP) if parts else ""
-        bar = width - len(label) - GAP - (len(text) + GAP if text else 0)
+        room = options.max_width - 1 - len(label) - GAP  # a terminal may wrap a line that is full
+        needed = [part for part in parts if part.rank <= NEEDED]
+        with_bar = len(_joined("", needed)) <= room - LEAST_BAR - GAP
+        text = fitted("", parts, room - (LEAST_BAR + GAP if with_bar else 0))
+        bar = room - (len(text) + GAP if text else 0)
         line = Table.grid(padding=(0, GAP, 0, 0))
         cells: list[Any] = [label]
-        if bar >= LEAST_BAR:
+        if with_bar:
             cells.append(ProgressBar(total=max(1, self.rounds), completed=self._done, width=bar))
         line.add_row(*cells, text)
         yield line

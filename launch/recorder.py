@@ -100,6 +100,10 @@ class Recorder:
         self.display.note(f"worker {worker} is gone: {why}")
         self.supervisor.note_left(worker)
 
+    def waits(self, why: str) -> None:
+        """Say what a run that has not begun waits for."""
+        self.display.note(why)
+
     def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
         """Record a committed round; returns what the run's files hold then."""
         self.rundir.append_ledger(list(self.costs.counted(entries)))

@@ -13,7 +13,16 @@ from workers.storage.atomic_files import RunLock
 from workers.transport.join_credentials import JOIN, REVOKED, JoinCredentials, Revocations
 
 
-def join(file: Path, *, url: str | None, data_dir: Path | None, worker: int | None, patience: float) -> None:
+def join(
+    file: Path,
+    *,
+    url: str | None,
+    data_dir: Path | None,
+    worker: int | None,
+    patience: float,
+    codecs: Sequence[Path] = (),
+    **choices: Path | None,
+) -> None:
     """Be a worker of a run until the run is over.
 
     Args:
@@ -22,16 +31,20 @@ def join(file: Path, *, url: str | None, data_dir: Path | None, worker: int | No
         data_dir: The folder of the data files on this machine.
         worker: The worker's number; by default, the first that is missing.
         patience: Seconds after which a coordinator that does not answer is given up.
+        codecs: Files of codecs on this machine.
+        **choices: Files of the algorithm, model, data set and partition on this machine.
 
     Raises:
         FedsimError: any FedsimError.
     """
+    from workers.worker.local_files import LocalFiles
     from workers.worker.remote import RemoteWorker  # imports torch
 
     credentials = JoinCredentials.read(file)
     folder = data_dir.resolve() if data_dir else None
+    files = LocalFiles({name: path for name, path in choices.items() if path}, tuple(codecs))
     try:
-        RemoteWorker(credentials, url or credentials.url, folder, patience, worker).run(click.echo)
+        RemoteWorker(credentials, url or credentials.url, folder, patience, worker, files).run(click.echo)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the run goes on without this worker") from None
 

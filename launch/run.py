@@ -22,7 +22,7 @@ from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Stored
 from launch.runs.source_commit import commit, look_up
-from launch.stop_signals import StopSignals
+from launch.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close
 from workers.devices import assign_devices
 from workers.transport.eventfd import Wakeup
@@ -138,7 +138,7 @@ def launch(
             session = Session.prepare(experiment, execution, placements, supervisor, start, quiet, stored)
             session.remark = remark
             session.run(wakeup, signals.started)
-        except (KeyboardInterrupt, Interrupted):
+        except (StopRequested, Interrupted):
             if not signals.starting:
                 raise
             kept = f"; fedsim resume {stored.folder} goes on" if stored else ", and nothing was kept"

@@ -25,6 +25,7 @@ from launch.runs import manifest
 from launch.runs.resume import Stored
 from launch.runs.summary import Start, write_model
 from launch.runs.writer import RunDir
+from launch.stop_signals import StopRequested
 from launch.terminal import counted
 from protocols import find
 from workers.coordinator.loop import Coordinator, Outcome
@@ -154,7 +155,7 @@ class Session:
 
         Raises:
             FedsimError: any FedsimError, after summary.json has been written with the status.
-            KeyboardInterrupt: before the coordinator begins.
+            StopRequested: if a signal comes before the coordinator begins.
         """
         recorder, supervisor, display = self.recorder, self.recorder.supervisor, self.recorder.display
         supervisor.changed = recorder.rundir.write_processes
@@ -178,7 +179,7 @@ class Session:
                 recorder.write_summary("interrupted", self.start)
                 where = f"interrupted after round {recorder.last_round}; fedsim resume {self.folder} goes on"
                 raise Interrupted(where) from None
-            elif self._began or not isinstance(e, KeyboardInterrupt):
+            elif self._began or not isinstance(e, StopRequested):
                 error = str(e) if isinstance(e, FedsimError) else repr(e)
                 recorder.write_summary("failed", self.start, error=error)
             raise

@@ -12,12 +12,20 @@ from fedsim.errors import Interrupted
 from workers.transport.eventfd import Wakeup
 
 
+class StopRequested(BaseException):
+    """A signal came before the coordinator ran. No Exception: a library that is imported may catch those.
+
+    Nor a KeyboardInterrupt: Python ends a process by SIGINT if one has passed through certain C code, even if
+    it was caught.
+    """
+
+
 class StopSignals:
     """The first SIGINT or SIGTERM asks the run to stop; a second one ends the process at once.
 
-    Until the coordinator runs, nobody looks at the wakeup, so the first signal raises KeyboardInterrupt: no
-    library that is being imported catches that. From then on it wakes the main loop, and where tasks run in
-    this process, so that the main loop may be inside one, it raises Interrupted.
+    Until the coordinator runs, nobody looks at the wakeup, so the first signal raises StopRequested. From
+    then on it wakes the main loop, and where tasks run in this process, so that the main loop may be inside
+    one, it raises Interrupted.
 
     At once is safe: the kernel ends the fork server and the workers with this process.
 
@@ -64,6 +72,6 @@ class StopSignals:
             os._exit(130)
         self._wakeup.set()
         if self.starting:
-            raise KeyboardInterrupt
+            raise StopRequested
         if self._in_process:
             raise Interrupted("interrupted")

@@ -29,6 +29,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, resolved_hyperparameters
 from fedsim.participation import Participation, schedule
 from fedsim.problem import Problem
@@ -190,6 +191,102 @@ def test_hyperparameters_round_trip_through_toml(algorithm: Class) -> None:
             text = toml(resolved_hyperparameters(changed))
             assert build_algorithm(algorithm, tomllib.loads(text)) == changed, name
         assert other_values(value, hint), f"{name} = {value!r} cannot be varied: teach other_values"
+
+
+# ---- what hyperparameters of a solver promise
+
+RATES = {"decay": "lr", "server_decay": "server_lr"}
+"""By last name: the factor per round by which a learning rate falls, and that learning rate."""
+ONE_STEP = {"epochs": 1, "batch_size": 10**6, "burn_in": 0, "samples": 1, "steps_per_sample": 1, "steps": 1}
+"""Hyperparameters, by last name, with which one local training is one step."""
+SGD = {"optimiser": "sgd"}
+
+
+def named(algorithm: Class, choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `choices`, by last name, that the algorithm has, by dotted name."""
+    names = resolved_hyperparameters(algorithm())
+    return {name: choices[last] for name in names if (last := name.rpartition(".")[2]) in choices}
+
+
+def by_sgd(algorithm: Class) -> dict[str, Any]:
+    """What selects SGD as the local optimiser, where there is a choice."""
+    hints = {name: hint for name, _, hint in settings_of(algorithm())}
+    return {k: v for k, v in named(algorithm, SGD).items() if v in get_args(hints[k])}
+
+
+def accepted(algorithm: Class, settings: Mapping[str, Any], **changes: Any) -> Problem | None:
+    """The problem with these hyperparameters; None: the algorithm refuses them."""
+    try:
+        return problem_of(algorithm, settings, **changes)
+    except UsageError:
+        return None
+
+
+def test_decay_means_a_learning_rate_per_round(algorithm: Class) -> None:
+    """Round r with lr and decay d is the same, to the bit, as with lr d^(r-1) and no decay: training, the
+    dual step of both sides, and the server's step. An algorithm may refuse a decay instead."""
+    for decay, last in named(algorithm, RATES).items():
+        rate = f"{decay.rpartition('.')[0]}.{last}".lstrip(".")
+        lr = resolved_hyperparameters(algorithm())[rate]
+        problem = accepted(algorithm, {decay: 0.5})
+        if problem is None:
+            continue
+        created, servers, _ = steps(problem)
+        for i, server in enumerate(servers[:-1]):
+            mine = created[i * CLIENTS : (i + 1) * CLIENTS]
+            task = mine[0].task
+            constant = {decay: 1.0, rate: lr * 0.5 ** max(task.round - 1, 0)}
+            other = build_algorithm(algorithm, short_settings(algorithm) | constant)
+            for step in mine:
+                draft, up = other.client_update(step.client, step.down, step.shard, step.task)
+                assert frozen(draft, up) == frozen(step.draft, step.up), f"client_update ignores {decay}"
+                seen = carried(up, problem, "up", step.down)
+                committed = other.client_commit(draft, step.down, seen, step.task)
+                assert frozen(committed) == frozen(step.committed), f"client_commit ignores {decay}"
+            ctx = problem.context(task.round, task.exchange, task.folds)
+            ups = ((k, carried(step.up, problem, "up", step.down)) for k, step in enumerate(mine))
+            assert frozen(other.server_update(server, mine[0].down, ups, ctx)) == frozen(servers[i + 1]), (
+                f"server_update ignores {decay}"
+            )
+
+
+def test_momentum_and_carry_mean_what_is_documented(algorithm: Class) -> None:
+    """Momentum begins at 0 in every task, so one step is without it. `carry` is about Adam: it changes
+    nothing under SGD, and nothing in a client's first task."""
+    one_step = named(algorithm, ONE_STEP) | by_sgd(algorithm)
+    for name in named(algorithm, {"momentum": 0}):
+        if with_momentum := accepted(algorithm, {**one_step, name: 0.9}):
+            assert everything(with_momentum) == everything(problem_of(algorithm, {**one_step, name: 0.0}))
+    for name in named(algorithm, {"carry": True}):
+        first = {kept: steps(problem_of(algorithm, {name: kept}))[0][:CLIENTS] for kept in (True, False)}
+        assert frozen(*(s.up for s in first[True])) == frozen(*(s.up for s in first[False]))
+        if by_sgd(algorithm):
+            kept, reset = ({**by_sgd(algorithm), name: value} for value in (True, False))
+            assert everything(problem_of(algorithm, kept)) == everything(problem_of(algorithm, reset))
+
+
+def everything(problem: Problem) -> list[bytes]:
+    """The bits of all states and uploads of two rounds."""
+    created, servers, _ = steps(problem)
+    return frozen(*servers, *(value for s in created for value in (s.up, s.committed)))
+
+
+@pytest.mark.parametrize(
+    "choices", [{"decay": 0.5, "server_decay": 0.5}, {**SGD, "momentum": 0.5}, {"carry": False}], ids=str
+)
+def test_sums_hold_under_settings_of_the_solver(
+    algorithm: Class, choices: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """As under the defaults, with an upload that is lost and clients that do not take part."""
+    settings = named(algorithm, {k: v for k, v in choices.items() if k not in SGD})
+    settings |= by_sgd(algorithm) if settings and "optimiser" in choices else {}
+    problem = accepted(algorithm, settings, rounds=3) if settings else None
+    if problem is None:
+        return
+    participations = listed(EVERYONE, Participation((0, 1, 2), frozenset({1})), Participation((1, 2)))
+    run = play(problem, tmp_path / "run", participations)
+    assert sums_error(run) < SUMS
+    assert run.outcome.model.mean.isfinite().all()
 
 
 # ---- messages and states
@@ -568,20 +665,21 @@ def test_the_wire_costs_what_the_docstring_says(algorithm: Class, tmp_path: Path
     assert (once[1] if once else "") == cost_once(algorithm())
     problem = problem_of(algorithm, participation="0.5", rounds=3)
     run = play(problem, tmp_path / "run")
-    sent: Counter[tuple[int, str, str]] = Counter()
+    sent: Counter[tuple[int, int, str, str]] = Counter()
     for e in run.entries:
         if e.kind == "algorithm" and e.layer == "values":
-            sent[e.round, e.direction, e.field] += e.bytes
+            sent[e.round, e.exchange, e.direction, e.field] += e.bytes
     participants = {m["round"]: len(m["participants"]) for m in run.metrics}
     built = problem.algorithm
     for r in range(problem.experiment.rounds + 1):
-        for exchange in built.exchanges_in(r):
+        for number, exchange in enumerate(built.exchanges_in(r), 1):
             for side in ("down", "up"):
                 for f in schema(getattr(exchange, side)):
                     if not f.kind.elastic:
-                        assert sent.pop((r, side, f.name)) == participants[r] * f.dense_bytes(problem.dims)
+                        expected = participants[r] * f.dense_bytes(problem.dims)
+                        assert sent.pop((r, number, side, f.name)) == expected
     elastic = {f.name for e in built.exchanges for t in (e.down, e.up) for f in all_fields(t)}
-    assert {name for _, _, name in sent} <= elastic
+    assert {name for *_, name in sent} <= elastic
 
 
 # ---- over ZeroMQ

@@ -8,13 +8,20 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.problem import Problem
 from launch.cli import main
+from protocols import find
+from tests.support.harness import CLIENTS, Step, steps
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDE = (ROOT / "docs" / "adding-an-algorithm.md").read_text(encoding="utf-8")
@@ -32,9 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return created
 
 
-def test_the_guide_has_an_algorithm_a_model_and_data() -> None:
-    assert set(FILES) == {"mine.py", "net.py", "blobs.py"}
-    assert GUIDE.count("```python") == 3
+def test_the_guide_has_algorithms_a_model_and_data() -> None:
+    assert set(FILES) == {"mine.py", "dane.py", "net.py", "blobs.py"}
+    assert GUIDE.count("```python") == 4
 
 
 @pytest.mark.process
@@ -65,7 +72,8 @@ def test_a_users_algorithm_model_and_data_run_and_cost_what_they_say(folder: Pat
     assert traffic["up"]["mean"] == {"values": vector}
     experiment = json.loads((folder / "run" / "manifest.json").read_text())["experiment"]
     assert experiment["sources"] == {
-        str(folder / name): sha256(source.encode()).hexdigest() for name, source in FILES.items()
+        str(folder / name): sha256(FILES[name].encode()).hexdigest()
+        for name in ("mine.py", "net.py", "blobs.py")
     }
     assert experiment["model"] == f"{folder}/net.py:Net"
     assert experiment["inputs"] == "scaled"
@@ -79,26 +87,109 @@ def test_a_users_algorithm_model_and_data_run_and_cost_what_they_say(folder: Pat
     }
 
 
+def battery(algorithm: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The battery on a user's algorithm, as the guide says it."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_battery.py", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=5 * DEADLINE,
+        cwd=ROOT,
+        env=ENVIRONMENT | {"FEDSIM_BATTERY": algorithm},
+    )
+
+
 @pytest.mark.process
-def test_a_users_algorithm_passes_the_battery(folder: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mine.py:Scaffold", "dane.py:FedDane"])
+def test_a_users_algorithm_passes_the_battery(name: str, folder: Path) -> None:
+    done = battery(f"{folder}/{name}")
+    assert done.returncode == 0, done.stdout
+    passed = re.search(r"^(\d+) passed in|^(\d+) passed, 1 skipped in", done.stdout, re.MULTILINE)
+    assert passed is not None, done.stdout
+    assert int(passed[1] or passed[2]) > 20
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_dual_step_that_forgets_decay_fails_the_battery(folder: Path) -> None:
+    """The guide's SCAFFOLD once divided by lr in every round, where local training uses lr decay^(r-1)."""
+    old = FILES["mine.py"].replace("self.local.in_round(round).lr", "self.local.lr")
+    assert old != FILES["mine.py"]
+    (folder / "old.py").write_text(old, encoding="utf-8")
+    done = battery(f"{folder}/old.py:Scaffold", "-k", "decay")
+    assert done.returncode == 1, done.stdout
+    assert "client_commit ignores local.decay" in done.stdout
+    assert re.search(r"^FAILED .*test_decay_means_a_learning_rate_per_round", done.stdout, re.MULTILINE)
+
+
+def by_hand(folder: Path, name: str, **settings: Any) -> tuple[Problem, list[Step], list[Any]]:
+    """Two rounds of a user's algorithm, method by method, with one full-batch step per local training."""
+    spec = f"{folder}/{name}"
+    settings = {"lr": 0.1, "epochs": 1, "batch_size": 10**6} | settings
+    algorithm = build_algorithm(find(spec), settings)
+    described = Experiment(algo=spec, model="logistic", clients=CLIENTS, rounds=2, hyperparameters=settings)
+    problem = Problem.build(described, algorithm, None)
+    created, servers, _ = steps(problem)
+    return problem, created, servers
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_scaffolds_controls_are_the_clients_gradients(folder: Path, decay: float) -> None:
+    """After one full-batch step, c_k is the gradient of the mean loss at x: y = x - eta (g_k - c_k + c)."""
+    _, created, servers = by_hand(folder, "mine.py:Scaffold", decay=decay)
+    for step in created:
+        gradient = step.shard.gradient(step.down.mean).double() / step.shard.size
+        # what is left is the rounding of y - x in float32, over eta
+        assert float((step.committed.control - gradient).norm()) < 1e-4 * float(gradient.norm())
+    controls = torch.stack([step.committed.control for step in created[-CLIENTS:]]).sum(0)
+    assert torch.allclose(servers[-1].controls, controls, rtol=0, atol=1e-12)
+
+
+def test_one_step_of_feddane_is_a_step_along_the_mean_gradient(folder: Path) -> None:
+    """The correction makes every client's gradient at w that of the mean, and the proximal term has none."""
+    problem, created, servers = by_hand(folder, "dane.py:FedDane", mu=3.0)
+    assert [type(step.up).__name__ for step in created[: 2 * CLIENTS]] == CLIENTS * ["Answer"] + CLIENTS * [
+        "Solved"
+    ]
+    gradients = [problem.shard(k).gradient(problem.start).double() / problem.sizes[k] for k in range(CLIENTS)]
+    stepped = problem.start.double() - 0.1 * torch.stack(gradients).mean(0)
+    assert torch.allclose(servers[2].mean, stepped, rtol=0, atol=1e-6)
+    assert not torch.allclose(servers[2].mean, servers[0].mean, rtol=0, atol=1e-3)
+
+
+@pytest.mark.process
+def test_a_users_algorithm_of_two_exchanges_costs_what_it_says(folder: Path) -> None:
+    job = "launch --algo dane.py:FedDane --model net.py:Net --dataset blobs.py:blobs --workers 2 --clients 3"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_battery.py"],
+        [sys.executable, "-m", "launch", *job.split(), "--rounds", "2", "--out", "dane"],
         capture_output=True,
         text=True,
         timeout=DEADLINE,
-        cwd=ROOT,
-        env=ENVIRONMENT | {"FEDSIM_BATTERY": f"{folder}/mine.py:Scaffold"},
+        cwd=folder,
+        env=ENVIRONMENT,
     )
-    assert done.returncode == 0, done.stdout
-    passed = re.search(r"^(\d+) passed in", done.stdout, re.MULTILINE)
-    assert passed is not None, done.stdout
-    assert int(passed[1]) > 20
+    assert (done.returncode, done.stderr) == (0, "")
+    vector = 2 * 3 * 4 * 99  # rounds, clients, bytes, P
+    with (folder / "dane" / "ledger.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if (r["kind"], r["layer"]) == ("algorithm", "values")]
+    costs = Counter[tuple[str, str, str]]()
+    for row in rows:
+        costs[row["exchange"], row["direction"], row["field"]] += int(row["bytes"])
+    assert costs == {
+        ("1", "down", "mean"): vector,
+        ("1", "up", "gradient"): vector,
+        ("2", "down", "mean"): vector,
+        ("2", "down", "gradient"): vector,
+        ("2", "up", "mean"): vector,
+        ("2", "up", "train_loss"): 2 * 3 * 8,
+    }
 
 
 def test_describe_reads_a_users_file(folder: Path) -> None:
     done = CliRunner(catch_exceptions=False).invoke(main, ["describe", f"{folder}/mine.py:Scaffold"])
     assert done.exit_code == 0
-    for word in ("Karimireddy", "gradient", "2P down, P up", "server_lr", "number > 0"):
+    for word in ("Karimireddy", "gradient", "2P down, P up", "server_lr", "number > 0", "eta_g"):
         assert word in done.stdout
 
 

@@ -22,8 +22,8 @@ from typing import Any
 from report import ROOT, circumstances, processor, table
 
 from fedsim.experiment import build_algorithm
-from fedsim.wire.schema import optional_group, schema
 from launch.commands.catalogue import cost_in_p, cost_once
+from launch.runs.client_costs import sent_once
 from launch.runs.reader import Run, run_experiment
 from protocols import REGISTRY, AnyAlgorithm, find
 
@@ -75,12 +75,6 @@ class Cost:
     once: Mapping[str, float]
 
 
-def parts(algorithm: AnyAlgorithm, side: str) -> set[str]:
-    """Fields that a client gets or sends once."""
-    result = (optional_group(getattr(exchange, side)) for exchange in algorithm.exchanges)
-    return {f.name for part in result if part for f in schema(part.message)}
-
-
 def measured(run: Run, algorithm: AnyAlgorithm) -> Cost:
     """From the ledger."""
     rows = run.ledger[run.ledger.kind == "algorithm"]
@@ -90,7 +84,10 @@ def measured(run: Run, algorithm: AnyAlgorithm) -> Cost:
     values, envelopes, once = {}, {}, {}
     for side in SIDES:
         mine, setup = rounds[rounds.direction == side], rows[(rows["round"] == 0) & (rows.direction == side)]
-        alone = mine[mine.field.isin(parts(algorithm, side))].bytes.sum()
+        optional = {
+            (exchange, name) for exchange, direction, name in sent_once(algorithm) if direction == side
+        }
+        alone = mine.bytes[[key in optional for key in zip(mine.exchange, mine.field, strict=True)]].sum()
         fields = mine[mine.layer.isin(["values", "indices"])].bytes.sum() - alone
         values[side], envelopes[side] = fields / participants, (mine.bytes.sum() - alone) / participants
         once[side] = (setup.bytes.sum() + alone) / clients

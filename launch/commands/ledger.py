@@ -28,7 +28,7 @@ def show(
     export: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Print the tables.
+    """Print the tables; with `export` only where it was written, unless `by` asks for a table, too.
 
     Raises:
         UsageError: if an argument is wrong.
@@ -43,6 +43,12 @@ def show(
             _export(rows if everything else rows[rows.kind == "algorithm"], export)
         return print_json(document(run, by=by, everything=everything, cumulative=cumulative))
     experiment = run.experiment
+    own = rows if everything else rows[rows.kind == "algorithm"]
+    if export is not None:
+        _export(own, export)
+        console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
+        if not by:
+            return None
     console.print(
         f"{run.label} on {experiment['dataset']}: P = {run.params:,}, {experiment['clients']} clients, "
         f"{rows['round'].max()} rounds",
@@ -50,7 +56,6 @@ def show(
     )
     if by in ("", "kind"):
         _print(console, "by kind", sides(rows, ["kind"]))
-    own = rows if everything else rows[rows.kind == "algorithm"]
     if by in ("", "field"):
         _print(console, "by field and layer", sides(own, ["field", "layer"]), units=own)
     if by in ("", "round"):
@@ -62,9 +67,6 @@ def show(
         _print(console, "by client", sides(own[own.client >= 0], ["client"]), cut=not by)
     if by == "":
         _print_broadcasts(console, own)
-    if export is not None:
-        _export(own, export)
-        console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
     return None
 
 

@@ -35,6 +35,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from fedsim.errors import DiskError
+
 PR_SET_PDEATHSIG = 1
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -155,7 +157,7 @@ class ForkServer:
             fresh: Always start a new interpreter, which shares nothing with this process.
         """
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the server)
+        self._output: IO[bytes] = _temporary_file()
         pristine = not fresh and "torch" not in sys.modules and "numpy" not in sys.modules
         if pristine:  # Ctrl-C ends it
             os.environ.update(ENVIRONMENT)
@@ -222,6 +224,18 @@ class ForkServer:
             self.output = self._output.read().decode(errors="replace")
             self._output.close()
         return self._status
+
+
+def _temporary_file() -> IO[bytes]:
+    """Open a file without a name, which lives as long as the server.
+
+    Raises:
+        DiskError: if none can be made.
+    """
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as e:
+        raise DiskError(f"cannot make a temporary file: {e.strerror}") from None
 
 
 def _threads() -> int:

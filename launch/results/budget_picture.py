@@ -56,9 +56,9 @@ def against_bytes(
             "reach it, its bar their range, for groups of which every seed does."
         )
     if any(g.stopped for g in groups):
-        notes.append(f"{STOPPED} ended there (|), because it had reached its target accuracy.")
+        notes.append(f"{STOPPED} ended (◆) when it had reached its target accuracy.")
     if not all(g.done for g in groups):
-        notes.append(f"{UNFINISHED} is not finished (x): it may go on.")
+        notes.append(f"{UNFINISHED} is not finished (×): it may go on.")
     yield html.soft(" ".join(notes))
     for grid in costs(groups, levels):
         yield f"<h3>{escape(grid.title)}</h3>{table_of(grid)}"
@@ -83,7 +83,7 @@ def _drawn(group: Group, slot: int, b: Band, levels: Sequence[float], bottom: fl
     mean, low, high = (y[begin:] for y in (b.mean, b.low, b.high))
     yield Line(name(group), b.x[begin:], mean, low, high, slot, kind="steps")
     if not group.done or group.stopped:
-        mark = "|" if group.done else "x"
+        mark = "D" if group.done else "x"
         yield Line(name(group), b.x[-1:], b.mean[-1:], slot=slot, kind="points", mark=mark)
     for level in levels:
         c = cost(0, group, level)
@@ -94,7 +94,12 @@ def _drawn(group: Group, slot: int, b: Band, levels: Sequence[float], bottom: fl
 
 
 def winners(groups: Sequence[Group], ahead: Sequence[FrontierPoint]) -> list[list[str]]:
-    """Rows of the frontier: megabytes, the group that reaches most with them, and its accuracies in %."""
+    """Rows of the frontier: megabytes, the group that reaches most with them, and its accuracies in %.
+
+    None if a run has ended at its target accuracy: how much more it would have reached is not known.
+    """
+    if any(g.stopped for g in groups):
+        return []
     rows = []
     for r in winning_ranges(ahead):
         first = megabytes([1e6 * r.first.MB])

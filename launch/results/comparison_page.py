@@ -228,9 +228,10 @@ def _ends(bands: Sequence[Band]) -> tuple[float, float]:
 def _winners(groups: Sequence[Group], maxima: Sequence[Sequence[FrontierPoint]]) -> Iterator[str]:
     """Who is ahead at which budget."""
     ahead = pareto([p for points in maxima for p in points])
-    if len(groups) < 2 or not ahead:
+    rows = winners(groups, ahead)
+    if len(groups) < 2 or not rows:
         return
-    yield html.table(["megabytes", "most accurate", "accuracy %"], winners(groups, ahead), 2)
+    yield html.table(["megabytes", "most accurate", "accuracy %"], rows, 2)
     yield html.soft(
         "The best accuracy so far, mean over the seeds. Differences within the range of the seeds are no "
         "ranking."

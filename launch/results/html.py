@@ -63,6 +63,17 @@ def soft(text: str) -> str:
     return f'<p class="soft">{escape(text)}</p>'
 
 
+def folded(title: str, body: str, opened: bool) -> str:
+    """A part that a click on its title shows or hides."""
+    return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{body}</details>"
+
+
+def columns(parts: Iterable[tuple[str, str]]) -> str:
+    """Titles with what is below them, side by side where there is room; without the empty ones."""
+    created = (f"<div><h3>{escape(title)}</h3>{body}</div>" for title, body in parts if body)
+    return f'<div class="columns">{"".join(created)}</div>'
+
+
 def tiles(values: Mapping[str, str]) -> str:
     cells = (f"<div><b>{escape(v)}</b><span>{escape(k)}</span></div>" for k, v in values.items())
     return f'<div class="tiles">{"".join(cells)}</div>'

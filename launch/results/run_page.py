@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import base64
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas
 
-from fedsim.errors import FedsimError, UsageError
+from fedsim.errors import UsageError
 from fedsim.experiment import dotted
-from fedsim.participation import schedule
 from launch.results import html
-from launch.results.field_bars import stack
-from launch.results.figures import Line, chart
-from launch.results.statistics import Values, sides
+from launch.results.participation_grid import participation_grid
+from launch.results.run_bill import bill, bytes_by_field, clients, units
+from launch.results.run_curves import diagnostics, learning
+from launch.results.tables import NONE
 from launch.results.timeline import timeline
-from launch.runs.reader import Run, every_round
+from launch.runs.reader import Run
 
-MOST_CLIENTS, MOST_ROUNDS = 60, 200
-MEASURES = {"test_accuracy": "accuracy", "test_nll": "NLL (nats)"}
+EMBEDDED = 400_000
+"""Bytes of a CSV file up to which the page has it."""
 
 
 def report(folder: Path, out: Path | None = None) -> Path:
@@ -45,98 +47,44 @@ def render(run: Run) -> str:
         DataError: if data is missing or damaged.
     """
     summary = run.summary if (run.path / "summary.json").is_file() else {}
-    experiment = run.experiment
+    experiment, metrics, rows = run.experiment, _metrics(run), _own(run)
     title = f"{run.label} on {experiment['dataset']}"
     info = f"P = {run.params:,}, {experiment['clients']} clients, seed {experiment['seed']}"
+    evaluated = len(metrics) > 0
     return html.page(
         title,
         (
             f'<h1>{escape(title)}</h1><p class="soft">{escape(info)} · {escape(str(run.path))}</p>',
-            _state(summary),
-            html.tiles(_figures(summary)),
-            html.section("Learning", _curves(run)),
-            html.section("Bytes by field and layer", *_bytes(run)),
-            html.section("Participation", _participation(run, int(summary.get("rounds", 0)))),
+            _state(run, summary, metrics),
+            html.tiles(_figures(run, summary, metrics)),
+            html.section(
+                "Learning",
+                learning(metrics, float(experiment.get("until") or 0))
+                if evaluated
+                else html.soft("No round was evaluated."),
+            ),
+            html.section("Diagnostics", *(diagnostics(metrics) if evaluated else ()), _mismatch(summary)),
+            html.section("Bytes by field and layer", *(bytes_by_field(rows) if len(rows) else ())),
+            html.section("Bill", *((*bill(rows), units(run)) if len(rows) else ())),
+            html.section("Participation", participation_grid(run, _rounds(summary, metrics))),
+            html.section("Clients", *(clients(rows, experiment, summary) if len(rows) else ())),
             html.section("Timeline", timeline(run.path / "timeline.csv")),
-            html.section("Bill", _traffic_summary(run)),
-            html.section(
-                "Experiment",
-                html.pairs(
-                    dict(
-                        dotted(
-                            {
-                                k: v
-                                for k, v in experiment.items()
-                                if k not in ("hyperparameters", "client_sizes")
-                            }
-                        )
-                    )
-                ),
-            ),
-            html.section(
-                "Hyperparameters", html.pairs(dict(dotted(experiment.get("hyperparameters") or {})))
-            ),
-            html.section("Execution", html.pairs(dict(dotted(run.manifest.get("execution") or {})))),
-            html.section("Versions", html.pairs(dict(dotted(run.manifest.get("versions") or {})))),
+            html.section("Data", *_data(run, metrics)),
+            html.section("Provenance", _provenance(run)),
+            html.section("Settings", _settings(run)),
         ),
     )
 
 
-def numbers(frame: pandas.DataFrame, name: str) -> Values:
-    """A column as floats; null and a column that is not there are nan."""
-    if name not in frame:
-        return np.full(len(frame), np.nan)
-    return np.asarray(pandas.to_numeric(frame[name], errors="coerce"), dtype=np.float64)
-
-
-def _state(summary: Mapping[str, Any]) -> str:
-    status = summary.get("status", "not ended")
-    if status == "done":
-        return ""
-    error = f": {summary['error']}" if summary.get("error") else ""
-    return f'<p class="bad">This run is {escape(str(status))}{escape(error)}</p>'
-
-
-def _figures(summary: Mapping[str, Any]) -> dict[str, str]:
-    def figure(key: str, form: str, scale: float = 1) -> str:
-        value = summary.get(key)
-        return format(value * scale, form) if isinstance(value, int | float) else "–"
-
-    return {
-        "accuracy": figure("test_accuracy", ".2%"),
-        "NLL": figure("test_nll", ".4f"),
-        "rounds": figure("rounds", ",d"),
-        "MB down": figure("bytes_down", ",.3f", 1e-6),
-        "MB up": figure("bytes_up", ",.3f", 1e-6),
-        "s per round": figure("seconds_round_median", ".2f"),
-    }
-
-
-def _curves(run: Run) -> str:
-    none = '<p class="soft">No round was evaluated.</p>'
+def _metrics(run: Run) -> pandas.DataFrame:
     try:
-        metrics = run.metrics
+        return run.metrics
     except (UsageError, KeyError):  # no file, or an empty one
-        return none
-    if not len(metrics):
-        return none
-    axes = {"round": numbers(metrics, "round"), "megabytes, both directions": numbers(metrics, "MB")}
-    if every_round(metrics["round"].tolist()):  # else the seconds of the others are in no line
-        axes["seconds, wall"] = numbers(metrics, "seconds").cumsum()
-        if "simulated_seconds" in metrics:  # the start has none
-            axes["seconds, simulated"] = np.nan_to_num(numbers(metrics, "simulated_seconds")).cumsum()
-    across = 3 if len(axes) == 3 else 2  # rows are measures, or axes
-    pairs = [(key, axis) for key in MEASURES for axis in axes]
-    if across == 2:
-        pairs.sort(key=lambda pair: list(axes).index(pair[1]))
-    drawn = [
-        chart([Line(MEASURES[key], axes[axis], numbers(metrics, key))], axis, MEASURES[key])
-        for key, axis in pairs
-    ]
-    return html.charts(*drawn, across=across) or none
+        return pandas.DataFrame()
 
 
 def _own(run: Run) -> pandas.DataFrame:
+    """The algorithm's rows of the ledger."""
     try:
         rows = run.ledger
     except UsageError:
@@ -144,64 +92,116 @@ def _own(run: Run) -> pandas.DataFrame:
     return rows[rows.kind == "algorithm"]
 
 
-def _bytes(run: Run) -> Iterator[str]:
-    rows = _own(run)
-    if not len(rows):
-        return
-    by = sides(rows, ["field", "layer"])
-    for side, title in (("down", "Down"), ("up", "Up")):
-        parts = {" ".join(filter(None, key)): int(n) for key, n in by[side].items() if n}
-        yield stack(title, parts)
+def _rounds(summary: Mapping[str, Any], metrics: pandas.DataFrame) -> int:
+    """Those that have ended, as far as is known."""
+    evaluated = int(metrics["round"].max()) if len(metrics) else 0
+    return max(int(summary.get("rounds") or 0), evaluated)
 
 
-def _traffic_summary(run: Run) -> str:
-    rows = _own(run)
-    if not len(rows):
-        return ""
-    by = sides(rows, ["field", "layer"])
-    lines = [
-        [field or "–", layer, f"{row['down']:,}", f"{row['up']:,}", f"{row['down'] + row['up']:,}"]
-        for (field, layer), row in by.iterrows()
-    ]
-    down, up = int(by["down"].sum()), int(by["up"].sum())
-    lines.append(["total", "", f"{down:,}", f"{up:,}", f"{down + up:,}"])
-    return html.table(["field", "layer", "bytes down", "bytes up", "bytes"], lines, 2)
-
-
-def _participation(run: Run, rounds: int) -> str:
-    """As the run's schedule says, which decides it; what is cut is said below."""
-    experiment = run.experiment
-    clients = int(experiment["clients"])
-    try:
-        participations = schedule(
-            str(experiment["participation"]),
-            clients=clients,
-            seed=int(experiment["seed"]),
-            sizes=tuple(experiment.get("client_sizes") or ()),
-        )
-        shown = [participations(r) for r in range(1, min(rounds, MOST_ROUNDS) + 1)]
-    except FedsimError:  # a trace file that has gone
-        return '<p class="soft">The schedule of this run can no longer be read.</p>'
-    if not shown:
-        return ""
-    many, side = min(clients, MOST_CLIENTS), 10
-    cells = []
-    for x, participation in enumerate(shown):
-        participants, unfolded = (
-            set(participation.participants),
-            participation.lost_uploads | participation.dropouts,
-        )
-        for k in range(many):
-            kind = "away" if k not in participants else "lost" if k in unfolded else "took"
-            cells.append(f'<rect class="{kind}" x="{x * side}" y="{k * side}" width="9" height="9"/>')
-    width, height = len(shown) * side, many * side
-    drawn = (
-        f'<div class="wide"><svg class="grid" role="img" aria-label="participation" '
-        f'viewBox="0 0 {width} {height}" style="max-width: {width * 1.4:.0f}px">{"".join(cells)}</svg></div>'
+def _state(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> str:
+    """The status; an unfinished run's so that no one overlooks it."""
+    rounds, asked = _rounds(summary, metrics), int(run.experiment["rounds"])
+    after = f"{rounds} of {asked} rounds"
+    if run.status == "done":
+        until = run.experiment.get("until")
+        why = f": it reached its target accuracy, {until:g}" if until and rounds < asked else ""
+        return html.soft(f"done after {f'{asked} rounds' if rounds == asked else after}{why}")
+    error = f": {summary['error']}" if summary.get("error") else ""
+    return (
+        f'<p class="bad">This run is {escape(run.status)}, after {after}{escape(error)}. '
+        f"The numbers below are those of its last evaluated round.</p>"
     )
-    key = "".join(
-        f'<span class="key"><i style="background: var(--{colour})"></i>{what}</span>'
-        for colour, what in (("c0", "folded"), ("c1", "took part, not folded"), ("line", "away"))
+
+
+def _figures(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> dict[str, str]:
+    """Tiles; of a run without a summary, from the last line of metrics.jsonl."""
+    last = dict(metrics.iloc[-1]) if len(metrics) else {}
+    known: dict[str, Any] = {k: v for k, v in last.items() if str(k).startswith(("test_", "ensemble_"))}
+    if len(metrics):
+        known |= {f"bytes_{side}": float(metrics[f"bytes_{side}"].sum()) for side in ("down", "up")}
+        known["rounds"] = _rounds(summary, metrics)
+        later = [float(s) for s in metrics["seconds"][metrics["round"] > 1]] if "seconds" in metrics else []
+        known["seconds_round_median"] = statistics.median(later) if later else None
+    known |= {k: v for k, v in summary.items() if v is not None}
+
+    def figure(key: str, form: str, scale: float = 1) -> str:
+        value = known.get(key)
+        if not isinstance(value, int | float) or value != value:  # NaN
+            return NONE
+        return format(value * scale, form)
+
+    sampled = {
+        "accuracy, posterior samples": figure("ensemble_accuracy", ".2%"),
+        "NLL, posterior samples": figure("ensemble_nll", ".4f"),
+    }
+    return {
+        "accuracy": figure("test_accuracy", ".2%"),
+        "NLL": figure("test_nll", ".4f"),
+        **{key: text for key, text in sampled.items() if text != NONE},
+        "rounds": figure("rounds", ",.0f"),
+        "MB down": figure("bytes_down", ",.3f", 1e-6),
+        "MB up": figure("bytes_up", ",.3f", 1e-6),
+        "s per round": figure("seconds_round_median", ".2f"),
+    }
+
+
+def _mismatch(summary: Mapping[str, Any]) -> str:
+    mismatch = summary.get("dual_mismatch")
+    if mismatch is None:
+        return ""
+    return html.soft(
+        f"Dual mismatch at the end (the server's sum against the clients' duals): {mismatch:.3g}."
     )
-    cut = [f"clients 0 to {many - 1} of {clients:,} downwards, rounds 1 to {len(shown)} of {rounds:,} across"]
-    return f'{drawn}<p>{key}</p><p class="soft">{cut[0]}</p>'
+
+
+def _data(run: Run, metrics: pandas.DataFrame) -> Iterator[str]:
+    """Links to the numbers behind the charts: in the page where they are small, else the files' names."""
+    if len(metrics):
+        table = metrics.drop(columns=["participants"], errors="ignore")
+        yield _download("metrics.csv", table.to_csv(index=False).encode(), "one line per evaluated round")
+    if (run.path / "ledger.csv").is_file():
+        size = (run.path / "ledger.csv").stat().st_size
+        what = "every byte by round, client, field and layer"
+        if size <= EMBEDDED:
+            yield _download("ledger.csv", (run.path / "ledger.csv").read_bytes(), what)
+        else:
+            yield html.soft(f"{run.path / 'ledger.csv'}: {what}, {size / 1e6:.1f} MB")
+
+
+def _download(name: str, content: bytes, what: str) -> str:
+    if len(content) > EMBEDDED:
+        return html.soft(f"{name} would have {len(content) / 1e6:.1f} MB; the run folder has the data.")
+    link = f"data:text/csv;base64,{base64.b64encode(content).decode()}"
+    return f'<p><a download="{name}" href="{link}">{name}</a> <span class="soft">{what}</span></p>'
+
+
+def _provenance(run: Run) -> str:
+    """When and how the run was begun, with what."""
+    manifest = run.manifest
+    command = [str(word) for word in manifest.get("command") or ()]
+    if command:
+        command[0] = "fedsim"
+    values = {
+        "command": shlex.join(command),
+        "started": manifest.get("started"),
+        "source commit": manifest.get("commit"),
+        "run": manifest.get("run"),
+    }
+    return html.pairs({key: value for key, value in values.items() if value})
+
+
+def _settings(run: Run) -> str:
+    experiment, without = run.experiment, ("hyperparameters", "client_sizes")
+    tables = {
+        "Experiment": {k: v for k, v in experiment.items() if k not in without},
+        "Hyperparameters": experiment.get("hyperparameters") or {},
+        "Execution": run.manifest.get("execution") or {},
+        "Versions": run.manifest.get("versions") or {},
+        "Platform": run.manifest.get("platform") or {},
+    }
+    return html.columns([(title, html.pairs(dict(_filled(values)))) for title, values in tables.items()])
+
+
+def _filled(values: Mapping[str, Any]) -> Sequence[tuple[str, object]]:
+    """Without what is empty."""
+    return [(k, v) for k, v in dotted(values) if v not in ("", None, [], {})]

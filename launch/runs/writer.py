@@ -59,9 +59,6 @@ class RunDir:
             if not resumed:
                 self.discard()
             raise
-        if not resumed:
-            for file in self._files:
-                file.begin()
 
     def _open(self) -> None:
         """Make the folders, take the lock and open the files.
@@ -125,8 +122,8 @@ class RunDir:
             DiskError: if the disk cannot be read or written.
         """
         for file in self._files:
-            size = file.path.stat().st_size
-            file.cut(recovery.ends.get(file.path.name, size))
+            now = file.path.stat().st_size if file.path.exists() else 0
+            file.cut(recovery.ends.get(file.path.name, now))
         with disk_errors(f"cannot cut the files of {self.path}"):
             for path in (self.path / "checkpoints").glob("[0-9]*.checkpoint"):
                 if int(path.stem) > recovery.round:  # one that could not be used

@@ -26,7 +26,9 @@ def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> I
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("script", ["algorithm_pages", "round_machine_diagram"], indirect=True)
+@pytest.mark.parametrize(
+    "script", ["algorithm_pages", "reference_page", "round_machine_diagram"], indirect=True
+)
 def test_the_pages_are_what_the_script_writes(script: ModuleType) -> None:
     outdated = [
         name

@@ -110,8 +110,10 @@ def test_a_run_that_ended_at_its_target_is_marked_and_no_end_is_bold(make: Make,
     output = printed(runs, "--out", tmp_path / "p.html")
     assert "† ended when it reached its target accuracy (--until)" in output.replace("\n", " ")
     assert "MB to" in output and " 0.8" in output  # the target is the level that is asked for
+    assert "most accurate" not in output, "how much more fedavg would have reached is not known"
     page = (tmp_path / "p.html").read_text()
-    assert "fedavg †" in page and "an accuracy of 0.8<" in page
+    assert "fedavg †" in page and "an accuracy of 0.8<" in page and "ended (◆)" in page
+    assert "Most accurate for a budget" not in page
 
 
 def test_bold_is_the_best_of_several_and_never_the_only_one(make: Make) -> None:

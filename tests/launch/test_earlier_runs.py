@@ -37,7 +37,12 @@ def test_a_run_of_another_wire_format_is_refused_in_one_line_and_left_as_it_is(t
         packed.extractall(tmp_path, filter="data")
     run = tmp_path / "run"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for command in (["resume", str(run)], ["verify", str(run)], ["codecs", str(run)]):
+    for command in (
+        ["resume", str(run)],
+        ["verify", str(run)],
+        ["codecs", str(run)],
+        ["revoke", str(run), "0"],
+    ):
         done = CliRunner(catch_exceptions=False).invoke(main, command)
         assert done.exit_code == 3 and done.stderr.count("\n") == 1
         assert "was begun with wire format 1; this fedsim speaks 2" in done.stderr
@@ -55,6 +60,7 @@ def test_a_run_of_an_earlier_version_goes_on(created: Path, tmp_path: Path) -> N
     )
     assert done.exit_code == 0, done.stderr
     assert "from the start" not in done.output  # it has taken up the last commit
+    assert "of an earlier fedsim, which recorded no digests" in " ".join(done.output.split())
     assert (run / "metrics.jsonl").read_bytes().startswith(before)
     summary = json.loads((run / "summary.json").read_text())
     for key, value in expected.items():

@@ -277,13 +277,12 @@ def test_a_new_start_has_new_keys(federation: Federation) -> None:
 
 def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
     """A key that is not of the list, a worker that is there already, and other data: exit 4, and the run goes
-    on without them."""
+    on without them: two are expected, and one of three was refused."""
     data = federation.folder / "users.py"
     data.write_text(USERS_DATA)
     launched = federation.launch(
         *("--algo", "fedavg", "--clients", "2", "--rounds", "2", "--model", "logistic"),
         *("--dataset", f"{data}:made", "--partition", "iid"),
-        workers=1,
     )
     eventually(federation.join_credentials.exists, "join.json")
     good = JoinCredentials.read(federation.join_credentials)
@@ -294,12 +293,97 @@ def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
     assert "does not accept this key" in ends(federation.join(file=forged), 4)
     other = ends(federation.join(DRAWS="1"), 4)
     assert "refused: its partitioned data has the digest" in other and "this run's has" in other
-    only = federation.join()
-    launched.wait_for("comes from")
-    launched.wait_for("comes from")
-    ends(only)
+    both = [federation.join(), federation.join()]
+    assert ends(launched).count("comes from") == 3
+    for sound in both:
+        ends(sound)
+    assert Run.open(federation.run).summary["status"] == "done"
+
+
+USERS_ALGORITHM = """
+from dataclasses import dataclass
+from typing import ClassVar
+from protocols.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    name: ClassVar[str] = "mine"
+"""
+
+
+def test_a_users_files_may_lie_anywhere_on_the_other_machine(federation: Federation) -> None:
+    """They are gone from where the coordinator has read them, and --algo and --dataset say where they are."""
+    there, here_ = federation.folder / "there", federation.folder / "here"
+    files = {"algo.py": USERS_ALGORITHM, "data.py": USERS_DATA}
+    for folder in (there, here_):
+        folder.mkdir()
+        for name, source in files.items():
+            (folder / name).write_text(source)
+    launched = federation.launch(
+        *("--algo", f"{there}/algo.py:Mine", "--dataset", f"{there}/data.py:made", "--partition", "iid"),
+        *("--clients", "2", "--rounds", "2", "--model", "logistic"),
+        workers=1,
+    )
+    eventually(federation.join_credentials.exists, "join.json")
+    launched.wait_for("remote workers")
+    for name in files:
+        (there / name).unlink()
+    joined = federation.join("--algo", str(here_ / "algo.py"), "--dataset", str(here_ / "data.py"))
+    assert "the run is over" in ends(joined)
     ends(launched)
     assert Run.open(federation.run).summary["status"] == "done"
+
+
+def test_a_run_whose_only_worker_is_refused_ends_soon_and_says_why(federation: Federation) -> None:
+    """Not after the whole --join-within. The worker and the coordinator give the same reason."""
+    there, other = federation.folder / "algo.py", federation.folder / "other.py"
+    there.write_text(USERS_ALGORITHM)
+    other.write_text("# another\n" + USERS_ALGORITHM)
+    launched = federation.launch(
+        *("--algo", f"{there}:Mine", "--clients", "2", "--model", "logistic", "--join-within", "600"),
+        workers=1,
+    )
+    eventually(federation.join_credentials.exists, "join.json")
+    launched.wait_for("remote workers")
+    why = f"its {there} has the sha256"
+    assert f"refused: {why}" in ends(federation.join("--algo", str(other)), 4)
+    output = ends(launched, 4)
+    assert "no missing worker can take part; waiting 10 s for others" in output
+    assert "0 of 1 workers can take part; refused: worker 0: " + why in output
+
+
+@pytest.mark.parametrize("fault", ["cut", "mute"])
+def test_a_worker_that_does_not_hear_of_the_end_ends_by_itself(federation: Federation, fault: str) -> None:
+    """Behind a network that carries nothing down, or that is cut while the run ends: the worker learns
+    nothing of the end, ran for as long as its patience before, and where nothing was cut without end."""
+    slow = ("--algo", "fedavg", "--clients", "4", "--rounds", "4", "--set", "local.epochs=30", "--lease", "3")
+    launched = federation.launch(*slow)
+    eventually(federation.join_credentials.exists, "join.json")
+    relay = Relay(int(JoinCredentials.read(federation.join_credentials).url.rpartition(":")[2]))
+    deaf = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}", "--patience", "600")
+    hears = federation.join()
+    launched.wait_for("round 1/4")
+    relay.mute("down", 600.0)
+    ends(launched)
+    if fault == "cut":
+        relay.cut()
+    output = ends(deaf, 1)
+    assert ("was lost" if fault == "cut" else "nothing was heard of") in output
+    assert "nobody has answered" in output and "the run is over, or its coordinator has ended" in output
+    ends(hears)
+    relay.close()
+    same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
+
+
+def test_an_interrupted_run_tells_its_workers(federation: Federation) -> None:
+    """They would look for its coordinator."""
+    slow = ("--algo", "fedavg", "--clients", "4", "--rounds", "50", "--set", "local.epochs=30")
+    launched = federation.launch(*slow, workers=1)
+    worker = federation.join("--patience", "600")
+    launched.wait_for(" 1/50 ")
+    launched.process.send_signal(signal.SIGINT)
+    ends(launched, 130)
+    assert "the run is over" in ends(worker)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

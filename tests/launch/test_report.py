@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 
+import pandas
 import pytest
 from click.testing import CliRunner
 
 from fedsim.errors import DataError
 from launch.cli import main
+from launch.results import run_page
+from launch.results.field_bars import bars, stack
+from launch.results.participation_grid import participation_grid
 from launch.results.run_page import render, report
 from launch.results.timeline import timeline
 from launch.runs.reader import Run
@@ -32,9 +38,8 @@ class Checked(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
         supplied = dict(attrs)
-        self.loads += [
-            v for k, v in supplied.items() if k in ("src", "href", "xlink:href") and v and v[0] != "#"
-        ]
+        loaded = [v for k, v in supplied.items() if k in ("src", "href", "xlink:href") and v]
+        self.loads += [v for v in loaded if not v.startswith(("#", "data:text/csv;base64,"))]
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
@@ -85,6 +90,146 @@ def test_a_run_that_failed_has_a_page_that_says_so(folder: Path) -> None:
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["report", str(tmp_path)])
     assert result.exit_code == 2 and "no run folder" in result.output and "Traceback" not in result.output
+
+
+def embedded(page: str, name: str) -> pandas.DataFrame:
+    """A CSV file that the page has."""
+    match = re.search(rf'<a download="{name}" href="data:text/csv;base64,([^"]*)"', page)
+    assert match is not None
+    return pandas.read_csv(BytesIO(base64.b64decode(match[1])))
+
+
+def without_summary(folder: Path, lines: int) -> Run:
+    """As after kill -9, with so many lines of metrics.jsonl."""
+    (folder / "summary.json").unlink()
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
+    return Run.open(folder)
+
+
+def tile(page: str, name: str) -> str:
+    match = re.search(rf"<b>([^<]*)</b><span>{name}</span>", page)
+    assert match is not None
+    return match[1]
+
+
+def test_the_tiles_of_a_run_that_has_not_ended_are_of_its_last_evaluated_round(folder: Path) -> None:
+    run = without_summary(folder, 3)
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    page = render(run)
+    assert tile(page, "accuracy") == f"{last['test_accuracy']:.2%}" and tile(page, "rounds") == "2"
+    down = sum(line["bytes_down"] for line in run.lines)
+    assert tile(page, "MB down") == f"{down / 1e6:,.3f}"
+    assert "This run is not ended, after 2 of 4 rounds" in page
+
+
+def test_a_finished_run_says_so_with_its_command_and_date(folder: Path) -> None:
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text()) | {
+        "commit": "0123abc",
+        "command": ["/x/fedsim", "launch", "--set", "a b"],
+    }
+    path.write_text(json.dumps(manifest))
+    page = render(Run.open(folder))
+    for text in (
+        "done after 4 rounds",
+        "fedsim launch --set &#x27;a b&#x27;",
+        manifest["started"],
+        "0123abc",
+    ):
+        assert text in page
+
+
+def test_every_number_of_the_metrics_is_drawn_or_stated(launched: Callable[..., Path]) -> None:
+    folder = launched("admm", algo="ivon_admm", model="logistic", clients=3, rounds=2, eval_samples=4)
+    run = Run.open(folder)
+    page = render(run)
+    drawn = ("primal residual", "dual residual", "dual slack", "train loss")
+    for name in drawn:
+        assert f'aria-label="{name} against round"' in page, name
+    assert "The same in every round: capped 0" in page and "rho 1" in page
+    assert "Dual mismatch at the end (the server&#x27;s" in page
+    summary = run.summary
+    assert tile(page, "accuracy, posterior samples") == f"{summary['ensemble_accuracy']:.2%}"
+    assert page.count("<title>averaged over posterior samples</title>") >= 4
+    described = {*run.metrics.columns} - {"participants"}
+    assert described == set(embedded(page, "metrics.csv").columns)
+
+
+def test_the_ledger_is_in_the_page_or_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = render(Run.open(folder))
+    assert embedded(page, "ledger.csv").bytes.sum() == Run.open(folder).ledger.bytes.sum()
+    monkeypatch.setattr(run_page, "EMBEDDED", 100)
+    page = render(Run.open(folder))
+    assert f"{folder / 'ledger.csv'}: every byte" in page and "base64" not in page
+
+
+def test_the_bill_has_codecs_and_what_dense_would_be(launched: Callable[..., Path]) -> None:
+    codecs = {"up.precision": "csr:0.1"}
+    folder = launched("csr", algo="fedlap_cov", model="logistic", clients=3, rounds=2, codecs=codecs)
+    rows = Run.open(folder).ledger
+    rows = rows[rows.kind == "algorithm"]
+    bill = render(Run.open(folder)).partition("<h2>Bill")[2].partition("<h2>")[0]
+    cells = [re.findall(r"<td[^>]*>(?:<b>)?([^<]*)", line) for line in bill.split("<tr>")]
+    csr = next(line for line in cells if line[:3] == ["precision", "values", "csr:0.1"])
+    mine = rows[(rows.field == "precision") & (rows.codec == "csr:0.1")]
+    assert csr[5] == f"{mine[mine.layer == 'values'].bytes.sum():,}"
+    assert csr[6] == f"{mine.dense_bytes.sum():,}" == f"{2 * 3 * 4 * 640:,}"
+    assert "times as much" in bill and "Per client and round: 2." in bill
+
+
+def test_the_table_of_clients_is_the_summary_and_the_ledger(folder: Path) -> None:
+    run = Run.open(folder)
+    section = render(run).partition("<h2>Clients")[2].partition("<h2>")[0]
+    lines = [re.findall(r"<td[^>]*>([^<]*)", line) for line in section.split("<tr>")[2:]]
+    own = run.ledger[run.ledger.kind == "algorithm"]
+    for k, line in enumerate(lines):
+        down = own.bytes[(own.client == k) & (own.direction == "down")].sum()
+        summary = run.summary
+        sizes = run.experiment["client_sizes"][k], summary["took_part"][k], summary["folded"][k], down
+        assert line[:5] == [str(k), *(f"{n:,}" for n in sizes)]
+    assert len(lines) == 4
+
+
+def test_a_field_has_one_colour_in_every_bar_whatever_its_size() -> None:
+    def colours(page: str) -> dict[str, str]:
+        pairs = re.findall(r'<span class="key"><i style="([^"]*)"></i>([a-z_]+ ?[a-z]*)', page)
+        return {name.strip(): style for style, name in pairs}
+
+    down = colours(stack("Down", {"mean values": 5, "precision values": 9, "header": 1}))
+    up = colours(stack("Up", {"precision values": 1, "precision indices": 7, "mean values": 3, "header": 2}))
+    rows = {"a": {"mean": 1, "precision": 2}, "b": {"gradient": 7, "mine": 3}}
+    across = colours(bars(rows, {"a": "", "b": ""}))
+    assert down.items() <= up.items() and list(up) == [
+        "mean values",
+        "precision values",
+        "precision indices",
+        "header",
+    ]
+    assert (across["mean"], across["precision"]) == (down["mean values"], down["precision values"])
+    assert len(set(across.values())) == 4 and len(set(up.values())) == 4
+
+
+@pytest.mark.parametrize(("clients", "rounds"), [(1000, 1), (1000, 3), (5, 300), (60, 60), (1, 1)])
+def test_the_grid_of_participation_is_never_higher_than_a_screen(
+    make: Callable[..., Path], clients: int, rounds: int
+) -> None:
+    folder = make("run", clients=clients, client_sizes=[1] * clients, participation="full", seed=0)
+    grid = participation_grid(Run.open(folder), rounds)
+    match = re.search(r'viewBox="0 0 (\d+) (\d+)" style="max-width: (\d+)px', grid)
+    assert match is not None
+    width, height, widest = map(int, match.groups())
+    assert height * widest / width <= 430 and widest <= 1000
+    assert f"of {clients:,}" in grid and f"of {rounds:,}" in grid
+
+
+def test_an_exported_ledger_prints_only_where_it_was_written(folder: Path, tmp_path: Path) -> None:
+    command = ["ledger", str(folder), "--csv", str(tmp_path / "l.csv")]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0 and len(result.output.splitlines()) == 1, result.output
+    assert str(tmp_path / "l.csv") in result.output and (tmp_path / "l.csv").is_file()
+    result = CliRunner().invoke(main, [*command, "--by", "round"])
+    assert "by round" in result.output and "by client" not in result.output
 
 
 HEAD = "round,exchange,client,worker,what,given,arrived,computing"

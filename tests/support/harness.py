@@ -3,7 +3,7 @@
 ALGORITHMS           those that the battery is about
 problem_of, play     a short run: logistic regression on digits, 3 clients, 2 rounds
 steps                the same by hand, method by method
-letter_of, carried   a message's way through the wire
+envelope_of, carried   a message's way through the wire
 leaves, frozen       a value's parts, and its bits
 """
 
@@ -58,8 +58,9 @@ ALGORITHMS: tuple[Class, ...] = (find(BROUGHT),) if BROUGHT else REGISTRY
 # ---- playing a run
 
 
-def problem_of(algorithm: Class, **changes: Any) -> Problem:
-    settings = short_settings(algorithm)
+def problem_of(algorithm: Class, settings: Mapping[str, Any] | None = None, **changes: Any) -> Problem:
+    """settings: hyperparameters by dotted name, over those that make a run short."""
+    settings = short_settings(algorithm) | dict(settings or {})
     described: dict[str, Any] = {"model": "logistic", "clients": CLIENTS, "rounds": ROUNDS} | changes
     experiment = Experiment(algo=choice_of(algorithm), hyperparameters=settings, **described)
     return Problem.build(experiment, build_algorithm(algorithm, settings), None)
@@ -100,6 +101,9 @@ class Recorder:
 
     def joined(self, worker: int, hello: Hello) -> None:
         self.news.append(f"{worker} joined")
+
+    def waits(self, why: str) -> None:
+        pass
 
     def left(self, worker: int, why: str) -> None:
         self.news.append(f"{worker} left: {why}")

@@ -23,6 +23,7 @@ from fedsim.wire.envelope import NONE, VERSION, Header, blob, pack
 from fedsim.wire.ledger import Ledger
 from protocols import find
 from tests.support.harness import play, problem_of
+from workers import protocol_messages as messages
 from workers.transport import ingress_limiter, router, tcp_counters
 from workers.transport.dealer import Connection, CurveKeys, KeyRefused
 from workers.transport.endpoint import Endpoint
@@ -30,6 +31,7 @@ from workers.transport.handshake import Hello
 from workers.transport.join_credentials import KeyPair, Revocations
 from workers.transport.listeners import CurveListener, IpcListener, Listener, LocalTcpListener
 from workers.transport.router import ZmqEndpoint
+from workers.worker.heartbeat import Heartbeat
 from workers.worker.main import announce, serve
 from workers.worker.runtime import WorkerRuntime
 
@@ -316,12 +318,44 @@ def test_a_guest_that_has_nothing_to_say_speaks_up(
     thread.start()
     envelopes: list[Header] = []
     while len(envelopes) < 4:
-        envelopes += [i.envelope.header for i in endpoint.wait([], DEADLINE)[0]]
+        came = [i.envelope.header for i in endpoint.wait([], DEADLINE)[0]]
+        for _ in came:  # as the coordinator does: without an answer the connection is given up
+            endpoint.send(0, messages.idle("run"))
+        envelopes += came
     assert [h.kind for h in envelopes] == ["hello", "heartbeat", "heartbeat", "heartbeat"]
     assert {(h.run, h.round, h.client) for h in envelopes[1:]} == {("run", NONE, NONE)}
     endpoint.dismiss(0)
     assert until(endpoint, ended.is_set) == []
     thread.join(DEADLINE)
+
+
+@pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)
+def test_a_guest_that_is_not_answered_gives_the_connection_up(
+    endpoint: ZmqEndpoint, come: Callable[[int], Connection], tmp_path: Path
+) -> None:
+    """What it sends arrives, and nothing comes back: it would never have known of the run's end."""
+    runtime = WorkerRuntime(problem_of(find("fedavg")), tmp_path, "run", 0)
+    with pytest.raises(ConnectionLost, match="nothing was heard of"):
+        serve(come(0), runtime, lambda envelope: [], idle=0.05)
+
+
+@pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)
+def test_a_computation_ends_with_the_connection(
+    endpoint: ZmqEndpoint, come: Callable[[int], Connection]
+) -> None:
+    """Nobody waits for its result; a heartbeat is due where the network is called."""
+    worker = come(0)
+    heartbeat = Heartbeat(worker)
+    heartbeat.begin(Header(VERSION, "task", "run", 1, 1, 1, 0))
+    heartbeat._due = 0.0
+    heartbeat()
+    for stream in tcp_counters.streams(endpoint.listener.port):
+        tcp_counters.end(stream)
+    assert worker._monitor is not None and worker._monitor.poll(int(DEADLINE * 1000))
+    heartbeat()  # not due yet
+    heartbeat._due = 0.0
+    with pytest.raises(ConnectionLost, match="was lost"):
+        heartbeat()
 
 
 @pytest.mark.parametrize("endpoint", ["guarded"], indirect=True)

@@ -41,6 +41,11 @@ def task_failures(machine: RoundMachine, last: ProcessExit, count: int) -> TaskE
     )
 
 
+def reason(envelope: Envelope) -> str:
+    """Return the last line of the error that a worker has reported: of a traceback, what was raised."""
+    return (read_failure(envelope)[1].strip().splitlines() or ["no reason given"])[-1]
+
+
 def failure(worker: int, envelope: Envelope) -> FedsimError:
     """Return the error that a worker has reported."""
     h = envelope.header

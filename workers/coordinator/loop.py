@@ -19,6 +19,7 @@ from fedsim.problem import Problem
 from fedsim.round_events import Command, Event, Folded, Give, ScoreChunk, WorkItem
 from fedsim.round_machine import RoundMachine
 from fedsim.virtual_clock import ExchangeClock
+from workers import protocol_messages as messages
 from workers.coordinator import failures
 from workers.coordinator.aggregation import AggregationThread
 from workers.coordinator.broadcasts import Dispatch, ReplicaMap
@@ -31,6 +32,9 @@ from workers.storage.atomic_files import remove_temporaries
 from workers.storage.upload_spool import Spool
 from workers.transport.endpoint import Incoming
 from workers.transport.eventfd import Wakeup
+
+SEE_OFF = 3.0
+"""Seconds in which remote workers end their connections once they were told that the run is over."""
 
 
 class RunCallbacks(WorkerCallbacks, RecordCallbacks, Protocol):
@@ -131,6 +135,22 @@ class Coordinator:
             DiskError: If the disk cannot be read or written.
         """
         try:
+            outcome = self._run()
+        except BaseException:
+            if self.timeouts.remote:  # the supervisor ends those of this machine
+                self._stop_workers()
+            raise
+        self._stop_workers()
+        return outcome
+
+    def _stop_workers(self) -> None:
+        """Tell all workers that this start of the run is over, and wait until remote ones have gone."""
+        self.dispatch.stop(self.members.size)
+        if self.timeouts.remote:
+            self.endpoint.see_off(messages.stop(self.dispatch.run), SEE_OFF)
+
+    def _run(self) -> Outcome:
+        try:
             for left in self.members.waiting(all_of_them=True):
                 self._step(left)
             self._begin()
@@ -148,7 +168,6 @@ class Coordinator:
             self.aggregation.stop()
             self._wakeup.close()
         residual = self.endpoint.residual()
-        self.dispatch.stop(self.members.size)
         server, problem = self.executor.server, self.problem
         return Outcome(
             server,

@@ -7,6 +7,7 @@ its place.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from workers.storage.journal import Journal
 from workers.transport.endpoint import Endpoint
 from workers.transport.handshake import Hello, refusal
 
+REFUSED_GRACE = 10.0
+"""Seconds for which a run that has not begun waits for others when all missing workers were refused."""
 MAX_TASK_FAILURES = 3
 """A task at which so many workers have died is not given again."""
 
@@ -37,6 +40,8 @@ class WorkerCallbacks(Protocol):
     def joined(self, worker: int, hello: Hello) -> None: ...
 
     def left(self, worker: int, why: str) -> None: ...
+
+    def waits(self, why: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -126,21 +131,40 @@ class Membership:
 
         Raises:
             TaskError: If they do not join in time.
+            AccessError: If all that were missing have come and cannot take part.
         """
-        deadline = self._clock() + self.timeouts.join_within
+        deadline, last_chance = self._clock() + self.timeouts.join_within, math.inf
         while self.registration.missing if all_of_them else self.size and not self.registration.ready:
-            left = deadline - self._clock()
-            if left <= 0:
-                missing = ", ".join(map(str, self.registration.missing))
-                raise TaskError(
-                    f"{len(self.registration.ready)} of {self.size} workers were ready after "
-                    f"{self.timeouts.join_within:g} s; missing: {missing}"
+            if not (all_of_them and self.registration.hopeless()):
+                last_chance = math.inf
+            elif last_chance == math.inf:
+                last_chance = self._clock() + REFUSED_GRACE
+                self.callbacks.waits(
+                    f"no missing worker can take part; waiting {REFUSED_GRACE:g} s for others"
                 )
+            left = min(deadline, last_chance) - self._clock()
+            if left <= 0:
+                raise self._incomplete()
             yield left
+
+    def _incomplete(self) -> TaskError | AccessError:
+        """Return the error of a run whose workers have not joined."""
+        registration = self.registration
+        if registration.hopeless():
+            return AccessError(
+                f"{len(registration.ready)} of {self.size} workers can take part; refused: "
+                + "; ".join(dict.fromkeys(registration.refused))
+            )
+        missing = ", ".join(map(str, registration.missing))
+        return TaskError(
+            f"{len(registration.ready)} of {self.size} workers were ready after "
+            f"{self.timeouts.join_within:g} s; missing: {missing}"
+        )
 
     def begin(self) -> list[Event]:
         """Let all workers that are ready take part: the first round is open."""
         self.begun = True
+        self.registration.refused.clear()
         self._stop_accepting()
         return [Joined(worker) for worker in (sorted(self.registration.ready) if self.size else [0])]
 
@@ -174,6 +198,7 @@ class Membership:
             raise AccessError(f"worker {worker}: {why}")
         self.endpoint.send(worker, refusal(why))
         self.endpoint.dismiss(worker)
+        self.registration.refuse(worker, why)
         self.callbacks.left(worker, f"refused: {why}")
         return []
 
@@ -199,6 +224,7 @@ class Membership:
         if not self.timeouts.remote or envelope.header.round != NONE:
             raise error
         self.endpoint.dismiss(worker)
+        self.registration.refuse(worker, failures.reason(envelope))
         self.callbacks.left(worker, str(error))
 
     def died(self, process_exit: ProcessExit) -> list[Event]:
@@ -223,10 +249,9 @@ class Membership:
         self.endpoint.dismiss(worker)
         self.leases.forget(worker)
         self.dispatch.left(worker)
-        if worker not in self.registration.ready:
-            return []
-        self.registration.ready.discard(worker)
-        return [Left(worker)] if self.begun else []
+        was_ready = worker in self.registration.ready
+        self.registration.left(worker)
+        return [Left(worker)] if was_ready and self.begun else []
 
     def give_up(self, worker: int, why: str) -> list[Event]:
         """Dismiss or kill a worker that hangs, or that breaks the protocol; others do its work.
@@ -246,7 +271,14 @@ class Membership:
     # ---- leases
 
     def alive(self, worker: int, envelope: Envelope) -> bool:
-        """Renew a lease if the worker holds what its heartbeat names; else return False."""
+        """Renew a lease if the worker holds what its heartbeat names; else return False.
+
+        One about no task is answered with the same, so that an idle worker knows of a coordinator that it
+        hears nothing of.
+        """
+        if self.timeouts.remote and envelope.header.client == envelope.header.round == NONE:
+            self.dispatch.send(worker, messages.idle(self.dispatch.run))
+            return False
         counts = self._holds(worker, envelope)
         if counts:
             self.leases.heard(worker)

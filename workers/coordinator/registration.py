@@ -18,6 +18,14 @@ class Registration:
     def __init__(self, worker_config: WorkerConfig, manifest: WorkerManifest, workers: int) -> None:
         self.worker_config, self.manifest, self.workers = worker_config, manifest, workers
         self.ready: set[int] = set()
+        self.setting_up: set[int] = set()
+        """Workers that were told what to set up, and have not answered yet."""
+        self.refused: list[str] = []
+        """Why workers could not take part, one reason each."""
+
+    def hopeless(self) -> bool:
+        """Whether as many workers as are missing could not take part, and no other one sets itself up."""
+        return bool(self.missing) and len(self.refused) >= len(self.missing) and not self.setting_up
 
     @property
     def missing(self) -> list[int]:
@@ -25,7 +33,8 @@ class Registration:
         return sorted(set(range(self.workers)) - self.ready)
 
     def config_of(self, worker: int) -> WorkerConfig:
-        """Return what a worker is told when it joins."""
+        """Return what a worker is told when it joins; from now on it sets itself up."""
+        self.setting_up.add(worker)
         return msgspec.structs.replace(self.worker_config, index=worker)
 
     def check_worker(self, worker: int, envelope: Envelope) -> str:
@@ -40,4 +49,15 @@ class Registration:
         why = WorkerManifest.of(envelope).differ(self.manifest)
         if not why:
             self.ready.add(worker)
+            self.setting_up.discard(worker)
         return why
+
+    def refuse(self, worker: int, why: str) -> None:
+        """Note that a worker cannot take part."""
+        self.setting_up.discard(worker)
+        self.refused.append(f"worker {worker}: {why}")
+
+    def left(self, worker: int) -> None:
+        """Note that a worker has left."""
+        self.setting_up.discard(worker)
+        self.ready.discard(worker)

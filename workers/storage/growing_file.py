@@ -54,21 +54,16 @@ class FileDigest:
 
 
 class GrowingFile:
-    """A file that is open for appending. Before the first append, begin() or cut() says what it holds."""
+    """A file that rows are appended to. begin() or cut() opens it; nothing is touched before."""
 
     def __init__(self, path: Path, header: bytes = b"") -> None:
-        """Open a file; create it if it is not there.
+        """Name a file.
 
         Args:
-            path: Where it is.
+            path: Where it is, or will be.
             header: Its first line, which is no row.
-
-        Raises:
-            DiskError: if it cannot be opened.
         """
-        self.path, self.header = path, header
-        with disk_errors(f"cannot open {path}"):
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.path, self.header, self._handle = path, header, -1
         self._forget()
 
     def begin(self) -> None:
@@ -77,9 +72,7 @@ class GrowingFile:
         Raises:
             DiskError: if it cannot be written.
         """
-        with disk_errors(f"cannot cut {self.path}"):
-            os.ftruncate(self._handle, 0)
-        self._forget()
+        self._cut(0)
         if self.header:
             self.append(self.header, rows=0)
 
@@ -96,10 +89,9 @@ class GrowingFile:
         if not size:
             self.begin()
             return
-        self._forget()
+        self._cut(size)
         lines = 0
-        with disk_errors(f"cannot cut {self.path}"), self.path.open("rb") as file:
-            os.ftruncate(self._handle, size)
+        with disk_errors(f"cannot read {self.path}"), self.path.open("rb") as file:
             while block := file.read(BLOCK):
                 self._hashed.update(block)
                 self._bytes += len(block)
@@ -134,6 +126,14 @@ class GrowingFile:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+
+    def _cut(self, size: int) -> None:
+        with disk_errors(f"cannot write {self.path}"):
+            if self._handle < 0:
+                flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._handle = os.open(self.path, flags, 0o644)
+            os.ftruncate(self._handle, size)
+        self._forget()
 
     def _forget(self) -> None:
         self._hashed, self._bytes, self._rows = sha256(), 0, 0

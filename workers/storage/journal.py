@@ -70,7 +70,7 @@ class Journal:
         self.path = path
         self._file = GrowingFile(path)
         with disk_errors(f"cannot open the journal {path}"):
-            ends = [end for _, end in _records(path.read_bytes())]
+            ends = [end for _, end in _records(path.read_bytes() if path.exists() else b"")]
         self._file.cut(ends[-1] if ends else 0, len(ends))
 
     @property

@@ -185,7 +185,7 @@ def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Map
             if file.name == METRICS or (file.name == TIMELINE and _is_empty(path)):
                 continue  # lines are computed again; nothing is computed from the timeline
             if not file.matches(path):
-                cure = "; without it the run goes on" if file.name == TIMELINE else ""
+                cure = " (if this file is removed, the run goes on)" if file.name == TIMELINE else ""
                 raise WireError(f"{path} is not what it was when round {r} was committed{cure}")
     records = read_journal(folder / JOURNAL, journal) if (folder / JOURNAL).exists() else []
     commits = {record["round"]: record for record in records if record["what"] == "commit"}

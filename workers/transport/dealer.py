@@ -23,7 +23,14 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
 )
+_ENDED = (zmq.EVENT_CLOSED, zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+"""An attempt to connect was turned down, or its connection ended before the handshake was over."""
+TURNED_DOWN = 5.0
+"""Seconds of attempts that were all turned down, after which a coordinator that was there has gone."""
+ATTEMPTS = 5
+"""As many there are at least: where a network swallows everything, an attempt takes much longer."""
 
 
 class KeyRefused(AccessError):
@@ -52,8 +59,18 @@ class Connection:
         max_frame: int,
         curve_keys: CurveKeys | None = None,
         patience: float = HELLO_DEADLINE,
+        again: bool = False,
     ) -> None:
         """Connect and send the hello.
+
+        Args:
+            address: The coordinator's.
+            hello: The envelope to begin with.
+            max_frame: The largest frame that may come, in bytes.
+            curve_keys: None for a worker of the coordinator's machine.
+            patience: Seconds for a coordinator that does not answer.
+            again: This worker has been connected. If there is nobody at the address any more, as the network
+                says, the coordinator has ended, and is not waited for longer than TURNED_DOWN.
 
         Raises:
             TaskError: If no coordinator answers within `patience` seconds.
@@ -73,7 +90,7 @@ class Connection:
                 self._secure(curve_keys)
             self._socket.connect(address)
             if curve_keys is not None:
-                self._await_handshake(patience)
+                self._await_handshake(patience, again)
             self.send(handshake.hello(hello), HELLO_DEADLINE)
         except zmq.ZMQError as e:
             self.close()
@@ -90,13 +107,20 @@ class Connection:
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._poller.register(self._monitor, zmq.POLLIN)
 
-    def _await_handshake(self, patience: float) -> None:
+    def _await_handshake(self, patience: float, again: bool) -> None:
         assert self._monitor is not None
-        until = time.monotonic() + patience
+        began, turned_down = time.monotonic(), 0
+        until = began + patience
         while (left := until - time.monotonic()) > 0:
             if not self._monitor.poll(int(left * 1000)):
                 break
             event = recv_monitor_message(self._monitor)["event"]
+            turned_down += event in _ENDED
+            if again and turned_down >= ATTEMPTS and time.monotonic() - began >= TURNED_DOWN:
+                raise TaskError(
+                    f"for {TURNED_DOWN:g} s nobody has answered at {self.address}: the run is over, or its "
+                    "coordinator has ended (fedsim resume makes a new join.json)"
+                )
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 return
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -126,6 +150,11 @@ class Connection:
                 self._socket.send_multipart([envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
                 return
         raise WireError(f"the coordinator took no envelope for {deadline:g} s")
+
+    def check(self) -> None:
+        """Raise ConnectionLost if the connection has ended; only one with CURVE keys is watched."""
+        if self._monitor is not None and self._monitor.poll(0):
+            raise self._lost()
 
     def _lost(self) -> ConnectionLost:
         return ConnectionLost(f"the connection to {self.address} was lost")

@@ -63,6 +63,13 @@ class Endpoint(ABC):
     def stop_accepting(self) -> None:
         """Stop listening: all workers have joined."""
 
+    def see_off(self, farewell: Envelope, seconds: float) -> None:
+        """Wait until workers that were told to stop have ended their connections, at most `seconds`.
+
+        Whoever says hello meanwhile is answered with `farewell`. Does nothing where a worker's end is not
+        known from its connection.
+        """
+
     def close(self) -> None:
         """Release sockets and files; envelopes that are still on their way may be lost."""
 

@@ -260,6 +260,18 @@ class ZmqEndpoint(Endpoint):
         down, up = (self.ledger.booked(direction) - self._refused[direction] for direction in ("down", "up"))
         return down, up
 
+    def see_off(self, farewell: Envelope, seconds: float) -> None:
+        if self._monitor is None:
+            return
+        until = time.monotonic() + seconds
+        while self._routes and (left := until - time.monotonic()) > 0:
+            for incoming in self.wait([], left)[0]:
+                if incoming.hello is not None:
+                    with suppress(TaskError):
+                        self.send(incoming.worker, farewell)
+            self.lost.clear()
+            self.unreadable.clear()
+
     def accept(self) -> str:
         self.address = self.listener.reopen(self._socket)
         return self.address

@@ -34,7 +34,13 @@ class Heartbeat:
         self._current = None
 
     def __call__(self, *_: object) -> None:
+        """Send a heartbeat if one is due.
+
+        Raises:
+            ConnectionLost: If the connection has ended; nobody waits for what is being computed.
+        """
         if self._current is None or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + SECONDS
+        self._connection.check()
         self._connection.offer(heartbeat(self._current))

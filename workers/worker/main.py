@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedsim import plugins
-from fedsim.errors import AccessError, UsageError, WireError
+from fedsim.errors import AccessError, ConnectionLost, UsageError, WireError
 from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
@@ -33,7 +33,9 @@ JOIN_DEADLINE = 120.0
 """Seconds within which the coordinator answers a hello."""
 IDLE = 5.0
 """A remote worker that has heard nothing for so long says that it is there: if the coordinator has given
-it up meanwhile, its answer is that it must join again."""
+it up meanwhile, its answer is that it must join again; else it answers with the same."""
+UNANSWERED = 3
+"""So often in a row it may say so and hear nothing. Then the connection is as good as lost."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
@@ -117,11 +119,24 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
         raise
 
 
-def announce(connection: Connection, runtime: WorkerRuntime, digest: bool = False) -> None:
-    """Tell the coordinator that this worker is ready, and what it has; digest: also which data."""
+def announce(
+    connection: Connection,
+    runtime: WorkerRuntime,
+    digest: bool = False,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Tell the coordinator that this worker is ready, and what it has.
+
+    Args:
+        connection: The connection.
+        runtime: What was set up.
+        digest: Whether to say which data it has.
+        names: The coordinator's paths of a user's files, by the paths here, where they differ.
+    """
     problem, e = runtime.problem, runtime.problem.experiment
     data = problem.data_digest if digest else ""
-    manifest = messages.WorkerManifest(data, plugins.sources(plugins.computing_choices(e)))
+    sources = plugins.sources(plugins.computing_choices(e)).items()
+    manifest = messages.WorkerManifest(data, {(names or {}).get(path, path): sha for path, sha in sources})
     connection.send(messages.ready(runtime.run, manifest))
 
 
@@ -147,13 +162,19 @@ def serve(
         AccessError: if the coordinator refuses.
         ConnectionLost: if the connection has ended.
     """
-    heartbeat = Heartbeat(connection)
+    heartbeat, unanswered = Heartbeat(connection), 0
     runtime.problem.net.module.register_forward_pre_hook(heartbeat)
     while True:
         envelope = connection.receive(idle or 60.0)
         if envelope is None:
+            if idle and unanswered == UNANSWERED:
+                raise ConnectionLost(f"nothing was heard of {connection.address} for {idle * UNANSWERED:g} s")
             if idle:  # about no task: it renews no lease, for a task may have been lost on its way
                 connection.offer(messages.idle(runtime.run))
+                unanswered += 1
+            continue
+        unanswered = 0
+        if envelope.header.kind == "heartbeat":
             continue
         if envelope.header.kind == "stop":
             return

@@ -10,21 +10,23 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from fedsim.errors import AccessError, ConnectionLost, TaskError, WireError
+from fedsim.errors import AccessError, ConnectionLost, TaskError, UsageError, WireError
 from fedsim.wire.envelope import Envelope
 from workers import protocol_messages as messages
 from workers.scratch import Scratch
 from workers.transport.dealer import Connection, CurveKeys, KeyRefused
 from workers.transport.handshake import Hello, refusal_reason
 from workers.transport.join_credentials import JoinCredentials
-from workers.worker.main import IDLE, JOIN_DEADLINE, announce, serve, set_up
+from workers.worker.local_files import LocalFiles, names_elsewhere
+from workers.worker.main import IDLE, JOIN_DEADLINE, UNANSWERED, announce, serve, set_up
 from workers.worker.runtime import WorkerRuntime
 
 Notify = Callable[[str], None]
@@ -35,7 +37,7 @@ class RemoteWorker:
     """A worker that is not on the coordinator's machine.
 
     url: the coordinator's address, seen from here. worker: the worker to join as, None: the first that is
-    missing. patience: seconds to wait for the coordinator to answer.
+    missing. patience: seconds to wait for the coordinator to answer. files: where a user's files lie here.
     """
 
     join_credentials: JoinCredentials
@@ -43,6 +45,7 @@ class RemoteWorker:
     data_dir: Path | None
     patience: float
     worker: int | None = None
+    files: LocalFiles = LocalFiles()
 
     def run(self, notify: Notify) -> None:
         """Join and serve until the run is over; join again if the connection is lost on the way.
@@ -50,17 +53,18 @@ class RemoteWorker:
         Raises:
             AccessError: if the run refuses this worker.
             TaskError: if the coordinator does not answer, and whatever setting up raises.
+            UsageError: if a file of the user's is not here.
         """
         mine: int | None = None
-        patience = 0.0
+        patience, again = 0.0, False
         while True:
             try:
-                mine, connection, registration_reply = self._join(mine, patience)
+                mine, connection, registration_reply = self._join(mine, patience, again)
                 self._serve(connection, registration_reply, notify)
                 break
             except ConnectionLost as e:
                 notify(f"{e}; joining again")
-                patience = self.patience
+                patience, again = self.patience, True
         notify("the run is over")
 
     def _serve(self, connection: Connection, registration_reply: Envelope, notify: Notify) -> None:
@@ -81,18 +85,34 @@ class RemoteWorker:
             states = Scratch("fedsim-worker-")
             closing.callback(states.remove)
             data_dir = str(self.data_dir) if self.data_dir else None
-            config = msgspec.structs.replace(config, run_dir=str(states.path), data_dir=data_dir)
+            local = self._localised(connection, run, experiment)
+            config = msgspec.structs.replace(
+                config, experiment=local, run_dir=str(states.path), data_dir=data_dir
+            )
             runtime = set_up(connection, run, config, experiment.get("device", "cpu"))
-            announce(connection, runtime, digest=True)
+            announce(connection, runtime, digest=True, names=names_elsewhere(experiment, local))
             serve(connection, runtime, RemoteStateCache(runtime).handle, idle=IDLE)
 
-    def _join(self, mine: int | None, patience: float) -> tuple[int, Connection, Envelope]:
+    def _localised(self, connection: Connection, run: str, experiment: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the experiment with this machine's paths.
+
+        Raises:
+            UsageError: If a file is not here; the coordinator has been informed.
+        """
+        try:
+            return self.files.localised(experiment)
+        except UsageError as e:
+            connection.send(messages.failed(run, e))
+            raise
+
+    def _join(self, mine: int | None, patience: float, again: bool) -> tuple[int, Connection, Envelope]:
         """Join.
 
         Args:
             mine: The worker that this one has been, and will be again if it can.
             patience: How long to try again if all workers have joined already. After a connection was cut
                 this worker may be one of them: the coordinator finds out a little later.
+            again: This worker has been connected.
 
         Returns:
             The worker's number, its connection, and the welcome, or 'stop'.
@@ -100,7 +120,7 @@ class RemoteWorker:
         until = time.monotonic() + patience
         while True:
             try:
-                return self._try_all(mine)
+                return self._try_all(mine, again)
             except KeyRefused:
                 raise
             except AccessError:
@@ -108,7 +128,7 @@ class RemoteWorker:
                     raise
                 time.sleep(0.5)
 
-    def _try_all(self, mine: int | None) -> tuple[int, Connection, Envelope]:
+    def _try_all(self, mine: int | None, again: bool) -> tuple[int, Connection, Envelope]:
         """Join as the worker that it has been, else as the first that is missing.
 
         Raises:
@@ -125,7 +145,7 @@ class RemoteWorker:
         refused_keys: list[KeyRefused] = []
         for index in candidates:
             try:
-                connection = self._connect(index)
+                connection = self._connect(index, again)
             except KeyRefused as e:
                 if index == mine:
                     raise
@@ -152,22 +172,23 @@ class RemoteWorker:
             TaskError: If there is none in time.
             ConnectionLost: If the connection has ended.
         """
+        deadline = min(JOIN_DEADLINE, max(self.patience, UNANSWERED * IDLE))
         try:
-            answer = connection.receive(JOIN_DEADLINE)
+            answer = connection.receive(deadline)
             if answer is None or answer.header.kind not in ("welcome", "refused", "stop"):
-                raise TaskError(f"no welcome from the coordinator within {JOIN_DEADLINE:g} s")
+                raise TaskError(f"no welcome from the coordinator within {deadline:g} s")
         except BaseException:
             connection.close()
             raise
         return answer
 
-    def _connect(self, index: int) -> Connection:
+    def _connect(self, index: int, again: bool) -> Connection:
         keys, join_credentials = self.join_credentials.workers[index], self.join_credentials
         curve_keys = CurveKeys(
             keys.public.encode(), keys.secret.encode(), join_credentials.server_key.encode()
         )
         hello = Hello("", index, os.getpid(), platform.node())
-        return Connection(self.url, hello, join_credentials.max_frame, curve_keys, self.patience)
+        return Connection(self.url, hello, join_credentials.max_frame, curve_keys, self.patience, again)
 
 
 class RemoteStateCache:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import Interrupted, WireError
+from fedsim.errors import ConnectionLost, Interrupted, WireError
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope, decode
@@ -29,7 +29,11 @@ class WorkerRuntime:
         """The model to evaluate, and its round."""
 
     def handle(self, envelope: Envelope) -> Envelope:
-        """Return the reply: upload, absent, score, or failed with the error and its task."""
+        """Return the reply: upload, absent, score, or failed with the error and its task.
+
+        Raises:
+            ConnectionLost: If the connection has ended meanwhile, so that nobody waits for the reply.
+        """
         h = envelope.header
         try:
             if h.run != self.run:
@@ -41,7 +45,7 @@ class WorkerRuntime:
             if h.kind == "evaluate":
                 return self._evaluate(envelope)
             raise WireError(f"worker {self.index} got an envelope of kind {h.kind!r}")
-        except Interrupted:
+        except (Interrupted, ConnectionLost):
             raise
         except Exception as e:
             return messages.failed(self.run, e, h)

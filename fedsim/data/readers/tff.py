@@ -75,7 +75,7 @@ def opened(path: Path) -> Iterator[ClientFile]:
         h5py: Any = import_module("h5py")
     except ImportError:
         raise UsageError(
-            f"{path.name} is an HDF5 file, which needs the package h5py: pip install 'fedsim[tff]'"
+            f"{path.name} is an HDF5 file, which needs the package h5py: pip install h5py"
         ) from None
     try:
         file = h5py.File(path, "r")

@@ -1,0 +1,65 @@
+"""Who took part when, as a grid of clients and rounds, by the run's schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fedsim.errors import FedsimError
+from fedsim.participation import Participation, schedule
+from launch.results import html
+from launch.runs.reader import Run
+
+ACROSS, DOWN = 200, 60
+"""Most cells of the grid; the larger of clients and rounds goes across."""
+CELL, WIDEST, HIGHEST = 14.0, 1000.0, 420.0
+"""Pixels of a cell at most, and of the whole picture."""
+
+
+def participation_grid(run: Run, rounds: int) -> str:
+    """As the run's schedule says, which decides it, with what is cut below. rounds: how many have ended."""
+    experiment = run.experiment
+    clients = int(experiment["clients"])
+    try:
+        participations = schedule(
+            str(experiment["participation"]),
+            clients=clients,
+            seed=int(experiment["seed"]),
+            sizes=tuple(experiment.get("client_sizes") or ()),
+        )
+        turned = clients > rounds  # clients go across
+        shown = [participations(r) for r in range(1, min(rounds, DOWN if turned else ACROSS) + 1)]
+    except FedsimError:  # a trace file that has gone
+        return html.soft("The schedule of this run can no longer be read.")
+    if not shown:
+        return ""
+    many = min(clients, ACROSS if turned else DOWN)
+    width, height = (many, len(shown)) if turned else (len(shown), many)
+    widest = min(CELL * width, WIDEST, HIGHEST * width / height)
+    cells = "".join(_cells(shown, many, turned))
+    key = "".join(
+        f'<span class="key"><i style="background: var(--{colour})"></i>{what}</span>'
+        for colour, what in (("c0", "folded"), ("c1", "took part, not folded"), ("line", "away"))
+    )
+    which = (
+        f"clients {_range(0, many - 1, clients)} {'across' if turned else 'downwards'}, "
+        f"rounds {_range(1, len(shown), rounds)} {'downwards' if turned else 'across'}"
+    )
+    return (
+        f'<div class="wide"><svg class="grid" role="img" aria-label="participation" '
+        f'viewBox="0 0 {10 * width} {10 * height}" style="max-width: {widest:.0f}px">{cells}</svg></div>'
+        f"<p>{key}</p>{html.soft(which)}"
+    )
+
+
+def _range(first: int, last: int, of: int) -> str:
+    return f"{first} to {last} of {of:,}" if last > first else f"{first} of {of:,}"
+
+
+def _cells(shown: Sequence[Participation], many: int, turned: bool) -> Iterator[str]:
+    for n, participation in enumerate(shown):
+        participants = set(participation.participants)
+        unfolded = participation.lost_uploads | participation.dropouts
+        for k in range(many):
+            kind = "away" if k not in participants else "lost" if k in unfolded else "took"
+            x, y = (k, n) if turned else (n, k)
+            yield f'<rect class="{kind}" x="{10 * x}" y="{10 * y}" width="9" height="9"/>'

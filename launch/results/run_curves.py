@@ -1,0 +1,85 @@
+"""The charts of one run: accuracy, NLL, and every other number of metrics.jsonl that varies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pandas
+
+from fedsim.learning.likelihoods import EXTRA
+from launch.results import html
+from launch.results.figures import Line, chart, wide
+from launch.results.statistics import Values
+from launch.runs.reader import every_round
+
+ACCURACIES = {"test_accuracy": "at the mean", "ensemble_accuracy": "averaged over posterior samples"}
+NLLS = {"test_nll": "at the mean", "ensemble_nll": "averaged over posterior samples"}
+NO_CURVE = ("round", "participants", "bytes_down", "bytes_up", "MB", "MB_down", "MB_up")
+SECONDS = ("seconds", "seconds_clients", "simulated_seconds")
+
+
+def numbers(frame: pandas.DataFrame, name: str) -> Values:
+    """A column as floats; null and a column that is not there are nan."""
+    if name not in frame:
+        return np.full(len(frame), np.nan)
+    return np.asarray(pandas.to_numeric(frame[name], errors="coerce"), dtype=np.float64)
+
+
+def learning(metrics: pandas.DataFrame, level: float = 0.0) -> str:
+    """Accuracy over every axis, NLL over rounds and megabytes, and the train loss over rounds. level: the
+    target accuracy of the run; 0 is none."""
+    axes = {"round": numbers(metrics, "round"), "megabytes, both directions": numbers(metrics, "MB")}
+    timed = dict(axes)
+    if every_round(metrics["round"].tolist()):  # else the seconds of the others are in no line
+        if "simulated_seconds" in metrics:  # the start has none
+            timed["seconds, simulated"] = np.nan_to_num(numbers(metrics, "simulated_seconds")).cumsum()
+        else:
+            timed["seconds, wall"] = numbers(metrics, "seconds").cumsum()
+    levels = [level] if level else []
+    drawn = [
+        *(
+            chart(_lines(metrics, x, ACCURACIES), axis, "accuracy", levels=levels)
+            for axis, x in timed.items()
+        ),
+        *(chart(_lines(metrics, x, NLLS), axis, "NLL (nats)") for axis, x in axes.items()),
+        chart(_lines(metrics, axes["round"], {"train_loss": "train loss"}), "round", "train loss"),
+    ]
+    sampled = any(np.isfinite(numbers(metrics, key)).any() for key in ("ensemble_accuracy", "ensemble_nll"))
+    key = html.key({0: ACCURACIES["test_accuracy"], 1: ACCURACIES["ensemble_accuracy"]}) if sampled else ""
+    return key + html.charts(*drawn, across=3)
+
+
+def _lines(metrics: pandas.DataFrame, x: Values, names: Mapping[str, str]) -> list[Line]:
+    return [
+        Line(text, x, y, slot=slot)
+        for slot, (key, text) in enumerate(names.items())
+        if np.isfinite(y := numbers(metrics, key)).any()
+    ]
+
+
+def diagnostics(metrics: pandas.DataFrame) -> Iterator[str]:
+    """What else metrics.jsonl has: each number that varies as a chart over rounds, the others in words."""
+    x, drawn, constant = numbers(metrics, "round"), [], []
+    for name in _others(metrics):
+        y = numbers(metrics, name)
+        values = np.unique(y[np.isfinite(y)])
+        if len(values) > 1:
+            logy = bool((values > 0).all()) and wide([values])
+            drawn.append(chart([Line(title(name), x, y, slot=0)], "round", title(name), logy=logy))
+        elif len(values):
+            constant.append(f"{title(name)} {values[0]:g}")
+    yield html.charts(*drawn, across=3)
+    if constant:
+        yield html.soft(f"The same in every round: {', '.join(constant)}.")
+
+
+def _others(metrics: pandas.DataFrame) -> list[str]:
+    drawn = {*NO_CURVE, *SECONDS, *ACCURACIES, *NLLS, "train_loss"}
+    names = [str(name) for name in metrics.columns if name not in drawn]
+    return sorted(names, key=lambda name: name not in EXTRA)
+
+
+def title(name: str) -> str:
+    """primal_residual as primal residual."""
+    return name.removeprefix("test_").replace("_", " ")

@@ -1,0 +1,196 @@
+"""A start that failed or was interrupted leaves nothing, and the same command works afterwards."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fedsim.errors import UsageError
+from launch.cli import main
+from launch.listen_address import check_bind
+from launch.runs.writer import RunDir
+from workers.storage.atomic_files import RunLock
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = ("--clients", "2", "--rounds", "1", "--model", "logistic", "--set", "local.epochs=1")
+DEADLINE = 120.0
+
+SLOW = """
+import time
+
+def never():
+    time.sleep(600)
+"""
+ELSEWHERE = "192.0.2.1"  # an address for documentation (RFC 5737), of no machine
+
+
+def _on_a_terminal(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:
+    """The command with its output on a terminal, and the other end of that."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    os.close(theirs)
+    return process, ours
+
+
+def _read_until(terminal: int, text: str) -> str:
+    """All that the terminal shows until it contains the text; '' is the end."""
+    shown, until = "", time.monotonic() + DEADLINE
+    while not text or text not in shown:
+        assert select.select([terminal], [], [], max(0.0, until - time.monotonic()))[0], shown
+        try:
+            shown += os.read(terminal, 4096).decode()
+        except OSError:  # the process has ended
+            assert not text, shown
+            return shown
+    return shown
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["starting", "reading and dividing the data"])
+def test_the_first_signal_ends_a_start_and_leaves_nothing(
+    moment: str, number: signal.Signals, workers: str, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    data = ("--dataset", f"{tmp_path / 'slow.py'}:never")
+    process, terminal = _on_a_terminal(
+        "launch", "--workers", workers, "--out", str(tmp_path / "runs/a"), *data
+    )
+    try:
+        _read_until(terminal, moment)
+        process.send_signal(number)
+        rest = _read_until(terminal, "")
+        assert process.wait(DEADLINE) == 130
+        line = rest.split("\x1b[2K")[-1].strip()
+        assert line == "fedsim: interrupted before the run began, and nothing was kept"
+        assert [path.name for path in tmp_path.iterdir()] == ["slow.py"]
+    finally:
+        process.kill()
+        process.wait(DEADLINE)
+        os.close(terminal)
+
+
+@pytest.mark.process
+def test_ctrl_c_before_the_options_are_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text(  # imported in the place of the library
+        "import signal\nsignal.raise_signal(signal.SIGINT)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "launch"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "fedsim: interrupted\n")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_disk_that_is_full_before_the_manifest_leaves_nothing(workers: str, tmp_path: Path) -> None:
+    """A limit of 0 on the length of files stands for the full disk."""
+    command = [sys.executable, "-m", "launch", "launch", "--workers", workers, *JOB]
+    command += ["--out", str(tmp_path / "runs/a")]
+    full = subprocess.run(
+        ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert full.returncode == 5, full.stderr
+    assert re.match("fedsim: cannot make (the run folder|a temporary file)", full.stderr), full.stderr
+    assert len(full.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+    assert again.returncode == 0, again.stderr
+
+
+def test_an_address_of_another_machine_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    remote = ("--remote-workers", "1", "--bind", f"tcp://{ELSEWHERE}:5555")
+    arguments = ["launch", *remote, "--out", str(tmp_path / "run")]
+    done = CliRunner(catch_exceptions=False).invoke(main, arguments)
+    assert done.exit_code == 2
+    assert (
+        f"--bind tcp://{ELSEWHERE}:5555: {ELSEWHERE} is no address of this machine; write one" in done.stderr
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_of_another_program_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"another program listens on port {port}; choose another"):
+            check_bind(f"tcp://127.0.0.1:{port}")
+    check_bind(f"tcp://127.0.0.1:{port}")
+    check_bind("tcp://127.0.0.1:*")
+    check_bind("tcp://eth0:5555")  # left to ZeroMQ
+
+
+def test_an_error_after_the_folder_is_made_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import launch.session
+
+    def refuse(*arguments: object) -> None:
+        raise UsageError("there is no endpoint")
+
+    (tmp_path / "empty").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(launch.session, "open_endpoint", refuse)
+        for name in ("empty", "runs/a"):
+            arguments = ["launch", "--workers", "0", *JOB, "--out", str(tmp_path / name)]
+            done = CliRunner(catch_exceptions=False).invoke(main, arguments)
+            assert (done.exit_code, done.stderr) == (2, "fedsim: there is no endpoint\n")
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")] == ["empty"]
+    assert CliRunner(catch_exceptions=False).invoke(main, arguments).exit_code == 0
+
+
+def test_a_folder_whose_start_was_killed_may_be_launched_into(tmp_path: Path) -> None:
+    RunDir(tmp_path).close()
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "logs" / "worker-000.log").write_text("killed")
+    done = CliRunner(catch_exceptions=False).invoke(
+        main, ["launch", "--workers", "0", *JOB, "--out", str(tmp_path)]
+    )
+    assert done.exit_code == 0, done.stderr
+    assert not (tmp_path / "logs" / "worker-000.log").exists()
+
+
+@pytest.mark.parametrize("extra", ["notes.txt", "model.safetensors", "checkpoints/000001.checkpoint"])
+def test_a_folder_with_something_to_keep_is_not_emptied(extra: str, tmp_path: Path) -> None:
+    RunDir(tmp_path).close()
+    (tmp_path / extra).write_text("mine")
+    words = "not empty" if extra == "notes.txt" else "this is a run; fedsim resume"
+    with pytest.raises(UsageError, match=words):
+        RunDir(tmp_path)
+    assert (tmp_path / extra).read_text() == "mine"
+
+
+def test_a_folder_that_another_process_has_is_not_emptied(tmp_path: Path) -> None:
+    RunDir(tmp_path).close()
+    lock = RunLock(tmp_path)
+    with pytest.raises(UsageError, match="is being run by process"):
+        RunDir(tmp_path)
+    lock.release()
+    assert (tmp_path / "ledger.csv").exists()

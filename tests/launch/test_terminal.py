@@ -1,0 +1,144 @@
+"""What a terminal, a pipe, a full disk and a closed file get to see; what does not fit is left out."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launch.display import Display
+from launch.progress_line import ProgressLine, fitted, progress_parts
+from launch.terminal import console, counted, duration, megabytes
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 120.0
+JOB = "launch launch --clients 2 --rounds 6 --model logistic --set local.epochs=1"
+METRICS = {
+    "round": 12,
+    "test_accuracy": 0.93521,
+    "test_nll": 0.2913,
+    "bytes_down": 603_020,
+    "bytes_up": 603_650,
+    "seconds": 0.042,
+}
+
+
+def _shell(script: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash, with `fedsim` for the command."""
+    run = script.replace("fedsim", f"{sys.executable} -m")
+    return subprocess.run(["bash", "-c", run], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "end", ["| head -1; exit ${PIPESTATUS[0]}", "> /dev/full", ">&-", ">&- 2>&- <&-"], ids=str
+)
+def test_a_run_goes_on_where_its_output_cannot_be_written(end: str, workers: int, tmp_path: Path) -> None:
+    done = _shell(f"fedsim {JOB} --workers {workers} --out {tmp_path / 'run'} {end}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"
+
+
+@pytest.mark.process
+def test_a_failed_run_keeps_its_exit_status_where_its_output_cannot_be_written(tmp_path: Path) -> None:
+    bad = "--bad-uploads stop --max-norm 1e-6"
+    done = _shell(f"fedsim {JOB} {bad} --workers 0 --out {tmp_path / 'run'} > /dev/full")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.process
+def test_commands_that_print_end_silently_at_a_broken_pipe_and_fail_at_a_full_disk() -> None:
+    done = _shell("fedsim launch list algorithms | true; exit ${PIPESTATUS[0]}")
+    assert (done.returncode, done.stderr) == (0, "")
+    done = _shell("fedsim launch list algorithms > /dev/full")
+    assert done.returncode == 5
+    assert done.stderr == "fedsim: the output cannot be written: No space left on device\n"
+
+
+def _line(width: int, parts: int = 9) -> str:
+    line = ProgressLine(20, progress_parts(METRICS, 14_500_000)[:parts])
+    for round in range(13):
+        line.committed(round, 2.0 * round)
+    file = io.StringIO()
+    console(file=file, width=width, color_system=None).print(line)
+    (text,) = file.getvalue().splitlines()
+    return text.rstrip()
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 120, 160, 240])
+def test_the_progress_line_fits_and_always_has_the_round(width: int) -> None:
+    line = _line(width)
+    assert line.startswith("round 12/20")
+    assert len(line) < width
+
+
+def test_the_progress_line_leaves_out_what_matters_least() -> None:
+    assert _line(60) == "round 12/20  accuracy 0.9352  14.50 MB so far  0:16 left"
+    assert re.fullmatch(
+        "round 12/20  [━╸╺ ]{8,}  accuracy 0.9352  NLL 0.2913  14.50 MB so far  0:16 left", _line(80)
+    )
+    assert re.fullmatch(
+        "round 12/20  [━╸╺ ]{8,}  accuracy 0.9352  NLL 0.2913  14.50 MB so far  "
+        "this round 0.60 MB down, 0.60 MB up  0.04 s  0:16 left",
+        _line(160),
+    )
+
+
+def test_no_time_is_left_at_the_end_and_none_is_known_at_the_start() -> None:
+    line = ProgressLine(2)
+    assert line.time_left is None
+    line.committed(0, 5.0)
+    assert line.time_left is None
+    line.committed(1, 8.0)
+    assert line.time_left == 3.0
+    line.committed(2, 11.0)
+    assert line.time_left is None
+
+
+def test_an_unknown_accuracy_and_an_infinite_score_are_said_as_such() -> None:
+    parts = progress_parts(METRICS | {"test_accuracy": None, "test_nll": None}, 0)
+    assert fitted("round 1/2", parts, 30) == "round 1/2  NLL nan  0 B so far"
+
+
+def test_numbers_for_people() -> None:
+    assert [counted(n, "worker") for n in (0, 1, 2, 1000)] == [
+        "0 workers",
+        "1 worker",
+        "2 workers",
+        "1,000 workers",
+    ]
+    assert [megabytes(n) for n in (0, 640, 21_368, 603_000, 1.2e6, 2.5e9)] == [
+        *("0 B", "640 B", "21.4 kB", "0.60 MB", "1.20 MB", "2.50 GB")
+    ]
+    assert [duration(s) for s in (0.4, 12, 75, 3723)] == ["0:00", "0:12", "1:15", "1:02:03"]
+
+
+def test_no_color_means_no_styles_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, escapes in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", value)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        file = io.StringIO()
+        console(file=file, force_terminal=True).print("[bold]fedlap[/]")
+        assert ("\x1b[" in file.getvalue()) is escapes
+
+
+def test_about_ten_rounds_stay_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    file = io.StringIO()
+    monkeypatch.setattr("launch.terminal.console", lambda **options: console(file=file, force_terminal=True))
+    display = Display(40)
+    display.header(["header"])
+    for round in range(41):
+        display.committed(round)
+        display.evaluated(METRICS | {"round": round}, 0)
+    display.stop()
+    kept = re.findall(r"^\S*?round +(\d+)/40", file.getvalue().replace("\r", "\n"), re.MULTILINE)
+    assert {int(r) for r in kept} >= set(range(0, 41, 4))

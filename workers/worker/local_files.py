@@ -1,0 +1,90 @@
+"""Where a user's own files lie on a remote worker's machine.
+
+The coordinator names them by their paths on its machine. A copy elsewhere is as good: the coordinator
+compares the digests of the bytes that were executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsim import plugins
+from fedsim.errors import UsageError
+
+FIELDS = ("algo", "model", "dataset", "partition")
+"""The fields of an experiment that may name a user's file and that a worker needs, besides the codecs."""
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Where files lie here.
+
+    choices: by field of the experiment. codecs: of codecs, known by their file names.
+    """
+
+    choices: Mapping[str, Path] = field(default_factory=dict)
+    codecs: tuple[Path, ...] = ()
+
+    def localised(self, experiment: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the experiment with the paths of this machine.
+
+        Raises:
+            UsageError: If a file is not here, or one was named that the run does not use.
+        """
+        result = dict(experiment)
+        for name in FIELDS:
+            result[name] = self._choice(f"--{name}", result.get(name, ""), self.choices.get(name))
+        by_name = {path.name: path for path in self.codecs}
+        codecs = dict(result.get("codecs", {}))
+        for key, codec in codecs.items():
+            known = plugins.is_spec(codec) and plugins.path_and_name(codec)[0].name
+            codecs[key] = self._choice("--codec", codec, by_name.get(known) if known else None)
+        used = {plugins.path_and_name(codec)[0] for codec in codecs.values() if plugins.is_spec(codec)}
+        for path in self.codecs:
+            if path.resolve() not in used:
+                raise UsageError(f"--codec {path}: this run has no codec from a file of the name {path.name}")
+        return result | {"codecs": codecs}
+
+    def _choice(self, option: str, choice: str, here: Path | None) -> str:
+        """Return a choice with the path of this machine.
+
+        Raises:
+            UsageError: As localised.
+        """
+        if not plugins.is_spec(choice):
+            if here is not None:
+                raise UsageError(
+                    f"{option} {here}: this run's {option} is {choice}, which is no file of yours"
+                )
+            return choice
+        there, name = plugins.path_and_name(choice)
+        path = (here or there).expanduser().resolve()
+        if not path.is_file():
+            known = f"this run's {option} is {plugins.short(choice)}, and "
+            raise UsageError(
+                f"{known if here is None else ''}there is no file {path} on this machine: say where it lies "
+                f"here, fedsim worker {option} FILE"
+            )
+        return f"{path}:{name}"
+
+
+def names_elsewhere(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
+    """Return the coordinator's paths of user files, by the paths of this machine.
+
+    Args:
+        there: The coordinator's experiment.
+        here: The same, localised.
+    """
+    return {
+        str(plugins.path_and_name(mine)[0]): str(plugins.path_and_name(its)[0])
+        for its, mine in zip(_choices(there), _choices(here), strict=True)
+        if plugins.is_spec(its)
+    }
+
+
+def _choices(experiment: Mapping[str, Any]) -> Iterator[str]:
+    yield from (experiment.get(name, "") for name in FIELDS)
+    yield from experiment.get("codecs", {}).values()
