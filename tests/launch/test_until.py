@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.errors import UsageError
 from launch.cli import main
+from launch.runs.manifest import digest
 from launch.runs.reader import Run
 from launch.sweep.recipe import Recipe
 from launch.target_accuracy import TargetAccuracy, parsed, percent
@@ -145,6 +146,7 @@ def test_a_target_that_is_named_later_is_charged_up_to_its_round(whole: fedsim.R
     (run.path / "summary.json").unlink()
     manifest = json.loads((run.path / "manifest.json").read_text())
     manifest["experiment"]["until"] = level(whole, 3)
+    manifest["experiment_sha256"] = digest(manifest["experiment"])
     (run.path / "manifest.json").write_text(json.dumps(manifest))
     run = fedsim.resume(run, quiet=True)
     assert (run.summary["reached"], run.summary["rounds"]) == (3, 8)
