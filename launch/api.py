@@ -23,6 +23,7 @@ from fedsim import live_objects
 from fedsim.errors import Interrupted
 from fedsim.experiment import Experiment, convert
 from fedsim.python_api import plain_hyperparameters
+from launch import names
 from launch import run as runs
 from launch.config import Execution, Overrides, absolute_choice, absolute_paths, check_execution
 from launch.presets import experiment_of, remark
@@ -48,6 +49,7 @@ class Launcher:
         values["hyperparameters"] = plain_hyperparameters(values["hyperparameters"])
         values["codecs"] = {field: absolute_choice(codec) for field, codec in values["codecs"].items()}
         checked = convert(Experiment, values, WHERE)
+        names.check(checked)
         carried = _execution(execution)
         _check_objects(checked, carried)
         line = remark(checked)

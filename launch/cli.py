@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import fedsim
-from launch import PROGRAM_START
+from launch import PROGRAM_START, names
 from launch.command_errors import Commands
 from launch.completion import named, run_folders
 from launch.options import (
@@ -185,6 +185,7 @@ def list_(what: str, as_json: bool) -> None:
 @_json
 def describe(algo: str, as_json: bool) -> None:
     """Describe an algorithm: its box, its messages and their cost in P, its hyperparameters."""
+    names.check_name("algorithms", algo)
     from launch.commands.catalogue import describe
 
     describe(algo, as_json)
@@ -286,6 +287,7 @@ def schedule(spec: str, clients: int, **options: Any) -> None:
 
     size:N is drawn here as if client k had k + 1 examples.
     """
+    names.check_schedule(spec)
     from launch.commands.schedule import show
 
     show(spec, clients=clients, sizes=tuple(range(1, clients + 1)), **options)

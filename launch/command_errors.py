@@ -39,7 +39,8 @@ class Commands(click.Group):
         lost = terminal.finish_output()
         if lost is not None and not code and not isinstance(lost, BrokenPipeError):
             code = _complain(DiskError, f"the output cannot be written: {lost.strerror}")
-        sys.exit(code)
+        if code:
+            sys.exit(code)
 
 
 def _complain(error: FedsimError | type[FedsimError], text: str) -> int:

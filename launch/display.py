@@ -165,10 +165,8 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         unused = counted(len(data.train_targets) - sum(sizes), "training example")
         lines.append(f"{unused} unused: {', '.join(_why_unused(problem))}")
     if workers > clients:
-        lines.append(
-            f"{counted(workers - clients, 'worker')} of {workers} can only evaluate: "
-            f"there are {counted(clients, 'client')}"
-        )
+        useful = f"{counted(workers, 'worker')} for {counted(clients, 'client')}"
+        lines.append(f"{useful}: {workers - clients} can only evaluate")
     return lines
 
 
@@ -179,7 +177,7 @@ def _why_unused(problem: Problem) -> list[str]:
     if e.evaluate_on != "test":
         reasons.append(f"evaluation on {e.evaluate_on}")
     if name == "two_dirichlet":
-        reasons.append("two_dirichlet rounds the number of each client and class")
+        reasons.append("two_dirichlet rounds per client and class")
     elif name == "natural":
         reasons.append(f"natural takes the first {counted(e.clients, 'client')} of the data set")
     elif not reasons:

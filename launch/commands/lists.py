@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from launch import names, presets
 from launch.json_output import print_json
+from launch.terminal import console
 
 
 def show(kind: str, as_json: bool = False) -> None:
@@ -27,7 +27,7 @@ def show(kind: str, as_json: bool = False) -> None:
         table.add_column(label, style="bold" if bold else "", no_wrap=narrow)
     for name in known:
         table.add_row(name.usage, *name.cells)
-    Console(highlight=False).print(table)
+    console().print(table)
 
 
 def document(kind: str) -> list[dict[str, Any]]:
@@ -53,4 +53,4 @@ def _show_presets() -> None:
     for name in presets.names():
         preset = presets.Preset.read(name)
         table.add_row(name, "\n".join((preset.title, ", ".join(preset.algorithm), preset.results)))
-    Console(highlight=False).print(table)
+    console().print(table)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.errors import DiskError, UsageError
+from fedsim.errors import DiskError
 from launch.json_output import print_json
 from launch.results import html
 from launch.results.budget_picture import winners
@@ -31,6 +31,7 @@ from launch.results.tables import (
     unreached,
     write_csv,
 )
+from launch.target_accuracy import parsed
 
 MOST_RANGES = 6
 """Budgets whose winner the terminal names; the page names all."""
@@ -57,7 +58,7 @@ def compare(
         DataError: if data is missing or damaged.
         DiskError: if the disk cannot be read or written.
     """
-    asked = sorted({accuracy(text) for text in to})
+    asked = sorted({parsed(text, "--to") for text in to})
     groups = gather(paths, where)
     maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
     target = asked or _targets(groups) or levels(maxima, _start(groups))
@@ -126,21 +127,6 @@ def _new_file() -> Path:
 def _targets(groups: Sequence[Group]) -> list[float]:
     """The target accuracies of the runs (--until)."""
     return sorted({float(u) for g in groups if (u := g.settings.get("until"))})
-
-
-def accuracy(text: str) -> float:
-    """Read an accuracy, such as 0.75 or 75%.
-
-    Raises:
-        UsageError: for what is none.
-    """
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise UsageError(f"--to {text!r}: give an accuracy, such as 0.75 or 75%")
-    return value
 
 
 def _start(groups: Sequence[Group]) -> float:

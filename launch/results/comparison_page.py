@@ -205,8 +205,10 @@ def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> str:
             low, high = _ends(list(result.values()))
             logy = metric == "test_nll" and high > SPAN * low > 0
             accurate = metric == "test_accuracy"
-            limits = (low if accurate else None, high if metric == "test_nll" else None)
             across = levels if accurate else ()
+            room = 0.03 * (high - low)
+            least = min([low, *(level - room for level in across)])
+            limits = (least if accurate else None, high if metric == "test_nll" else None)
             created.append(chart(lines, what, output, logx=logx, logy=logy, limits=limits, levels=across))
     return html.charts(*created, across=2)
 

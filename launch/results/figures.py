@@ -103,7 +103,10 @@ def chart(
                 axis.set_minor_formatter(NullFormatter())
         if x == "round":
             axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
+        bottom, top = limits
         for level in levels:
+            if (bottom is not None and level < bottom) or (top is not None and level > top):
+                continue  # its text would take the room of the axes
             axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
             across: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
             axes.text(1.01, level, f"{level:g}", **across)

@@ -61,7 +61,8 @@ def by_budget(runs: Group) -> Band:
     xs = np.unique(np.concatenate(spent))
     xs = xs[(xs >= max(x[0] for x in spent)) & (xs <= end)]
     rows = [y[np.searchsorted(x, xs, side="right") - 1] for x, y in zip(spent, best, strict=True)]
-    return Band.of(xs, np.array(rows))
+    known = np.isfinite(rows).all(0)
+    return Band.of(xs[known], np.array(rows)[:, known])
 
 
 def running_maximum(group: int, runs: Group) -> list[FrontierPoint]:

@@ -38,7 +38,7 @@ def unnamed(groups: Sequence[Settings]) -> dict[str, str]:
     if labels(groups) == _labels(groups, _of_task(groups)):
         return {}
     return {
-        label: ", ".join(_parts(_of_task(groups), group))
+        label: ", ".join(part for part in _parts(_of_task(groups), group) if part not in label)
         for label, group in zip(labels(groups), groups, strict=True)
     }
 

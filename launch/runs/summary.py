@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +24,7 @@ from launch.runs.client_costs import ClientCosts
 from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
+from workers.storage.descriptors import patiently
 
 
 class Start(NamedTuple):
@@ -61,9 +64,24 @@ def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
         named = layout.unflatten(precision.float().cpu())
         tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
     try:
-        save_file(tensors, path, {"algorithm": problem.experiment.algo})
+        patiently(lambda: _save(tensors, path, problem.experiment.algo))
     except (OSError, SafetensorError) as e:
         raise DiskError(f"cannot write {path}: {e}") from None
+
+
+def _save(tensors: dict[str, Tensor], path: Path, algo: str) -> None:
+    """Write tensors with the algorithm's name.
+
+    Raises:
+        OSError: If this process has no descriptor left, which safetensors only says in its text.
+        SafetensorError: If they cannot be written for another reason.
+    """
+    try:
+        save_file(tensors, path, {"algorithm": algo})
+    except SafetensorError as e:
+        if f"(os error {errno.EMFILE})" not in str(e):
+            raise
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from None
 
 
 def stored_model_digest(path: Path, layout: Layout) -> str:

@@ -18,6 +18,7 @@ from fedsim.errors import DataError, DiskError, UsageError
 from fedsim.wire.ledger import COLUMNS, Entry
 from workers.coordinator import task_timeline
 from workers.storage.atomic_files import RunLock, disk_errors
+from workers.storage.descriptors import patiently
 from workers.storage.durability import fsync
 from workers.storage.growing_file import LEDGER, METRICS, TIMELINE, FileDigest, GrowingFile
 from workers.storage.metrics_file import metrics_lines
@@ -162,7 +163,7 @@ class RunDir:
         """durable: after a power cut it is whole, this one or the one before."""
         temporary = self.path / f".{name}"
         try:
-            temporary.write_text(json.dumps(value, indent=1) + "\n")
+            patiently(lambda: temporary.write_text(json.dumps(value, indent=1) + "\n"))
             if durable:
                 fsync(temporary)
             temporary.rename(self.path / name)

@@ -15,8 +15,8 @@ from fedsim import plugins
 from fedsim.errors import UsageError
 from fedsim.experiment import DEFAULTS, Experiment, parse_setting
 from launch.config import Overrides
-from launch.results.compare import accuracy
 from launch.sweep.recipe import Recipe, Table, Variant
+from launch.target_accuracy import parsed
 
 FIXED = ("seed", "hyperparameters", "codecs", "device")
 """Fields of Experiment that have another place in a grid."""
@@ -132,6 +132,6 @@ def _table(until: object) -> Table:
     """What it cost to reach the accuracy at which runs stop, if there is one; what each ends with."""
     columns = ["best test_accuracy@end", "test_nll@end", "MB@end"]
     if until:
-        level = accuracy(str(until))
+        level = parsed(str(until), "--until")
         columns = [f"MB to {level:g}", f"rounds to {level:g}", *columns]
     return Table(tuple(columns))

@@ -73,7 +73,7 @@ def cost(experiment: Experiment, data: Path | None, repeats: int) -> tuple[float
 
 def resumed(folder: Path) -> float:
     """Seconds from the start of `fedsim resume` to its first commit."""
-    running = start("launch", "--workers", "2", "--rounds", "12", "--out", str(folder))
+    running = start("launch", "--workers", "2", "--clients", "2", "--rounds", "12", "--out", str(folder))
     running.wait_for(" 6/12 ")
     running.kill()
     fedsim("resume", str(folder))
@@ -82,7 +82,7 @@ def resumed(folder: Path) -> float:
 
 def killed(folder: Path, kills: bool) -> float:
     """Seconds from round 3 to the end of a run, one of whose two workers is killed after round 3."""
-    running = start("launch", "--workers", "2", "--rounds", "30", "--out", str(folder))
+    running = start("launch", "--workers", "2", "--clients", "2", "--rounds", "30", "--out", str(folder))
     running.wait_for(" 3/30 ")
     began = time.monotonic()
     if kills:

@@ -27,7 +27,9 @@ def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> I
 
 
 @pytest.mark.parametrize(
-    "script", ["algorithm_pages", "reference_page", "round_machine_diagram"], indirect=True
+    "script",
+    ["algorithm_pages", "overview_picture", "reference_page", "round_machine_diagram"],
+    indirect=True,
 )
 def test_the_pages_are_what_the_script_writes(script: ModuleType) -> None:
     outdated = [

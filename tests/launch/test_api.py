@@ -168,8 +168,8 @@ def test_participation_is_a_share_a_count_or_a_spec(
     [
         ({"algo": "fedlapp"}, "did you mean 'fedlap'"),
         ({"clients": 0}, "clients = 0"),
-        ({"clients": "3"}, "clients = '3': expected `int`"),
-        ({"inputs": "row"}, "known: raw, scaled"),
+        ({"clients": "3"}, "clients = '3': must be a whole number of at least 1"),
+        ({"inputs": "row"}, "inputs = 'row': must be one of raw, scaled"),
         ({"hyperparameters": {"lrr": 0.1}}, "did you mean"),
         ({"hyperparameters": {"lr": "fast"}}, "lr = 'fast'"),
         ({"codecs": {"men": "bf16"}}, "did you mean 'mean'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from launch.cli import main
 from launch.results.figures import Line, chart
 from launch.results.frontier import by_budget, ranking
 from launch.results.groups import gather
+from launch.results.run_page import render
 from launch.results.tables import NONE, costs, results, unreached
+from launch.runs.reader import Run
 from tests.launch.run_folders import MB, Make
 
 PLAIN = str.maketrans("\N{NO-BREAK SPACE}", " ")
@@ -114,6 +117,26 @@ def test_a_run_that_ended_at_its_target_is_marked_and_no_end_is_bold(make: Make,
     page = (tmp_path / "p.html").read_text()
     assert "fedavg †" in page and "an accuracy of 0.8<" in page and "ended (◆)" in page
     assert "Most accurate for a budget" not in page
+
+
+def test_a_real_run_with_a_target_accuracy_is_marked(launched: Callable[..., Path], tmp_path: Path) -> None:
+    options = {"algo": "fedavg", "model": "logistic", "clients": 3, "until": 0.5}
+    folder = launched("until", rounds=30, **options)
+    (group,) = gather([folder])
+    last = group.members[0].curve
+    assert group.stopped and last.rounds()[-1] < 30 and last.metric("test_accuracy")[-1] >= 0.5
+    output = printed(folder, "--out", tmp_path / "p.html")
+    (line,) = [line for line in output.splitlines() if line.startswith("fedavg †")]
+    assert line.split()[-1] == line.split()[-2], "what it spent in all is what it spent to get there"
+    assert "it reached its target accuracy, 0.5" in render(Run.open(folder))
+
+
+def test_an_accuracy_that_is_not_known_takes_no_part(make: Make, tmp_path: Path) -> None:
+    make("a", (0.1, None, None), algo="fedprox")
+    groups = gather([make("b", (0.1, None, 0.6)).parent])
+    assert [len(by_budget(g).x) for g in groups] == [0, 1]
+    assert [unreached(c).translate(PLAIN) for c in ranking(groups, 0.9)] == ["– (60.0 %)", "–"]
+    printed(groups[0].members[0].run.path.parent, "--to", "0.9", "--out", tmp_path / "p.html")
 
 
 def test_bold_is_the_best_of_several_and_never_the_only_one(make: Make) -> None:

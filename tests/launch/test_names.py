@@ -68,6 +68,20 @@ def test_a_wrong_name_is_told_before_anything_heavy_is_imported(arguments: list[
     assert len(printed.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["describe", "fedlap_cow"], "did you mean 'fedlap_cov'?"),
+        (["schedule", "ful"], "did you mean 'full'?"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_other_commands_tell_a_wrong_name_as_early(arguments: list[str], words: str) -> None:
+    imported, printed = _imports(*arguments)
+    assert words in printed
+    assert imported == []
+
+
 @pytest.mark.parametrize("kind", names.KINDS)
 def test_a_list_imports_nothing_heavy_and_has_every_name(kind: str) -> None:
     imported, printed = _imports("list", kind)

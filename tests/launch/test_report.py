@@ -100,8 +100,10 @@ def embedded(page: str, name: str) -> pandas.DataFrame:
 
 
 def without_summary(folder: Path, lines: int) -> Run:
-    """As after kill -9, with so many lines of metrics.jsonl."""
+    """As after kill -9 before the first checkpoint, with so many lines of metrics.jsonl."""
     (folder / "summary.json").unlink()
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
     path = folder / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
     return Run.open(folder)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedsim.errors import DiskError, UsageError
+from workers.storage.descriptors import patiently
 
 Buffer = bytes | memoryview
 """As fedsim.wire.envelope.Buffer, without its import of torch: `fedsim revoke` locks a run without it."""
@@ -32,7 +33,7 @@ def write_atomically(path: Path, chunks: Iterable[Buffer]) -> int:
     """
     temporary = f"{path.parent}/.{path.name}.{os.getpid()}"
     try:
-        with open(temporary, "wb") as file:
+        with patiently(lambda: open(temporary, "wb")) as file:
             size = sum(file.write(chunk) for chunk in chunks)
         os.rename(temporary, path)
     except OSError as e:

@@ -19,6 +19,7 @@ from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.state_file import decode_state, encode_state, state_chunks
 from workers.storage.atomic_files import disk_errors, write_atomically
+from workers.storage.descriptors import patiently
 
 CACHE_BYTES = 256 * 2**20
 """Encoded bytes of the states that a process keeps decoded."""
@@ -60,7 +61,7 @@ class ClientStates:
         """
         path = self.path(client, version)
         with disk_errors(f"the state of client {client}, {path}"):
-            return path.read_bytes()
+            return patiently(path.read_bytes)
 
     def put(self, client: int, version: int, data: bytes) -> None:
         """Write a state's file from the bytes of another one.
@@ -117,7 +118,7 @@ class ClientStates:
     def remove(self, client: int, below: int) -> None:
         """Delete the files of all versions older than `below`, also of drafts that no round committed."""
         folder = self.path(client, 0).parent
-        for name in os.listdir(folder):
+        for name in patiently(lambda: os.listdir(folder)):
             if name.endswith(".state") and int(name.removesuffix(".state")) < below:
                 with suppress(FileNotFoundError):
                     os.unlink(folder / name)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.errors import DiskError
+from workers.storage.descriptors import patiently
 
 SYNC_SECONDS = 1.0
 """Checkpoints are made durable at most this often; what a power cut costs is rounds not yet synced."""
@@ -42,7 +43,7 @@ class Written:
 
 def fsync(path: Path) -> None:
     """Of a file what it holds, of a folder what it names."""
-    handle = os.open(path, os.O_RDONLY)
+    handle = patiently(lambda: os.open(path, os.O_RDONLY))
     try:
         os.fsync(handle)
     finally:

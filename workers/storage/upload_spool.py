@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedsim.wire.envelope import NONE, Buffer, Envelope, unpack
 from workers.storage.atomic_files import disk_errors, write_atomically
+from workers.storage.descriptors import patiently
 from workers.storage.upload_archive import keep_upload
 
 MEMORY_BYTES = 256 * 2**20
@@ -91,7 +92,7 @@ class Spool:
         self._spilled.discard(client)
         path = self._path(client)
         with disk_errors(path):
-            data = memoryview(path.read_bytes())
+            data = memoryview(patiently(path.read_bytes))
             path.unlink()
         frames: list[Buffer] = []
         at = 0

@@ -1,10 +1,13 @@
-"""Ends connections that send more than they may, and those of revoked workers.
+"""Ends connections that send more than they may, those of revoked workers, and idle ones that are too many.
 
 libzmq has no means for either. Its limits are per frame and per number of whole messages: of a message that
 never ends it keeps every part, and its reader sees nothing. A key that is taken off the list is refused at
 its next handshake, and the connection that it has opened before stays. So a small thread looks at what the
 kernel counts of this process's connections, and shuts down what must go. libzmq takes that for the other
 side's end and throws away the parts that it has.
+
+Nor does it limit how many connections there are. Each takes a descriptor of this process, which needs some
+for its files: when few are left, connections that have sent no hello are ended, those that sent least first.
 
 What a connection may send until its hello is accepted is a hello; then what its worker can owe, beyond what
 was taken from it. A connection can be ahead of that by what comes between two looks.
@@ -13,6 +16,7 @@ was taken from it. A connection can be ahead of that by what comes between two l
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +27,10 @@ from workers.transport import tcp_counters
 
 SECONDS = 0.05
 """Between two looks. One takes 0.3 ms with ten workers, and never more than a tenth of the time."""
+RESERVE = 48
+"""Descriptors that connections without a hello must leave free, where the limit allows so many."""
+PLENTY = 4096
+"""Descriptors of a process with a port, if the system allows: to take all takes longer than a look."""
 NOTES = 1 << 20
 """Small envelopes that may pile up while the coordinator is busy: a heartbeat a second."""
 
@@ -47,6 +55,10 @@ class IngressLimiter:
         """By the inode of a connection's socket: descriptors are used again, inodes are not."""
         self._current: dict[int, _Account] = {}
         """By worker."""
+        self._since: dict[int, int] = {}
+        """Connections without a hello, by inode: the number of the look that saw them first."""
+        self._looks = 0
+        _allow_descriptors()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="ingress-limiter", daemon=True)
         self._thread.start()
@@ -64,14 +76,16 @@ class IngressLimiter:
         self._current[worker].may_send += nbytes
 
     def _watch(self) -> None:
-        pause = SECONDS
+        pause, scarce = SECONDS, False
         while not self._over.wait(pause):
             began = time.monotonic()
-            with suppress(OSError):  # out of descriptors; a run cannot go on like that for long
-                self._look()
-            pause = max(SECONDS, 10 * (time.monotonic() - began))
+            with suppress(OSError):
+                scarce = self._look()
+            pause = 10 * (time.monotonic() - began)
+            pause = min(pause, SECONDS) if scarce else max(SECONDS, pause)
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
+        """End what must go; whether descriptors are scarce."""
         known, revoked = set(self._accounts), self._revoked()
         streams = tcp_counters.streams(self._port)
         for stream in streams:
@@ -79,9 +93,33 @@ class IngressLimiter:
             may_send = account.may_send if account else self._greeting
             if stream.up > may_send or (account and account.worker in revoked):
                 tcp_counters.end(stream)
+        scarce = self._spare_descriptors([s for s in streams if s.inode not in self._accounts])
         for inode in known - {stream.inode for stream in streams}:
             del self._accounts[inode]
+        return scarce
+
+    def _spare_descriptors(self, unknown: list[tcp_counters.TcpStream]) -> bool:
+        """End connections without a hello while too few descriptors are left; whether that was so."""
+        self._looks += 1
+        self._since = {s.inode: self._since.get(s.inode, self._looks) for s in unknown}
+        limit = tcp_counters.limit()
+        free = limit - len(tcp_counters.descriptors())
+        reserve = min(RESERVE, limit // 4)
+        if free >= reserve:
+            return False
+        # twice as many as are needed: those that come next have to fill them first
+        for stream in sorted(unknown, key=lambda s: (s.up, self._since[s.inode]))[: 2 * reserve - free]:
+            tcp_counters.end(stream)
+        return True
 
     def close(self) -> None:
         self._over.set()
         self._thread.join()
+
+
+def _allow_descriptors() -> None:
+    """Raise this process's soft limit of open files to PLENTY, as far as the hard one allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = PLENTY if hard == resource.RLIM_INFINITY else min(PLENTY, hard)
+    if soft != resource.RLIM_INFINITY and soft < raised:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))

@@ -7,7 +7,9 @@ stream's bytes while it is open (docs/references/bytes.md#which-counters-are-exa
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import socket
 import stat
 import struct
@@ -35,14 +37,37 @@ def streams(port: int) -> list[TcpStream]:
     """This process's own open connections on a local port, by IPv4; each once, however many descriptors it
     has at the moment."""
     result = {}
-    for name in os.listdir("/proc/self/fd"):
+    for descriptor in descriptors():
         with suppress(OSError):  # a descriptor may be closed while we look
-            inode = os.fstat(int(name))
+            inode = os.fstat(descriptor)
             if stat.S_ISSOCK(inode.st_mode) and inode.st_ino not in result:
-                stream = _stream(int(name), port)
+                stream = _stream(descriptor, port)
                 if stream is not None:
                     result[stream.inode] = stream
     return list(result.values())
+
+
+def descriptors() -> list[int]:
+    """This process's open descriptors, also if it has none left to look with."""
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError as e:
+        if e.errno != errno.EMFILE:
+            raise
+    return [descriptor for descriptor in range(limit()) if _is_open(descriptor)]
+
+
+def limit() -> int:
+    """How many descriptors this process may have."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _stream(descriptor: int, port: int) -> TcpStream | None:
@@ -64,10 +89,22 @@ def _stream(descriptor: int, port: int) -> TcpStream | None:
 def _held(descriptor: int) -> Iterator[tuple[socket.socket, int]]:
     """A socket of ZeroMQ's, by a descriptor of our own, and its inode.
 
+    If this process has no descriptor left it is ZeroMQ's own: what is done then is done at once.
+
     Raises:
         OSError: if the system refuses.
     """
-    ours = os.dup(descriptor)
+    try:
+        ours = os.dup(descriptor)
+    except OSError as e:
+        if e.errno != errno.EMFILE:
+            raise
+        borrowed = socket.socket(fileno=descriptor)
+        try:
+            yield borrowed, os.fstat(descriptor).st_ino
+        finally:
+            borrowed.detach()
+        return
     try:
         connection = socket.socket(fileno=ours)
     except OSError:  # it is another file's now
