@@ -47,7 +47,7 @@ def _names(kind: str) -> list[tuple[str, str]]:
 
 
 def codecs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
-    """FIELD=, of the messages of the chosen algorithm; then the codec."""
+    """FIELD=, of the messages of the selected algorithm; then the codec."""
     field, equals, _ = incomplete.partition("=")
     if equals:
         return _items(((f"{field}={name}", text) for name, text in _names("codecs")), incomplete)
@@ -57,14 +57,14 @@ def codecs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 
 
 def hyperparameters(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
-    """KEY=, of the chosen algorithm."""
+    """KEY=, of the selected algorithm."""
     return _items(((f"{key}=", "") for key in _algorithm(ctx).hyperparameters), incomplete)
 
 
 def _algorithm(ctx: click.Context) -> names.Name:
     """The one that the command line names, or the default; of a user's file, the default's names."""
-    known, chosen = names.names("algorithms"), ctx.params.get("algo") or DEFAULTS.algo
-    return known.get(chosen, known[DEFAULTS.algo])
+    known, selected = names.names("algorithms"), ctx.params.get("algo") or DEFAULTS.algo
+    return known.get(selected, known[DEFAULTS.algo])
 
 
 def preset_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:

@@ -1,8 +1,12 @@
 """Decoded data sets, stored once per machine as plain .npy files that every process maps.
 
-One folder per data set and state of its source files:
+One folder per data set and content of its source files, however many copies of them there are:
 
-    CACHE/<name>-v<FORMAT>-<digest of (path, size, mtime_ns) of every source>/<array>.npy
+    CACHE/<name>-v<FORMAT>-<digest of the bytes of every source>/<array>.npy
+    CACHE/<name>-v<FORMAT>-<digest ...>/from-<digest of (path, size, mtime_ns) of every source>
+
+The second file is empty: it says that these sources, in this state, have this content, so that they are read
+once. Sources of more than LARGEST bytes together are not read for it: path, size and time stand for them.
 
 CACHE is $FEDSIM_CACHE, else $XDG_CACHE_HOME/fedsim, else ~/.cache/fedsim. A folder is filled under
 a temporary name beside its final one and renamed, so that a reader sees all of it or nothing and
@@ -18,6 +22,8 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from glob import escape
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +32,9 @@ from fedsim.data.arrays import REQUIRED, Arrays
 
 # Raise it when what a reader makes of the same source files changes.
 FORMAT = 1
+LARGEST = 1 << 30
+"""Bytes that are read to know a content: about a second."""
+FROM = "from-"
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,40 +48,61 @@ def cache_root() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "fedsim"
 
 
-def cache_folder(name: str, sources: Sequence[Path]) -> Path:
-    """Where the arrays made from `sources` (existing files), in their present state, belong."""
-    digest = hashlib.sha256()
-    for path in sources:
-        stat = path.stat()
-        digest.update(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
-    return cache_root() / f"{name}-v{FORMAT}-{digest.hexdigest()[:16]}"
-
-
 def cached(name: str, sources: Sequence[Path], build: Callable[[], Arrays]) -> Arrays:
     """The arrays of `build()`, read-only: memory-mapped from the cache, built at the first call.
 
     Where the cache cannot be written (read-only home, full disk) the arrays stay in memory.
     """
     try:
-        folder = cache_folder(name, sources)
+        root = cache_root()
     except RuntimeError:  # Path.home() of a user without a home
         return build()
-    result = _open(folder)
-    if result is not None:
-        return result
-    arrays = build()
-    try:
-        _store(folder, arrays)
-    except OSError as error:
-        _LOG.warning(
-            "%s: decoded data cannot be kept in %s (%s); every process holds its own copy. "
-            "FEDSIM_CACHE names another folder",
-            name,
-            folder.parent,
-            error,
-        )
-        return arrays
-    return _open(folder) or arrays
+    state = _state(sources)
+    folder = _known(root, name, state) or root / f"{name}-v{FORMAT}-{_content(sources, state)}"
+    arrays = _open(folder)
+    if arrays is None:
+        arrays = build()
+        try:
+            _store(folder, arrays)
+        except OSError as error:
+            _LOG.warning(
+                "%s: decoded data cannot be kept in %s (%s); every process holds its own copy. "
+                "FEDSIM_CACHE names another folder",
+                name,
+                root,
+                error,
+            )
+            return arrays
+        arrays = _open(folder) or arrays
+    with suppress(OSError):  # a cache that this user can only read
+        (folder / f"{FROM}{state}").touch()
+    return arrays
+
+
+def _state(sources: Sequence[Path]) -> str:
+    """The digest of where the sources are, how long, and how old."""
+    digest = hashlib.sha256()
+    for path in sources:
+        stat = path.stat()
+        digest.update(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+def _known(root: Path, name: str, state: str) -> Path | None:
+    """The folder of sources in this state, if they were read before."""
+    marks = root.glob(f"{escape(name)}-v{FORMAT}-*/{FROM}{state}")
+    return next((mark.parent for mark in marks), None)
+
+
+def _content(sources: Sequence[Path], state: str) -> str:
+    """The digest of the sources' bytes; of very large ones their state."""
+    if sum(path.stat().st_size for path in sources) > LARGEST:
+        return state
+    digest = hashlib.sha256()
+    for path in sources:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
 
 
 def _open(folder: Path) -> Arrays | None:

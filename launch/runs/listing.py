@@ -81,8 +81,8 @@ def _read(folder: Path) -> ListedRun:
 
 
 def _described(folder: Path) -> ListedRun:
-    about = StoredManifest.read(folder)
-    experiment, path = about.described, folder / "summary.json"
+    opened = StoredManifest.read(folder)
+    experiment, path = opened.described, folder / "summary.json"
     summary: dict[str, Any] = json_of(path) if path.is_file() else {}
     state = "running" if is_locked(folder) else str(summary.get("status", "killed"))
     lines = [line for line, _ in metrics_lines(folder / "metrics.jsonl")]
@@ -90,7 +90,7 @@ def _described(folder: Path) -> ListedRun:
     return ListedRun(
         run=folder,
         state=state,
-        started=str(about.content["started"]),
+        started=str(opened.content["started"]),
         algo=plugins.short(str(experiment["algo"])),
         dataset=plugins.short(str(experiment["dataset"])),
         seed=int(experiment["seed"]),

@@ -55,11 +55,11 @@ def test_the_list_of_algorithms() -> None:
 
 
 def test_describe() -> None:
-    about = document("describe", "fedlap_cov")
-    assert about["down"] == about["up"] == "2P" and about["model"] == "mlp_small"
-    fields = {(m["message"], m["field"]) for m in about["messages"]}
+    described = document("describe", "fedlap_cov")
+    assert described["down"] == described["up"] == "2P" and described["model"] == "mlp_small"
+    fields = {(m["message"], m["field"]) for m in described["messages"]}
     assert {("down", "mean"), ("up", "precision")} <= fields
-    defaults = {h["name"]: h["default"] for h in about["hyperparameters"]}
+    defaults = {h["name"]: h["default"] for h in described["hyperparameters"]}
     assert isinstance(defaults["local.lr"], float)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedsim.data import cache
 from fedsim.data.arrays import REQUIRED, Arrays
 from fedsim.data.cache import cache_root, cached
 
@@ -48,6 +51,53 @@ def test_a_damaged_folder_is_made_again(source: Path) -> None:
             file.write_bytes(damage)
         assert cached("name", [source], lambda v=value: _arrays(v))["train_inputs"][0] == value  # type: ignore[misc]
         assert cached("name", [source], _never)["train_inputs"][0] == value
+
+
+def test_copies_of_the_sources_share_one_folder(source: Path, tmp_path: Path) -> None:
+    cached("name", [source], lambda: _arrays(1))
+    other = tmp_path / "copy"
+    other.write_bytes(source.read_bytes())
+    os.utime(other, ns=(1, 1))
+    assert cached("name", [other], _never)["train_inputs"][0] == 1
+    assert len(list(cache_root().iterdir())) == 1
+    assert cached("another", [other], lambda: _arrays(2))["train_inputs"][0] == 2  # another reader
+
+
+def test_sources_of_equal_length_and_time_are_told_apart(tmp_path: Path) -> None:
+    for value in (1, 2):
+        path = tmp_path / str(value) / "source"
+        path.parent.mkdir()
+        path.write_bytes(b"%d" % value)
+        os.utime(path, ns=(1, 1))
+        assert cached("name", [path], lambda v=value: _arrays(v))["train_inputs"][0] == value  # type: ignore[misc]
+
+
+def test_sources_are_read_once_and_again_when_they_change(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    content = cache._content
+
+    def recorded(sources: Sequence[Path], state: str) -> str:
+        read.extend(sources)
+        return content(sources, state)
+
+    monkeypatch.setattr(cache, "_content", recorded)
+    for _ in range(3):
+        cached("name", [source], lambda: _arrays(1))
+    assert read == [source]
+    source.write_bytes(b"y")
+    os.utime(source, ns=(1, 1))
+    assert cached("name", [source], lambda: _arrays(2))["train_inputs"][0] == 2
+    assert len(read) == 2
+
+
+def test_large_sources_are_known_by_their_state(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LARGEST", 0)
+    cached("name", [source], lambda: _arrays(1))
+    assert cached("name", [source], _never)["train_inputs"][0] == 1
+    os.utime(source, ns=(1, 1))
+    assert cached("name", [source], lambda: _arrays(2))["train_inputs"][0] == 2
 
 
 def test_of_racing_processes_the_first_wins(source: Path) -> None:
