@@ -74,7 +74,7 @@ class RunDir:
                 (path / name).mkdir(parents=True, exist_ok=True)
             for folder in self._created:
                 fsync(folder.parent)
-        self.lock = RunLock(path)
+            self.lock = RunLock(path)
         self._ledger = self._opened(LEDGER, _csv([COLUMNS]))
         self._metrics = self._opened(METRICS)
         self._timeline = self._opened(TIMELINE, _csv([task_timeline.COLUMNS]))
