@@ -310,7 +310,7 @@ def test_a_line_has_an_ensemble_where_the_model_is_a_distribution(tmp_path: Path
     assert not any(ENSEMBLE & set(line) for line in lines(FedAvg, 3, "points"))
 
 
-@pytest.mark.parametrize(("option", "resolved"), [(None, 32), ("0", 0), ("2", 2), ("-1", 32)], ids=str)
+@pytest.mark.parametrize(("option", "resolved"), [(None, 32), ("0", 0), ("2", 2)], ids=str)
 def test_the_command_line_overrides_the_algorithms_number_of_samples(
     option: str | None, resolved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

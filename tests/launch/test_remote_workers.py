@@ -325,7 +325,7 @@ def test_a_users_files_may_lie_anywhere_on_the_other_machine(federation: Federat
         workers=1,
     )
     eventually(federation.join_credentials.exists, "join.json")
-    launched.wait_for("remote workers")
+    launched.wait_for("1 remote worker ")
     for name in files:
         (there / name).unlink()
     joined = federation.join("--algo", str(here_ / "algo.py"), "--dataset", str(here_ / "data.py"))
@@ -344,7 +344,7 @@ def test_a_run_whose_only_worker_is_refused_ends_soon_and_says_why(federation: F
         workers=1,
     )
     eventually(federation.join_credentials.exists, "join.json")
-    launched.wait_for("remote workers")
+    launched.wait_for("1 remote worker ")
     why = f"its {there} has the sha256"
     assert f"refused: {why}" in ends(federation.join("--algo", str(other)), 4)
     output = ends(launched, 4)

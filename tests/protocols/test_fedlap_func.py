@@ -366,7 +366,7 @@ def test_the_terms_cancel_where_the_client_is_the_server() -> None:
 
 
 def test_the_servers_step_is_towards_its_minimum_and_without_rows_the_sum_of_duals() -> None:
-    problem = problem_of(server_steps=500, server_lr=1e-2, delta=20.0)  # so that memory and pull both count
+    problem = problem_of(server_steps=2000, server_lr=2e-3, delta=20.0)  # so that memory and pull both count
     algorithm = problem.algorithm
     assert isinstance(algorithm, FedLapFunc)
     _, servers, _ = steps(problem)
@@ -399,7 +399,7 @@ def test_the_servers_step_is_towards_its_minimum_and_without_rows_the_sum_of_dua
     newton.step(evaluate)  # type: ignore[no-untyped-call]
     best = objective(at.detach())
     assert best <= end
-    assert end - best < 1e-3 * (start - best)  # 500 steps of Adam come that close
+    assert end - best < 1e-3 * (start - best)  # Adam comes that close
     assert float((result - at.detach()).norm() / at.detach().norm()) < 1e-2
     none = Held(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
     assert torch.equal(algorithm.server_step(server.dual, none, torch.zeros(0, 0), ctx), server.dual)
