@@ -53,7 +53,6 @@ class Recorder:
     """The digest of the manifest's experiment."""
     journal: FileDigest | None = None
     """What the journal held when it was closed."""
-    _bytes: int = 0
     _bytes_of_rounds: dict[int, int] = field(default_factory=dict)
     """The algorithm's bytes up to committed rounds that are not evaluated yet."""
 
@@ -69,7 +68,6 @@ class Recorder:
         """
         self.rundir.cut(recovery)
         self.ledger.restore(self.costs.counted(self.rundir.ledger_rows()))
-        self._bytes = sum(self.ledger.bytes_of("algorithm", direction) for direction in ("down", "up"))
         for record in recovery.commits.values():
             commit = record["about"]
             self._count(commit["number"], commit["participants"], commit["folded"])
@@ -108,8 +106,7 @@ class Recorder:
         """Record a committed round; returns what the run's files hold then."""
         self.rundir.append_ledger(list(self.costs.counted(entries)))
         self._count(commit.round, commit.participants, commit.folded)
-        self._bytes += sum(entry.bytes for entry in entries if entry.kind == "algorithm")
-        self._bytes_of_rounds[commit.round] = self._bytes
+        self._bytes_of_rounds[commit.round] = self.costs.total
         self.display.committed(commit.round)
         return self.rundir.digests
 
@@ -123,7 +120,7 @@ class Recorder:
 
     def _bytes_until(self, round: int) -> int:
         """The algorithm's bytes up to a round, which is evaluated now."""
-        so_far = self._bytes_of_rounds.get(round, self._bytes if round else 0)
+        so_far = self._bytes_of_rounds.get(round, self.costs.total if round else 0)
         self._bytes_of_rounds = {r: n for r, n in self._bytes_of_rounds.items() if r > round}
         return so_far
 

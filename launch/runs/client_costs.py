@@ -53,6 +53,11 @@ class ClientCosts:
                 (self.once if alone else self.rounds)[e.direction] += e.bytes
             yield e
 
+    @property
+    def total(self) -> int:
+        """All bytes, in both directions."""
+        return self.rounds.total() + self.once.total()
+
     def units(self, *, params: int, participations: int, clients: int) -> dict[str, float]:
         """In units of P, 4 * params bytes, for summary.json.
 

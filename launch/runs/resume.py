@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Stored:
         )
         for f in fields(Experiment):
             was, says = getattr(before, f.name), getattr(target, f.name)
-            if f.name not in ("rounds", "until", "hyperparameters") and was != says:
+            if f.name not in (*manifest.CHANGEABLE, "hyperparameters") and was != says:
                 raise self._mismatch(f.name, was, says)
         if target.rounds < before.rounds:
             raise self._mismatch("rounds", before.rounds, target.rounds)
@@ -89,7 +90,7 @@ class Stored:
         ended = self._summary.get("rounds") == self.opened.described["rounds"]
         return self._summary.get("status") == "done" and (ended or self._summary.get("reached") is not None)
 
-    @property
+    @cached_property
     def _summary(self) -> Mapping[str, Any]:
         return json_or_empty(self.folder / "summary.json")
 

@@ -9,7 +9,7 @@ models are still there.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,20 +92,21 @@ def recover(folder: Path, problem: Problem, experiment: str = "") -> Recovery:
         try:
             commits = _commits(folder, checkpoint, problem)
             _check_states(checkpoint, folder, problem)
-            metrics = {number: end for number, end in lines.items() if number <= last}
+            metrics = {number: line for number, line in lines.items() if number <= last}
             unscored = tuple(_unscored(problem, last, set(metrics), kept, commits))
         except (WireError, DiskError) as e:
             skipped.append(str(e))
             continue
         usable = tuple(kept[r] for r in sorted(kept) if r <= last)
-        ends = {METRICS: max(metrics.values(), default=0)}
+        ends = {METRICS: max((end for end, _ in metrics.values()), default=0)}
         ends |= {name: end for name, end in checkpoint.ends().items() if name in (LEDGER, TIMELINE)}
         if _is_empty(folder / TIMELINE):
             ends[TIMELINE] = 0
         notes = [f"not used: {why}" for why in skipped]
         notes += _unvouched(folder, checkpoint)
         past = {r: commits[r] for r in sorted(commits) if r <= last}
-        reached = _target_reached(folder, set(metrics.values()), problem.experiment.until)
+        until = problem.experiment.until
+        reached = any(reaches(number, accuracy, until) for number, (_, accuracy) in metrics.items())
         return Recovery(epoch, checkpoint, past, unscored, usable, ends, tuple(notes), reached)
     if not _from_the_start(folder, problem):
         raise DataError(
@@ -114,12 +115,6 @@ def recover(folder: Path, problem: Problem, experiment: str = "") -> Recovery:
         )
     start = {LEDGER: 0, METRICS: 0, TIMELINE: 0}
     return Recovery(epoch, None, {}, (), (), start, tuple(f"not used: {why}" for why in skipped))
-
-
-def _target_reached(folder: Path, ends: Container[int], until: float) -> bool:
-    """Whether one of the lines of metrics.jsonl that end there has reached the target accuracy."""
-    lines = (line for line, end in metrics_lines(folder / METRICS) if end in ends)
-    return any(reaches(line["round"], line.get("test_accuracy"), until) for line in lines)
 
 
 def _from_the_start(folder: Path, problem: Problem) -> bool:
@@ -233,8 +228,8 @@ def _sound(path: Path) -> int:
     return at
 
 
-def _sound_lines(folder: Path, kept: Iterable[Checkpoint[Any]]) -> dict[int, int]:
-    """Of metrics.jsonl, where the line of a round ends, by round, as far as a checkpoint vouches for them.
+def _sound_lines(folder: Path, kept: Iterable[Checkpoint[Any]]) -> dict[int, tuple[int, float | None]]:
+    """Of metrics.jsonl, where a line ends and its test accuracy, by round, as far as a checkpoint vouches.
 
     If no checkpoint has digests, as far as they can be read.
 
@@ -248,7 +243,11 @@ def _sound_lines(folder: Path, kept: Iterable[Checkpoint[Any]]) -> dict[int, int
     size = next((file.bytes for file in newest_first if file.matches(path)), 0)
     everything = bool(checkpoints) and not any(c.vouches for c in checkpoints)
     with disk_errors(path):
-        return {line["round"]: end for line, end in metrics_lines(path) if everything or end <= size}
+        return {
+            line["round"]: (end, line.get("test_accuracy"))
+            for line, end in metrics_lines(path)
+            if everything or end <= size
+        }
 
 
 def _unscored(
