@@ -26,9 +26,10 @@ from protocols.fedlap_func import FedLapFunc
 from protocols.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from protocols.fedpa import FedPA
 from protocols.fedprox import FedProx
-from protocols.fola import FOLA, LaplaceOffline
+from protocols.fola import FOLA
 from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
+from protocols.laplace_offline import LaplaceOffline
 from protocols.mbsgd import MBSGD
 from protocols.mime import Mime, MimeLite
 from protocols.precond_admm import PrecondADMM
