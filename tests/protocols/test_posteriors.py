@@ -78,7 +78,7 @@ def test_a_run_says_that_its_posterior_is_too_wide(gamma: str, told: bool, tmp_p
         "--model",
         "logistic",
     ]
-    hyperparameters = ["--set", "posterior=true", "--set", f"gamma={gamma}", "--set", "epochs=1"]
+    hyperparameters = ["--set", "posterior=true", "--set", f"gamma={gamma}"]
     command = ["launch", "--algo", "fola", *options, *hyperparameters, "--out", str(tmp_path / "run")]
     done = CliRunner(catch_exceptions=False).invoke(main, command)
     assert done.exit_code == 0
