@@ -75,8 +75,6 @@ def test_a_run_says_that_its_posterior_is_too_wide(gamma: str, told: bool, tmp_p
         "0",
         "--eval-samples",
         "4",
-        "--model",
-        "logistic",
     ]
     hyperparameters = ["--set", "posterior=true", "--set", f"gamma={gamma}"]
     command = ["launch", "--algo", "fola", *options, *hyperparameters, "--out", str(tmp_path / "run")]
