@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Annotated, Literal
 
 import torch
@@ -11,7 +12,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.hyperparameters import BatchSize, CarryAdam, Clip, Decay, Epochs, LearningRate, Momentum
-from fedsim.learning.function_space import FunctionTerm
+from fedsim.learning.function_space import FunctionTerm, MemoryGradient
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
@@ -75,6 +76,7 @@ def minimise(
     penalties: tuple[Penalty, ...] = (),
     moments: Moments | None = None,
     term: FunctionTerm | None = None,
+    memory_gradient: MemoryGradient = "batch",
     watch: Watch | None = None,
 ) -> LocalFit[Tensor, Moments]:
     """Minimise weight * (mean loss) + sum of penalties (+ a function term) from `start` (P,).
@@ -87,6 +89,9 @@ def minimise(
     weight 1 is the mean-loss scale, weight N_k the sum-loss scale l_k(w) of the papers. Adam sees the
     objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
     the same on both scales (as in the released code). `moments` is used only if `how.carry`.
+
+    memory_gradient of `term`: `batch` adds the gradient of all its points at every minibatch; `epoch` of a
+    random part of them, every point once in an epoch (FunctionTerm.divided).
 
     Raises:
         UsageError: if `how.optimiser` is 'exact' and the client's loss is not quadratic.
@@ -101,17 +106,20 @@ def minimise(
     cavities = tuple(p.to(net.weights) for p in penalties)
     carried = moments if how.carry else None
     step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how)
-    order = rng.torch("batches")
+    order, points = rng.torch("batches"), rng.torch("memory")
     total = torch.zeros((), device=net.device)
     with net.noise(rng.key("dropout")):
         for epoch in range(how.epochs):
-            for inputs, targets in shard.batches(how.batch_size, order):
+            terms = repeat(term)
+            if term is not None and memory_gradient == "epoch":
+                terms = term.divided(-(-shard.size // how.batch_size), points)
+            for (inputs, targets), part in zip(shard.batches(how.batch_size, order), terms, strict=False):
                 loss = net.loss_gradient(inputs, targets, weight)
                 if watch is not None:
                     watch(inputs, targets)
                     net.module.train()
-                if term is not None:
-                    term.add_gradient(net)
+                if part is not None:
+                    part.add_gradient(net)
                 for cavity in cavities:
                     cavity.add_gradient(net.weights, net.grads)
                 if how.optimiser == "sgd" and weight != 1.0:
