@@ -10,6 +10,8 @@ It converges for small enough rho only (Tseng,
 Eq. 3.4d); with rho = delta/K the first round is the mean of the w_k. In a round with |S| of K clients only
 those duals move, for which delta/|S| is the step that delta/K is for all.
 
+Local optimiser: Adam; its moments and step count live with the client and are carried over rounds.
+
 Wire: P down, P up. The server needs no mean over the clients, so there is no option `silent`: a silent
 client counts with its dual.
 

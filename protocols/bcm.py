@@ -10,6 +10,8 @@ over the clients heard so far; since t_k has the prior divided out, p_0 counts o
 replaced, never multiplied in twice: it remembers its own and sends the change. One round by default; later
 rounds serve clients that have not been heard (a client asked again trains again, from its own w_k).
 
+Local optimiser: Adam, in the one training of a client; so nothing is carried over rounds.
+
 Wire: 0 down, 2P up. The committee does not iterate, so there is nothing to broadcast.
 
 Differs: the local posteriors are Laplace approximations. A client's training is not carried over, so

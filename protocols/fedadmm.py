@@ -14,6 +14,9 @@ in which every client counts the same, whatever its N_k.
 In natural parameters: q = N(w, I), site t_k = exp(v_k . w); protocols._dual_rule with gamma = rho_server =
 rho. Bayesian-ADMM is the same three lines with a precision that is learned.
 
+Local optimiser: Adam; its moments and step count live with the client and are carried over rounds. The box
+asks for a minimum, which a few epochs come near.
+
 Wire: P down, P up. silent = participants: w_k goes up, and the silent clients' w_k count as the mean of
 this round's. silent = last: they count with their last w_k (the start, if never heard), and the increment
 of z_k = v_k + rho w_k goes up.

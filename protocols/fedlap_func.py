@@ -14,6 +14,9 @@ that lack them, each with the next round in which it takes part. Until a client'
 no client has a term for its memory; so the first round is FedLap's, and without memory
 points every round is. A silent client counts with its last v_k and its last labels.
 
+Local optimiser: Adam; its moments and step count live with the client and are carried over rounds. The
+paper has Adam and says nothing of its moments.
+
 Wire: P down, P + M C up. Once: M I + 2M down, M I + M up. M is the number of memory points: a client's own
 going up, everyone else's coming down. The labels of w_g are computed by the client from w_g; with
 send_global_labels they are sent, as the paper has it: P + M C down, M all points.

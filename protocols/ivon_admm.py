@@ -12,6 +12,8 @@ Bayesian-ADMM for diagonal Gaussians, the client's problem solved by IVON at the
 protocols._dual_rule with gamma separate from rho; rho_server = rho, unless given. The released code's gamma
 is its damping times rho. With rho = 1, rho_server = 0 and gamma = damping this is IVON-PVI.
 
+Local optimiser: IVON; its momentum and step count live with the client and are carried over rounds.
+
 Wire: 2P down, 2P up. The server derives both dual steps from (m_k, s_k) and its own broadcast, where
 Algorithm 1 as printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm.
 

@@ -3,6 +3,8 @@
     client:  g_k <- gradient of lbar_k at w_g, over all its examples or one random batch of them
     server:  w_g <- SERVERUPDATE(w_g, sum_k N_k g_k / sum_k N_k)          over the participants
 
+Local optimiser: none, a client sends one gradient; nothing is carried over rounds on the client.
+
 Wire: P down, P up.
 
 References:

@@ -11,6 +11,8 @@
         client:  y <- x, then for every batch  y <- y - eta [ (1-beta) grad f(y; z) + beta m ]
     server:  x <- sum_k N_k y_k / sum_k N_k ;   m <- (1-beta) sum_k N_k g_k / sum_k N_k + beta m
 
+Local optimiser: SGD with the server's momentum; nothing is carried over rounds on the client.
+
 Wire of mime: P + 2P down, P + P up; a client remembers x between the two exchanges. Of mimelite: 2P down,
 2P up.
 

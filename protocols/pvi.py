@@ -10,6 +10,8 @@ without the averaging at the server.
 protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0. damping = 1 is PVI as published; it
 diverges where clients' curvatures pull the same way, and 1/K is what the comparison papers use.
 
+Local optimiser: VON, to stationarity or `steps`; nothing is carried over rounds.
+
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from
 the upload and its own broadcast; a silent client counts with its site.
 
