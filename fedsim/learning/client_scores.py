@@ -57,40 +57,51 @@ class LabelShares:
         counts = np.bincount(cells, minlength=len(clients) * classes).reshape(-1, classes)
         return LabelShares(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
 
-    def averages(self, totals: Values, counts: Values) -> Values:
-        """Scores per client (K,): nan without a tested class, or if a class has no finite score.
+    def scores(self, tally: Sequence[float]) -> ClientScores:
+        """The scores of the clients that have a class with test rows.
 
         Args:
-            totals: Summed scores of the test rows of each class, (C,).
-            counts: The number of test rows of each class, (C,).
-        """
-        tested = counts > 0
-        shares, each = self.shares[:, tested], totals[tested] / counts[tested]
-        finite = np.isfinite(each)
-        # no BLAS: its order of additions may depend on the number of threads
-        sums = (shares[:, finite] * each[finite]).sum(axis=1)
-        covered = shares.sum(axis=1)
-        unknown = (covered == 0) | (shares[:, ~finite] > 0).any(axis=1)
-        return np.where(unknown, np.nan, sums / np.where(covered > 0, covered, 1))
-
-    def numbers(self, tally: Sequence[float]) -> dict[str, float | None]:
-        """CLIENT_NUMBERS of a tally per class: counts, correct ones and nll, each of C entries.
-
-        None if no client has a score, nan if a score is not finite.
+            tally: The test rows per class, the correct ones among them and their summed nll: 3 C entries.
         """
         counts, correct, nll = np.array(tally, dtype=np.float64).reshape(3, -1)
-        there = self.shares[:, counts > 0].any(axis=1)
-        if not there.any():
+        tested = counts > 0
+        shares = self.shares[:, tested]
+        shares = shares[shares.any(axis=1)]
+        shares /= shares.sum(axis=1, keepdims=True)
+        totals, counts = np.array([correct, nll])[:, tested], counts[tested]
+        return ClientScores(*(_average(shares, total / counts) for total in totals))
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """Scores by client: the share of examples that are right, and nll per example in nats.
+
+    A score is nan if that of a class of the client is not finite.
+    """
+
+    accuracy: Values
+    nll: Values
+
+    def numbers(self) -> dict[str, float | None]:
+        """CLIENT_NUMBERS: None if no client has a score, nan if one is nan."""
+        if not len(self.accuracy):
             return dict.fromkeys(CLIENT_NUMBERS)
         values: list[float] = []
-        for totals, worst in ((correct, np.min), (nll, np.max)):
-            scores = self.averages(totals, counts)[there]
+        for scores, worst in ((self.accuracy, np.min), (self.nll, np.max)):
             values += [float(scores.mean()), float(worst(scores)), float(scores.std())]
         return dict(zip(CLIENT_NUMBERS, values, strict=True))
 
-    def histogram(self, tally: Sequence[float]) -> list[int]:
+    def histogram(self) -> list[int]:
         """How many clients have an accuracy in each of the HISTOGRAM_BINS."""
-        counts, correct, _ = np.array(tally, dtype=np.float64).reshape(3, -1)
-        scores = self.averages(correct, counts)
-        scores = np.clip(scores[np.isfinite(scores)], 0, 1)  # a sum of shares may round to more than 1
+        scores = np.clip(self.accuracy, 0, 1)  # a sum of shares may round to more than 1
         return [int(n) for n in np.histogram(scores, bins=HISTOGRAM_BINS, range=(0, 1))[0]]
+
+
+def _average(shares: Values, scores: Values) -> Values:
+    """Scores of classes (C,) by the shares of each client (K, C): (K,)."""
+    finite = np.isfinite(scores)
+    # no BLAS: its order of additions may depend on the number of threads
+    result: Values = np.einsum("kc,c->k", shares, np.where(finite, scores, 0.0))
+    if not finite.all():
+        result[(shares[:, ~finite] > 0).any(axis=1)] = np.nan
+    return result

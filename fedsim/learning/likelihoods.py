@@ -165,7 +165,8 @@ def _per_class(log_probabilities: Tensor, right: Tensor, targets: Tensor) -> lis
     # on the CPU, where sums over classes have one order
     each, rows = targets.cpu(), (torch.ones_like(nll), right.double(), nll)
     sums = [torch.bincount(each, row.cpu(), minlength=log_probabilities.shape[1]) for row in rows]
-    return [float(x) for x in torch.cat(sums)]
+    sums_of_classes: list[float] = torch.cat(sums).tolist()
+    return sums_of_classes
 
 
 def _categorical_tally(outputs: Tensor, targets: Tensor) -> Tally:

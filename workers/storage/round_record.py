@@ -116,8 +116,9 @@ class RoundRecord:
         numbers = measure.numbers(tally)
         lists: dict[str, Any] = {"reliability": measure.reliability(tally)}
         if shares is not None and measure.per_class is not None:
-            numbers |= shares.numbers(tally[measure.per_class])
-            lists["client_accuracy_histogram"] = shares.histogram(tally[measure.per_class])
+            clients = shares.scores(tally[measure.per_class])
+            numbers |= clients.numbers()
+            lists["client_accuracy_histogram"] = clients.histogram()
         if self.sampled:
             average = reduce(added, (self.scores[chunk].ensemble for chunk in range(chunks)))
             averaged = measure.numbers(average)
