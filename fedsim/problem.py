@@ -26,6 +26,7 @@ from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.experiment import Experiment, resolved_hyperparameters
+from fedsim.learning.client_scores import LabelShares
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.likelihoods import Likelihood, likelihood
 from fedsim.learning.models.registry import build_model
@@ -236,6 +237,13 @@ class Problem:
     def measure(self) -> Likelihood:
         """What the data set's likelihood lets one say about predictions."""
         return self.evaluation.measure
+
+    @cached_property
+    def label_shares(self) -> LabelShares | None:
+        """The classes of every client's rows, which scores per client follow from; None without classes."""
+        if self.measure.per_class is None:
+            return None
+        return LabelShares.of(self.dataset.train_targets, self.clients, self.dataset.classes)
 
     @property
     def eval_samples(self) -> int:

@@ -77,7 +77,7 @@ class RunRecords:
     ) -> None:
         self.problem, self.storage, self.callbacks = problem, storage, callbacks
         self.ledger, self.timeline = dispatch.endpoint.ledger, dispatch.timeline
-        self.round_log = RoundLog(problem.chunks, callbacks.evaluated, problem.measure)
+        self.round_log = RoundLog(problem.chunks, callbacks.evaluated, problem.measure, problem.label_shares)
         self.seconds_rounds: list[float] = []
         self.seconds_to_first_round = 0.0
         self._started, self._clock = identity.started, clock
