@@ -243,7 +243,7 @@ def test_decay_means_a_learning_rate_per_round(algorithm: Class) -> None:
                 seen = carried(up, problem, "up", step.down)
                 committed = other.client_commit(draft, step.down, seen, step.task)
                 assert frozen(committed) == frozen(step.committed), f"client_commit ignores {decay}"
-            ctx = problem.context(task.round, task.exchange, task.folds)
+            ctx = problem.context(task.round, task.exchange, task.folds, task.asked)
             ups = ((k, carried(step.up, problem, "up", step.down)) for k, step in enumerate(mine))
             assert frozen(other.server_update(server, mine[0].down, ups, ctx)) == frozen(servers[i + 1]), (
                 f"server_update ignores {decay}"
