@@ -33,11 +33,13 @@ from protocols.mbsgd import MBSGD
 from protocols.mime import Mime, MimeLite
 from protocols.precond_admm import PrecondADMM
 from protocols.pvi import PVI
+from protocols.scaffold import Scaffold
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedAvg, FedProx, FedAvgM, FedAdam, FedYogi, FedAdagrad, MBSGD, Mime, MimeLite),
+    Scaffold,
     *(FedADMM, FedDyn, AMA, PrecondADMM),
     *(BayesADMM, BregmanADMM, IvonADMM),
     *(PVI, IvonPVI, BCM),
