@@ -28,6 +28,7 @@ from protocols.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from protocols.fedpa import FedPA
 from protocols.fedprox import FedProx
 from protocols.fola import FOLA, LaplaceOffline
+from protocols.iso_bayes_admm import IsoBayesADMM
 from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
 from protocols.mbsgd import MBSGD
@@ -44,7 +45,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(PVI, IvonPVI, BCM),
     *(FedLap, FedLapCov, FedLapFunc),
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
-    *(FedIvon,),
+    *(FedIvon, IsoBayesADMM),
 )
 
 
