@@ -73,13 +73,15 @@ DUALS: Mapping[str, Mapping[str, str]] = {
     "fedlap_func": _WEIGHTS,
     "fedlap_cov": _SITE,
     "bcm": _SITE,
+    "proxskip": _WEIGHTS,
+    "fedpd": {"sent": "total"},
     "fedcurv": {"fisher.shift": "fisher.shift", "fisher.precision": "fisher.precision"},
     **dict.fromkeys(("fedadmm", "feddyn", "ama", "precond_admm", "iso_bayes_admm"), _POINT),
     **dict.fromkeys(("bayes_admm", "bregman_admm", "ivon_admm", "pvi", "ivon_pvi", "fedep"), _POSTERIOR),
 }
 """By algorithm: a client's dual -> the server's sum of them, as dotted names of float64 tensors."""
 
-CONSTANTS = {"precond_admm": {"precision"}}
+CONSTANTS = {"precond_admm": {"precision"}, "fedpd": {"dual"}}
 """Float64 tensors of a client that are no duals."""
 
 RECEIVED = {"fedlap_func": {"memory.inputs", "memory.weights", "logits"}}
@@ -243,7 +245,7 @@ def test_decay_means_a_learning_rate_per_round(algorithm: Class) -> None:
                 seen = carried(up, problem, "up", step.down)
                 committed = other.client_commit(draft, step.down, seen, step.task)
                 assert frozen(committed) == frozen(step.committed), f"client_commit ignores {decay}"
-            ctx = problem.context(task.round, task.exchange, task.folds)
+            ctx = problem.context(task.round, task.exchange, task.folds, task.asked)
             ups = ((k, carried(step.up, problem, "up", step.down)) for k, step in enumerate(mine))
             assert frozen(other.server_update(server, mine[0].down, ups, ctx)) == frozen(servers[i + 1]), (
                 f"server_update ignores {decay}"

@@ -12,10 +12,11 @@ from launch.results import html
 from launch.results.figures import Line, chart, wide
 from launch.results.statistics import Values
 from launch.runs.reader import every_round
+from workers.storage.round_record import LISTS
 
 ACCURACIES = {"test_accuracy": "at the mean", "ensemble_accuracy": "averaged over posterior samples"}
 NLLS = {"test_nll": "at the mean", "ensemble_nll": "averaged over posterior samples"}
-NO_CURVE = ("round", "participants", "bytes_down", "bytes_up", "MB", "MB_down", "MB_up")
+NO_CURVE = ("round", "participants", "bytes_down", "bytes_up", "MB", "MB_down", "MB_up", *LISTS)
 SECONDS = ("seconds", "seconds_clients", "simulated_seconds")
 
 

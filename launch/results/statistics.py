@@ -3,7 +3,9 @@
 A column is an expression of a run's metrics.jsonl:
 
     METRIC@ROUND            mean over the `window` evaluated rounds that end at ROUND (a number, or end)
-    max METRIC@ROUND        the maximum of them;  best METRIC@ROUND: of all rounds up to ROUND
+    max METRIC@ROUND        the maximum of them
+    best METRIC@ROUND       the best of all rounds up to ROUND: the maximum; of what is better when it is
+                            lower (NLL, ECE, Brier score, loss, spread over clients) the minimum
     MB@ROUND                megabytes of the algorithm up to ROUND;  MB up@ROUND, MB down@ROUND
     simulated@ROUND         seconds of the virtual clock up to ROUND
     rounds to VALUE         the first evaluated round with a test_accuracy of at least VALUE
@@ -84,6 +86,8 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
     if name in SUMS:
         return values[known[-1]]
     selected = [values[i] for i in (known if how == "best" else known[-window:]) if curve.rounds()[i] > 0]
+    if how == "best" and lower_is_better(name):
+        return min(selected)
     return max(selected) if how else sum(selected) / len(selected)
 
 
@@ -108,7 +112,15 @@ def shown(expression: str, values: Sequence[float]) -> str:
 
 
 def heading(expression: str) -> str:
-    return expression.replace("test_", "").replace("_", " ").replace("nll", "NLL")
+    words = expression.replace("test_", "").replace("_", " ").replace("nll", "NLL")
+    return re.sub(r"\bece\b", "ECE", words).replace("brier", "Brier")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether the best value of a metric is the smallest: of errors, losses and differences of clients."""
+    return metric.endswith("_spread") or any(
+        word in metric.split("_") for word in ("nll", "ece", "brier", "loss")
+    )
 
 
 def percent(expression: str) -> bool:
@@ -121,6 +133,8 @@ def _scale(expression: str) -> tuple[float, int]:
         return 1.0, 0
     if expression.startswith("MB"):
         return 1.0, 1
+    if any(name in expression for name in ("_ece", "_brier")):
+        return 1.0, 3
     return (100.0, 1) if percent(expression) else (1.0, 2)
 
 

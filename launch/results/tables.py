@@ -13,7 +13,7 @@ from fedsim.errors import DiskError
 from fedsim.learning.likelihoods import EXTRA
 from launch.results.frontier import Cost, ranking, reaching
 from launch.results.groups import Group
-from launch.results.statistics import heading, percent, shown
+from launch.results.statistics import heading, lower_is_better, percent, shown
 
 NONE = "–"
 FIRM = "\N{NO-BREAK SPACE}"
@@ -48,8 +48,10 @@ class Grid:
 
 
 def best(expression: str, column: Sequence[Sequence[float]]) -> int:
-    """The row with the highest accuracy, the lowest NLL, the fewest rounds or megabytes; -1: none."""
-    sign = 1 if percent(expression) and " to " not in expression else -1
+    """The row with the highest accuracy, the lowest NLL, ECE, Brier score or spread over clients, the fewest
+    rounds or megabytes; -1: none."""
+    metric = expression.partition("@")[0]
+    sign = 1 if percent(expression) and " to " not in expression and not lower_is_better(metric) else -1
     means = [sign * sum(v) / len(v) if v and not any(map(math.isnan, v)) else -math.inf for v in column]
     return means.index(max(means)) if means and max(means) > -math.inf else -1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -52,6 +53,10 @@ class LocalTraining:
         """The same with this round's learning rate."""
         return replace(self, lr=decayed(self.lr, self.decay, round))
 
+    def steps(self, examples: int) -> int:
+        """The number of gradient steps of one local training on N_k = `examples`."""
+        return self.epochs * math.ceil(examples / self.batch_size)
+
 
 Watch = Callable[[Tensor, Tensor], None]
 
@@ -91,9 +96,13 @@ def minimise(
     objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
     the same on both scales (as in the released code). `moments` is used only if `how.carry`.
 
+    On a QuadraticShard 'sgd' takes as many steps as there are batches, each with the exact gradient.
+
     Raises:
-        UsageError: if `how.optimiser` is 'exact' and the client's loss is not quadratic.
+        UsageError: if `how.optimiser` is 'exact' and the client's loss is not quadratic, or 'adam' and it is.
     """
+    if isinstance(shard, QuadraticShard) and how.optimiser == "sgd":
+        return _quadratic_sgd(shard, start, how.in_round(round), weight, penalties)
     check_optimiser(shard, how.optimiser, "adam or sgd")
     if isinstance(shard, QuadraticShard):
         minimum = shard.minimiser(weight, penalties)
@@ -122,13 +131,34 @@ def minimise(
                     cavity.add_gradient(net.weights, net.grads)
                 if how.optimiser == "sgd" and weight != 1.0:
                     net.grads.div_(weight)
-                if how.clip:
-                    norm = torch.linalg.vector_norm(net.grads)
-                    net.grads.mul_((how.clip / (norm + 1e-6)).clamp(max=1.0))
+                _clip(net.grads, how.clip)
                 step(net.grads)
                 if epoch == how.epochs - 1:
                     total.add_(loss, alpha=len(targets))
     return LocalFit(net.snapshot(), float(total) / shard.size, step.moments() if how.carry else None)
+
+
+def _clip(grads: Tensor, limit: float) -> None:
+    """Scale a gradient down to the norm `limit`, in place; 0: no limit."""
+    if limit:
+        norm = torch.linalg.vector_norm(grads)
+        grads.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+
+
+def _quadratic_sgd(
+    shard: QuadraticShard, start: Tensor, how: LocalTraining, weight: float, penalties: tuple[Penalty, ...]
+) -> LocalFit[Tensor, Moments]:
+    """SGD with the exact gradient in every step; `how` has this round's learning rate."""
+    w = start.to(shard.linear).clone()
+    step, factors = _sgd(w, how), tuple(p.to(w) for p in penalties)
+    for _ in range(how.steps(shard.size)):
+        grads = weight / shard.size * shard.gradient(w)
+        for factor in factors:
+            factor.add_gradient(w, grads)
+        grads.div_(weight)
+        _clip(grads, how.clip)
+        step(grads)
+    return LocalFit(w, shard.loss(w))
 
 
 @dataclass(frozen=True)
