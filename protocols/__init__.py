@@ -20,6 +20,7 @@ from protocols.fedadmm import FedADMM
 from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
 from protocols.feddyn import FedDyn
+from protocols.fedep import FedEP
 from protocols.fedivon import FedIvon
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
@@ -53,7 +54,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedLap, FedLapCov, FedLapFunc),
     FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
-    *(FedIvon, IsoBayesADMM),
+    *(FedIvon, IsoBayesADMM, FedEP),
 )
 
 

@@ -77,7 +77,7 @@ DUALS: Mapping[str, Mapping[str, str]] = {
     "fedpd": {"sent": "total"},
     "fedcurv": {"fisher.shift": "fisher.shift", "fisher.precision": "fisher.precision"},
     **dict.fromkeys(("fedadmm", "feddyn", "ama", "precond_admm", "iso_bayes_admm"), _POINT),
-    **dict.fromkeys(("bayes_admm", "bregman_admm", "ivon_admm", "pvi", "ivon_pvi"), _POSTERIOR),
+    **dict.fromkeys(("bayes_admm", "bregman_admm", "ivon_admm", "pvi", "ivon_pvi", "fedep"), _POSTERIOR),
 }
 """By algorithm: a client's dual -> the server's sum of them, as dotted names of float64 tensors."""
 
