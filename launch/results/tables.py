@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 from fedsim.errors import DiskError
-from fedsim.learning.likelihoods import EXTRA
+from fedsim.learning.likelihoods import CALIBRATION, EXTRA
 from launch.results.frontier import Cost, ranking, reaching
 from launch.results.groups import Group
 from launch.results.statistics import heading, lower_is_better, percent, shown
@@ -21,9 +21,22 @@ MEASURES = {
     "test_accuracy@end": "test_accuracy",
     "best test_accuracy@end": "test_accuracy",
     "test_nll@end": "test_nll",
-    **{f"{name}@end": name for name in ("ensemble_accuracy", "ensemble_nll", *EXTRA)},
+    **{
+        f"{name}@end": name
+        for name in (
+            *CALIBRATION,
+            "client_accuracy_worst",
+            *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
+            *EXTRA,
+        )
+    },
 }
 """Columns of launch.results.statistics and the metric that they need."""
+IN_CSV = (
+    *("test_accuracy@end", "best test_accuracy@end", "test_nll@end", "test_ece@end", "test_brier@end"),
+    *("ensemble_accuracy@end", "ensemble_nll@end", "ensemble_ece@end", "ensemble_brier@end"),
+    "client_accuracy_worst@end",
+)
 SMALL = 0.0005
 ALWAYS = {"header", "framing"}
 """Parts that are named however small they are."""
@@ -204,7 +217,7 @@ def _record(group: Group, levels: Sequence[float], names: Sequence[str]) -> dict
         "seed_numbers": " ".join(map(str, group.seeds)),
         "params": group.params,
     }
-    for column in ("test_accuracy@end", "best test_accuracy@end", "test_nll@end"):
+    for column in IN_CSV:
         row |= _spread(column.replace(" ", "_").removesuffix("@end"), group.values(column, MEASURES[column]))
     row |= _spread("bytes", [m.bytes for m in group.members])
     for side in ("down", "up"):
@@ -234,7 +247,8 @@ def _mean(values: Sequence[float]) -> float | str:
 
 
 def _head(column: str) -> str:
-    return heading(column).removesuffix("@end").replace("best accuracy", "best")
+    head = heading(column).removesuffix("@end").replace("best accuracy", "best")
+    return head.replace("client accuracy worst", "worst client")
 
 
 def _text(column: str, values: Sequence[float]) -> str:
