@@ -22,6 +22,7 @@ from launch.results.groups import Group, gather
 from launch.results.statistics import shown
 from launch.results.tables import (
     NONE,
+    calibration,
     costs,
     fields,
     megabytes,
@@ -70,7 +71,8 @@ def compare(
     html.save(page, render(groups, maxima, target))
     written = [("page", page)]
     if markdown is not None:
-        grids = (results(groups, comparable(groups)), *costs(groups, target), fields(groups))
+        firm = comparable(groups)
+        grids = (results(groups, firm), calibration(groups, firm), *costs(groups, target), fields(groups))
         html.save(markdown, "\n".join(grid.markdown() for grid in grids if grid.lines))
         written.append(("Markdown", markdown))
     if csv is not None:

@@ -21,6 +21,7 @@ from launch.results.statistics import Band, Values, band
 from launch.results.tables import (
     STOPPED,
     UNFINISHED,
+    calibration,
     fields,
     megabytes,
     name,
@@ -62,6 +63,7 @@ def render(
     title = f"Comparison on {', '.join(_values(groups, 'dataset'))}"
     spent = dict(zip(map(name, groups), parts(groups), strict=True))
     totals = {row: f"{megabytes([sum(by.values())])} MB" for row, by in spent.items()}
+    scores = calibration(groups, comparable(groups))
     return html.page(
         title,
         (
@@ -72,6 +74,7 @@ def render(
             html.section(
                 "Results",
                 table_of(results(groups, comparable(groups))),
+                f"<h3>{escape(scores.title)}</h3>{table_of(scores)}" if scores.lines else "",
                 *(html.soft(note) for note in below(groups)),
                 html.soft(" ".join(_explained(groups))),
             ),
@@ -163,10 +166,14 @@ def below(groups: Sequence[Group]) -> list[str]:
 def _explained(groups: Sequence[Group]) -> Iterator[str]:
     yield (
         "± is the population standard deviation over the seeds; best is the best evaluated round of each "
-        "run; worst client is the lowest accuracy of a client, by the classes of its training rows; P down "
-        "and P up are bytes per client and round in units of 4 P bytes, all exchanges; MB are both "
-        "directions of all rounds."
+        "run; P down and P up are bytes per client and round in units of 4 P bytes, all exchanges; MB are "
+        "both directions of all rounds."
     )
+    if calibration(groups).lines:
+        yield (
+            "Worst client: the lowest accuracy of a client, on the test set with its own label shares. "
+            "Average: predictions averaged over posterior samples."
+        )
     if any(m.units("down", once=True) or m.units("up", once=True) for g in groups for m in g.members):
         yield "P once: what every client costs once, down + up: the set-up, and what is sent once."
     if not all(g.done for g in groups):
@@ -220,10 +227,10 @@ def _calibration(groups: Mapping[int, Group], key: str) -> Iterator[str]:
     """Reliability diagrams at the mean and averaged over posterior samples. groups: by their slots."""
     created = []
     for table, what in TABLES.items():
-        pooled = {slot: _pooled(g, table) for slot, g in groups.items()}
+        tables = {slot: pooled(g, table) for slot, g in groups.items()}
         created.append(
             diagram(
-                [Reliability(name(groups[n]), n, bins) for n, bins in pooled.items() if bins is not None],
+                [Reliability(name(groups[n]), n, bins) for n, bins in tables.items() if bins is not None],
                 title=what,
                 counts=False,
             )
@@ -238,7 +245,7 @@ def _calibration(groups: Mapping[int, Group], key: str) -> Iterator[str]:
         )
 
 
-def _pooled(group: Group, key: str) -> Values | None:
+def pooled(group: Group, key: str) -> Values | None:
     """The sum of the members' tables; None if one has none."""
     tables = [last_table(curve.lines, key) for curve in group.curves]
     there = [table for table in tables if table is not None]
