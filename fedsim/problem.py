@@ -189,11 +189,11 @@ class Problem:
         """Round 0 is the set-up."""
         return self.algorithm.exchanges_in(round)[number - 1]
 
-    def context(self, round: int, exchange: int, folds: int = 0) -> Context:
+    def context(self, round: int, exchange: int, folds: int = 0, asked: int = 0) -> Context:
         rng = RandomStream(self.experiment.seed, "server", round)
         layout, sizes = self.net.layout, self.sizes
         return Context(
-            self.start, layout, sizes, round, exchange, rng, lambda: self.server_net, self.read, folds
+            self.start, layout, sizes, round, exchange, rng, lambda: self.server_net, self.read, folds, asked
         )
 
     def read(self, stored: Tensor) -> Tensor:
@@ -207,9 +207,9 @@ class Problem:
         beside clients, and a network's buffers are scratch space."""
         return _network(self.experiment, self.dataset, self.net.device)
 
-    def task(self, round: int, exchange: int, client: int, folds: int = 0) -> Task:
+    def task(self, round: int, exchange: int, client: int, folds: int = 0, asked: int = 0) -> Task:
         rng = RandomStream(self.experiment.seed, f"client.{exchange}", round, client)
-        return Task(self.start.to(self.net.device), self.sizes, round, exchange, client, rng, folds)
+        return Task(self.start.to(self.net.device), self.sizes, round, exchange, client, rng, folds, asked)
 
     def shard(self, client: int) -> Shard:
         rows = self.clients[client]

@@ -20,6 +20,7 @@ from protocols.fedadmm import FedADMM
 from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
 from protocols.feddyn import FedDyn
+from protocols.fedivon import FedIvon
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
 from protocols.fedlap_func import FedLapFunc
@@ -27,22 +28,26 @@ from protocols.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from protocols.fedpa import FedPA
 from protocols.fedprox import FedProx
 from protocols.fola import FOLA, LaplaceOffline
+from protocols.iso_bayes_admm import IsoBayesADMM
 from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
 from protocols.mbsgd import MBSGD
 from protocols.mime import Mime, MimeLite
 from protocols.precond_admm import PrecondADMM
 from protocols.pvi import PVI
+from protocols.scaffold import Scaffold
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedAvg, FedProx, FedAvgM, FedAdam, FedYogi, FedAdagrad, MBSGD, Mime, MimeLite),
+    Scaffold,
     *(FedADMM, FedDyn, AMA, PrecondADMM),
     *(BayesADMM, BregmanADMM, IvonADMM),
     *(PVI, IvonPVI, BCM),
     *(FedLap, FedLapCov, FedLapFunc),
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
+    *(FedIvon, IsoBayesADMM),
 )
 
 

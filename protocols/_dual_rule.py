@@ -28,7 +28,6 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Step, step_size
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, is_full, relative, times
 
@@ -41,8 +40,8 @@ Rho = Annotated[
     Meta(description="penalty of all clients: weight of the distance to the global posterior"),
 ]
 Damping = Annotated[
-    Annotated[float, Meta(gt=0, le=1)] | Literal["1/K"],
-    Meta(description="exponent of the dual step: t_k <- t_k (q_k / q_g)^damping"),
+    Annotated[float, Meta(gt=0, le=1)] | Literal["1/K", "1/|S|"],
+    Meta(description="exponent of the dual step: t_k <- t_k (q_k / q_g)^damping; |S|: clients asked"),
 ]
 CapDual = Annotated[
     bool,
@@ -52,22 +51,6 @@ CapDual = Annotated[
 LEAST = 0.1
 """The share of S_g that an upload's precision has at least where the client's literal problem has no
 minimum: precisions that cross the wire are positive."""
-
-
-@dataclass(frozen=True)
-class At:
-    """Where a formula is evaluated: at client k of K clients with sizes N_k; at the server k is 0."""
-
-    sizes: tuple[int, ...]
-    k: int = 0
-
-    @property
-    def K(self) -> int:
-        return len(self.sizes)
-
-    def value(self, rule: Step) -> float:
-        """The number that a penalty or damping stands for here."""
-        return step_size(rule, self.k, self.sizes)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from typing import Annotated, ClassVar
 import torch
 from msgspec import Meta
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Step, Task, step_size
+from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
@@ -71,7 +71,7 @@ class Up:
 @dataclass(frozen=True)
 class FedLapCov(Algorithm[Server, Client, Down, Up]):
     delta: PriorPrecision = 0.1
-    rho: Annotated[Step, Meta(description="damping of the dual step; N_k/N: the client's share")] = "1/K"
+    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/K"
     curvature: GgnEstimator = "exact"
     local: LocalTraining = LocalTraining()
 
@@ -114,19 +114,19 @@ class FedLapCov(Algorithm[Server, Client, Down, Up]):
         return Client(client.site, fit.carried), Up(fit.weights, hessian + cavity.precision, fit.loss)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        return Client(client.site * self.site_change(down, up, task.client, task.sizes), client.moments)
+        return Client(client.site * self.site_change(down, up, task.at), client.moments)
 
-    def site_change(self, down: Down, up: Up, k: int, sizes: tuple[int, ...]) -> Gaussian:
+    def site_change(self, down: Down, up: Up, at: At) -> Gaussian:
         """(q_k / q_g)^rho: the steps of v_k and V_k, (P,) float64."""
         local, broadcast = Gaussian.at(up.mean, up.precision), Gaussian.at(down.mean, down.precision)
-        return (local / broadcast) ** step_size(self.rho, k, sizes)
+        return (local / broadcast) ** at.value(self.rho)
 
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
         sites = server.sites
         for k, up in ups:
-            sites = sites * self.site_change(down, up, k, ctx.sizes)
+            sites = sites * self.site_change(down, up, ctx.at(k))
         return Server(sites, started=True)
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:

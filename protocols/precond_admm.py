@@ -147,11 +147,11 @@ class CurvatureSetUp(SetUp):
         if isinstance(down, CurvatureDown):
             return client, CurvatureUp(shard.curvature(task.start, "exact", task.rng))
         q = Gaussian.at(task.start, down.precision)
-        dual = self.algorithm.rule(task.sizes).client_init(q)
+        dual = self.algorithm.rule(task.at).client_init(q)
         return replace(client, dual=dual, precision=q.precision), PreconditionerUp()
 
     def server_update(self, server: Consensus, down: SetUpDown, ups: Ups, ctx: Context) -> Consensus:
-        rule = self.algorithm.rule(ctx.sizes)
+        rule = self.algorithm.rule(ctx.at())
         if isinstance(down, PreconditionerDown):  # S as the clients received it
             return rule.server_init(Gaussian.at(ctx.start, down.precision))
         total = torch.full_like(ctx.start, self.algorithm.delta, dtype=torch.float64)

@@ -74,7 +74,8 @@ def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> No
         known = sorted({*EVERY_RUN, *_scalars(algorithm)})
         if column.metric in known:
             continue
-        near = difflib.get_close_matches(column.metric, known, n=1, cutoff=0.7)
+        # dual_residual, which an algorithm reports, is no misspelt primal_residual (0.79)
+        near = difflib.get_close_matches(column.metric, known, n=1, cutoff=0.85)
         if near or not _reports(algorithm):
             hint = f"; did you mean {near[0]!r}?" if near else f" (it has {', '.join(known)})"
             raise UsageError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -383,6 +383,25 @@ def test_it_leaves_its_arguments_and_torchs_generator_alone_and_draws_the_same_a
     assert first.loss == second.loss
     other = solve(noisy, **(arguments | {"rng": replace(RNG, round=2)}))
     assert not torch.equal(first.solution.mean, other.solution.mean)
+
+
+@pytest.mark.parametrize(
+    ("noise", "equal"),
+    [("independent", (False, False)), ("common_per_round", (True, False)), ("common", (True, True))],
+)
+def test_common_noise_is_the_same_for_all_clients_of_a_round_or_of_all_rounds(
+    shard: Shard, noise: Literal["independent", "common", "common_per_round"], equal: tuple[bool, bool]
+) -> None:
+    """Two clients with the same data: with common noise, and only then, they send the same."""
+    how = replace(STEPS, epochs=1, noise=noise)
+
+    def mean(round: int, client: int) -> Tensor:
+        rng = RandomStream(3, "client.1", round, client)
+        return solve(shard, how, rng=rng).solution.mean
+
+    one = mean(1, 0)
+    assert torch.equal(one, mean(1, 0))
+    assert (torch.equal(one, mean(1, 1)), torch.equal(one, mean(2, 0))) == equal
 
 
 def test_the_learning_rate_falls_along_a_cosine_and_stays_at_zero(shard: Shard) -> None:
