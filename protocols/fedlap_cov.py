@@ -18,6 +18,8 @@ mean): predictions are those of the mean, w_g. On logistic regression its averag
 
 Wire: 2P down, 2P up. The server derives both dual steps from (w_k, S_k) and its own broadcast.
 
+Local training is Adam by default, whose moments live with the client over rounds (carry).
+
 Differs: local training starts from ctx.start until something has been folded. The released code has
 received precision 0 in round 1; the paper's delta is used here. S_g and S_g - V_k are at least delta
 in exact arithmetic; they are floored there, because the broadcast is rounded and V_k is not, and a lossy

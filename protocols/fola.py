@@ -14,6 +14,8 @@ mean's (the released code).
 
 Wire: 2P down, 2P up.
 
+Local training is SGD by default, and nothing is carried over. fedcurv has Adam.
+
 Differs: all P cross the wire. Silent clients do not count in a round's product.
 
 References:
