@@ -123,7 +123,9 @@ class Display:
             message += [f"NLL {_number(summary['test_nll'])}"]
             message += _calibration(summary, "test")
             rounds = counted(summary["rounds"], "round")
-            self.console.print(f"[bold]{summary['status']}[/] after {rounds}: {', '.join(message)}")
+            self.console.print(
+                f"[bold]{summary['status']}[/] after {rounds}: {', '.join(message)}", soft_wrap=True
+            )
             if more := [f"{key} {_number(summary[key])}" for key in EXTRA if key in summary]:
                 self.console.print(", ".join(more), soft_wrap=True)
             if summary.get("client_accuracy_worst") is not None:
@@ -137,7 +139,7 @@ class Display:
                 f"NLL {_number(summary['ensemble_nll'])}",
                 *_calibration(summary, "ensemble"),
             ]
-            self.console.print(f"average over posterior samples: {', '.join(message)}")
+            self.console.print(f"average over posterior samples: {', '.join(message)}", soft_wrap=True)
         if summary["seconds_round_median"] is not None:
             self.console.print(
                 f"first round {summary['seconds_to_first_round']:.1f} s after the start, "
