@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -28,6 +28,14 @@ class RandomStream:
         """A 63-bit key of this stream and the named part of it."""
         name = f"{self.seed}|{self.purpose}|{self.round}|{self.client}|{part}"
         return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+
+    def shared(self, purpose: str) -> RandomStream:
+        """The stream of this purpose that all clients, and the server, have in common in this round."""
+        return replace(self, purpose=purpose, client=-1)
+
+    def part(self, number: int) -> RandomStream:
+        """A stream for each of several parts of one task; part 0 is this stream."""
+        return replace(self, purpose=f"{self.purpose}#{number}") if number else self
 
     def torch(self, part: str) -> torch.Generator:
         """A CPU generator; draws are made on the CPU so that they do not depend on the device."""

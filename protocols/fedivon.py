@@ -10,7 +10,7 @@ The model is N(m_g, diag(s_g)^-1) with s_g = (N / tau) h_g + delta: the clients'
 the summed loss, and the prior once. With the clients' precisions s_k = lambda_k h_k + delta that is
 delta + sum_k (s_k - delta).
 
-Local optimiser: IVON, by the package ivon-opt. Its momentum and step count begin at zero in every task; with
+Local training is IVON, by the package ivon-opt. Its momentum and step count begin at zero in every task; with
 carry they live with the client over rounds, as in ivon_admm.
 
 Wire: 2P down, 2P up.

@@ -18,6 +18,9 @@ Wire: P down, P + M C up. Once: M I + 2M down, M I + M up. M is the number of me
 going up, everyone else's coming down. The labels of w_g are computed by the client from w_g; with
 send_global_labels they are sent, as the paper has it: P + M C down, M all points.
 
+Local training is Adam by default, whose moments live with the client over rounds (carry). The server's Adam
+begins anew in every round.
+
 Differs: the paper leaves open the server's optimiser (here Adam, full batch over memory, started at
 sum v_k) and what happens before labels exist (here nothing). Logits go up; soft labels are their softmax.
 Training starts from ctx.start until something has been folded.

@@ -73,13 +73,15 @@ DUALS: Mapping[str, Mapping[str, str]] = {
     "fedlap_func": _WEIGHTS,
     "fedlap_cov": _SITE,
     "bcm": _SITE,
+    "proxskip": _WEIGHTS,
+    "fedpd": {"sent": "total"},
     "fedcurv": {"fisher.shift": "fisher.shift", "fisher.precision": "fisher.precision"},
     **dict.fromkeys(("fedadmm", "feddyn", "ama", "precond_admm", "iso_bayes_admm"), _POINT),
-    **dict.fromkeys(("bayes_admm", "bregman_admm", "ivon_admm", "pvi", "ivon_pvi"), _POSTERIOR),
+    **dict.fromkeys(("bayes_admm", "bregman_admm", "ivon_admm", "pvi", "ivon_pvi", "fedep"), _POSTERIOR),
 }
 """By algorithm: a client's dual -> the server's sum of them, as dotted names of float64 tensors."""
 
-CONSTANTS = {"precond_admm": {"precision"}}
+CONSTANTS = {"precond_admm": {"precision"}, "fedpd": {"dual"}}
 """Float64 tensors of a client that are no duals."""
 
 RECEIVED = {"fedlap_func": {"memory.inputs", "memory.weights", "logits"}}

@@ -1,4 +1,4 @@
-"""Isotropic Bayesian-ADMM keeps E_q[l_k]: its limit is the mode of a smoothed loss, on quadratics fedadmm's."""
+"""Isotropic Bayesian-ADMM keeps E_q[l_k]: its limit is the mode of a smoothed loss."""
 
 from __future__ import annotations
 

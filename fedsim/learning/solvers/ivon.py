@@ -8,6 +8,9 @@ q = N(m, diag sigma^2)
 with lbar the mean loss in nats per example. d = s_p / lambda is the prior's precision in the units of
 the curvature h of lbar; q's precision is 1/sigma^2 = lambda (h + d). Without duals and with a prior
 N(0, 1/s) it is the package ivon-opt, bit for bit (docs/decisions/008).
+
+Differs: line 6 divides the momentum by 1 - beta1^t, as ivon-opt and the paper's released code do; Algorithm 2
+as printed does not.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def ivon_opt(
         return LocalFit(MeanCurvature(mean, shard.hessian.diagonal() / shard.size), shard.loss(mean))
     from ivon import IVON  # imports torch._dynamo: seconds that no other algorithm has to wait for
 
-    net = shard.net
+    net, rng = shard.net, how.stream(rng)
     net.module.train()
     weights = nn.Parameter(start.to(net.weights, copy=True))
     optimiser = IVON(
