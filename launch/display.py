@@ -133,7 +133,9 @@ class Display:
             message += [f"NLL {_number(summary['test_nll'])}"]
             message += _calibration(summary, "test")
             rounds = counted(summary["rounds"], "round")
-            self.console.print(f"[bold]{summary['status']}[/] after {rounds}: {', '.join(message)}")
+            self.console.print(
+                f"[bold]{summary['status']}[/] after {rounds}: {', '.join(message)}", soft_wrap=True
+            )
             if more := [f"{key} {_number(summary[key])}" for key in EXTRA if key in summary]:
                 self.console.print(", ".join(more), soft_wrap=True)
             if summary.get("client_accuracy_worst") is not None:
@@ -147,7 +149,7 @@ class Display:
                 f"NLL {_number(summary['ensemble_nll'])}",
                 *_calibration(summary, "ensemble"),
             ]
-            self.console.print(f"average over posterior samples: {', '.join(message)}")
+            self.console.print(f"average over posterior samples: {', '.join(message)}", soft_wrap=True)
             if too_wide(summary["test_nll"], summary["ensemble_nll"]):
                 self.note(TOO_WIDE)
         if summary["seconds_round_median"] is not None:
