@@ -34,6 +34,7 @@ from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
 from protocols.mbsgd import MBSGD
 from protocols.mime import Mime, MimeLite
+from protocols.pooled import Pooled
 from protocols.precond_admm import PrecondADMM
 from protocols.proxskip import ProxSkip
 from protocols.pvi import PVI
@@ -50,6 +51,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedLap, FedLapCov, FedLapFunc),
     FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
+    Pooled,
 )
 
 
