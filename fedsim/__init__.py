@@ -15,7 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
+    from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, Task, step_size
     from fedsim.data.datasets import Dataset
     from fedsim.errors import (
         AccessError,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "fedsim.algorithm": "Algorithm AnyShard Context Exchange Step Task step_size",
+    "fedsim.algorithm": "Algorithm AnyShard At Context Exchange Step Task step_size",
     "fedsim.data.datasets": "Dataset",
     "fedsim.errors": "AccessError ConnectionLost DataError DiskError FedsimError Interrupted MismatchError "
     "TaskError UsageError WireError",
@@ -85,6 +85,7 @@ __all__ = [
     "AccessError",
     "Algorithm",
     "AnyShard",
+    "At",
     "Bound",
     "Check",
     "ClientPopulation",

@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
 
 from msgspec import Meta
 from torch import Tensor
@@ -32,8 +32,54 @@ Down = TypeVar("Down")
 Up = TypeVar("Up")
 
 AnyShard = Shard | QuadraticShard
-Step = Annotated[float, Meta(gt=0)] | Literal["1/K", "N_k/N"]
-"""A damping or step size: a number, or one of the papers' two rules."""
+RULE = r"(1/K|N_k/N|1/\|S\|)"
+Step = (
+    Annotated[float, Meta(gt=0)]
+    | Annotated[
+        str,
+        Meta(
+            pattern=rf"^{RULE}(:[1-9][0-9]*:{RULE})?\Z",
+            title="1/K, N_k/N, 1/|S|, or RULE:ROUNDS:RULE such as N_k/N:10:1/K",
+        ),
+    ]
+)
+"""A damping or step size: a number or a rule. 1/K counts all clients, 1/|S| those that are asked in the
+round, and N_k/N is the client's share of the examples. A:R:B is rule A in rounds 1 to R, and B after that:
+N_k/N:10:1/K is the schedule of Swaroop et al. 2025, App. E.6."""
+
+
+@dataclass(frozen=True)
+class At:
+    """Where a formula is evaluated: at client k of K, in a round, both on the client and on the server.
+
+    sizes: N_k of all K clients; asked: |S|, how many clients get the round's broadcast, those included
+    whose upload is lost later. Both sides know it before anything is uploaded. 0: all K, as in the set-up.
+    """
+
+    sizes: tuple[int, ...]
+    k: int = 0
+    round: int = 0
+    asked: int = 0
+
+    @property
+    def K(self) -> int:
+        return len(self.sizes)
+
+    def value(self, rule: Step) -> float:
+        """The number that a step, penalty or damping stands for here."""
+        return step_size(rule, self)
+
+
+def step_size(rule: Step, at: At) -> float:
+    """The number that a Step stands for at one client in one round."""
+    if not isinstance(rule, str):
+        return float(rule)
+    first, _, later = rule.partition(":")
+    rounds, _, then = later.partition(":")
+    now = then if then and at.round > int(rounds) else first
+    if now == "N_k/N":
+        return at.sizes[at.k] / sum(at.sizes)
+    return 1 / (at.asked or at.K) if now == "1/|S|" else 1 / at.K
 
 
 @dataclass(frozen=True)
@@ -54,7 +100,8 @@ class Context:
 
     start: the shared random initialisation (P,) float32; sizes: N_k of all K clients; round counts
     the rounds of the schedule from 1, also empty ones, and is 0 in the set-up; exchange counts from 1
-    within a round; folds counts the rounds before this one in which an upload was folded.
+    within a round; folds counts the rounds before this one in which an upload was folded; asked: |S|, the
+    clients that get the round's broadcast, 0 outside of rounds.
     """
 
     start: Tensor
@@ -67,10 +114,15 @@ class Context:
     read: Callable[[Tensor], Tensor] = field(default=lambda stored: stored, compare=False)
     """Stored inputs (n, I) as the network takes them."""
     folds: int = 0
+    asked: int = 0
 
     @property
     def K(self) -> int:
         return len(self.sizes)
+
+    def at(self, k: int = 0) -> At:
+        """Where client k's formulas are evaluated in this round: what task.at is on the client."""
+        return At(self.sizes, k, self.round, self.asked)
 
     @property
     def net(self) -> Net:
@@ -91,24 +143,21 @@ class Task:
     client: int
     rng: RandomStream
     folds: int = 0
+    asked: int = 0
 
     @property
     def K(self) -> int:
         return len(self.sizes)
 
     @property
+    def at(self) -> At:
+        """Where this client's formulas are evaluated in this round."""
+        return At(self.sizes, self.client, self.round, self.asked)
+
+    @property
     def started(self) -> bool:
         """Whether an upload has been folded in any round before: the broadcast is more than the start."""
         return self.folds > 0
-
-
-def step_size(rule: Step, client: int, sizes: tuple[int, ...]) -> float:
-    """The number that a Step stands for at one client."""
-    if rule == "1/K":
-        return 1 / len(sizes)
-    if rule == "N_k/N":
-        return sizes[client] / sum(sizes)
-    return float(rule)
 
 
 def _is_state(argument: Any) -> bool:

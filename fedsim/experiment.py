@@ -221,6 +221,8 @@ def _expected(hint: Any) -> str:
     """What a value of this type is, in words: "a number above 0 and at most 1"."""
     if get_origin(hint) is Annotated:
         base, *metas = get_args(hint)
+        if titled := [m.title for m in metas if isinstance(m, Meta) and m.title]:
+            return titled[0]
         limits = [
             f"{word} {limit:g}"
             for meta in metas

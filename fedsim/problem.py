@@ -26,6 +26,7 @@ from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.experiment import Experiment, resolved_hyperparameters
+from fedsim.learning.client_scores import LabelShares
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.likelihoods import Likelihood, likelihood
 from fedsim.learning.models.registry import build_model
@@ -192,11 +193,11 @@ class Problem:
         """Round 0 is the set-up."""
         return self.algorithm.exchanges_in(round)[number - 1]
 
-    def context(self, round: int, exchange: int, folds: int = 0) -> Context:
+    def context(self, round: int, exchange: int, folds: int = 0, asked: int = 0) -> Context:
         rng = RandomStream(self.experiment.seed, "server", round)
         layout, sizes = self.net.layout, self.sizes
         return Context(
-            self.start, layout, sizes, round, exchange, rng, lambda: self.server_net, self.read, folds
+            self.start, layout, sizes, round, exchange, rng, lambda: self.server_net, self.read, folds, asked
         )
 
     def read(self, stored: Tensor) -> Tensor:
@@ -210,9 +211,9 @@ class Problem:
         beside clients, and a network's buffers are scratch space."""
         return _network(self.experiment, self.dataset, self.net.device)
 
-    def task(self, round: int, exchange: int, client: int, folds: int = 0) -> Task:
+    def task(self, round: int, exchange: int, client: int, folds: int = 0, asked: int = 0) -> Task:
         rng = RandomStream(self.experiment.seed, f"client.{exchange}", round, client)
-        return Task(self.start.to(self.net.device), self.sizes, round, exchange, client, rng, folds)
+        return Task(self.start.to(self.net.device), self.sizes, round, exchange, client, rng, folds, asked)
 
     def shard(self, client: int) -> Shard:
         rows = self.clients[client]
@@ -240,6 +241,13 @@ class Problem:
     def measure(self) -> Likelihood:
         """What the data set's likelihood lets one say about predictions."""
         return self.evaluation.measure
+
+    @cached_property
+    def label_shares(self) -> LabelShares | None:
+        """The classes of every client's rows, which scores per client follow from; None without classes."""
+        if self.measure.per_class is None:
+            return None
+        return LabelShares.of(self.dataset.train_targets, self.clients, self.dataset.classes)
 
     @property
     def eval_samples(self) -> int:

@@ -105,6 +105,8 @@ class Open:
     folds: bool
     folded_rounds: int = 0
     """How many rounds before this one have folded an upload."""
+    asked: int = 0
+    """How many clients take part in the round, dropouts included."""
 
 
 @dataclass(frozen=True)

@@ -206,9 +206,8 @@ class RoundMachine:
                 for k in sorted(participants, key=lambda k: (-self.cost(k), k))
             ]
         )
-        return [
-            Open(self.round, self._exchange, tuple(sorted(participants)), self._folding, self.folded_rounds)
-        ]
+        asked, here = len(self._participation.participants), tuple(sorted(participants))
+        return [Open(self.round, self._exchange, here, self._folding, self.folded_rounds, asked)]
 
     def _receivers(self, later: bool = False) -> tuple[int, ...]:
         """The clients of this exchange, or of the next one (later).

@@ -50,7 +50,7 @@ class RandomStream:
 def seeded_torch(key: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's own generators for the block and restore them after it.
 
-    Only for code that offers no generator argument: parameter initialisation and dropout.
+    Only for code that offers no generator argument: parameter initialisation, dropout and ivon-opt.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

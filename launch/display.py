@@ -24,6 +24,16 @@ from workers.devices import Placement
 KEPT_LINES = 10
 """So many rounds, about, stay on a terminal; metrics.jsonl has all."""
 
+TOO_WIDE = (
+    "  far worse than at the mean: the posterior is too wide where the data say little. A larger prior "
+    "precision narrows it; --eval-samples 0 leaves the average out"
+)
+
+
+def too_wide(nll: float, ensemble_nll: float) -> bool:
+    """Whether averaging over posterior samples spoils predictions: more than twice the NLL and one nat."""
+    return not ensemble_nll <= 2 * nll + 1
+
 
 class Display:
     """Progress on a terminal, one plain line per evaluated round elsewhere."""
@@ -121,15 +131,25 @@ class Display:
         if accuracy is not None or summary["test_nll"] is not None:
             message = [f"test accuracy [bold]{accuracy:.4f}[/]"] if accuracy is not None else []
             message += [f"NLL {_number(summary['test_nll'])}"]
+            message += _calibration(summary, "test")
             rounds = counted(summary["rounds"], "round")
             self.console.print(f"[bold]{summary['status']}[/] after {rounds}: {', '.join(message)}")
             if more := [f"{key} {_number(summary[key])}" for key in EXTRA if key in summary]:
                 self.console.print(", ".join(more), soft_wrap=True)
+            if summary.get("client_accuracy_worst") is not None:
+                self.console.print(
+                    f"scores by client: mean accuracy {summary['client_accuracy_mean']:.4f}, "
+                    f"worst {summary['client_accuracy_worst']:.4f}"
+                )
         if summary.get("ensemble_accuracy") is not None:
-            self.console.print(
-                f"average over posterior samples: accuracy [bold]{summary['ensemble_accuracy']:.4f}[/], "
-                f"NLL {_number(summary['ensemble_nll'])}"
-            )
+            message = [
+                f"accuracy [bold]{summary['ensemble_accuracy']:.4f}[/]",
+                f"NLL {_number(summary['ensemble_nll'])}",
+                *_calibration(summary, "ensemble"),
+            ]
+            self.console.print(f"average over posterior samples: {', '.join(message)}")
+            if too_wide(summary["test_nll"], summary["ensemble_nll"]):
+                self.note(TOO_WIDE)
         if summary["seconds_round_median"] is not None:
             self.console.print(
                 f"first round {summary['seconds_to_first_round']:.1f} s after the start, "
@@ -206,6 +226,12 @@ def _rows_of(traffic: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 def grouped(n: int) -> str:
     return f"{n:,}"
+
+
+def _calibration(summary: Mapping[str, Any], what: str) -> list[str]:
+    """ECE and Brier score, where the run has them."""
+    names = {f"{what}_ece": "ECE", f"{what}_brier": "Brier score"}
+    return [f"{name} {_number(summary[key])}" for key, name in names.items() if key in summary]
 
 
 def _number(x: float | None) -> str:

@@ -20,6 +20,8 @@ from protocols.fedadmm import FedADMM
 from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
 from protocols.feddyn import FedDyn
+from protocols.fedep import FedEP
+from protocols.fedivon import FedIvon
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
 from protocols.fedlap_func import FedLapFunc
@@ -29,9 +31,11 @@ from protocols.fedpa import FedPA
 from protocols.fedpd import FedPD
 from protocols.fedprox import FedProx
 from protocols.fisher_merge import FisherMerge
-from protocols.fola import FOLA, LaplaceOffline
+from protocols.fola import FOLA
+from protocols.iso_bayes_admm import IsoBayesADMM
 from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
+from protocols.laplace_offline import LaplaceOffline
 from protocols.mbsgd import MBSGD
 from protocols.mime import Mime, MimeLite
 from protocols.pooled import Pooled
@@ -51,6 +55,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedLap, FedLapCov, FedLapFunc),
     FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
+    *(FedIvon, IsoBayesADMM, FedEP),
     Pooled,
 )
 

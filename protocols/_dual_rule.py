@@ -28,7 +28,6 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Step, step_size
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, is_full, relative, times
 
@@ -41,8 +40,8 @@ Rho = Annotated[
     Meta(description="penalty of all clients: weight of the distance to the global posterior"),
 ]
 Damping = Annotated[
-    Annotated[float, Meta(gt=0, le=1)] | Literal["1/K"],
-    Meta(description="exponent of the dual step: t_k <- t_k (q_k / q_g)^damping"),
+    Annotated[float, Meta(gt=0, le=1)] | Literal["1/K", "1/|S|"],
+    Meta(description="exponent of the dual step: t_k <- t_k (q_k / q_g)^damping; |S|: clients asked"),
 ]
 CapDual = Annotated[
     bool,
@@ -50,24 +49,8 @@ CapDual = Annotated[
 ]
 
 LEAST = 0.1
-"""The share of S_g that an upload's precision has at least where the client's literal problem has no
-minimum: precisions that cross the wire are positive."""
-
-
-@dataclass(frozen=True)
-class At:
-    """Where a formula is evaluated: at client k of K clients with sizes N_k; at the server k is 0."""
-
-    sizes: tuple[int, ...]
-    k: int = 0
-
-    @property
-    def K(self) -> int:
-        return len(self.sizes)
-
-    def value(self, rule: Step) -> float:
-        """The number that a penalty or damping stands for here."""
-        return step_size(rule, self.k, self.sizes)
+"""The share of S_g that an upload's precision has at least: precisions that cross the wire are positive. It
+acts where the client's literal problem has no minimum, and where its precision is smaller than that."""
 
 
 @dataclass(frozen=True)
@@ -244,9 +227,9 @@ def restored(local: Gaussian, cavity: ClippedCavity, q: Gaussian, rho: float, mo
     The solution has rho S_k = H_k + rho S_g - V_k + correction, so a dual step from it would add the
     correction to V_k every round, without end. With the correction put back, V_k' = H_k at gamma = rho: the
     dual is minus the natural gradient again, and fixed points stay. moved: the share of the way to that
-    solution which the solver's precision has gone (IVON's Hessian is a running mean). Where the literal
-    problem has no minimum, that is where less than LEAST S_g would be left, it counts as
-    N(m_k, (LEAST S_g)^-1): the dual then shrinks.
+    solution which the solver's precision has gone (IVON's Hessian is a running mean). Where less than
+    LEAST S_g would be left it counts as N(m_k, (LEAST S_g)^-1), and the dual shrinks: wherever the literal
+    problem has no minimum, and also where it has one of such a small precision, clipped or not.
     """
     free = local / cavity.correction ** (moved / rho)
     floor = LEAST * torch.as_tensor(q.precision)

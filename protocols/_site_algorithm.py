@@ -19,12 +19,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Task
 from fedsim.learning.gaussian import Gaussian, Penalty, Point, product
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.ivon import IvonMoments
-from protocols._dual_rule import At, CapDual, Consensus, Damping, Dual, DualRule, MeanFactor, Rho, Silent
+from protocols._dual_rule import CapDual, Consensus, Damping, Dual, DualRule, MeanFactor, Rho, Silent
 from protocols._site_messages import (
     DIAGONAL,
     FULL,
@@ -49,6 +49,7 @@ __all__ = [
     "FixedPrecision",
     "LocalProblem",
     "MeanFactor",
+    "Moments",
     "Rho",
     "SetUp",
     "Silent",
@@ -88,7 +89,7 @@ class LocalProblem:
 
     @property
     def at(self) -> At:
-        return At(self.task.sizes, self.task.client)
+        return self.task.at
 
 
 Ups = Iterable[tuple[int, Any]]
@@ -164,13 +165,12 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     # ---- the contract
 
-    def rule(self, sizes: tuple[int, ...]) -> DualRule:
-        """The member's formulas, for the rule that applies them."""
-        at = At(sizes)
+    def rule(self, at: At) -> DualRule:
+        """The member's formulas in a round, for the rule that applies them; `at` any client."""
         return DualRule(
             at.K,
             self.penalty(at),
-            lambda k, q_k, q_g: self.dual_step(q_k, q_g, At(sizes, k)),
+            lambda k, q_k, q_g: self.dual_step(q_k, q_g, replace(at, k=k)),
             lambda prior, sites, mean_q: self.server_step(prior, sites, mean_q, at),
             self.silent,
             self.exponents(at),
@@ -186,11 +186,11 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return () if self.set_up is None else self.set_up.exchanges
 
     def server_init(self, ctx: Context) -> Consensus:
-        return self.rule(ctx.sizes).server_init(self.origin(ctx.start))
+        return self.rule(ctx.at()).server_init(self.origin(ctx.start))
 
     def client_init(self, ctx: Context, k: int) -> Client:
         q = self.origin(ctx.start)
-        dual = self.rule(ctx.sizes).client_init(q)
+        dual = self.rule(ctx.at()).client_init(q)
         return Client(dual, precision=q.precision if self.family.kind == "fixed" else 1.0)
 
     def broadcast(self, server: Consensus, ctx: Context) -> Any:
@@ -204,7 +204,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         q = self.family.posterior(down, client.precision)
         start = down.mean if task.started else task.start
         fit = self.solve(LocalProblem(client, q, start, shard, task))
-        sent = self.rule(task.sizes).upload(task.client, client.dual, fit.q, q)
+        sent = self.rule(task.at).upload(task.client, client.dual, fit.q, q)
         up = self.family.upload(client.dual, sent, fit.q, q, train_loss=fit.loss, **fit.info)
         return replace(client, moments=fit.carried), up
 
@@ -212,13 +212,13 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         if not task.round:
             return client
         q, sent = self.family.posterior(down, client.precision), self.family.factor(up, client.precision)
-        return replace(client, dual=self.rule(task.sizes).commit(task.client, client.dual, sent, q))
+        return replace(client, dual=self.rule(task.at).commit(task.client, client.dual, sent, q))
 
     def server_update(self, server: Consensus, down: Any, ups: Ups, ctx: Context) -> Consensus:
         if self.set_up is not None and not ctx.round:
             return self.set_up.server_update(server, down, ups, ctx)
         S = server.q.precision
-        return self.rule(ctx.sizes).fold(
+        return self.rule(ctx.at()).fold(
             server,
             self.family.posterior(down, S),
             self.prior(ctx.start),
@@ -234,9 +234,9 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     def report(self, server: Consensus, ctx: Context) -> Mapping[str, float]:
         """rho, and the dual residual rho sqrt(K) |S_g (m_g' - m_g)|."""
         return {
-            "rho": self.penalty(At(ctx.sizes)),
+            "rho": self.penalty(ctx.at()),
             "dual_residual": server.dual_residual,
         }
 
-    def dual_mismatch(self, server: Consensus, clients: Iterable[Client]) -> float:
+    def dual_mismatch(self, server: Consensus, clients: Iterable[Client]) -> float | None:
         return server.total.mismatch(product((c.dual.z or c.dual.site) for c in clients))

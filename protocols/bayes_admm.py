@@ -15,6 +15,8 @@ Wire: P + P(P+1)/2 down, P + P(P+1)/2 up. covariance = diagonal: 2P each way.
 silent = participants: the silent clients' q_k count as the mean of this round's; last: as their last (the
 prior, if never heard), and the increment of z_k = rho lambda_k + eta_k goes up.
 
+Local training is VON, with L-BFGS steps of the mean. Every task begins anew: nothing is carried over.
+
 Differs: local training starts from ctx.start until something has been folded. cap_dual, on by default:
 where V_k exceeds .9 rho S_g the client holds it at .5 rho S_g, and what was clipped is put back into q_k
 before it goes up (docs/decisions/009); the literal problem need not have a minimum. dual_slack and capped in

@@ -12,8 +12,9 @@ rounds serve clients that have not been heard (a client asked again trains again
 
 Wire: 0 down, 2P up. The committee does not iterate, so there is nothing to broadcast.
 
-Differs: the local posteriors are Laplace approximations. A client's training is not carried over, so
-`carry` has no effect.
+Local training is Adam by default. There is one round, and `carry` has no effect.
+
+Differs: the local posteriors are Laplace approximations.
 
 References:
     Tresp 2000: https://doi.org/10.1162/089976600300014908

@@ -5,6 +5,9 @@
 
 Wire: P down, P up.
 
+Local training is Adam by default, whose moments live with the client over rounds (carry), as in the
+released code of the ADMM papers. McMahan et al. have SGD: --set optimiser=sgd.
+
 References:
     McMahan et al. 2017: https://arxiv.org/abs/1602.05629
     docs/references/equations.md#fedavg

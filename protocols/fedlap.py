@@ -9,6 +9,8 @@ In natural parameters: q = N(w_g, I/delta), site t_k = Gaussian(delta v_k, 0), c
 
 Wire: P down, P up. The server derives rho (w_k - w_g) from the upload and its own broadcast.
 
+Local training is Adam by default, whose moments live with the client over rounds (carry).
+
 Differs: local training starts from ctx.start until something has been folded (released code), while
 the prox centre is w_g = 0, as printed. Option prox_norm = unsquared: the released code's norm.
 
@@ -27,7 +29,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Step, Task, step_size
+from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
 from fedsim.hyperparameters import PriorPrecision, ProxNorm
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
@@ -63,7 +65,7 @@ class Up:
 @dataclass(frozen=True)
 class FedLap(Algorithm[Server, Client, Down, Up]):
     delta: PriorPrecision = 0.1
-    rho: Annotated[Step, Meta(description="damping of the dual step; N_k/N: the client's share")] = "1/K"
+    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/K"
     prox_norm: ProxNorm = "squared"
     local: LocalTraining = LocalTraining()
 
@@ -101,18 +103,18 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
         return Client(client.dual, fit.carried), Up(fit.weights, fit.loss)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        return Client(client.dual + self.dual_step(down, up, task.client, task.sizes), client.moments)
+        return Client(client.dual + self.dual_step(down, up, task.at), client.moments)
 
-    def dual_step(self, down: Down, up: Up, k: int, sizes: tuple[int, ...]) -> Tensor:
+    def dual_step(self, down: Down, up: Up, at: At) -> Tensor:
         """rho (w_k - w_g), (P,) float64."""
-        return step_size(self.rho, k, sizes) * (up.mean.double() - down.mean.double())
+        return at.value(self.rho) * (up.mean.double() - down.mean.double())
 
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
         dual = server.dual.clone()
         for k, up in ups:
-            dual += self.dual_step(down, up, k, ctx.sizes)
+            dual += self.dual_step(down, up, ctx.at(k))
         return Server(dual, started=True)
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:

@@ -18,6 +18,9 @@ Wire: P down, P + M C up. Once: M I + 2M down, M I + M up. M is the number of me
 going up, everyone else's coming down. The labels of w_g are computed by the client from w_g; with
 send_global_labels they are sent, as the paper has it: P + M C down, M all points.
 
+Local training is Adam by default, whose moments live with the client over rounds (carry). The server's Adam
+begins anew in every round.
+
 Differs: the paper leaves open the server's optimiser (here Adam, full batch over memory, started at
 sum v_k) and what happens before labels exist (here nothing). Logits go up; soft labels are their softmax.
 Training starts from ctx.start until something has been folded.
@@ -37,7 +40,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Step, Task, step_size
+from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, Task
 from fedsim.learning.function_space import FunctionTerm, Held, Memory
 from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, minimise, minimise_memory
@@ -59,7 +62,7 @@ from protocols._memory import (
 @dataclass(frozen=True)
 class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
     delta: Annotated[float, Meta(gt=0, description="precision of the prior N(0, I/delta)")] = 0.1
-    rho: Annotated[Step, Meta(description="damping of the dual step; N_k/N: the client's share")] = "1/K"
+    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/K"
     tau: Annotated[float, Meta(ge=0, description="weight of the memory points; 0: none")] = 1.0
     points_per_class: Annotated[int, Meta(ge=0, description="memory points of a client per class")] = 1
     server_steps: Annotated[int, Meta(ge=1, description="steps of Adam on the server, per round")] = 200
@@ -133,13 +136,13 @@ class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
         return FunctionTerm(shard.floats(known.inputs), labels, self.tau * known.weights)
 
     def client_commit(self, client: Client, down: AnyDown, up: Up, task: Task) -> Client:
-        dual = client.dual + self.dual_step(down, up, task.client, task.sizes)
+        dual = client.dual + self.dual_step(down, up, task.at)
         return replace(client, dual=dual, logits=up.logits)
 
-    def dual_step(self, down: AnyDown, up: Up, k: int, sizes: tuple[int, ...]) -> Tensor:
+    def dual_step(self, down: AnyDown, up: Up, at: At) -> Tensor:
         """rho (w_k - w_g), (P,) float64."""
         step: Tensor = up.mean.double() - down.mean.double()
-        return step_size(self.rho, k, sizes) * step
+        return at.value(self.rho) * step
 
     def server_update(
         self, server: Server, down: AnyDown, ups: Iterable[tuple[int, Up]], ctx: Context
@@ -147,7 +150,7 @@ class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
         dual, memory, labels = server.dual.clone(), server.memory, server.logits
         arrived, synced = server.arrived.clone(), server.synced.clone()
         for k, up in ups:
-            dual += self.dual_step(down, up, k, ctx.sizes)
+            dual += self.dual_step(down, up, ctx.at(k))
             synced[k] = ctx.round
             arrived[k] = arrived[k] if up.own is None else ctx.round
             memory, labels = with_labels(memory, labels, k, up)

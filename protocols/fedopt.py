@@ -9,7 +9,7 @@ algorithm with four defaults of `server`; --set rule=... turns one into another.
 
 Wire: P down, P up.
 
-Differs: the local optimiser is SGD, new every round, as in Reddi et al.; --set optimiser=adam changes that.
+Local training is SGD by default; Adam's moments, if it is chosen, live with the client (carry).
 
 References:
     Reddi et al. 2021: https://arxiv.org/abs/2003.00295

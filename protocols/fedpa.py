@@ -9,6 +9,8 @@ iterate, from as many steps. One sample gives w_g - x_1. Clients are stateless.
 
 Wire: P down, P up.
 
+Local training is a chain of SGD with momentum, new in every task: nothing is carried over.
+
 Differs: Alg. 1 prints (1/|S|) sum q_k Delta_k; the released code divides by the sum of weights, and so do
 we. The recurrence of Appendix C is what the tests compare with; one product and an l x l solve are used.
 

@@ -5,6 +5,8 @@
 
 Wire: P down, P up.
 
+Local training is Adam by default, whose moments live with the client over rounds (carry).
+
 Differs: the printed server of Eq. 2 with v_k = 0 is the unweighted mean; the released code and the
 original paper weight by N_k, and so do we. The released code has no prox in round 1; here the prox
 centre is the broadcast in every round, which in round 1 is the start, where training begins.

@@ -10,6 +10,8 @@ protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0.
 
 Wire: 2P down, 2P up. A silent client counts with its site.
 
+Local training is IVON, whose momentum and step count live with the client over rounds (carry).
+
 Differs: the paper does not give its damping; 1/K is the default here. cap_dual, h0 and the start of
 training: as in ivon_admm.
 

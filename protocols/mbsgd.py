@@ -5,6 +5,8 @@
 
 Wire: P down, P up.
 
+There is no local training: a client computes one gradient, and keeps nothing.
+
 References:
     Al-Shedivat et al. 2021: https://arxiv.org/abs/2010.05273
     McMahan et al. 2017: https://arxiv.org/abs/1602.05629

@@ -11,6 +11,8 @@ place of N(w, I); with preconditioner = 1 the two are the same.
 
 Wire: P down, P up. Once: P down, P up (none for a given number). silent: as in fedadmm.
 
+Local training is Adam by default, whose moments live with the client over rounds (carry).
+
 Differs: delta/K is added to the mean of the H_k, so that S is positive where no client has curvature: K S
 is then the precision of the Laplace posterior at the start. m_g starts at the network's random start.
 
@@ -147,11 +149,11 @@ class CurvatureSetUp(SetUp):
         if isinstance(down, CurvatureDown):
             return client, CurvatureUp(shard.curvature(task.start, "exact", task.rng))
         q = Gaussian.at(task.start, down.precision)
-        dual = self.algorithm.rule(task.sizes).client_init(q)
+        dual = self.algorithm.rule(task.at).client_init(q)
         return replace(client, dual=dual, precision=q.precision), PreconditionerUp()
 
     def server_update(self, server: Consensus, down: SetUpDown, ups: Ups, ctx: Context) -> Consensus:
-        rule = self.algorithm.rule(ctx.sizes)
+        rule = self.algorithm.rule(ctx.at())
         if isinstance(down, PreconditionerDown):  # S as the clients received it
             return rule.server_init(Gaussian.at(ctx.start, down.precision))
         total = torch.full_like(ctx.start, self.algorithm.delta, dtype=torch.float64)

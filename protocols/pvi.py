@@ -13,6 +13,8 @@ diverges where clients' curvatures pull the same way, and 1/K is what the compar
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from
 the upload and its own broadcast; a silent client counts with its site.
 
+Local training is VON, with L-BFGS steps of the mean. Every task begins anew: nothing is carried over.
+
 Differs: the client's problem is solved by VON, a natural-gradient method, where Ashman et al. run Adam on
 (mean, log variance); both stop at the same q_k. Training starts from ctx.start until something has been
 folded. Sites may be negative, as in the paper's text; a q_g that is no distribution stops the run, where

@@ -78,8 +78,8 @@ DUALS: Mapping[str, Mapping[str, str]] = {
     "proxskip": _WEIGHTS,
     "fedpd": {"sent": "total"},
     "fedcurv": {"fisher.shift": "fisher.shift", "fisher.precision": "fisher.precision"},
-    **dict.fromkeys(("fedadmm", "feddyn", "ama", "precond_admm"), _POINT),
-    **dict.fromkeys(("bayes_admm", "bregman_admm", "ivon_admm", "pvi", "ivon_pvi"), _POSTERIOR),
+    **dict.fromkeys(("fedadmm", "feddyn", "ama", "precond_admm", "iso_bayes_admm"), _POINT),
+    **dict.fromkeys(("bayes_admm", "bregman_admm", "ivon_admm", "pvi", "ivon_pvi", "fedep"), _POSTERIOR),
 }
 """By algorithm: a client's dual -> the server's sum of them, as dotted names of float64 tensors."""
 
@@ -252,7 +252,7 @@ def test_decay_means_a_learning_rate_per_round(algorithm: Class) -> None:
                 seen = carried(up, problem, "up", step.down)
                 committed = other.client_commit(draft, step.down, seen, step.task)
                 assert frozen(committed) == frozen(step.committed), f"client_commit ignores {decay}"
-            ctx = problem.context(task.round, task.exchange, task.folds)
+            ctx = problem.context(task.round, task.exchange, task.folds, task.asked)
             ups = ((k, carried(step.up, problem, "up", step.down)) for k, step in enumerate(mine))
             assert frozen(other.server_update(server, mine[0].down, ups, ctx)) == frozen(servers[i + 1]), (
                 f"server_update ignores {decay}"

@@ -111,7 +111,13 @@ def stop(run: str) -> Envelope:
 
 
 def task(
-    run: str, epoch: int, of: TaskId, payload: Payload, dropout: bool = False, folds: int = 0
+    run: str,
+    epoch: int,
+    of: TaskId,
+    payload: Payload,
+    dropout: bool = False,
+    folds: int = 0,
+    asked: int = 0,
 ) -> Envelope:
     """Return the message that gives a task.
 
@@ -122,9 +128,11 @@ def task(
         payload: The encoded broadcast.
         dropout: The client gets the broadcast and computes nothing.
         folds: How many rounds before this one have folded an upload.
+        asked: How many clients take part in the round.
     """
     kind, fields = "gone" if dropout else "task", payload.fields
-    header = Header(VERSION, kind, run, epoch, of.round, of.exchange, of.client, of.base, 0, fields, folds)
+    which = (epoch, of.round, of.exchange, of.client, of.base)
+    header = Header(VERSION, kind, run, *which, fields=fields, folds=folds, asked=asked)
     return pack(header, payload.frames)
 
 

@@ -26,7 +26,7 @@ class TaskResult:
     committed: Any
 
 
-def execute(problem: Problem, of: TaskId, state: Any, down: Any, folds: int) -> TaskResult:
+def execute(problem: Problem, of: TaskId, state: Any, down: Any, folds: int, asked: int) -> TaskResult:
     """Compute a task; the result depends on the arguments only.
 
     Args:
@@ -35,13 +35,14 @@ def execute(problem: Problem, of: TaskId, state: Any, down: Any, folds: int) -> 
         state: The client's state, from which the task starts.
         down: The decoded broadcast, on the CPU.
         folds: How many rounds before this one have folded an upload.
+        asked: How many clients take part in the round.
 
     Returns:
         What the task gives. Committing uses the decoded message, because the server folds that one.
     """
     algorithm, device = problem.algorithm, problem.net.device
     codecs, dims, layout = problem.codecs["up"], problem.dims, problem.net.layout
-    task = problem.task(of.round, of.exchange, of.client, folds)
+    task = problem.task(of.round, of.exchange, of.client, folds, asked)
     draft, up = algorithm.client_update(
         map_tensors(state, lambda t: t.to(device)),
         map_tensors(down, lambda t: t.to(device)),

@@ -1,7 +1,7 @@
 """The header of an envelope: its types, how it is written, and how a foreign one is read.
 
 frame   = 8 bytes xxh3_64 of the rest | msgpack array [version, kind, run, numbers, fields]
-numbers = binary ">7q": epoch, round, exchange, client, base, folds, micros
+numbers = binary ">8q": epoch, round, exchange, client, base, folds, asked, micros
 field   = [name, codec, dtype, shape as binary ">q" per dimension, parts]
 part    = [layer, binary ">qQ": bytes, xxh3_64]
 
@@ -26,7 +26,7 @@ from msgspec import Meta
 
 from fedsim.errors import WireError
 
-VERSION = 2
+VERSION = 3
 MAX_HEADER = 64 * 1024
 MAX_NAME = 64
 MAX_FIELDS = 64
@@ -37,7 +37,7 @@ NONE = -1
 
 Buffer = bytes | memoryview
 _Name = Annotated[str, Meta(max_length=MAX_NAME)]
-_NUMBERS = struct.Struct(">7q")
+_NUMBERS = struct.Struct(">8q")
 _SIZE_AND_DIGEST = struct.Struct(">qQ")
 _ARRAYS = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
 """The first bytes of a msgpack array."""
@@ -65,7 +65,8 @@ class Header(msgspec.Struct, frozen=True):
     """What an envelope concerns.
 
     `base` is the version of the client's state that the task starts from, `micros` the time that the sender
-    spent computing, and `folds` the number of rounds that were folded so far.
+    spent computing, `folds` the number of rounds that were folded so far, and `asked` the number of clients
+    that get the round's broadcast.
     """
 
     version: int
@@ -79,6 +80,7 @@ class Header(msgspec.Struct, frozen=True):
     micros: int = 0
     fields: tuple[FieldHeader, ...] = ()
     folds: int = 0
+    asked: int = 0
 
 
 class _WirePart(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -139,7 +141,7 @@ def digest(data: Buffer) -> int:
 def write_header(header: Header) -> bytes:
     """The header's frame."""
     h = header
-    numbers = _NUMBERS.pack(h.epoch, h.round, h.exchange, h.client, h.base, h.folds, h.micros)
+    numbers = _NUMBERS.pack(h.epoch, h.round, h.exchange, h.client, h.base, h.folds, h.asked, h.micros)
     start = [_packer.pack(value) for value in (h.version, h.kind, h.run, numbers)]
     body = _array([*start, _encoded_fields(h.fields)])
     return struct.pack(">Q", digest(body)) + body
@@ -275,14 +277,14 @@ def _checked(wire: _WireHeader) -> Header:
     Raises:
         ValueError: if a number is out of its range, or two fields have one name.
     """
-    epoch, round, exchange, client, base, folds, micros = _NUMBERS.unpack(wire.numbers)
-    if folds < 0 or micros < 0:
-        raise ValueError(f"{folds} folds and {micros} micros; neither is ever negative")
+    epoch, round, exchange, client, base, folds, asked, micros = _NUMBERS.unpack(wire.numbers)
+    if min(folds, asked, micros) < 0:
+        raise ValueError(f"{folds} folds, {asked} asked and {micros} micros; none is ever negative")
     fields = tuple(_checked_field(f) for f in wire.fields)
     if len({f.name for f in fields}) != len(fields):
         raise ValueError("two of its fields have the same name")
     return Header(
-        wire.version, wire.kind, wire.run, epoch, round, exchange, client, base, micros, fields, folds
+        wire.version, wire.kind, wire.run, epoch, round, exchange, client, base, micros, fields, folds, asked
     )
 
 

@@ -170,6 +170,8 @@ def _hints(kind: Any, prefix: str = "") -> dict[str, Any]:
 def _words(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         base, *metas = get_args(hint)
+        if titled := [m.title for m in metas if getattr(m, "title", None)]:
+            return str(titled[0])
         limits = [
             f"{sign} {limit:g}"
             for meta in metas

@@ -27,7 +27,7 @@ NAME = "manifest.json"
 FORMAT = 1
 ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
 """Of what an experiment has, the keys that readers count on."""
-WIRE = 2
+WIRE = 3
 """fedsim.wire.header.VERSION, which must not be imported here: it imports torch."""
 COMPUTES = ("python", "torch", "numpy")
 """Versions that bits may depend on; others only carry them about."""

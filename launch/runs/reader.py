@@ -280,6 +280,8 @@ class Curve:
         if all(v is None for v in values) and not any(name in line for line in self.lines):
             known = sorted({key for line in self.lines for key in line})
             raise UsageError(f"no metric {name!r} in this run (it has {', '.join(known)})")
+        if any(isinstance(v, list) for v in values):
+            raise UsageError(f"{name!r} is no number: it is a list in every line of metrics.jsonl")
         return [math.nan if v is None else float(v) for v in values]
 
 

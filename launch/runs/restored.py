@@ -191,7 +191,7 @@ class StoredRun:
         server, state, round = self.checkpoint.server, self.state(client), self.round + 1
         folds = self.checkpoint.folds
         for number in range(1, len(algorithm.exchanges_in(round)) + 1):
-            types, ctx = problem.exchange(round, number), problem.context(round, number, folds)
+            types, ctx = problem.exchange(round, number), problem.context(round, number, folds, 1)
             sent = algorithm.broadcast(server, ctx)
             part = optional_group(types.down)
             if part is not None:
@@ -200,7 +200,7 @@ class StoredRun:
             payload = encode(sent, codecs["down"], dims, layout=layout)
             down: Any = decode_own(types.down, payload, codecs["down"], dims, layout=layout)
             check_values(down, f"broadcast of round {round}")
-            result = execute(problem, TaskId(round, number, client, 0), state, down, folds)
+            result = execute(problem, TaskId(round, number, client, 0), state, down, folds, 1)
             yield Message("up", number, self._plain(result.up), references(down))
             check_values(result.decoded, f"upload of client {client}")
             if number < len(algorithm.exchanges_in(round)):

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsim.errors import DataError, DiskError
+from fedsim.learning.client_scores import CLIENT_NUMBERS
 from fedsim.learning.gaussian import Gaussian, Point, is_full
-from fedsim.learning.likelihoods import EXTRA
+from fedsim.learning.likelihoods import CALIBRATION, EXTRA
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
@@ -25,6 +26,14 @@ from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
 from workers.storage.descriptors import patiently
+
+MORE = {
+    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
+    *CALIBRATION,
+    *CLIENT_NUMBERS,
+    *EXTRA,
+}
+"""Scores that some runs have besides test_accuracy and test_nll."""
 
 
 class Start(NamedTuple):
@@ -157,7 +166,7 @@ def summarise(
         "until": target.until or None,
         "reached": target.reached,
         "bytes_to_until": bytes_to_until,
-        **{k: v for k, v in (metrics or {}).items() if k.startswith("ensemble_") or k in EXTRA},
+        **{k: v for k, v in (metrics or {}).items() if k in MORE},
         "bytes": ledger.nested(),
         "bytes_down": down,
         "bytes_up": up,

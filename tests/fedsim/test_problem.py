@@ -19,7 +19,7 @@ from fedsim.errors import WireError
 from fedsim.evaluation import CHUNK, ChunkScore
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihoods import added
+from fedsim.learning.likelihoods import LIKELIHOODS, added
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.participation import Participation
 from fedsim.problem import Problem
@@ -104,12 +104,15 @@ def by_hand(problem: Problem, q: Gaussian, count: int = SAMPLES) -> ChunkScore:
     rows = torch.arange(len(targets))
     right = [int((p.argmax(dim=1) == targets).sum()) for p in (at_mean, average)]
     nll = [-float(p[rows, targets].log().sum()) for p in (at_mean, average)]
+    # of the tally the first part alone: tests/fedsim/learning/test_calibration.py has the others
     mine, ensemble = ((float(len(targets)), float(r), n) for r, n in zip(right, nll, strict=True))
     return ChunkScore(mine, ensemble)
 
 
 NLL = 2
 """Its place in a tally: examples, correct, nll."""
+
+WIDTH = LIKELIHOODS["categorical"].width(CLASSES)
 
 
 def assert_same(result: ChunkScore, expected: ChunkScore, tolerance: float = EQUAL) -> None:
@@ -163,7 +166,7 @@ def test_the_ensemble_has_the_precision_of_the_posterior(
 ) -> None:
     result = problem.score(Gaussian.at(mean, scale), 0, ROUND)
     assert result.tally == problem.score(Point(mean), 0, ROUND).tally
-    (_, correct, nll), (_, ensemble_correct, ensemble_nll) = result
+    (_, correct, nll, *_), (_, ensemble_correct, ensemble_nll, *_) = result
     if scale > 1:
         assert ensemble_correct == correct
         assert ensemble_nll == pytest.approx(nll, rel=1e-6)
@@ -195,7 +198,7 @@ def test_a_mean_that_is_not_a_number_has_a_score_that_is_none(
     assert math.isnan(result.tally[NLL]) and math.isnan(result.ensemble[NLL])
     assert result.tally[0] == len(problem.dataset.test_targets)
     assert math.isnan(problem.score(Point(rejected), 0, ROUND).tally[NLL])
-    carried = unpack_score(reply(pack_score(result)), 3, sampled=True)
+    carried = unpack_score(reply(pack_score(result)), WIDTH, sampled=True)
     assert math.isnan(carried.tally[NLL]) and math.isnan(carried.ensemble[NLL])
     assert carried.tally[:NLL] == result.tally[:NLL]
 
@@ -264,7 +267,7 @@ def test_a_worker_scores_as_its_problem_does(
     replies = [WorkerRuntime(problem_of(), tmp_path, "run", w).handle(envelope) for w in (0, 1)]
     assert [r.header.kind for r in replies] == ["score", "score"]
     assert bytes(replies[0].frames[0]) == bytes(replies[1].frames[0])
-    direct, remote = problem.score(model, 0, ROUND), unpack_score(replies[0], 3, sampled=kind != "point")
+    direct, remote = problem.score(model, 0, ROUND), unpack_score(replies[0], WIDTH, sampled=kind != "point")
     if kind == "point":
         assert remote == direct
     else:
@@ -289,7 +292,7 @@ def test_a_precision_is_sent_only_if_it_is_sampled(mean: Tensor) -> None:
 # ---- what metrics.jsonl says
 
 
-ENSEMBLE = {"ensemble_accuracy", "ensemble_nll"}
+ENSEMBLE = {"ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"}
 
 
 def test_a_line_has_an_ensemble_where_the_model_is_a_distribution(tmp_path: Path) -> None:

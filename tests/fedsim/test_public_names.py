@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ast.parse((ROOT / "fedsim" / "__init__.py").read_text(encoding="utf-8"))
 GUIDE = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
 NAMES = {
-    "algorithms": "Algorithm AnyShard Context Exchange LocalTraining Shard Step Task minimise step_size",
+    "algorithms": "Algorithm AnyShard At Context Exchange LocalTraining Shard Step Task minimise step_size",
     "distributions": "Gaussian Point RandomStream",
     "field kinds": "Check Curvature Delta Dual FieldKind Flag FullDelta FullPrecision Gradient Inputs Least "
     "Logits Mean Norm Owners Precision Scalar Shift Statistic Total Weights",

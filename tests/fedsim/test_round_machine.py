@@ -115,7 +115,8 @@ class World:
             for e in range(1, self.exchanges + 1) if participants else ():
                 if e > 1 and not here:
                     break
-                out.append(Open(r, e, here if e > 1 else participants, bool(folded), folds))
+                receivers = here if e > 1 else participants
+                out.append(Open(r, e, receivers, bool(folded), folds, len(participants)))
                 out += [Drop(k) if k in participation.lost_uploads else Release(k) for k in here]
                 out += [Close()] if folded else []
             for k in folded:
@@ -399,14 +400,14 @@ def test_a_resumed_machine_waits_for_the_scores_that_decide(unscored: tuple[int,
     machine = world.machine()
     machine.round, machine.versions = 2, [2]
     commands = machine.start(resumed=True, unscored=unscored)
-    assert (commands == [Open(3, 1, (0,), True)]) == (not unscored)
+    assert (commands == [Open(3, 1, (0,), True, asked=1)]) == (not unscored)
     if unscored:
         assert machine.phase == "evaluating"
         assert machine.handle(Joined(0)) == [ScoreChunk(0, ChunkId(r, 0)) for r in unscored]
         assert [machine.handle(Scored(0, ChunkId(r, 0))) for r in unscored[:-1]] == [[]] * (len(unscored) - 1)
         last = unscored[-1]
         commands = machine.handle(Scored(0, ChunkId(last, 0), reached=last == 2))
-        assert commands[0] == (Finish() if last == 2 else Open(3, 1, (0,), True))
+        assert commands[0] == (Finish() if last == 2 else Open(3, 1, (0,), True, asked=1))
 
 
 def test_a_machine_that_has_reached_its_target_before_finishes_at_once() -> None:
@@ -470,10 +471,10 @@ def test_the_second_exchange_starts_from_the_draft_of_the_first() -> None:
 def test_a_round_whose_uploads_are_all_lost_folds_nothing_and_commits() -> None:
     end = simulated(one_round((0, 1), lost=(0, 1), exchanges=2), 0)
     assert kept(end.log) == [
-        Open(1, 1, (0, 1), False),
+        Open(1, 1, (0, 1), False, asked=2),
         Drop(0),
         Drop(1),
-        Open(1, 2, (0, 1), False),
+        Open(1, 2, (0, 1), False, asked=2),
         Drop(0),
         Drop(1),
         Commit(1, (0, 1), (), (0, 0)),
@@ -485,7 +486,7 @@ def test_empty_rounds_commit_at_once() -> None:
     assert world.machine().start() == [
         Commit(1, (), (), (0, 0)),
         Commit(2, (), (), (0, 0)),
-        Open(3, 1, (1,), True),
+        Open(3, 1, (1,), True, asked=1),
     ]
 
 
@@ -644,7 +645,7 @@ def set_up(
 def test_the_setup_is_round_0_with_everyone_and_round_1_follows_its_commit() -> None:
     machine = set_up((Participation((1,)),)).machine()
     log = machine.start()
-    assert log == [Open(0, 1, (0, 1, 2), True)]
+    assert log == [Open(0, 1, (0, 1, 2), True, asked=3)]
     events: list[Event] = [Joined(0)]
     while events:
         log += machine.handle(events.pop(0))
@@ -655,9 +656,9 @@ def test_the_setup_is_round_0_with_everyone_and_round_1_follows_its_commit() -> 
     participants = (0, 1, 2)
     folded = [Release(0), Release(1), Release(2), Close()]
     assert kept(log) == [
-        *(Open(0, 1, participants, True), *folded),
-        *(Open(0, 2, participants, True), *folded, Commit(0, participants, participants, (2, 2, 2))),
-        *(Open(1, 1, (1,), True), Release(1), Close(), Commit(1, (1,), (1,), (2, 3, 2), 1)),
+        *(Open(0, 1, participants, True, asked=3), *folded),
+        *(Open(0, 2, participants, True, asked=3), *folded, Commit(0, participants, participants, (2, 2, 2))),
+        *(Open(1, 1, (1,), True, asked=1), Release(1), Close(), Commit(1, (1,), (1,), (2, 3, 2), 1)),
     ]
     supplied = [c.task for c in log if isinstance(c, Give)]
     assert sorted(supplied, key=lambda t: (t.round, t.exchange, t.client)) == [

@@ -92,9 +92,10 @@ class Federation:
         self.server = self.algorithm.server_init(ctx)
         self.clients = [self.algorithm.client_init(ctx, k) for k in range(len(self.shards))]
 
-    def context(self, exchange: int = 1) -> Context:
+    def context(self, exchange: int = 1, asked: int = 0) -> Context:
         layout, rng = Layout.vector(len(self.start)), RandomStream(0, "server", self.round)
-        return Context(self.start, layout, self.sizes, self.round, exchange, rng, folds=self.folds)
+        folds = self.folds
+        return Context(self.start, layout, self.sizes, self.round, exchange, rng, folds=folds, asked=asked)
 
     def set_up(self) -> None:
         """Round 0: the exchanges of the set-up, with all clients."""
@@ -114,13 +115,13 @@ class Federation:
 
     def _exchange(self, exchange: int, participants: Collection[int], lost: Collection[int]) -> bool:
         """Returns whether an upload was folded."""
-        ctx = self.context(exchange)
+        ctx = self.context(exchange, len(participants))
         message = self.algorithm.broadcast(self.server, ctx)
         down = self.carry(message, "down")
         ups, self.uploads = [], {}
         for k in participants:
             rng = RandomStream(0, f"client.{exchange}", self.round, k)
-            task = Task(self.start, self.sizes, self.round, exchange, k, rng, self.folds)
+            task = Task(self.start, self.sizes, self.round, exchange, k, rng, self.folds, len(participants))
             part = self.algorithm.broadcast_to(self.server, k, ctx)
             got = down if part is None else self.carry(with_part(message, part), "down")
             draft, up = self.algorithm.client_update(self.clients[k], got, self.shards[k], task)

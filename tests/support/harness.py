@@ -280,7 +280,7 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
     for r in range(ROUNDS + 1):
         for e in range(1, len(algorithm.exchanges_in(r)) + 1):
             folds = max(0, r - 1)
-            ctx = problem.context(r, e, folds)
+            ctx = problem.context(r, e, folds, CLIENTS)
             sent = algorithm.broadcast(server, ctx)
             common, ups = carried(sent, problem, "down"), []
             messages.append(sent)
@@ -291,7 +291,7 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
                     assert part is not None and isinstance(own, part.message)
                     messages.append(replace(sent, **{part.name: own}))
                 down = carried(replace(sent, **{part.name: own}) if part else sent, problem, "down")
-                task, shard = problem.task(r, e, k, folds), problem.shard(k)
+                task, shard = problem.task(r, e, k, folds, CLIENTS), problem.shard(k)
                 draft, up = algorithm.client_update(clients[k], down, shard, task)
                 messages.append(up)
                 seen = carried(up, problem, "up", down)

@@ -64,8 +64,10 @@ def test_a_hello_and_a_refusal_are_read_back() -> None:
 
 @pytest.mark.parametrize("dropout", [False, True])
 def test_answers_name_the_task_that_they_answer(dropout: bool) -> None:
-    supplied = arrived(messages.task("run", 4, TASK, NO_PAYLOAD, dropout))
-    assert supplied.header == Header(VERSION, "gone" if dropout else "task", "run", 4, 7, 2, 3, 6)
+    supplied = arrived(messages.task("run", 4, TASK, NO_PAYLOAD, dropout, folds=2, asked=5))
+    assert supplied.header == Header(
+        VERSION, "gone" if dropout else "task", "run", 4, 7, 2, 3, 6, folds=2, asked=5
+    )
     for answer, kind in (
         (messages.absent(supplied.header), "absent"),
         (messages.upload(supplied.header, NO_PAYLOAD, 12), "upload"),

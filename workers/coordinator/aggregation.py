@@ -108,7 +108,7 @@ class AggregationThread:
                 k = self._next()
 
         stream = ups()
-        ctx = self.problem.context(round, exchange, command.folded_rounds)
+        ctx = self.problem.context(round, exchange, command.folded_rounds, command.asked)
         next_server = algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # an algorithm that does not look at every upload still consumes them
             pass

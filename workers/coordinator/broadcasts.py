@@ -61,7 +61,7 @@ class Dispatch:
         self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
         self.timeline = timeline
         self._payload = Payload((), ())
-        self._folded_rounds = 0
+        self._opened = Open(0, 0, (), False)
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
         self._models_sent: dict[int, int] = {}
@@ -76,8 +76,8 @@ class Dispatch:
             WireError: If the algorithm's message has values that must not be sent.
         """
         problem = self.problem
-        self._folded_rounds = command.folded_rounds
-        ctx = problem.context(command.round, command.exchange, command.folded_rounds)
+        self._opened = command
+        ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
         down = problem.algorithm.broadcast(server, ctx)
         codecs, layout = problem.codecs["down"], problem.net.layout
         self._payload = encode(down, codecs, problem.dims, layout=layout)
@@ -88,12 +88,13 @@ class Dispatch:
     def give(self, server: Any, give: Give) -> None:
         """Send a task: the broadcast, and behind it the fields that only this client gets."""
         payload, problem, task = self._payload, self.problem, give.task
-        ctx = problem.context(task.round, task.exchange, self._folded_rounds)
+        folds, asked = self._opened.folded_rounds, self._opened.asked
+        ctx = problem.context(task.round, task.exchange, folds, asked)
         extra = problem.algorithm.broadcast_to(server, task.client, ctx)
         if extra is not None:
             own = encode(extra, problem.codecs["down"], problem.dims, layout=problem.net.layout)
             payload = Payload(payload.fields + own.fields, payload.frames + own.frames)
-        envelope = messages.task(self.run, self.epoch, task, payload, give.dropout, self._folded_rounds)
+        envelope = messages.task(self.run, self.epoch, task, payload, give.dropout, folds, asked)
         if not give.dropout:
             self._transfer_state(give.worker, envelope.header)
         self.send(give.worker, envelope, give.retry)

@@ -77,7 +77,7 @@ class RunRecords:
     ) -> None:
         self.problem, self.storage, self.callbacks = problem, storage, callbacks
         self.ledger, self.timeline = dispatch.endpoint.ledger, dispatch.timeline
-        self.round_log = RoundLog(problem.chunks, callbacks.evaluated, problem.measure)
+        self.round_log = RoundLog(problem.chunks, callbacks.evaluated, problem.measure, problem.label_shares)
         self.seconds_rounds: list[float] = []
         self.seconds_to_first_round = 0.0
         self._started, self._clock = identity.started, clock
@@ -128,7 +128,8 @@ class RunRecords:
             self.seconds_rounds.append(record.seconds)
         if r and not self.seconds_to_first_round:
             self.seconds_to_first_round = time.time() - self._started
-        record.report(self.problem.algorithm.report(server, self.problem.context(r, 0)))
+        ctx = self.problem.context(r, 0, asked=len(command.participants))
+        record.report(self.problem.algorithm.report(server, ctx))
         if r:  # the set-up does not change the start model, which is being evaluated
             record.model = self._model(server)
 

@@ -63,7 +63,7 @@ class WorkerRuntime:
             state = self.states.load(h.client, h.base)
         else:
             state = problem.algorithm.client_init(problem.context(0, 0), h.client)
-        result = execute(problem, messages.task_of(envelope), state, down, h.folds)
+        result = execute(problem, messages.task_of(envelope), state, down, h.folds, h.asked)
         self.states.save(h.client, problem.version(h.round, h.exchange), result.committed)
         self.states.forget(h.client, h.base)
         return messages.upload(h, result.payload, (time.monotonic_ns() - began) // 1000)

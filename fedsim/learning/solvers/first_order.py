@@ -17,6 +17,7 @@ from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
+from fedsim.learning.solvers.smoothing import Smoothing
 from fedsim.seeds import RandomStream
 
 
@@ -81,13 +82,15 @@ def minimise(
     moments: Moments | None = None,
     term: FunctionTerm | None = None,
     watch: Watch | None = None,
+    smoothing: Smoothing | None = None,
 ) -> LocalFit[Tensor, Moments]:
     """Minimise weight * (mean loss) + sum of penalties (+ a function term) from `start` (P,).
 
     The solution is the weights (P,); its loss is the mean of the last epoch, cross-entropy only. `round`
     gives the learning rate. watch: called with every batch's inputs and targets before the step, when
     net.grads is the gradient of the batch's (weighted) mean loss without penalties; it leaves net.weights
-    and net.grads as they are.
+    and net.grads as they are. smoothing: the loss is its expectation under a Gaussian around the weights; a
+    quadratic loss has the same minimiser with it.
 
     weight 1 is the mean-loss scale, weight N_k the sum-loss scale l_k(w) of the papers. Adam sees the
     objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
@@ -110,12 +113,15 @@ def minimise(
     cavities = tuple(p.to(net.weights) for p in penalties)
     carried = moments if how.carry else None
     step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how)
-    order = rng.torch("batches")
+    order, draws = rng.torch("batches"), rng.torch("smoothing")
     total = torch.zeros((), device=net.device)
     with net.noise(rng.key("dropout")):
         for epoch in range(how.epochs):
             for inputs, targets in shard.batches(how.batch_size, order):
-                loss = net.loss_gradient(inputs, targets, weight)
+                if smoothing is None:
+                    loss = net.loss_gradient(inputs, targets, weight)
+                else:
+                    loss = smoothing.loss_gradient(net, inputs, targets, weight, draws)
                 if watch is not None:
                     watch(inputs, targets)
                     net.module.train()

@@ -56,9 +56,9 @@ from fedsim.wire.schema import (
 
 ROOT = Path(__file__).parents[3]
 VECTOR = (
-    "ba0bf4f0d5a3a8689502a675706c6f6164a172c438000000000000000100000000000000020000000000000001000000"
-    "00000000030000000000000001000000000000000400000000000000099195a46d65616ea564656e7365a3663332c408"
-    "00000000000000029192a676616c756573c4100000000000000008c77b3abb6f87acd9"
+    "14fb5d4ddf4e209d9503a675706c6f6164a172c440000000000000000100000000000000020000000000000001000000"
+    "000000000300000000000000010000000000000004000000000000000500000000000000099195a46d65616ea564656e"
+    "7365a3663332c40800000000000000029192a676616c756573c4100000000000000008c77b3abb6f87acd9"
 )
 fixed = settings(
     deadline=None,
@@ -286,15 +286,15 @@ def test_encoding_copies_nothing() -> None:
 @fixed
 @given(
     st.lists(st.integers(-(2**63), 2**63 - 1), min_size=5, max_size=5),
-    st.lists(st.integers(0, 2**63 - 1), min_size=2, max_size=2),
+    st.lists(st.integers(0, 2**63 - 1), min_size=3, max_size=3),
     st.lists(st.floats(width=32), min_size=5, max_size=5),
 )
 def test_a_header_has_one_size_whatever_ids_and_values(
     numbers: list[int], counts: list[int], values: list[float]
 ) -> None:
     payload = encode(replace(up(), mean=torch.tensor(values)), {}, DIMS)
-    micros, folds = counts
-    header = Header(VERSION, "upload", "run", *numbers, micros, payload.fields, folds)
+    micros, folds, asked = counts
+    header = Header(VERSION, "upload", "run", *numbers, micros, payload.fields, folds, asked)
     envelope = pack(header, payload.frames)
     assert envelope.sizes == envelope_of(up()).sizes
     assert unpack(frames_of(envelope), "here").header == envelope.header
@@ -316,8 +316,8 @@ def replace_digest(field: FieldHeader, value: int) -> FieldHeader:
 def test_the_header_is_plain_msgpack_with_binary_numbers() -> None:
     envelope = envelope_of(up())
     version, kind, run, numbers, described = msgpack.unpackb(envelope.head[8:])
-    assert [version, kind, run] == [VERSION, "upload", "run"] and VERSION == 2
-    assert struct.unpack(">7q", numbers) == (1, 7, 1, 3, 6, 0, 12)
+    assert [version, kind, run] == [VERSION, "upload", "run"] and VERSION == 3
+    assert struct.unpack(">8q", numbers) == (1, 7, 1, 3, 6, 0, 0, 12)
     size = struct.pack(">qQ", 20, digest(envelope.frames[0]))
     assert described[0] == ["mean", "dense", "f32", struct.pack(">q", 5), [["values", size]]]
     assert [f[0] for f in described] == ["mean", "precision", "loss", "started"]
@@ -327,7 +327,7 @@ def test_the_header_is_plain_msgpack_with_binary_numbers() -> None:
 def test_the_header_of_the_documentation_has_these_bytes() -> None:
     """docs/references/bytes.md states this vector."""
     field = FieldHeader("mean", "dense", "f32", (2,), (PartHeader("values", 8, digest(bytes(8))),))
-    envelope = pack(Header(VERSION, "upload", "r", 1, 2, 1, 3, 1, 9, (field,), 4), (bytes(8),))
+    envelope = pack(Header(VERSION, "upload", "r", 1, 2, 1, 3, 1, 9, (field,), 4, 5), (bytes(8),))
     assert envelope.head.hex() == VECTOR
     page = (ROOT / "docs" / "references" / "bytes.md").read_text()
     assert VECTOR in "".join(page.split())
@@ -341,7 +341,7 @@ def text_size(text: str) -> int:
 
 def header_size(header: Header) -> int:
     """The closed form of docs/references/bytes.md."""
-    size = 8 + 2 + text_size(header.kind) + text_size(header.run) + 2 + 56
+    size = 8 + 2 + text_size(header.kind) + text_size(header.run) + 2 + 64
     size += 1 if len(header.fields) < 16 else 3
     for f in header.fields:
         size += 1 + sum(map(text_size, (f.name, f.codec, f.dtype))) + 2 + 8 * len(f.shape) + 1
@@ -368,7 +368,7 @@ def test_every_header_within_the_limits_is_read_as_it_was_written() -> None:
         for i in range(64)
     )
     low, high = -(2**63), 2**63 - 1
-    header = Header(VERSION, "k" * 64, "r" * 64, low, high, low, high, low, high, fields, high)
+    header = Header(VERSION, "k" * 64, "r" * 64, low, high, low, high, low, high, fields, high, high)
     envelope = pack(header)
     assert len(envelope.head) < MAX_HEADER
     assert read_header(envelope.head, "here") == header
@@ -517,7 +517,7 @@ def test_an_envelope_of_version_1_is_refused_by_number() -> None:
     wide = b"".join(b"\xd3" + struct.pack(">q", n) for n in (1, 7, 1, 3, 6, 12))
     one = b"\xd3" + struct.pack(">q", 1)
     body = struct.pack(">BH", 0xDC, 10) + one + b"\xa6upload\xa3run" + wide + struct.pack(">BH", 0xDC, 0)
-    with pytest.raises(WireError, match=r"^here: wire format 1; this side speaks 2$"):
+    with pytest.raises(WireError, match=r"^here: wire format 1; this side speaks 3$"):
         unpack([repacked(body)], "here")
 
 
@@ -551,34 +551,35 @@ def full(item: bytes, levels: int) -> bytes:
     return item if levels == 0 else full(array(*[item] * 64), levels - 1)
 
 
-TWO, TEXT = bytes([VERSION]), b"\xa1a"
-NUMBERS = binary(struct.pack(">7q", 1, 1, 1, 1, 1, 0, 0))
-START = [TWO, TEXT, TEXT, NUMBERS]
+NOW, TEXT = bytes([VERSION]), b"\xa1a"
+NUMBERS = binary(struct.pack(">8q", 1, 1, 1, 1, 1, 0, 0, 0))
+START = [NOW, TEXT, TEXT, NUMBERS]
 FIELD = b"\x95\xa1n\xa1c\xa1d"
 NO_SHAPE, ONE_DIM = binary(b""), binary(struct.pack(">q", 1))
 PART = b"\x92\xa1l" + binary(struct.pack(">qQ", 1, 1))
 BOMBS = {
     "array32": b"\xdd\xff\xff\xff\xff",
     "map32": b"\xdf\xff\xff\xff\xff",
-    "str32": b"\x95" + TWO + b"\xdb\xff\xff\xff\xff",
+    "str32": b"\x95" + NOW + b"\xdb\xff\xff\xff\xff",
     "bin32": b"\xc6\xff\xff\xff\xff",
     "ext32": b"\xc9\xff\xff\xff\xff\x01",
-    "bin32 for numbers": array(TWO, TEXT, TEXT, b"\xc6\xff\xff\xff\xff", b"\x90"),
+    "bin32 for numbers": array(NOW, TEXT, TEXT, b"\xc6\xff\xff\xff\xff", b"\x90"),
     "bin32 for a shape": array(*START, b"\x91" + FIELD + b"\xc6\xff\xff\xff\xff"),
-    "ext for numbers": array(TWO, TEXT, TEXT, b"\xc7\x38\x01" + bytes(56), b"\x90"),
-    "empty ext for numbers": array(TWO, TEXT, TEXT, b"\xc7\x00\x01", b"\x90"),
-    "timestamp for numbers": array(TWO, TEXT, TEXT, b"\xd6\xff" + bytes(4), b"\x90"),
-    "empty map for numbers": array(TWO, TEXT, TEXT, b"\x80", b"\x90"),
+    "ext for numbers": array(NOW, TEXT, TEXT, b"\xc7\x40\x01" + bytes(64), b"\x90"),
+    "empty ext for numbers": array(NOW, TEXT, TEXT, b"\xc7\x00\x01", b"\x90"),
+    "timestamp for numbers": array(NOW, TEXT, TEXT, b"\xd6\xff" + bytes(4), b"\x90"),
+    "empty map for numbers": array(NOW, TEXT, TEXT, b"\x80", b"\x90"),
     "map for fields": array(*START, b"\x80"),
-    "map of one entry for numbers": array(TWO, TEXT, TEXT, b"\x81\xa1a\x01", b"\x90"),
-    "text for numbers": array(TWO, TEXT, TEXT, b"\xd9\x38" + b"a" * 56, b"\x90"),
-    "base64 for numbers": array(TWO, TEXT, TEXT, b"\xd9\x4c" + b"A" * 75 + b"=", b"\x90"),
-    "integers for numbers": array(TWO, TEXT, TEXT, array(*[b"\x01"] * 7), b"\x90"),
-    "numbers one byte short": array(TWO, TEXT, TEXT, binary(bytes(55)), b"\x90"),
-    "numbers one byte long": array(TWO, TEXT, TEXT, binary(bytes(57)), b"\x90"),
-    "no numbers": array(TWO, TEXT, TEXT, binary(b""), b"\x90"),
-    "negative micros": array(TWO, TEXT, TEXT, binary(struct.pack(">7q", 1, 1, 1, 1, 1, 0, -1)), b"\x90"),
-    "negative folds": array(TWO, TEXT, TEXT, binary(struct.pack(">7q", 1, 1, 1, 1, 1, -1, 0)), b"\x90"),
+    "map of one entry for numbers": array(NOW, TEXT, TEXT, b"\x81\xa1a\x01", b"\x90"),
+    "text for numbers": array(NOW, TEXT, TEXT, b"\xd9\x40" + b"a" * 64, b"\x90"),
+    "base64 for numbers": array(NOW, TEXT, TEXT, b"\xd9\x58" + b"A" * 86 + b"==", b"\x90"),
+    "integers for numbers": array(NOW, TEXT, TEXT, array(*[b"\x01"] * 8), b"\x90"),
+    "numbers one byte short": array(NOW, TEXT, TEXT, binary(bytes(63)), b"\x90"),
+    "numbers one byte long": array(NOW, TEXT, TEXT, binary(bytes(65)), b"\x90"),
+    "no numbers": array(NOW, TEXT, TEXT, binary(b""), b"\x90"),
+    "negative micros": array(NOW, TEXT, TEXT, binary(struct.pack(">8q", 1, 1, 1, 1, 1, 0, 0, -1)), b"\x90"),
+    "negative asked": array(NOW, TEXT, TEXT, binary(struct.pack(">8q", 1, 1, 1, 1, 1, 0, -1, 0)), b"\x90"),
+    "negative folds": array(NOW, TEXT, TEXT, binary(struct.pack(">8q", 1, 1, 1, 1, 1, -1, 0, 0)), b"\x90"),
     "fields": array(*START, b"\xdd\xff\xff\xff\xff"),
     "fields, one given": array(*START, b"\xdd\xff\xff\xff\xff\x95\xa1n"),
     "array for a shape": array(*START, b"\x91" + FIELD + b"\xdd\xff\xff\xff\xff"),
@@ -596,16 +597,16 @@ BOMBS = {
     "field of six items": array(*START, b"\x91\x96\xa1n\xa1c\xa1d" + NO_SHAPE + b"\x90\x01"),
     "65 fields": array(*START, array(*[FIELD + NO_SHAPE + b"\x90"] * 65)),
     "two fields of one name": array(*START, b"\x92" + (FIELD + NO_SHAPE + b"\x90") * 2),
-    "long name": array(TWO, b"\xd9\x41" + b"x" * 65, TEXT, NUMBERS, b"\x90"),
+    "long name": array(NOW, b"\xd9\x41" + b"x" * 65, TEXT, NUMBERS, b"\x90"),
     "long name of a field": array(*START, b"\x91\x95\xda\x01\x01" + b"x" * 257),
     "deep": b"\x91" * 65_000,
     "deep map": b"\x81" * 65_000,
     "deep in fields": array(*START, b"\x91" * 65_000),
     "deep in surplus": b"\x96" + b"".join(START) + b"\x90" + b"\x91" * 65_000,
-    "deep in a string's place": b"\x95" + TWO + b"\x91" * 65_000,
+    "deep in a string's place": b"\x95" + NOW + b"\x91" * 65_000,
     "deep in the numbers' place": b"\x95" + b"".join(START[:3]) + b"\x91" * 65_000,
     "wide in the version's place": b"\x95" + full(b"\x90", 2) * 15,
-    "wide in a string's place": b"\x95" + TWO + full(b"\x90", 2) * 15,
+    "wide in a string's place": b"\x95" + NOW + full(b"\x90", 2) * 15,
     "wide in the fields": b"\x95" + b"".join(START) + b"\xdc\x00\x0f" + full(b"\x90", 2) * 15,
     "wide in a field": b"\x95" + b"".join(START) + b"\x91\x95" + full(b"\x91\xc0", 2) * 7,
     "wide in the parts": b"\x95" + b"".join(START) + b"\x91" + FIELD + NO_SHAPE + full(b"\x90", 2) * 15,
@@ -617,13 +618,13 @@ BOMBS = {
     "nil": b"\xc0",
     "unused byte": b"\xc1",
     "empty array": b"\x90",
-    "version alone": b"\x91" + TWO,
-    "no utf-8": array(TWO, b"\xa4\xff\xfe\xff\xfe", TEXT, NUMBERS, b"\x90"),
-    "utf-8 surrogate": array(TWO, b"\xa3\xed\xa0\x80", TEXT, NUMBERS, b"\x90"),
+    "version alone": b"\x91" + NOW,
+    "no utf-8": array(NOW, b"\xa4\xff\xfe\xff\xfe", TEXT, NUMBERS, b"\x90"),
+    "utf-8 surrogate": array(NOW, b"\xa3\xed\xa0\x80", TEXT, NUMBERS, b"\x90"),
     "float for int": array(b"\xcb" + struct.pack(">d", 2.0), TEXT, TEXT, NUMBERS, b"\x90"),
     "true for int": array(b"\xc3", TEXT, TEXT, NUMBERS, b"\x90"),
     "text for int": array(b"\xa12", TEXT, TEXT, NUMBERS, b"\x90"),
-    "bytes for str": array(TWO, b"\xc4\x01a", TEXT, NUMBERS, b"\x90"),
+    "bytes for str": array(NOW, b"\xc4\x01a", TEXT, NUMBERS, b"\x90"),
     "negative shape": array(*START, b"\x91" + FIELD + binary(struct.pack(">q", -1)) + b"\x90"),
     "negative size": array(
         *START, b"\x91" + FIELD + ONE_DIM + b"\x91\x92\xa1l" + binary(struct.pack(">qQ", -1, 1))
