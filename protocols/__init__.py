@@ -38,6 +38,7 @@ from protocols.ivon_pvi import IvonPVI
 from protocols.laplace_offline import LaplaceOffline
 from protocols.mbsgd import MBSGD
 from protocols.mime import Mime, MimeLite
+from protocols.pooled import Pooled
 from protocols.precond_admm import PrecondADMM
 from protocols.proxskip import ProxSkip
 from protocols.pvi import PVI
@@ -55,6 +56,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
     *(FedIvon, IsoBayesADMM, FedEP),
+    Pooled,
 )
 
 

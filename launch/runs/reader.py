@@ -100,6 +100,11 @@ class Run:
         return int(self.experiment["params"])
 
     @property
+    def clients(self) -> int:
+        """How many clients have data: K, or one of a centralised run, which has the rows of K."""
+        return len(self.experiment.get("client_sizes") or ()) or int(self.experiment["clients"])
+
+    @property
     def label(self) -> str:
         """The algorithm, with its codecs if it has any."""
         codecs = self.experiment.get("codecs") or {}
