@@ -24,6 +24,16 @@ from workers.devices import Placement
 KEPT_LINES = 10
 """So many rounds, about, stay on a terminal; metrics.jsonl has all."""
 
+TOO_WIDE = (
+    "  far worse than at the mean: the posterior is too wide where the data say little. A larger prior "
+    "precision narrows it; --eval-samples 0 leaves the average out"
+)
+
+
+def too_wide(nll: float, ensemble_nll: float) -> bool:
+    """Whether averaging over posterior samples spoils predictions: more than twice the NLL and one nat."""
+    return not ensemble_nll <= 2 * nll + 1
+
 
 class Display:
     """Progress on a terminal, one plain line per evaluated round elsewhere."""
@@ -130,6 +140,8 @@ class Display:
                 f"average over posterior samples: accuracy [bold]{summary['ensemble_accuracy']:.4f}[/], "
                 f"NLL {_number(summary['ensemble_nll'])}"
             )
+            if too_wide(summary["test_nll"], summary["ensemble_nll"]):
+                self.note(TOO_WIDE)
         if summary["seconds_round_median"] is not None:
             self.console.print(
                 f"first round {summary['seconds_to_first_round']:.1f} s after the start, "

@@ -31,10 +31,11 @@ from protocols.fedpa import FedPA
 from protocols.fedpd import FedPD
 from protocols.fedprox import FedProx
 from protocols.fisher_merge import FisherMerge
-from protocols.fola import FOLA, LaplaceOffline
+from protocols.fola import FOLA
 from protocols.iso_bayes_admm import IsoBayesADMM
 from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
+from protocols.laplace_offline import LaplaceOffline
 from protocols.mbsgd import MBSGD
 from protocols.mime import Mime, MimeLite
 from protocols.precond_admm import PrecondADMM

@@ -165,8 +165,8 @@ def section(name: str, pool: Pool, out: Path) -> list[str]:
     if mismatch:
         worst, label, schedule = max(mismatch)
         parts += [
-            f"Sum of duals: in {len(mismatch)} runs the server's sum and that of the clients' states differ by at "
-            f"most {worst:.0e} of its norm ({label}, {schedule}).",
+            f"Sum of duals: in {len(mismatch)} runs the server's sum and that of the clients' states differ "
+            f"by at most {worst:.0e} of its norm ({label}, {schedule}).",
             "",
         ]
     return parts

@@ -83,6 +83,12 @@ def test_columns_read_what_they_say() -> None:
     assert value("best test_accuracy@end", c) == 0.7
     assert value("rounds to 0.5", c) == 2
     assert math.isnan(value("rounds to 0.8", c))
+    assert value("rounds to test_accuracy 0.5", c) == 2 == value("rounds to mean test_accuracy 0.5", c)
+    assert (
+        value("rounds to mean test_accuracy 0.45", c, window=2) == 4
+    )  # (.3 + .7) / 2
+    assert value("rounds to test_nll 2", c) == 2 and value("MB to test_nll 1.5", c) == 8  # lower is better
+    assert math.isnan(value("rounds to mean test_nll 1", c, window=3))
     assert value("MB@2", c) == 6 and value("MB up@2", c) == 3 and value("MB to 0.5", c) == 6
     assert math.isnan(value("test_nll@end", c))
     with pytest.raises(UsageError, match="round 9 was not evaluated"):
@@ -205,6 +211,7 @@ def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Pat
         (('columns = ["test_nll@end"]', 'columns = ["bytes"]'), "MB to VALUE; ROUND is"),
         (('columns = ["test_nll@end"]', 'columns = ["test_nl@end"]'), "did you mean 'test_nll'"),
         (('columns = ["test_nll@end"]', 'columns = ["rho@end"]'), "has no metric 'rho' (it has"),
+        (('columns = ["test_nll@end"]', 'columns = ["rounds to test_nl 2"]'), "did you mean 'test_nll'"),
         (
             ('"test_accuracy@2", "MB', '"test_accuracy@3", "MB'),
             "fedavg (partition iid) has no evaluated round 3",

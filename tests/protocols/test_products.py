@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedsim
 from fedsim.algorithm import Context, Task
+from fedsim.learning.gaussian import Point
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalSGD, LocalTraining
@@ -17,11 +21,13 @@ from fedsim.learning.solvers.iasg import Sampling
 from fedsim.learning.solvers.server import ServerOptimiser
 from fedsim.seeds import RandomStream
 from fedsim.wire.state_file import encode_state
+from protocols._gaussian_product import Down
 from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
 from protocols.fedopt import FedAvgM
 from protocols.fedpa import FedPA
-from protocols.fola import FOLA, LaplaceOffline
+from protocols.fola import FOLA
+from protocols.laplace_offline import LaplaceOffline
 from protocols.mbsgd import MBSGD
 from protocols.mime import Mime, MimeLite
 
@@ -148,6 +154,57 @@ def test_folas_precision_is_the_mean_of_what_was_found(quadratics: SimpleNamespa
     offline = quadratics.Federation(LaplaceOffline(1e-3, 0.0, local=EXACT), shards)
     offline.play()
     assert quadratics.error(offline.mean, first.mean) < 1e-13
+
+
+def test_offline_curvature_is_that_of_the_round_alone() -> None:
+    """P_k = F_k (Eq. 14); with running_mean it is Eq. 17's mean over rounds."""
+    fisher, before = torch.full((3,), 6.0), Down(torch.zeros(3), torch.full((3,), 3.0))
+    assert torch.equal(LaplaceOffline().precision(fisher, before, 3), fisher)
+    for algorithm in (LaplaceOffline(running_mean=True), FOLA()):
+        assert torch.equal(algorithm.precision(fisher, before, 3), torch.full((3,), 4.0))  # 6/3 + 2/3 of 3
+
+
+@pytest.mark.slow
+def test_offline_accuracy_goes_up_and_down_from_round_to_round(tmp_path: Path) -> None:
+    """Liu & Zheng, Fig. 3, in the small: ten clients of few classes each. The mean change of accuracy."""
+
+    def change(name: str, **settings: Any) -> float:
+        run = fedsim.run(
+            algo=name,
+            partition="dirichlet:0.1",
+            fraction=0.4,
+            rounds=15,
+            seed=1,
+            hyperparameters={"epochs": 2, **settings},
+            workers=0,
+            quiet=True,
+            out=str(tmp_path / f"{name}{len(settings)}"),
+        )
+        values = run.metrics["test_accuracy"].tolist()[5:]
+        return float(sum(abs(b - a) for a, b in pairwise(values))) / (len(values) - 1)
+
+    offline, averaged, online = (
+        change("laplace_offline"),
+        change("laplace_offline", running_mean=True),
+        change("fola"),
+    )
+    assert offline > 2 * averaged  # measured .168, .074 and .042
+    assert averaged > online
+
+
+@pytest.mark.parametrize("kind", [FOLA, LaplaceOffline])
+def test_a_posterior_is_that_of_the_sum_of_log_likelihoods(
+    quadratics: SimpleNamespace, shards: Any, kind: Any
+) -> None:
+    """P_S is the mean over examples; N P_S is the sum of all clients' curvatures."""
+    federation = quadratics.Federation(kind(gamma=0.5, posterior=True, local=EXACT), shards)
+    federation.play()
+    q = federation.algorithm.model(federation.server, federation.context())
+    total = torch.stack([s.hessian.diagonal() for s in shards]).sum(0)
+    assert quadratics.error(q.precision, total + 0.5 * sum(SIZES)) < 1e-13
+    assert quadratics.error(q.mean, federation.server.mean) < 1e-13
+    point = kind(gamma=0.5, local=EXACT).model(federation.server, federation.context())
+    assert isinstance(point, Point) and torch.equal(point.mean, federation.server.mean)
 
 
 def test_equal_precisions_give_the_weighted_mean_and_the_mixture_its_moments(

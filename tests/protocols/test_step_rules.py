@@ -1,4 +1,4 @@
-"""The rules of a step: 1/K, N_k/N, 1/|S| (clients asked in the round), and one rule after another (U7)."""
+"""The rules of a step: 1/K, N_k/N, 1/|S| (clients asked in the round), and one rule after another."""
 
 from __future__ import annotations
 

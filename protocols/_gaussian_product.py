@@ -1,0 +1,130 @@
+"""Gaussian product aggregation (Liu & Zheng, Eq. 8-18, arXiv:2102.01936v1): the messages and the server
+of fola and laplace_offline, whose clients find their curvature in two ways.
+
+    client:  theta <- training of  lbar_k + (lam/2) (theta - mu_S)' (P_S + gamma) (theta - mu_S)
+             P_k   <- from F_k, the mean squared gradient of an example
+    server:  P_S  <- sum_k a_k P_k ;  mu_S <- (sum_k a_k (P_k + gamma) mu_k) / (P_S + gamma),  a_k = N_k / N
+    init:    mu_S = the shared random start, P_S = 0
+
+The precision of q_S is P_S + gamma: Eq. 18 has gamma I, which Eq. 17 does not produce, so it is added where
+the precision is used. With gamma > 0 the weighted mean is defined where all P_k vanish, and there it is the
+plain one (the released code shrinks such weights towards 0 by an eps in the denominator only).
+aggregation = mixture: moments of the mixture sum_k a_k N(mu_k, (P_k + gamma)^-1) (Eq. 5-6), for comparison.
+
+Units: P_S averages over examples. The posterior of all data, prod_k p(D_k | theta) = exp(-N mean_k lbar_k),
+has the precision N P_S, and gamma, which is there to divide by, is no prior for it: weights that no data
+touch would be drawn with the deviation 1/sqrt(N gamma), that is hundreds, and nothing is left of the
+predictions. So the model is the point mu_S. posterior = true returns N(mu_S, (N (P_S + gamma))^-1), in
+which N gamma is the prior's precision; choose gamma for that.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.wire.schema import Curvature, Mean, Scalar
+
+Aggregation = Annotated[Literal["product", "mixture"], Meta(description="of the clients' Gaussians")]
+Gamma = Annotated[float, Meta(gt=0, description="precision that is added to every P")]
+Lam = Annotated[float, Meta(ge=0, description="weight of the prior in the local objective")]
+Posterior = Annotated[
+    bool, Meta(description="return N(mu, 1/(N (P + gamma))), to draw samples from, and not the point mu")
+]
+
+
+@dataclass(frozen=True)
+class Server:
+    """mean: mu_S; curvature: P_S without gamma; (P,) float64; folds: rounds folded."""
+
+    mean: Tensor
+    curvature: Tensor
+    folds: int = 0
+
+
+@dataclass(frozen=True)
+class Client:
+    """Stateless."""
+
+
+@dataclass(frozen=True)
+class Down:
+    mean: Mean
+    curvature: Curvature
+
+
+@dataclass(frozen=True)
+class Up:
+    mean: Mean
+    curvature: Curvature
+    train_loss: Scalar
+
+
+class GaussianProduct(Algorithm[Server, Client, Down, Up]):
+    """The template: an algorithm adds how a client trains, and P_k from F_k."""
+
+    gamma: Gamma
+    lam: Lam
+    aggregation: Aggregation
+    posterior: Posterior
+    local: LocalTraining
+
+    default_model: ClassVar[str] = "mlp_small"
+    url: ClassVar[str] = "https://arxiv.org/abs/2102.01936v1"
+
+    def server_init(self, ctx: Context) -> Server:
+        return Server(ctx.start.double(), torch.zeros_like(ctx.start, dtype=torch.float64))
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client()
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.mean, server.curvature)
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        prior = Gaussian.at(down.mean, self.lam * (down.curvature.double() + self.gamma))
+        weights, fisher, loss = self.train(down, prior, shard, task)
+        return client, Up(weights, self.precision(fisher, down, task.folds + 1), loss)
+
+    @abstractmethod
+    def train(self, down: Down, prior: Gaussian, shard: AnyShard, task: Task) -> tuple[Tensor, Tensor, float]:
+        """Weights, F_k and the training loss."""
+
+    @abstractmethod
+    def precision(self, fisher: Tensor, down: Down, r: int) -> Tensor:
+        """P_k from F_k in the r-th round that is folded, (P,)."""
+
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        zero = torch.zeros_like(server.mean)
+        total, curvature, mean, second, weight = zero, zero, zero, zero, 0
+        for k, up in ups:
+            a, P, mu = ctx.sizes[k], up.curvature.double(), up.mean.double()
+            total, curvature = total + a * (P + self.gamma) * mu, curvature + a * P
+            mean, second = mean + a * mu, second + a * (1 / (P + self.gamma) + mu**2)
+            weight += a
+        if self.aggregation == "product":
+            P = curvature / weight
+            return Server(total / weight / (P + self.gamma), P, server.folds + 1)
+        mean, second = mean / weight, second / weight
+        return Server(mean, (1 / (second - mean**2) - self.gamma).clamp(min=0), server.folds + 1)
+
+    def model(self, server: Server, ctx: Context) -> Point | Gaussian:
+        if not server.folds or not self.posterior:
+            return Point(server.mean)
+        return Gaussian.at(server.mean, sum(ctx.sizes) * (server.curvature + self.gamma))
+
+
+def running_mean(fisher: Tensor, before: Tensor, r: int) -> Tensor:
+    """Eq. 17, (1/r) F + ((r-1)/r) P_S, (P,)."""
+    return fisher / r + (r - 1) / r * before
