@@ -21,7 +21,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.errors import UsageError
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model
 from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.seeds import RandomStream
@@ -282,7 +282,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """
 
     @abstractmethod
-    def model(self, server: Server, ctx: Context) -> Point | Gaussian:
+    def model(self, server: Server, ctx: Context) -> Model:
         """The model to evaluate; before the first fold, the point ctx.start."""
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float | None:

@@ -27,7 +27,7 @@ from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.experiment import Experiment, resolved_hyperparameters
 from fedsim.learning.client_scores import LabelShares
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, likelihood
 from fedsim.learning.models.registry import build_model
 from fedsim.learning.params import Net
@@ -137,6 +137,7 @@ class Problem:
             TRIANGLE: size * (size + 1) // 2,
             "C": classes,
             "K": clients,
+            "L": self.eval_samples,
             "I": int(np.prod(self.dataset.train_inputs.shape[1:])),
             **self.algorithm.sizes_on_wire(clients, classes),
         }
@@ -254,7 +255,7 @@ class Problem:
         """Posterior samples to average predictions over; 0 where targets are not classes."""
         return self.evaluation.samples
 
-    def score(self, model: Point | Gaussian, chunk: int, round: int) -> ChunkScore:
+    def score(self, model: Model, chunk: int, round: int) -> ChunkScore:
         """The score of one test chunk (Evaluation.score)."""
         return self.evaluation.score(model, chunk, round)
 

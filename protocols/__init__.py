@@ -16,6 +16,7 @@ from protocols.ama import AMA
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
 from protocols.bregman_admm import BregmanADMM
+from protocols.fald import FALD
 from protocols.fedadmm import FedADMM
 from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
@@ -57,6 +58,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
     *(FedIvon, IsoBayesADMM, FedEP),
     Pooled,
+    FALD,
 )
 
 

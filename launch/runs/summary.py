@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.errors import DataError, DiskError
 from fedsim.learning.client_scores import CLIENT_NUMBERS
-from fedsim.learning.gaussian import Gaussian, Point, is_full
+from fedsim.learning.gaussian import Model, Point, Samples, is_full
 from fedsim.learning.likelihoods import CALIBRATION, EXTRA
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
@@ -48,26 +48,30 @@ class Start(NamedTuple):
     imports: float
 
 
-def precision_of(model: Point | Gaussian) -> Tensor | None:
-    """The model's precision, if it has one: a vector (P,), or a matrix (P, P)."""
+def spread_of(model: Model) -> Tensor | None:
+    """What the model has beside its mean: a precision, (P,) or (P, P), samples (n, P), or nothing."""
     if isinstance(model, Point):
         return None
+    if isinstance(model, Samples):
+        return model.values
     if is_full(model.precision):
         return torch.as_tensor(model.precision)
     return torch.as_tensor(model.precision).expand_as(model.mean).contiguous()
 
 
-def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
+def write_model(path: Path, problem: Problem, model: Model) -> None:
     """The mean by parameter name, and the precision under `precision.<name>`, or if it is a matrix under
-    `precision`, float32.
+    `precision`; samples (n, P) under `samples`; float32.
 
     Raises:
         DiskError: if the disk cannot be read or written.
     """
     layout = problem.net.layout
     tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
-    precision = precision_of(model)
-    if precision is not None and is_full(precision):
+    precision = spread_of(model)
+    if precision is not None and isinstance(model, Samples):
+        tensors["samples"] = precision.float().cpu()
+    elif precision is not None and is_full(precision):
         tensors["precision"] = precision.float().cpu()
     elif precision is not None:
         named = layout.unflatten(precision.float().cpu())
@@ -102,8 +106,9 @@ def stored_model_digest(path: Path, layout: Layout) -> str:
     try:
         tensors = load_file(path)
         mean = _vector(tensors, layout, "")
-        if "precision" in tensors:
-            return model_digest(mean, tensors["precision"])
+        for whole in ("precision", "samples"):
+            if whole in tensors:
+                return model_digest(mean, tensors[whole])
         precise = any(name.startswith("precision.") for name in tensors)
         return model_digest(mean, _vector(tensors, layout, "precision.") if precise else None)
     except (OSError, SafetensorError) as e:
@@ -190,7 +195,7 @@ def summarise(
             "seconds_to_first_round": round(outcome.seconds_to_first_round, 3),
             "seconds_round_median": round(statistics.median(later), 6) if later else None,
             "seconds_clients": round(outcome.seconds_clients, 3),
-            "model_sha256": model_digest(outcome.model.mean, precision_of(outcome.model)),
+            "model_sha256": model_digest(outcome.model.mean, spread_of(outcome.model)),
             "clients_sha256": clients_digest(problem, states, outcome.versions),
             "dual_mismatch": dual_mismatch(problem, outcome.server, states, outcome.versions),
         }

@@ -18,7 +18,7 @@ import fedsim.evaluation
 from fedsim.errors import WireError
 from fedsim.evaluation import CHUNK, ChunkScore
 from fedsim.experiment import Experiment, build_algorithm
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Gaussian, Point, Samples
 from fedsim.learning.likelihoods import LIKELIHOODS, added
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.participation import Participation
@@ -29,7 +29,16 @@ from launch.cli import main
 from protocols.fedavg import FedAvg
 from protocols.ivon_admm import IvonADMM
 from tests.support.harness import listed, play
-from workers.protocol_messages import Evaluate, EvaluateFull, pack_score, to_evaluate, to_score, unpack_score
+from workers.protocol_messages import (
+    Evaluate,
+    EvaluateFull,
+    EvaluateSamples,
+    ToEvaluate,
+    pack_score,
+    to_evaluate,
+    to_score,
+    unpack_score,
+)
 from workers.worker.runtime import WorkerRuntime
 
 P, CLASSES, SAMPLES, ROUND = 640, 10, 7, 3
@@ -225,11 +234,11 @@ def test_a_score_crosses_the_wire_whole_and_only_in_its_own_length(width: int, s
         unpack_score(reply(data), width, not sampled)
 
 
-def carried(message: Evaluate | EvaluateFull, problem: Problem) -> Any:
+def carried(message: ToEvaluate, problem: Problem) -> Any:
     return decode(type(message), envelope_of(message, problem), {}, problem.dims, "here")
 
 
-def envelope_of(message: Evaluate | EvaluateFull, problem: Problem) -> Envelope:
+def envelope_of(message: ToEvaluate, problem: Problem) -> Envelope:
     payload = encode(message, {}, problem.dims)
     sent = pack(Header(VERSION, "evaluate", "run", 1, ROUND, 0, fields=payload.fields), payload.frames)
     return unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
@@ -272,6 +281,28 @@ def test_a_worker_scores_as_its_problem_does(
         assert remote == direct
     else:
         assert_same(remote, direct)
+
+
+def test_a_model_of_samples_scores_the_same_over_the_wire_and_averages_them(
+    problem: Problem, mean: Tensor, tmp_path: Path
+) -> None:
+    """The last of them, as many as are asked for; their average is that of their softmaxes."""
+    draws = torch.Generator().manual_seed(3)
+    values = mean + 0.1 * torch.randn((SAMPLES + 2, len(mean)), generator=draws)
+    model = Samples(mean, values.double())
+    message = to_evaluate(model, SAMPLES)
+    assert isinstance(message, EvaluateSamples) and len(message.samples) == SAMPLES
+    direct, remote = (
+        problem.score(model, 0, ROUND),
+        problem.score(to_score(carried(message, problem)), 0, ROUND),
+    )
+    assert remote == direct
+    reply = WorkerRuntime(problem_of(), tmp_path, "run", 0).handle(envelope_of(message, problem))
+    assert unpack_score(reply, WIDTH, sampled=True) == direct
+    alone = problem.score(Samples(mean, values[-1:]), 0, ROUND)
+    assert alone.ensemble == pytest.approx(problem.score(Point(values[-1]), 0, ROUND).tally, rel=1e-12)
+    assert direct.ensemble != alone.ensemble
+    assert isinstance(to_evaluate(model, 0), Evaluate)
 
 
 def test_a_precision_is_sent_only_if_it_is_sampled(mean: Tensor) -> None:

@@ -84,9 +84,7 @@ def test_columns_read_what_they_say() -> None:
     assert value("rounds to 0.5", c) == 2
     assert math.isnan(value("rounds to 0.8", c))
     assert value("rounds to test_accuracy 0.5", c) == 2 == value("rounds to mean test_accuracy 0.5", c)
-    assert (
-        value("rounds to mean test_accuracy 0.45", c, window=2) == 4
-    )  # (.3 + .7) / 2
+    assert value("rounds to mean test_accuracy 0.45", c, window=2) == 4  # (.3 + .7) / 2
     assert value("rounds to test_nll 2", c) == 2 and value("MB to test_nll 1.5", c) == 8  # lower is better
     assert math.isnan(value("rounds to mean test_nll 1", c, window=3))
     assert value("MB@2", c) == 6 and value("MB up@2", c) == 3 and value("MB to 0.5", c) == 6

@@ -27,7 +27,7 @@ from fedsim.wire.envelope import VERSION, Envelope, Header, decode, encode, pack
 from fedsim.wire.ledger import Entry, Ledger
 from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
-from launch.runs.summary import precision_of
+from launch.runs.summary import spread_of
 from protocols import REGISTRY, find
 from tests.support.reproducible import without_seconds
 from workers.coordinator.loop import Coordinator, Outcome
@@ -138,7 +138,7 @@ def bits_of(
     """Model, client states, server, versions, the algorithm's ledger rows, metrics."""
     model, states = outcome.model, ClientStates(folder / "state", problem.algorithm.client_type)
     return (
-        model_digest(model.mean, precision_of(model)),
+        model_digest(model.mean, spread_of(model)),
         clients_digest(problem, states, outcome.versions),
         encode_state(outcome.server),
         outcome.versions,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedsim.errors import FedsimError, TaskError
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.round_events import Arrived, Commit, Folded, Joined, Open
 from fedsim.round_machine import RoundMachine
@@ -138,6 +138,6 @@ class _Commits:
             Checkpoint(commit.round, torch.tensor(commit.versions), server, folds=commit.folded_rounds)
         )
 
-    def model(self, round: int) -> Point | Gaussian | None:
+    def model(self, round: int) -> Model | None:
         """Return None: a replay evaluates nothing."""
         return None

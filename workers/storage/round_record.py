@@ -10,7 +10,7 @@ from typing import Any
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore
 from fedsim.learning.client_scores import CLIENT_NUMBERS, LabelShares
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import CALIBRATION, EXTRA, Likelihood, Tally, added
 
 LISTS = ("reliability", "ensemble_reliability", "client_accuracy_histogram")
@@ -67,7 +67,7 @@ class RoundRecord:
     bytes_down: int = 0
     bytes_up: int = 0
     reported: dict[str, float] = field(default_factory=dict)
-    model: Point | Gaussian | None = None
+    model: Model | None = None
     committed: bool = False
     sampled: bool = False
     scores: dict[int, ChunkScore] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class RoundRecord:
         return {name: getattr(self, name) for name in KEPT} | {"reported": reported}
 
     @staticmethod
-    def restored(known: Mapping[str, Any], model: Point | Gaussian) -> RoundRecord:
+    def restored(known: Mapping[str, Any], model: Model) -> RoundRecord:
         """Return the record of a round that was committed before and is still to be evaluated."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
         return RoundRecord(**values, model=model, committed=True)
