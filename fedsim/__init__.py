@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         WireError,
     )
     from fedsim.experiment import Experiment
-    from fedsim.learning.gaussian import Gaussian, Point
+    from fedsim.learning.gaussian import Gaussian, Point, Samples
     from fedsim.learning.shards import Shard
     from fedsim.learning.solvers.first_order import LocalTraining, minimise
     from fedsim.participation import ClientPopulation, Participation
@@ -70,7 +70,7 @@ _MODULES = {
     "TaskError UsageError WireError",
     "fedsim.experiment": "Experiment",
     "fedsim.python_api": "Run open preset resume run",
-    "fedsim.learning.gaussian": "Gaussian Point",
+    "fedsim.learning.gaussian": "Gaussian Point Samples",
     "fedsim.learning.shards": "Shard",
     "fedsim.learning.solvers.first_order": "LocalTraining minimise",
     "fedsim.participation": "ClientPopulation Participation",
@@ -122,6 +122,7 @@ __all__ = [
     "Precision",
     "RandomStream",
     "Run",
+    "Samples",
     "Scalar",
     "Shard",
     "Shift",

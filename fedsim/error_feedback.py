@@ -22,7 +22,7 @@ import torch
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
 from fedsim.errors import UsageError
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model
 from fedsim.wire.schema import all_fields
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
@@ -100,7 +100,7 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
     def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
         return self.inner.server_update(server, down, ups, ctx)
 
-    def model(self, server: Any, ctx: Context) -> Point | Gaussian:
+    def model(self, server: Any, ctx: Context) -> Model:
         return self.inner.model(server, ctx)
 
     def report(self, server: Any, ctx: Context) -> Mapping[str, float]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsim.data.datasets import Dataset
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model, Point
 from fedsim.learning.likelihoods import LIKELIHOODS, Likelihood, Tally, added, classified
 from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
@@ -65,11 +65,12 @@ class Evaluation:
         """Posterior samples to average predictions over; 0 where targets are not classes."""
         return self.requested_samples if self.measure.averages else 0
 
-    def score(self, model: Point | Gaussian, chunk: int, round: int) -> ChunkScore:
+    def score(self, model: Model, chunk: int, round: int) -> ChunkScore:
         """Score one test chunk at the mean of `model`.
 
-        If the model is a Gaussian and posterior samples are asked for, the softmax is also averaged over
-        samples of it, which are the same ones for every chunk.
+        If the model is a distribution and posterior samples are asked for, the softmax is also averaged over
+        samples of it, which are the same ones for every chunk: draws of a Gaussian, or those that the model
+        is made of.
         """
         rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
         inputs = torch.from_numpy(np.array(self.dataset.test_inputs[rows])).to(self.net.device)
@@ -87,7 +88,9 @@ class Evaluation:
         rng = RandomStream(self.seed, "posterior", round)
         total = torch.full((len(targets), self.dataset.classes), -math.inf, dtype=torch.float64)
         total = total.to(floats.device)
+        draws = 0
         for weights in model.samples(self.samples, rng.torch("samples")):
+            draws += 1
             # in logarithms, because a probability may underflow
             total = torch.logaddexp(total, logits(weights, floats).log_softmax(dim=1))
-        return ChunkScore(tally, classified(total - math.log(self.samples), targets))
+        return ChunkScore(tally, classified(total - math.log(draws), targets))

@@ -26,7 +26,8 @@ from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.experiment import Experiment, resolved_hyperparameters
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.client_scores import LabelShares
+from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, likelihood
 from fedsim.learning.models.registry import build_model
 from fedsim.learning.params import Net
@@ -42,7 +43,8 @@ from fedsim.wire.schema import TRIANGLE, Dims, FieldKind, all_fields
 
 @dataclass(frozen=True)
 class Problem:
-    """What one process knows of the experiment; `clients` are training-row indices per client."""
+    """What one process knows of the experiment; `clients` are training-row indices per client. Of a
+    centralised algorithm there is one, which has the rows of all `experiment.clients`."""
 
     experiment: Experiment
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -79,6 +81,7 @@ class Problem:
         )
         examples, seed = len(dataset.train_targets), experiment.seed
         clients, held = hold_out(experiment.evaluate_on, examples, clients, seed)
+        clients = _held_by(algorithm, clients)
         if held is not None:
             inputs, targets = dataset.train_inputs[held], dataset.train_targets[held]
             dataset = replace(dataset, test_inputs=inputs, test_targets=targets)
@@ -110,7 +113,7 @@ class Problem:
         _check_until(experiment, dataset)
         net = _network(experiment, dataset, torch.device("cpu"))
         algorithm.check(net.layout.size)
-        clients = (np.zeros(1, dtype=np.int64),) * experiment.clients
+        clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
         problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot(), 1.0)
         problem.codecs  # noqa: B018  (checks the names)
         return problem
@@ -134,6 +137,7 @@ class Problem:
             TRIANGLE: size * (size + 1) // 2,
             "C": classes,
             "K": clients,
+            "L": self.eval_samples,
             "I": int(np.prod(self.dataset.train_inputs.shape[1:])),
             **self.algorithm.sizes_on_wire(clients, classes),
         }
@@ -146,12 +150,14 @@ class Problem:
             DataError: If its trace file is wrong.
         """
         e = self.experiment
-        return schedule(e.participation, clients=e.clients, seed=e.seed, sizes=self.sizes)
+        return schedule(e.participation, clients=len(self.clients), seed=e.seed, sizes=self.sizes)
 
     @cached_property
     def clock(self) -> Clock | None:
-        """The virtual clock, if there is one."""
+        """The virtual clock, if there is one; a centralised algorithm has no network to simulate."""
         e = self.experiment
+        if self.algorithm.centralised:
+            return None
         return clock(e.link, e.compute, e.deadline, clients=e.clients, seed=e.seed)
 
     @cached_property
@@ -237,12 +243,19 @@ class Problem:
         """What the data set's likelihood lets one say about predictions."""
         return self.evaluation.measure
 
+    @cached_property
+    def label_shares(self) -> LabelShares | None:
+        """The classes of every client's rows, which scores per client follow from; None without classes."""
+        if self.measure.per_class is None:
+            return None
+        return LabelShares.of(self.dataset.train_targets, self.clients, self.dataset.classes)
+
     @property
     def eval_samples(self) -> int:
         """Posterior samples to average predictions over; 0 where targets are not classes."""
         return self.evaluation.samples
 
-    def score(self, model: Point | Gaussian, chunk: int, round: int) -> ChunkScore:
+    def score(self, model: Model, chunk: int, round: int) -> ChunkScore:
         """The score of one test chunk (Evaluation.score)."""
         return self.evaluation.score(model, chunk, round)
 
@@ -257,7 +270,16 @@ def resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -
         inputs=experiment.inputs or (info.default_inputs if info else "scaled"),
         rounds=algorithm.default_rounds if experiment.rounds < 0 else experiment.rounds,
         eval_samples=samples,
+        participation="full" if algorithm.centralised else experiment.participation,
     )
+
+
+def _held_by(
+    algorithm: Algorithm[Any, Any, Any, Any], rows: tuple[np.ndarray, ...]
+) -> tuple[np.ndarray, ...]:
+    """The rows of every client that the algorithm has: of a centralised one a single client has all of them,
+    each once."""
+    return (np.unique(np.concatenate(rows)),) if algorithm.centralised else rows
 
 
 def _check_until(experiment: Experiment, dataset: Dataset) -> None:

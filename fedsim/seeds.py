@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -29,6 +29,14 @@ class RandomStream:
         name = f"{self.seed}|{self.purpose}|{self.round}|{self.client}|{part}"
         return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
 
+    def shared(self, purpose: str) -> RandomStream:
+        """The stream of this purpose that all clients, and the server, have in common in this round."""
+        return replace(self, purpose=purpose, client=-1)
+
+    def part(self, number: int) -> RandomStream:
+        """A stream for each of several parts of one task; part 0 is this stream."""
+        return replace(self, purpose=f"{self.purpose}#{number}") if number else self
+
     def torch(self, part: str) -> torch.Generator:
         """A CPU generator; draws are made on the CPU so that they do not depend on the device."""
         return torch.Generator().manual_seed(self.key(part))
@@ -42,7 +50,7 @@ class RandomStream:
 def seeded_torch(key: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's own generators for the block and restore them after it.
 
-    Only for code that offers no generator argument: parameter initialisation and dropout.
+    Only for code that offers no generator argument: parameter initialisation, dropout and ivon-opt.
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):

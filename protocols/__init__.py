@@ -16,34 +16,49 @@ from protocols.ama import AMA
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
 from protocols.bregman_admm import BregmanADMM
+from protocols.fald import FALD
 from protocols.fedadmm import FedADMM
 from protocols.fedavg import FedAvg
 from protocols.fedcurv import FedCurv
 from protocols.feddyn import FedDyn
+from protocols.fedep import FedEP
+from protocols.fedivon import FedIvon
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
 from protocols.fedlap_func import FedLapFunc
+from protocols.fednova import FedNova
 from protocols.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from protocols.fedpa import FedPA
+from protocols.fedpd import FedPD
 from protocols.fedprox import FedProx
+from protocols.fisher_merge import FisherMerge
 from protocols.fola import FOLA
+from protocols.iso_bayes_admm import IsoBayesADMM
 from protocols.ivon_admm import IvonADMM
 from protocols.ivon_pvi import IvonPVI
 from protocols.laplace_offline import LaplaceOffline
 from protocols.mbsgd import MBSGD
 from protocols.mime import Mime, MimeLite
+from protocols.pooled import Pooled
 from protocols.precond_admm import PrecondADMM
+from protocols.proxskip import ProxSkip
 from protocols.pvi import PVI
+from protocols.scaffold import Scaffold
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedAvg, FedProx, FedAvgM, FedAdam, FedYogi, FedAdagrad, MBSGD, Mime, MimeLite),
+    *(Scaffold, FedNova, ProxSkip, FedPD),
     *(FedADMM, FedDyn, AMA, PrecondADMM),
     *(BayesADMM, BregmanADMM, IvonADMM),
     *(PVI, IvonPVI, BCM),
     *(FedLap, FedLapCov, FedLapFunc),
+    FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
+    *(FedIvon, IsoBayesADMM, FedEP),
+    Pooled,
+    FALD,
 )
 
 

@@ -49,8 +49,8 @@ CapDual = Annotated[
 ]
 
 LEAST = 0.1
-"""The share of S_g that an upload's precision has at least where the client's literal problem has no
-minimum: precisions that cross the wire are positive."""
+"""The share of S_g that an upload's precision has at least: precisions that cross the wire are positive. It
+acts where the client's literal problem has no minimum, and where its precision is smaller than that."""
 
 
 @dataclass(frozen=True)
@@ -227,9 +227,9 @@ def restored(local: Gaussian, cavity: ClippedCavity, q: Gaussian, rho: float, mo
     The solution has rho S_k = H_k + rho S_g - V_k + correction, so a dual step from it would add the
     correction to V_k every round, without end. With the correction put back, V_k' = H_k at gamma = rho: the
     dual is minus the natural gradient again, and fixed points stay. moved: the share of the way to that
-    solution which the solver's precision has gone (IVON's Hessian is a running mean). Where the literal
-    problem has no minimum, that is where less than LEAST S_g would be left, it counts as
-    N(m_k, (LEAST S_g)^-1): the dual then shrinks.
+    solution which the solver's precision has gone (IVON's Hessian is a running mean). Where less than
+    LEAST S_g would be left it counts as N(m_k, (LEAST S_g)^-1), and the dual shrinks: wherever the literal
+    problem has no minimum, and also where it has one of such a small precision, clipped or not.
     """
     free = local / cavity.correction ** (moved / rho)
     floor = LEAST * torch.as_tensor(q.precision)

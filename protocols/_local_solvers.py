@@ -1,6 +1,7 @@
 """The local solvers of the ADMM family, each from a client's problem and its cavity to q_k.
 
-to_the_mode   fixed precision: gradient steps to the mode of q_k         fedadmm, feddyn, ama, precond_admm
+to_the_mode   fixed precision: gradient steps to the mode of q_k         fedadmm, feddyn, ama, precond_admm,
+                                                                       iso_bayes_admm (the loss smoothed)
 by_von        learned precision, full or diagonal: VON               bayes_admm, bregman_admm, pvi
 by_ivon       learned precision, diagonal: IVON, at the price of SGD ivon_admm, ivon_pvi
 """
@@ -13,12 +14,22 @@ from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
+from fedsim.learning.solvers.smoothing import Smoothing
 from fedsim.learning.solvers.von import VonTraining, check_samples, von
 from protocols._dual_rule import clipped_cavity, restored
 from protocols._site_algorithm import LocalProblem, SiteFit
 from protocols._site_messages import Covariance
 
-__all__ = ["IvonTraining", "LocalTraining", "VonTraining", "by_ivon", "by_von", "check_von", "to_the_mode"]
+__all__ = [
+    "IvonTraining",
+    "LocalTraining",
+    "Smoothing",
+    "VonTraining",
+    "by_ivon",
+    "by_von",
+    "check_von",
+    "to_the_mode",
+]
 
 KEEP = 0.5
 """The share of rho S_g that stays with the client where its dual leaves less than a fifth of that. VON needs
@@ -28,9 +39,15 @@ MAX_FULL = 3000
 
 
 def to_the_mode(
-    problem: LocalProblem, cavity: Gaussian | tuple[Penalty, ...], how: LocalTraining, *, sum_loss: bool
+    problem: LocalProblem,
+    cavity: Gaussian | tuple[Penalty, ...],
+    how: LocalTraining,
+    *,
+    sum_loss: bool,
+    smoothing: Smoothing | None = None,
 ) -> SiteFit:
-    """Gradient steps to the mode of q_k; sum_loss: the client's loss is l_k, else lbar_k."""
+    """Gradient steps to the mode of q_k; sum_loss: the client's loss is l_k, else lbar_k; smoothing: its
+    expectation E_q[l_k], which the delta method replaces by l_k(m)."""
     client, shard, task = problem.client, problem.shard, problem.task
     assert client.moments is None or isinstance(client.moments, Moments)
     fit = minimise(
@@ -42,6 +59,7 @@ def to_the_mode(
         weight=shard.size if sum_loss else 1.0,
         penalties=(cavity,) if isinstance(cavity, Gaussian) else cavity,
         moments=client.moments,
+        smoothing=smoothing,
     )
     return SiteFit(Gaussian.at(fit.weights, client.precision), fit.loss, fit.carried)
 

@@ -49,6 +49,7 @@ __all__ = [
     "FixedPrecision",
     "LocalProblem",
     "MeanFactor",
+    "Moments",
     "Rho",
     "SetUp",
     "Silent",
@@ -237,5 +238,5 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
             "dual_residual": server.dual_residual,
         }
 
-    def dual_mismatch(self, server: Consensus, clients: Iterable[Client]) -> float:
+    def dual_mismatch(self, server: Consensus, clients: Iterable[Client]) -> float | None:
         return server.total.mismatch(product((c.dual.z or c.dual.site) for c in clients))

@@ -6,14 +6,14 @@ ADMM without the proximal term at the server, and so the point-estimate sibling 
     server:  w_g <- (1/delta) sum_k v_k                                 over ALL clients
     init:    v_k = 0, w_g = 0
 
-It converges for small enough rho only (Tseng,
-Eq. 3.4d); with rho = delta/K the first round is the mean of the w_k. In a round with |S| of K clients only
-those duals move, for which delta/|S| is the step that delta/K is for all.
-
-Local optimiser: Adam; its moments and step count live with the client and are carried over rounds.
+It converges for rho < 2 delta/K (Tseng, Eq. 3.4d). The bound is sharp where clients are stiff, that is l_k
+has a large curvature; others allow more. With rho = delta/K the first round is the mean of the w_k. In a
+round with |S| of K clients only those duals move, for which delta/|S| is the step that delta/K is for all.
 
 Wire: P down, P up. The server needs no mean over the clients, so there is no option `silent`: a silent
 client counts with its dual.
+
+Local training is Adam by default, whose moments live with the client over rounds (carry).
 
 Differs: local training starts from ctx.start until something has been folded, the prox centre is w_g = 0,
 as printed.

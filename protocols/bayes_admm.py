@@ -11,11 +11,11 @@ In natural parameters: t_k <- t_k (q_k/q_g)^rho and q_g = (prior prod_k q_k^rho 
 with gamma = rho_server = rho. With quadratic losses, full covariance and rho = 1/K one round is exact
 (v2, Prop. D.1). The client's problem is solved by VON (Khan & Rue, Eq. 12).
 
-Local optimiser: VON, to stationarity or `steps`; nothing is carried over rounds.
-
 Wire: P + P(P+1)/2 down, P + P(P+1)/2 up. covariance = diagonal: 2P each way.
 silent = participants: the silent clients' q_k count as the mean of this round's; last: as their last (the
 prior, if never heard), and the increment of z_k = rho lambda_k + eta_k goes up.
+
+Local training is VON, with L-BFGS steps of the mean. Every task begins anew: nothing is carried over.
 
 Differs: local training starts from ctx.start until something has been folded. cap_dual, on by default:
 where V_k exceeds .9 rho S_g the client holds it at .5 rho S_g, and what was clipped is put back into q_k

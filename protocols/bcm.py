@@ -10,12 +10,11 @@ over the clients heard so far; since t_k has the prior divided out, p_0 counts o
 replaced, never multiplied in twice: it remembers its own and sends the change. One round by default; later
 rounds serve clients that have not been heard (a client asked again trains again, from its own w_k).
 
-Local optimiser: Adam, in the one training of a client; so nothing is carried over rounds.
-
 Wire: 0 down, 2P up. The committee does not iterate, so there is nothing to broadcast.
 
-Differs: the local posteriors are Laplace approximations. A client's training is not carried over, so
-`carry` has no effect.
+Local training is Adam by default. There is one round, and `carry` has no effect.
+
+Differs: the local posteriors are Laplace approximations.
 
 References:
     Tresp 2000: https://doi.org/10.1162/089976600300014908

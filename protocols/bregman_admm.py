@@ -11,10 +11,10 @@ The paper's rule is eta_k <- eta_k + rho (mu_k - mu_g); eta = (v, -V/2) under lo
 whence the -2. Option dual = release: V_k + c rho (mu2_k - mu2_g), the sign and factor of the released
 code. c is `damping`, 1 in the paper. The duals are not natural gradients, so one round is never exact.
 
-Local optimiser: VON, to stationarity or `steps`; nothing is carried over rounds.
-
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. Silent clients' q_k count as the mean of
 this round's, their t_k as they are. (The increment of z_k would not tell the server the dual step.)
+
+Local training is VON, with L-BFGS steps of the mean. Every task begins anew: nothing is carried over.
 
 Differs: damping is 0.1 by default, because 1 makes q_g improper on digits. Local training starts from
 ctx.start until something has been folded. cap_dual: as in bayes_admm.

@@ -14,12 +14,12 @@ in which every client counts the same, whatever its N_k.
 In natural parameters: q = N(w, I), site t_k = exp(v_k . w); protocols._dual_rule with gamma = rho_server =
 rho. Bayesian-ADMM is the same three lines with a precision that is learned.
 
-Local optimiser: Adam; its moments and step count live with the client and are carried over rounds. The box
-asks for a minimum, which a few epochs come near.
+Wire: P down, P up. In v2, Sec. 1 and Fig. 1, clients send w_k and the gradient (2P); here the server
+derives the change of v_k from w_k. silent = participants: w_k goes up, and the silent clients' w_k count as
+the mean of this round's. silent = last: they count with their last w_k (the start, if never heard), and the
+increment of z_k = v_k + rho w_k goes up.
 
-Wire: P down, P up. silent = participants: w_k goes up, and the silent clients' w_k count as the mean of
-this round's. silent = last: they count with their last w_k (the start, if never heard), and the increment
-of z_k = v_k + rho w_k goes up.
+Local training is Adam by default, whose moments live with the client over rounds (carry).
 
 Differs: w_g starts at the network's random start, not at 0: a first prox centre of 0 would double the
 weights in the first round. Option prox_norm = unsquared: (rho/2) ||w - w_g||, as in the released code.

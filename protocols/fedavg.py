@@ -3,12 +3,10 @@
     client:  w_k <- E epochs of minibatch steps on lbar_k, started at w_g
     server:  w_g <- sum_k N_k w_k / sum_k N_k                    over the participants
 
-Local optimiser: Adam; its moments and step count live with the client and are carried over rounds.
-
 Wire: P down, P up.
 
-Differs: McMahan et al. train by SGD (--set optimiser=sgd). Adam is what the experiments of Swaroop et al.
-use; the released code of theirs carries the moments, the papers do not say so.
+Local training is Adam by default, whose moments live with the client over rounds (carry), as in the
+released code of the ADMM papers. McMahan et al. have SGD: --set optimiser=sgd.
 
 References:
     McMahan et al. 2017: https://arxiv.org/abs/1602.05629

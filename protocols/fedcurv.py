@@ -9,13 +9,13 @@ With U and W the penalty is, up to a constant, lam [ w' diag(U - F_j) w - 2 w . 
 keeps its last F_j and F_j w_j and subtracts them. What goes up is w_j and the increments of F_j and F_j w_j,
 so that the server needs no memory of single clients; a silent client counts with its last.
 
-Local optimiser: Adam; its moments and step count live with the client and are carried over rounds.
-
 Wire: 3P down, 3P up.
 
+Local training is Adam by default, whose moments live with the client over rounds (carry). fola has SGD:
+compare the two with the same optimiser.
+
 Differs: the release named after the Gaussian-product paper has a penalty without gradient, about the
-server's mean, with every client's own data in it. Liu and Zheng, who compare with it, train all by SGD:
-compare it with fola by --set optimiser=sgd.
+server's mean, with every client's own data in it.
 
 References:
     Shoham et al. 2019: https://arxiv.org/abs/1910.07796

@@ -14,14 +14,13 @@ penalty alpha_k per client and a local weight decay.
 With alpha_rule = constant and no weight decay this is fedadmm with form = mean. protocols._dual_rule with
 q = N(w, I), rho_server = 1 and sites in units of w: t_k = exp(h_k . w).
 
-Local optimiser: Adam; its moments and step count live with the client and are carried over rounds.
-
 Wire: P down, P up. A silent client's w_k counts as the mean of the participants', its h_k as it is.
+
+Local training is Adam by default, whose moments live with the client over rounds (carry).
 
 Differs: the released code (bayes-admm) leaves the server's h at 0 in round 1, starts w_g at 0, and gives
 every client the alpha_k of the last one by an aliasing defect; here round 1 is like every other round.
-Option prox_norm = unsquared: (alpha_k/2) ||w - w_g||, as in that code. Acar et al. train by SGD (--set
-optimiser=sgd).
+Option prox_norm = unsquared: (alpha_k/2) ||w - w_g||, as in that code.
 
 References:
     Acar et al. 2021: https://arxiv.org/abs/2111.04263

@@ -16,10 +16,9 @@ The posterior of a network is by default too wide to sample from (delta = 0.1 le
 do not touch a deviation of 3, and a Laplace approximation knows nothing of the curvature away from the
 mean): predictions are those of the mean, w_g. On logistic regression its average is as good.
 
-Local optimiser: Adam; its moments and step count live with the client and are carried over rounds. The
-paper has Adam and says nothing of its moments.
-
 Wire: 2P down, 2P up. The server derives both dual steps from (w_k, S_k) and its own broadcast.
+
+Local training is Adam by default, whose moments live with the client over rounds (carry).
 
 Differs: local training starts from ctx.start until something has been folded. The released code has
 received precision 0 in round 1; the paper's delta is used here. S_g and S_g - V_k are at least delta

@@ -14,12 +14,12 @@ that lack them, each with the next round in which it takes part. Until a client'
 no client has a term for its memory; so the first round is FedLap's, and without memory
 points every round is. A silent client counts with its last v_k and its last labels.
 
-Local optimiser: Adam; its moments and step count live with the client and are carried over rounds. The
-paper has Adam and says nothing of its moments.
-
 Wire: P down, P + M C up. Once: M I + 2M down, M I + M up. M is the number of memory points: a client's own
 going up, everyone else's coming down. The labels of w_g are computed by the client from w_g; with
 send_global_labels they are sent, as the paper has it: P + M C down, M all points.
+
+Local training is Adam by default, whose moments live with the client over rounds (carry). The server's Adam
+begins anew in every round.
 
 Cost: O((N_k + M) P E) on a client, as in the paper (Sec. 3.4): an epoch takes every memory point's gradient
 once. The points are divided over its minibatches at random, so each step's gradient is an unbiased estimate

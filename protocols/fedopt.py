@@ -7,11 +7,9 @@ whose server takes the averaged change as a gradient.
 fedavgm is SGD with momentum, the other three are adaptive (fedsim.learning.solvers.server). They are one
 algorithm with four defaults of `server`; --set rule=... turns one into another.
 
-Local optimiser: SGD; nothing is carried over rounds on the client, the server's moments are.
-
 Wire: P down, P up.
 
-Differs: the local optimiser is SGD, new every round, as in Reddi et al.; --set optimiser=adam changes that.
+Local training is SGD by default; Adam's moments, if it is chosen, live with the client (carry).
 
 References:
     Reddi et al. 2021: https://arxiv.org/abs/2003.00295

@@ -8,9 +8,9 @@ In the first `burn_in_rounds` rounds of the schedule the delta is FedAvg's, w_g 
 as many steps. One sample gives w_g - x_1. Clients are stateless. steps_per_sample = epoch is the paper's
 FedPA-ME: a sample is the mean over one local epoch, and no steps are burnt within a round.
 
-Local optimiser: SGD with momentum along a client's chain; nothing is carried over rounds.
-
 Wire: P down, P up.
+
+Local training is a chain of SGD with momentum, new in every task: nothing is carried over.
 
 Differs: Alg. 1 prints (1/|S|) sum q_k Delta_k; the released code divides by the sum of weights, and so do
 we. The recurrence of Appendix C is what the tests compare with; one product and an l x l solve are used.

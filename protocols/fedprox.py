@@ -3,14 +3,14 @@
     client:  w_k <- argmin lbar_k(w) + (delta/2) ||w - w_g||^2          (mean-loss scale)
     server:  w_g <- sum_k N_k w_k / sum_k N_k                           over the participants
 
-Local optimiser: Adam; its moments and step count live with the client and are carried over rounds.
-
 Wire: P down, P up.
 
-Differs: the printed server of Eq. 2 with v_k = 0 is the unweighted mean; the released code and the original
-paper weight by N_k, and so do we. The released code has no prox in round 1; here the prox centre is the
-broadcast in every round, which in round 1 is the start, where training begins. Option prox_norm =
-unsquared: (delta/2) ||w - w_g||, as in the released code. Li et al. train by SGD (--set optimiser=sgd).
+Local training is Adam by default, whose moments live with the client over rounds (carry).
+
+Differs: the printed server of Eq. 2 with v_k = 0 is the unweighted mean; the released code and the
+original paper weight by N_k, and so do we. The released code has no prox in round 1; here the prox
+centre is the broadcast in every round, which in round 1 is the start, where training begins.
+Option prox_norm = unsquared: (delta/2) ||w - w_g||, as in the released code.
 
 References:
     Li et al. 2020: https://arxiv.org/abs/1812.06127

@@ -12,9 +12,9 @@ protocols._gaussian_product has the server, the units of P_S, and what gamma is.
 squares = example: squares of per-example gradients (the paper); batch: |batch| times the square of the batch
 mean's (the released code).
 
-Local optimiser: SGD, clipped, as in the paper; nothing is carried over rounds.
-
 Wire: 2P down, 2P up.
+
+Local training is SGD by default, and nothing is carried over. fedcurv has Adam.
 
 Differs: all P cross the wire. Silent clients do not count in a round's product.
 

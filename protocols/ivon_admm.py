@@ -10,21 +10,24 @@ Bayesian-ADMM for diagonal Gaussians, the client's problem solved by IVON at the
     IVON (Algorithm 2) gets the mean loss, lambda = N_k / (rho tau), v = tau v_k / N_k, u = tau u_k / N_k
 
 protocols._dual_rule with gamma separate from rho; rho_server = rho, unless given. The released code's gamma
-is its damping times rho. With rho = 1, rho_server = 0 and gamma = damping this is IVON-PVI.
-
-Local optimiser: IVON; its momentum and step count live with the client and are carried over rounds.
+is its damping times rho; the defaults are its rho = 0.5 and damping 0.1 (CIFAR). With rho = 1, rho_server = 0
+and gamma = damping this is IVON-PVI. With all clients in every round and gamma = 1/K the average is the mean
+of the clients' natural parameters for any rho_server, so that rho = 1 is IVON-PVI then, too: the released S5
+configuration (rho = 1, gamma = 0.1, K = 10) is IVON-PVI with damping 1/K.
 
 Wire: 2P down, 2P up. The server derives both dual steps from (m_k, s_k) and its own broadcast, where
 Algorithm 1 as printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm.
+
+Local training is IVON, whose momentum and step count live with the client over rounds (carry).
 
 Differs: the problem above is bounded below only where H_k - u_k + rho s_g > 0, and the released
 configuration diverges on one of three seeds; with cap_dual the client step uses min(u_k, rho s_g), and v_k
 follows so that the gradient at m_g is what it was. What was clipped is put back into q_k before it goes up,
 and its precision is at least s_g / 10 (docs/decisions/009); the stored dual is unchanged.
 dual_slack in metrics is the round's least rho s_g - u_k, capped the number of coordinates below 0.
-IVON's h starts at h0 until something has been folded and at 0 (the precision at s_g) after that; momentum
-and step count live with the client (released code). Training starts from ctx.start until something has
-been folded.
+IVON's momentum is divided by 1 - beta1^t, as the package ivon-opt and the released code do; line 6 of
+Algorithm 2 as printed does not. IVON's h starts at h0 until something has been folded and at 0 (the precision
+at s_g) after that. Training starts from ctx.start until something has been folded.
 
 References:
     Möllenhoff et al. 2026: https://arxiv.org/abs/2506.13150
@@ -61,8 +64,8 @@ from protocols._site_algorithm import (
 @dataclass(frozen=True)
 class IvonADMM(SiteAlgorithm):
     delta: PriorPrecision = 1.0
-    rho: Rho = 1.0
-    gamma: Annotated[float, Meta(gt=0, description="factor of the dual step")] = 0.1
+    rho: Rho = 0.5
+    gamma: Annotated[float, Meta(gt=0, description="factor of the dual step")] = 0.05
     rho_server: Annotated[
         Annotated[float, Meta(ge=0)] | Literal["rho"],
         Meta(description="penalty in the server's average; 0: the server does not average"),

@@ -8,9 +8,9 @@ IVON-ADMM with alpha = 1 at the server and rho = 1 at the client.
 
 protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0.
 
-Local optimiser: IVON; its momentum and step count live with the client and are carried over rounds.
-
 Wire: 2P down, 2P up. A silent client counts with its site.
+
+Local training is IVON, whose momentum and step count live with the client over rounds (carry).
 
 Differs: the paper does not give its damping; 1/K is the default here. cap_dual, h0 and the start of
 training: as in ivon_admm.

@@ -11,9 +11,9 @@ goes up and down from round to round (the paper's Fig. 3). running_mean = true k
 rounds, P_k = (1/r) F_k + ((r-1)/r) P_S, which is the other half of what makes FOLA online.
 protocols._gaussian_product has the server, the units of P_S, and what gamma is.
 
-Local optimiser: SGD, clipped; nothing is carried over rounds.
-
 Wire: 2P down, 2P up.
+
+Local training is SGD by default, and nothing is carried over.
 
 Differs: all P cross the wire. Silent clients do not count in a round's product.
 

@@ -3,9 +3,9 @@
     client:  g_k <- gradient of lbar_k at w_g, over all its examples or one random batch of them
     server:  w_g <- SERVERUPDATE(w_g, sum_k N_k g_k / sum_k N_k)          over the participants
 
-Local optimiser: none, a client sends one gradient; nothing is carried over rounds on the client.
-
 Wire: P down, P up.
+
+There is no local training: a client computes one gradient, and keeps nothing.
 
 References:
     Al-Shedivat et al. 2021: https://arxiv.org/abs/2010.05273

@@ -11,10 +11,12 @@
         client:  y <- x, then for every batch  y <- y - eta [ (1-beta) grad f(y; z) + beta m ]
     server:  x <- sum_k N_k y_k / sum_k N_k ;   m <- (1-beta) sum_k N_k g_k / sum_k N_k + beta m
 
-Local optimiser: SGD with the server's momentum; nothing is carried over rounds on the client.
+Differs: the clients' averages are weighted by N_k, where the paper has 1/|S|.
 
 Wire of mime: P + 2P down, P + P up; a client remembers x between the two exchanges. Of mimelite: 2P down,
 2P up.
+
+Local training is the box's own SGD steps, and nothing is carried over.
 
 References:
     Karimireddy et al. 2020: https://arxiv.org/abs/2008.03606

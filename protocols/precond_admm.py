@@ -9,9 +9,9 @@
 S is found in a set-up before round 1: H_k goes up, S comes down. fedadmm with q = N(m, S^-1) in the
 place of N(w, I); with preconditioner = 1 the two are the same.
 
-Local optimiser: Adam; its moments and step count live with the client and are carried over rounds.
-
 Wire: P down, P up. Once: P down, P up (none for a given number). silent: as in fedadmm.
+
+Local training is Adam by default, whose moments live with the client over rounds (carry).
 
 Differs: delta/K is added to the mean of the H_k, so that S is positive where no client has curvature: K S
 is then the precision of the Laplace posterior at the start. m_g starts at the network's random start.

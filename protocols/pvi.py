@@ -10,10 +10,10 @@ without the averaging at the server.
 protocols._dual_rule with rho = 1, gamma = damping, rho_server = 0. damping = 1 is PVI as published; it
 diverges where clients' curvatures pull the same way, and 1/K is what the comparison papers use.
 
-Local optimiser: VON, to stationarity or `steps`; nothing is carried over rounds.
-
 Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives the change of t_k from
 the upload and its own broadcast; a silent client counts with its site.
+
+Local training is VON, with L-BFGS steps of the mean. Every task begins anew: nothing is carried over.
 
 Differs: the client's problem is solved by VON, a natural-gradient method, where Ashman et al. run Adam on
 (mean, log variance); both stop at the same q_k. Training starts from ctx.start until something has been

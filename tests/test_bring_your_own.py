@@ -44,6 +44,10 @@ def test_the_guide_has_algorithms_a_model_and_data() -> None:
     assert GUIDE.count("```python") == 4
 
 
+def test_the_guides_scaffold_is_the_registered_file() -> None:
+    assert FILES["mine.py"] == (ROOT / "protocols" / "scaffold.py").read_text(encoding="utf-8")
+
+
 @pytest.mark.process
 def test_a_users_algorithm_model_and_data_run_and_cost_what_they_say(folder: Path) -> None:
     selected = "--algo mine.py:Scaffold --model net.py:Net --dataset blobs.py:blobs"

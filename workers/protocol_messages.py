@@ -23,10 +23,19 @@ import torch
 
 from fedsim.errors import FedsimError, WireError
 from fedsim.evaluation import ChunkScore
-from fedsim.learning.gaussian import Gaussian, Point, diagonal, is_full, packed, unpacked
+from fedsim.learning.gaussian import (
+    Gaussian,
+    Model,
+    Point,
+    Samples,
+    diagonal,
+    is_full,
+    packed,
+    unpacked,
+)
 from fedsim.round_events import TaskId
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, blob, decode, pack
-from fedsim.wire.schema import Dims, FullPrecision, Mean, Precision
+from fedsim.wire.schema import Dims, Draws, FullPrecision, Mean, Precision
 
 NO_PAYLOAD = Payload((), ())
 
@@ -221,6 +230,17 @@ class EvaluateFull:
     triangle: FullPrecision
 
 
+@dataclass(frozen=True)
+class EvaluateSamples:
+    """The model to evaluate if its posterior is given by samples."""
+
+    mean: Mean
+    samples: Draws
+
+
+ToEvaluate = Evaluate | EvaluateFull | EvaluateSamples
+
+
 def evaluate(run: str, epoch: int, round: int, chunk: int, model: Payload = NO_PAYLOAD) -> Envelope:
     """Return the request to evaluate one chunk of the test set.
 
@@ -234,32 +254,40 @@ def evaluate(run: str, epoch: int, round: int, chunk: int, model: Payload = NO_P
     return pack(Header(VERSION, "evaluate", run, epoch, round, chunk, fields=model.fields), model.frames)
 
 
-def to_evaluate(model: Point | Gaussian, samples: int) -> Evaluate | EvaluateFull:
-    """Return the message that carries a model; its precision is in it only if it is sampled."""
+def to_evaluate(model: Model, samples: int) -> ToEvaluate:
+    """Return the message that carries a model; what is beside its mean is in it only if it is sampled."""
     if not samples or isinstance(model, Point):
         return Evaluate(model.mean)
+    if isinstance(model, Samples):
+        return EvaluateSamples(model.mean, model.values[-samples:])
     if is_full(model.precision):
         return EvaluateFull(model.mean, packed(torch.as_tensor(model.precision)))
     return Evaluate(model.mean, Spread(diagonal(model.precision, model.mean)))
 
 
-def to_score(message: Evaluate | EvaluateFull) -> Point | Gaussian:
+def to_score(message: ToEvaluate) -> Model:
     """Return the model of a message, by its natural parameters in float64."""
     if isinstance(message, EvaluateFull):
         return Gaussian.at(message.mean, unpacked(message.triangle))
+    if isinstance(message, EvaluateSamples):
+        return Samples(message.mean, message.samples)
     if message.spread is not None:
         return Gaussian.at(message.mean, message.spread.precision)
     return Point(message.mean)
 
 
-def read_model(envelope: Envelope, dims: Dims) -> Point | Gaussian:
+def read_model(envelope: Envelope, dims: Dims) -> Model:
     """Return the model that an evaluate message carries.
 
     Raises:
         WireError: If it is damaged or does not fit.
     """
-    full = any(f.name == "triangle" for f in envelope.header.fields)
-    kind: type[Evaluate | EvaluateFull] = EvaluateFull if full else Evaluate
+    names = {f.name for f in envelope.header.fields}
+    kind: type[ToEvaluate] = Evaluate
+    if "triangle" in names:
+        kind = EvaluateFull
+    elif "samples" in names:
+        kind = EvaluateSamples
     owner = f"model of round {envelope.header.round} to evaluate"
     return to_score(decode(kind, envelope, {}, dims, owner))
 

@@ -97,7 +97,7 @@ def joint(data: Digits, study: Study) -> Gaussian:
     zero = torch.zeros(data.size).double()
     prior = Gaussian(zero, identity(zero, study.delta, full=study.covariance == "full"))
     rng = RandomStream(0, "joint", 1, 0)
-    return von(data.all, zero.float(), how=study.joint, rng=rng, pull=prior, temperature=1.0).local
+    return von(data.all, zero.float(), how=study.joint, rng=rng, cavity=prior, temperature=1.0).q
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,11 @@ def methods(study: Study) -> list[Method]:
             "BregmanADMM",
             "ρ = 1, damping 0.2, released dual",
             BregmanADMM(rho=1.0, damping=0.2, dual="release", **common),
+        ),
+        Method(
+            "BregmanADMM, paper's dual",
+            "ρ = 1, damping 0.2, the dual of v2 C.2",
+            BregmanADMM(rho=1.0, damping=0.2, dual="paper", **common),
         ),
         Method("Bayesian-ADMM", "ρ = 1", BayesADMM(rho=1.0, **common)),
         Method(
@@ -153,7 +158,7 @@ def play(method: Method, data: Digits, study: Study) -> Path:
             break
         assert isinstance(q, Gaussian)
         values.append(objective(q, data, study))
-        held.append(sum(int(up.capped) for up in federation.ups.values()))
+        held.append(sum(int(up.info.capped) for up in federation.ups.values()))
     return Path(values, held, end)
 
 

@@ -96,7 +96,7 @@ def joint(shards: Sequence[Shard], how: Settings, samples: int) -> Gaussian:
     """The posterior of all data in one place; one sample: the Laplace approximation at its mode."""
     prior = Gaussian(torch.zeros(3).double(), how.delta * torch.eye(3).double())
     training, rng = VonTraining(steps=100, samples=samples), RandomStream(0, "joint", 1, 0)
-    return von(pooled(shards), torch.zeros(3), how=training, rng=rng, pull=prior, temperature=1.0).local
+    return von(pooled(shards), torch.zeros(3), how=training, rng=rng, cavity=prior, temperature=1.0).q
 
 
 @dataclass(frozen=True)

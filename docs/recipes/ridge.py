@@ -137,10 +137,12 @@ def methods(how: Settings) -> list[Method]:
     bregman = BregmanADMM(
         "full", delta=delta, rho=1.0, damping=0.1, dual="release", cap_dual=False, local=gauss
     )
+    paper = BregmanADMM("full", delta=delta, rho=1.0, damping=0.1, dual="paper", cap_dual=False, local=gauss)
     few, many = how.rounds, how.most
     return [
         Method("Bayesian-ADMM", "full covariance, ρ = 1/K", full, few),
         Method("BregmanADMM", "full covariance, ρ = 1, damping 0.1, released dual", bregman, few),
+        Method("BregmanADMM, paper's dual", "the same with the dual of v2 C.2", paper, few),
         *(
             Method("ADMM", f"ρ = {rho:g}", FedADMM(delta=delta, rho=rho, local=point), many)
             for rho in how.penalties

@@ -38,6 +38,18 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """A posterior by draws of it, of equal weight: values (n, P), n > 0, the latest last; mean: (P,)."""
+
+    mean: Tensor
+    values: Tensor
+
+    def samples(self, count: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """The last `count` draws (P,), or all if there are fewer; nothing is drawn from the generator."""
+        yield from self.values[-count:]
+
+
+@dataclass(frozen=True)
 class Gaussian:
     """shift = S m (P,), precision = S: float (isotropic), (P,) (diagonal) or (P, P) (full)."""
 
@@ -207,3 +219,6 @@ class Distance:
 
 
 Penalty = Gaussian | Distance
+
+Model = Point | Gaussian | Samples
+"""What an algorithm returns to be evaluated."""

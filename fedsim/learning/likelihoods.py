@@ -18,6 +18,10 @@ worker computes which part. Predictions that count as numbers of examples are wh
     tokens        share of content words (fedsim.data.vocabulary) per token
     gaussian      None                                        per example, 1/2 |y - f|^2
 
+All whose targets are classes have test_ece and test_brier, too (fedsim.learning.calibration): their tally
+goes on with a calibration tally. That of categorical goes on with a tally per class: the test examples of
+each class, the correct ones among them and their summed nll, from which fedsim.learning.client_scores is.
+
 precision and micro_f1 are over all pairs. macro_f1 is the mean of F1 over all tags; a tag that neither
 occurs nor is predicted counts as 0. recall_at_5 is the mean over examples with a tag of the share of
 their tags among the 5 largest outputs; micro_recall_at_5 the same share of all tags together, which is
@@ -37,6 +41,8 @@ from torch import Tensor
 
 from fedsim.data import vocabulary
 from fedsim.errors import UsageError, unknown
+from fedsim.learning import calibration
+from fedsim.learning.calibration import ReliabilityTable
 
 Tally = tuple[float, ...]
 Numbers = dict[str, float | None]
@@ -50,9 +56,11 @@ class Likelihood:
 
     Attributes:
         loss: From outputs and targets of a batch to its mean negative log-likelihood, 0-d.
-        width: The length of a tally, from the number of classes.
+        own: The length of the likelihood's own part of a tally, its beginning, from the number of classes.
         tally: Of outputs (n, ..., C) float64 and their targets.
         numbers: From a sum of tallies to test_accuracy, test_nll and, by name, what else there is.
+        calibration: Where a tally has its calibration tally; None: it has none.
+        per_class: Where a tally has the counts, correct ones and nll per class; None: it has none.
         rows: How many examples' outputs are computed at a time, to bound memory.
         averages: Whether predictions can be averaged over samples of a posterior.
         has_accuracy: Whether there is a test accuracy; targets that are numbers have none.
@@ -60,12 +68,26 @@ class Likelihood:
 
     name: str
     loss: Callable[[Tensor, Tensor], Tensor]
-    width: Callable[[int], int]
+    own: Callable[[int], int]
     tally: Callable[[Tensor, Tensor], Tally]
     numbers: Callable[[Tally], Numbers]
+    calibration: slice | None = None
+    per_class: slice | None = None
     rows: int = 2000
     averages: bool = False
     has_accuracy: bool = True
+
+    def width(self, classes: int) -> int:
+        """The length of a tally."""
+        return (
+            self.own(classes)
+            + (calibration.SIZE if self.calibration else 0)
+            + (3 * classes if self.per_class else 0)
+        )
+
+    def reliability(self, tally: Tally) -> ReliabilityTable | None:
+        """The reliability table of a sum of tallies; None if there is none or a prediction is nan."""
+        return calibration.table(tally[self.calibration]) if self.calibration else None
 
     def classes_only(self, what: str) -> None:
         """Check that targets are classes, which `what` relies on.
@@ -120,14 +142,31 @@ def added(one: Tally, other: Tally) -> Tally:
     return tuple(a + b for a, b in zip(one, other, strict=True))
 
 
-# ---- categorical: examples, correct, nll
+# ---- categorical: examples, correct, nll; calibration; per class its examples, then correct ones, then nll
+
+_CATEGORICAL = 3
+_OF_CLASSES = slice(_CATEGORICAL, _CATEGORICAL + calibration.SIZE)
 
 
 def classified(log_probabilities: Tensor, targets: Tensor) -> Tally:
     """The categorical tally of log-probabilities (n, C)."""
     nll = F.nll_loss(log_probabilities, targets, reduction="sum")
-    correct = (log_probabilities.argmax(dim=1) == targets).sum()
-    return float(len(targets)), float(correct), float(nll)
+    right = log_probabilities.argmax(dim=1) == targets
+    head = (float(len(targets)), float(right.sum()), float(nll))
+    return (
+        *head,
+        *calibration.of_classes(log_probabilities, targets),
+        *_per_class(log_probabilities, right, targets),
+    )
+
+
+def _per_class(log_probabilities: Tensor, right: Tensor, targets: Tensor) -> list[float]:
+    nll = F.nll_loss(log_probabilities, targets, reduction="none")
+    # on the CPU, where sums over classes have one order
+    each, rows = targets.cpu(), (torch.ones_like(nll), right.double(), nll)
+    sums = [torch.bincount(each, row.cpu(), minlength=log_probabilities.shape[1]) for row in rows]
+    sums_of_classes: list[float] = torch.cat(sums).tolist()
+    return sums_of_classes
 
 
 def _categorical_tally(outputs: Tensor, targets: Tensor) -> Tally:
@@ -135,14 +174,19 @@ def _categorical_tally(outputs: Tensor, targets: Tensor) -> Tally:
 
 
 def _categorical_numbers(tally: Tally) -> Numbers:
-    examples, correct, nll = tally
-    return {"test_accuracy": correct / examples, "test_nll": nll / examples}
+    examples, correct, nll = tally[:_CATEGORICAL]
+    return {
+        "test_accuracy": correct / examples,
+        "test_nll": nll / examples,
+        **calibration.numbers(tally[_OF_CLASSES]),
+    }
 
 
 # ---- bernoulli: examples, nll, examples with a tag, their summed recall, found tags, then per class
-# true positives, false positives, false negatives
+# true positives, false positives, false negatives; calibration
 
 _HEAD = 5
+_OF_TAGS = slice(-calibration.SIZE, None)
 
 
 def _bernoulli_tally(outputs: Tensor, targets: Tensor) -> Tally:
@@ -161,12 +205,13 @@ def _bernoulli_tally(outputs: Tensor, targets: Tensor) -> Tally:
             (applies & ~predicted).sum(dim=0),
         ]
     )
-    return (*head, *per_class.double().flatten().tolist())
+    own = (*head, *per_class.double().flatten().tolist())
+    return (*own, *calibration.of_tags(outputs, targets))
 
 
 def _bernoulli_numbers(tally: Tally) -> Numbers:
     examples, nll, tagged, recall, result = tally[:_HEAD]
-    classes = (len(tally) - _HEAD) // 3
+    classes = (len(tally) - _HEAD - calibration.SIZE) // 3
     right, false, missed = (tally[_HEAD + i * classes : _HEAD + (i + 1) * classes] for i in range(3))
     all_right, all_false, all_missed = sum(right), sum(false), sum(missed)
     each = [
@@ -175,6 +220,7 @@ def _bernoulli_numbers(tally: Tally) -> Numbers:
     return {
         "test_accuracy": 1 - (all_false + all_missed) / (examples * classes),
         "test_nll": nll / examples,
+        **calibration.numbers(tally[_OF_TAGS]),
         "recall_at_5": recall / tagged if tagged else None,
         "micro_recall_at_5": result / (all_right + all_missed) if tagged else None,
         "precision": all_right / max(all_right + all_false, 1.0),
@@ -183,7 +229,10 @@ def _bernoulli_numbers(tally: Tally) -> Numbers:
     }
 
 
-# ---- tokens: tokens, nll, content words, correct ones
+# ---- tokens: tokens, nll, content words, correct ones; calibration
+
+_TOKENS = 4
+_OF_TOKENS = slice(_TOKENS, _TOKENS + calibration.SIZE)
 
 
 def _tokens_tally(outputs: Tensor, targets: Tensor) -> Tally:
@@ -192,14 +241,16 @@ def _tokens_tally(outputs: Tensor, targets: Tensor) -> Tally:
     nll = F.nll_loss(log_probabilities, target, reduction="sum")
     content = (target >= 1) & (target <= vocabulary.words(outputs.shape[-1]))
     correct = (log_probabilities.argmax(dim=1) == target) & content
-    return float(len(target)), float(nll), float(content.sum()), float(correct.sum())
+    own = (float(len(target)), float(nll), float(content.sum()), float(correct.sum()))
+    return (*own, *calibration.of_classes(log_probabilities, target))
 
 
 def _tokens_numbers(tally: Tally) -> Numbers:
-    count, nll, content, correct = tally
+    count, nll, content, correct = tally[:_TOKENS]
     return {
         "test_accuracy": correct / content if content else None,
         "test_nll": nll / count if count else None,
+        **calibration.numbers(tally[_OF_TOKENS]),
     }
 
 
@@ -216,7 +267,14 @@ def _gaussian_numbers(tally: Tally) -> Numbers:
 
 
 CATEGORICAL = Likelihood(
-    "categorical", F.cross_entropy, lambda classes: 3, _categorical_tally, _categorical_numbers, averages=True
+    "categorical",
+    F.cross_entropy,
+    lambda classes: _CATEGORICAL,
+    _categorical_tally,
+    _categorical_numbers,
+    calibration=_OF_CLASSES,
+    per_class=slice(_OF_CLASSES.stop, None),
+    averages=True,
 )
 
 LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
@@ -230,9 +288,18 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
                 lambda classes: _HEAD + 3 * classes,
                 _bernoulli_tally,
                 _bernoulli_numbers,
+                calibration=_OF_TAGS,
             ),
-            # 32 sentences of 20 words over 10,004 ids are 51 MB in float64
-            Likelihood("tokens", _tokens_loss, lambda classes: 4, _tokens_tally, _tokens_numbers, rows=32),
+            Likelihood(
+                "tokens",
+                _tokens_loss,
+                lambda classes: _TOKENS,
+                _tokens_tally,
+                _tokens_numbers,
+                calibration=_OF_TOKENS,
+                # 32 sentences of 20 words over 10,004 ids are 51 MB in float64
+                rows=32,
+            ),
             Likelihood(
                 "gaussian",
                 _gaussian_loss,
@@ -244,6 +311,9 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
         )
     }
 )
+
+CALIBRATION = ("test_ece", "test_brier")
+"""Keys of metrics.jsonl that the likelihoods of classes have."""
 
 EXTRA = ("recall_at_5", "micro_recall_at_5", "precision", "micro_f1", "macro_f1")
 """Keys of metrics.jsonl that some likelihoods have besides test_accuracy and test_nll."""

@@ -32,7 +32,8 @@ from fedsim.learning.gaussian import Gaussian, unpacked
 
 Dims = Mapping[str, int]
 """Sizes by name: P parameters, TRIANGLE of a symmetric matrix, C classes, K clients, I features of an
-input, and what the algorithm adds. They come from the set-up, never from a message."""
+input, L posterior samples of an evaluation, and what the algorithm adds. They come from the set-up,
+never from a message."""
 
 TRIANGLE = "P(P+1)/2"
 
@@ -78,6 +79,8 @@ Least = Annotated[float, FieldKind("scalar", (), dtype="f64", over="min")]
 Total = Annotated[float, FieldKind("scalar", (), dtype="f64", over="sum")]
 Norm = Annotated[float, FieldKind("scalar", (), dtype="f64", over="rss")]
 Check = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
+Draws = Annotated[Tensor, FieldKind("mean", ("L", "P"), elastic=True)]
+"""At most L samples of the weights, as evaluation requests have them."""
 Flag = Annotated[bool, FieldKind("scalar", (), dtype="u8")]
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8, "i64": torch.int64}

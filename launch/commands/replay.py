@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedsim.errors import DataError, FedsimError, UsageError
 from launch.runs.restored import StoredRun
-from launch.runs.summary import precision_of
+from launch.runs.summary import spread_of
 from workers.replay.recorded_uploads import RecordedUploads
 from workers.replay.round_replayer import RoundReplayer
 from workers.storage.atomic_files import at_rest
@@ -66,7 +66,7 @@ def _outcome(run: StoredRun, created: Checkpoint[Any]) -> Iterator[tuple[str, st
         yield "summary.json has no model_sha256 of this round to compare with", ""
         return
     model = problem.algorithm.model(created.server, problem.context(created.round, 0))
-    result = model_digest(model.mean, precision_of(model))
+    result = model_digest(model.mean, spread_of(model))
     if result == summary["model_sha256"]:
         yield "model_sha256 is identical: these uploads give the run's model", ""
     else:

@@ -3,11 +3,15 @@
 A column is an expression of a run's metrics.jsonl:
 
     METRIC@ROUND            mean over the `window` evaluated rounds that end at ROUND (a number, or end)
-    max METRIC@ROUND        the maximum of them;  best METRIC@ROUND: of all rounds up to ROUND
+    max METRIC@ROUND        the maximum of them
+    best METRIC@ROUND       the best of all rounds up to ROUND: the maximum; of what is better when it is
+                            lower (NLL, ECE, Brier score, loss, spread over clients) the minimum
     MB@ROUND                megabytes of the algorithm up to ROUND;  MB up@ROUND, MB down@ROUND
     simulated@ROUND         seconds of the virtual clock up to ROUND
     rounds to VALUE         the first evaluated round with a test_accuracy of at least VALUE
-    MB to VALUE             megabytes until then
+    rounds to METRIC VALUE  the same for another metric; at most VALUE for one that is better when it is lower
+    rounds to mean METRIC VALUE     the same for the running mean of the last `window` evaluated rounds
+    MB to ...               megabytes until then
 
 METRIC is a key of metrics.jsonl.
 """
@@ -32,7 +36,7 @@ SUMMED = frozenset(SUMS)
 """Metrics that are sums over the rounds so far."""
 
 _AT = re.compile(r"(?:(max|best) )?([a-zA-Z_]\w*(?: up| down)?)@(end|\d+)")
-_TO = re.compile(r"(rounds|MB) to (0?\.\d+|1\.0)")
+_TO = re.compile(r"(rounds|MB) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*\.?\d+)|(0?\.\d+|1\.0))")
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,12 @@ def parsed(expression: str) -> Column:
         UsageError: for an expression that is none.
     """
     if result := _TO.fullmatch(expression):
-        return Column(f"{result[1]} to", "test_accuracy", None)
+        return Column(f"{result[1]} to", result[3] or "test_accuracy", None)
     if not (result := _AT.fullmatch(expression)):
         raise UsageError(
             f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, best METRIC@ROUND, rounds to "
-            "VALUE or MB to VALUE; ROUND is a number or end, VALUE an accuracy such as 0.78"
+            "VALUE or MB to VALUE; ROUND is a number or end, VALUE an accuracy such as 0.78; also rounds to "
+            "METRIC VALUE, rounds to mean METRIC VALUE"
         )
     return Column(result[1] or "", result[2], None if result[3] == "end" else int(result[3]))
 
@@ -70,7 +75,8 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
         UsageError: for an expression that is none.
     """
     if result := _TO.fullmatch(expression):
-        at = reached(curve, float(result[2]))
+        metric = result[3] or "test_accuracy"
+        at = reached(curve, float(result[4] or result[5]), metric, window if result[2] else 1)
         if at is None:
             return math.nan
         return float(curve.rounds()[at]) if result[1] == "rounds" else curve.metric("MB")[at]
@@ -84,14 +90,22 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
     if name in SUMS:
         return values[known[-1]]
     selected = [values[i] for i in (known if how == "best" else known[-window:]) if curve.rounds()[i] > 0]
+    if how == "best" and lower_is_better(name):
+        return min(selected)
     return max(selected) if how else sum(selected) / len(selected)
 
 
-def reached(curve: Curve, accuracy: float) -> int | None:
-    """The place of the first evaluated round, after the start, with at least this test_accuracy."""
-    for at, result in enumerate(curve.metric("test_accuracy")):
-        if result >= accuracy and curve.rounds()[at] > 0:
-            return at
+def reached(curve: Curve, level: float, metric: str = "test_accuracy", window: int = 1) -> int | None:
+    """The place of the first evaluated round, after the start, that is as good as `level`.
+
+    A round counts with the mean of the `window` evaluated rounds up to it, of which there must be as many.
+    """
+    values, rounds = curve.metric(metric), curve.rounds()
+    trained = [at for at in range(len(values)) if rounds[at] > 0]
+    for last in range(window, len(trained) + 1):
+        mean = sum(values[at] for at in trained[last - window : last]) / window
+        if mean <= level if lower_is_better(metric) else mean >= level:
+            return trained[last - 1]
     return None
 
 
@@ -108,7 +122,15 @@ def shown(expression: str, values: Sequence[float]) -> str:
 
 
 def heading(expression: str) -> str:
-    return expression.replace("test_", "").replace("_", " ").replace("nll", "NLL")
+    words = expression.replace("test_", "").replace("_", " ").replace("nll", "NLL")
+    return re.sub(r"\bece\b", "ECE", words).replace("brier", "Brier")
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether the best value of a metric is the smallest: of errors, losses and differences of clients."""
+    return metric.endswith("_spread") or any(
+        word in metric.split("_") for word in ("nll", "ece", "brier", "loss")
+    )
 
 
 def percent(expression: str) -> bool:
@@ -121,6 +143,8 @@ def _scale(expression: str) -> tuple[float, int]:
         return 1.0, 0
     if expression.startswith("MB"):
         return 1.0, 1
+    if any(name in expression for name in ("_ece", "_brier")):
+        return 1.0, 3
     return (100.0, 1) if percent(expression) else (1.0, 2)
 
 

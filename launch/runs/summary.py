@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsim.errors import DataError, DiskError
-from fedsim.learning.gaussian import Gaussian, Point, is_full
-from fedsim.learning.likelihoods import EXTRA
+from fedsim.learning.client_scores import CLIENT_NUMBERS
+from fedsim.learning.gaussian import Model, Point, Samples, is_full
+from fedsim.learning.likelihoods import CALIBRATION, EXTRA
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
@@ -25,6 +26,14 @@ from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
 from workers.storage.descriptors import patiently
+
+MORE = {
+    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
+    *CALIBRATION,
+    *CLIENT_NUMBERS,
+    *EXTRA,
+}
+"""Scores that some runs have besides test_accuracy and test_nll."""
 
 
 class Start(NamedTuple):
@@ -39,26 +48,30 @@ class Start(NamedTuple):
     imports: float
 
 
-def precision_of(model: Point | Gaussian) -> Tensor | None:
-    """The model's precision, if it has one: a vector (P,), or a matrix (P, P)."""
+def spread_of(model: Model) -> Tensor | None:
+    """What the model has beside its mean: a precision, (P,) or (P, P), samples (n, P), or nothing."""
     if isinstance(model, Point):
         return None
+    if isinstance(model, Samples):
+        return model.values
     if is_full(model.precision):
         return torch.as_tensor(model.precision)
     return torch.as_tensor(model.precision).expand_as(model.mean).contiguous()
 
 
-def write_model(path: Path, problem: Problem, model: Point | Gaussian) -> None:
+def write_model(path: Path, problem: Problem, model: Model) -> None:
     """The mean by parameter name, and the precision under `precision.<name>`, or if it is a matrix under
-    `precision`, float32.
+    `precision`; samples (n, P) under `samples`; float32.
 
     Raises:
         DiskError: if the disk cannot be read or written.
     """
     layout = problem.net.layout
     tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
-    precision = precision_of(model)
-    if precision is not None and is_full(precision):
+    precision = spread_of(model)
+    if precision is not None and isinstance(model, Samples):
+        tensors["samples"] = precision.float().cpu()
+    elif precision is not None and is_full(precision):
         tensors["precision"] = precision.float().cpu()
     elif precision is not None:
         named = layout.unflatten(precision.float().cpu())
@@ -93,8 +106,9 @@ def stored_model_digest(path: Path, layout: Layout) -> str:
     try:
         tensors = load_file(path)
         mean = _vector(tensors, layout, "")
-        if "precision" in tensors:
-            return model_digest(mean, tensors["precision"])
+        for whole in ("precision", "samples"):
+            if whole in tensors:
+                return model_digest(mean, tensors[whole])
         precise = any(name.startswith("precision.") for name in tensors)
         return model_digest(mean, _vector(tensors, layout, "precision.") if precise else None)
     except (OSError, SafetensorError) as e:
@@ -157,7 +171,7 @@ def summarise(
         "until": target.until or None,
         "reached": target.reached,
         "bytes_to_until": bytes_to_until,
-        **{k: v for k, v in (metrics or {}).items() if k.startswith("ensemble_") or k in EXTRA},
+        **{k: v for k, v in (metrics or {}).items() if k in MORE},
         "bytes": ledger.nested(),
         "bytes_down": down,
         "bytes_up": up,
@@ -181,7 +195,7 @@ def summarise(
             "seconds_to_first_round": round(outcome.seconds_to_first_round, 3),
             "seconds_round_median": round(statistics.median(later), 6) if later else None,
             "seconds_clients": round(outcome.seconds_clients, 3),
-            "model_sha256": model_digest(outcome.model.mean, precision_of(outcome.model)),
+            "model_sha256": model_digest(outcome.model.mean, spread_of(outcome.model)),
             "clients_sha256": clients_digest(problem, states, outcome.versions),
             "dual_mismatch": dual_mismatch(problem, outcome.server, states, outcome.versions),
         }

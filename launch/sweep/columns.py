@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
-from fedsim.learning.likelihoods import EXTRA
+from fedsim.learning.client_scores import CLIENT_NUMBERS
+from fedsim.learning.likelihoods import CALIBRATION, EXTRA
 from fedsim.round_events import evaluates
 from fedsim.wire.schema import all_fields
 from launch.results.statistics import SUMMED, Column, parsed
@@ -16,7 +17,10 @@ from launch.sweep.recipe import Recipe, Row, Trial
 from protocols import AnyAlgorithm, find
 
 EVERY_RUN = (
-    *("test_accuracy", "test_nll", "ensemble_accuracy", "ensemble_nll", *EXTRA),
+    *("test_accuracy", "test_nll", *CALIBRATION),
+    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
+    *CLIENT_NUMBERS,
+    *EXTRA,
     *("bytes_down", "bytes_up", "simulated_seconds", "seconds", "seconds_clients"),
 )
 """Numbers that a line of metrics.jsonl may have whatever the algorithm is."""
@@ -70,7 +74,8 @@ def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> No
         known = sorted({*EVERY_RUN, *_scalars(algorithm)})
         if column.metric in known:
             continue
-        near = difflib.get_close_matches(column.metric, known, n=1, cutoff=0.7)
+        # dual_residual, which an algorithm reports, is no misspelt primal_residual (0.79)
+        near = difflib.get_close_matches(column.metric, known, n=1, cutoff=0.85)
         if near or not _reports(algorithm):
             hint = f"; did you mean {near[0]!r}?" if near else f" (it has {', '.join(known)})"
             raise UsageError(

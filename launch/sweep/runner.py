@@ -83,7 +83,9 @@ def carry_out(
         return {}
     os.environ.update(ENVIRONMENT)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["launch.session"])
+    context.set_forkserver_preload(
+        ["launch.run", "launch.session", "sklearn.datasets"]
+    )  # else every run does
     running: list[Running] = []
     errors: dict[str, str] = {}
     try:

@@ -18,8 +18,8 @@ import fedsim.evaluation
 from fedsim.errors import WireError
 from fedsim.evaluation import CHUNK, ChunkScore
 from fedsim.experiment import Experiment, build_algorithm
-from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihoods import added
+from fedsim.learning.gaussian import Gaussian, Point, Samples
+from fedsim.learning.likelihoods import LIKELIHOODS, added
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.participation import Participation
 from fedsim.problem import Problem
@@ -29,7 +29,16 @@ from launch.cli import main
 from protocols.fedavg import FedAvg
 from protocols.ivon_admm import IvonADMM
 from tests.support.harness import listed, play
-from workers.protocol_messages import Evaluate, EvaluateFull, pack_score, to_evaluate, to_score, unpack_score
+from workers.protocol_messages import (
+    Evaluate,
+    EvaluateFull,
+    EvaluateSamples,
+    ToEvaluate,
+    pack_score,
+    to_evaluate,
+    to_score,
+    unpack_score,
+)
 from workers.worker.runtime import WorkerRuntime
 
 P, CLASSES, SAMPLES, ROUND = 640, 10, 7, 3
@@ -104,12 +113,15 @@ def by_hand(problem: Problem, q: Gaussian, count: int = SAMPLES) -> ChunkScore:
     rows = torch.arange(len(targets))
     right = [int((p.argmax(dim=1) == targets).sum()) for p in (at_mean, average)]
     nll = [-float(p[rows, targets].log().sum()) for p in (at_mean, average)]
+    # of the tally the first part alone: tests/fedsim/learning/test_calibration.py has the others
     mine, ensemble = ((float(len(targets)), float(r), n) for r, n in zip(right, nll, strict=True))
     return ChunkScore(mine, ensemble)
 
 
 NLL = 2
 """Its place in a tally: examples, correct, nll."""
+
+WIDTH = LIKELIHOODS["categorical"].width(CLASSES)
 
 
 def assert_same(result: ChunkScore, expected: ChunkScore, tolerance: float = EQUAL) -> None:
@@ -163,7 +175,7 @@ def test_the_ensemble_has_the_precision_of_the_posterior(
 ) -> None:
     result = problem.score(Gaussian.at(mean, scale), 0, ROUND)
     assert result.tally == problem.score(Point(mean), 0, ROUND).tally
-    (_, correct, nll), (_, ensemble_correct, ensemble_nll) = result
+    (_, correct, nll, *_), (_, ensemble_correct, ensemble_nll, *_) = result
     if scale > 1:
         assert ensemble_correct == correct
         assert ensemble_nll == pytest.approx(nll, rel=1e-6)
@@ -195,7 +207,7 @@ def test_a_mean_that_is_not_a_number_has_a_score_that_is_none(
     assert math.isnan(result.tally[NLL]) and math.isnan(result.ensemble[NLL])
     assert result.tally[0] == len(problem.dataset.test_targets)
     assert math.isnan(problem.score(Point(rejected), 0, ROUND).tally[NLL])
-    carried = unpack_score(reply(pack_score(result)), 3, sampled=True)
+    carried = unpack_score(reply(pack_score(result)), WIDTH, sampled=True)
     assert math.isnan(carried.tally[NLL]) and math.isnan(carried.ensemble[NLL])
     assert carried.tally[:NLL] == result.tally[:NLL]
 
@@ -222,11 +234,11 @@ def test_a_score_crosses_the_wire_whole_and_only_in_its_own_length(width: int, s
         unpack_score(reply(data), width, not sampled)
 
 
-def carried(message: Evaluate | EvaluateFull, problem: Problem) -> Any:
+def carried(message: ToEvaluate, problem: Problem) -> Any:
     return decode(type(message), envelope_of(message, problem), {}, problem.dims, "here")
 
 
-def envelope_of(message: Evaluate | EvaluateFull, problem: Problem) -> Envelope:
+def envelope_of(message: ToEvaluate, problem: Problem) -> Envelope:
     payload = encode(message, {}, problem.dims)
     sent = pack(Header(VERSION, "evaluate", "run", 1, ROUND, 0, fields=payload.fields), payload.frames)
     return unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
@@ -264,11 +276,33 @@ def test_a_worker_scores_as_its_problem_does(
     replies = [WorkerRuntime(problem_of(), tmp_path, "run", w).handle(envelope) for w in (0, 1)]
     assert [r.header.kind for r in replies] == ["score", "score"]
     assert bytes(replies[0].frames[0]) == bytes(replies[1].frames[0])
-    direct, remote = problem.score(model, 0, ROUND), unpack_score(replies[0], 3, sampled=kind != "point")
+    direct, remote = problem.score(model, 0, ROUND), unpack_score(replies[0], WIDTH, sampled=kind != "point")
     if kind == "point":
         assert remote == direct
     else:
         assert_same(remote, direct)
+
+
+def test_a_model_of_samples_scores_the_same_over_the_wire_and_averages_them(
+    problem: Problem, mean: Tensor, tmp_path: Path
+) -> None:
+    """The last of them, as many as are asked for; their average is that of their softmaxes."""
+    draws = torch.Generator().manual_seed(3)
+    values = mean + 0.1 * torch.randn((SAMPLES + 2, len(mean)), generator=draws)
+    model = Samples(mean, values.double())
+    message = to_evaluate(model, SAMPLES)
+    assert isinstance(message, EvaluateSamples) and len(message.samples) == SAMPLES
+    direct, remote = (
+        problem.score(model, 0, ROUND),
+        problem.score(to_score(carried(message, problem)), 0, ROUND),
+    )
+    assert remote == direct
+    reply = WorkerRuntime(problem_of(), tmp_path, "run", 0).handle(envelope_of(message, problem))
+    assert unpack_score(reply, WIDTH, sampled=True) == direct
+    alone = problem.score(Samples(mean, values[-1:]), 0, ROUND)
+    assert alone.ensemble == pytest.approx(problem.score(Point(values[-1]), 0, ROUND).tally, rel=1e-12)
+    assert direct.ensemble != alone.ensemble
+    assert isinstance(to_evaluate(model, 0), Evaluate)
 
 
 def test_a_precision_is_sent_only_if_it_is_sampled(mean: Tensor) -> None:
@@ -289,7 +323,7 @@ def test_a_precision_is_sent_only_if_it_is_sampled(mean: Tensor) -> None:
 # ---- what metrics.jsonl says
 
 
-ENSEMBLE = {"ensemble_accuracy", "ensemble_nll"}
+ENSEMBLE = {"ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"}
 
 
 def test_a_line_has_an_ensemble_where_the_model_is_a_distribution(tmp_path: Path) -> None:

@@ -452,9 +452,11 @@ def test_a_diverging_run_stops_at_the_client_and_folds_nothing(
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_isotropic_bayesian_admm_is_fedadmm(quadratics: SimpleNamespace) -> None:
-    """v2, Eq. 21-22: q = N(m, I), prior N(0, I), alpha = 1 / (1 + rho K), written out with its own names;
-    precond_admm with S = I is the member of that family."""
+def test_isotropic_bayesian_admm_is_fedadmm_on_quadratics(quadratics: SimpleNamespace) -> None:
+    """v2, Eq. 21-22: q = N(m, I), prior N(0, I), alpha = 1 / (1 + rho K), written out with its own names.
+
+    fedadmm and precond_admm with S = I take E_q[l_k] as l_k(m), the same on quadratic losses; on others
+    iso_bayes_admm alone is isotropic Bayesian-ADMM (test_iso_bayes_admm.py)."""
     shards, rho = quadratics.regressions(5, 20), 3.0
     eye, m, v = torch.eye(20, dtype=torch.float64), torch.zeros(20).double(), torch.zeros(5, 20).double()
     federations = [

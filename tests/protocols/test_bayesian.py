@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Task
 from fedsim.errors import TaskError, UsageError
-from fedsim.learning.gaussian import Gaussian, is_full
+from fedsim.learning.gaussian import Gaussian, is_full, product
 from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.ivon import IvonTraining
@@ -384,6 +384,41 @@ def test_ivon_pvi_is_ivon_admm_without_averaging(quadratics: SimpleNamespace, sh
     for federation, same in ((admm, True), (other, False)):
         assert torch.equal(federation.server.q.shift, pvi.server.q.shift) == same
         assert torch.equal(federation.server.q.precision, pvi.server.q.precision) == same
+
+
+@pytest.mark.parametrize("rho_server", ["rho", 0.0, 0.25, 7.0])
+@pytest.mark.parametrize("rho", [1.0, 3.0])
+def test_with_all_clients_and_gamma_1_over_k_the_server_is_the_mean_whatever_its_penalty(
+    quadratics: SimpleNamespace, shards: Shards, rho: float, rho_server: Any
+) -> None:
+    """lambda_0 + sum_k eta_k = lambda_g is kept by induction: lambda_g = mean_k lambda_k for any rho_server.
+    With rho = 1 the algorithm is IVON-PVI at damping 1/K (docs/family.md)."""
+    admm = quadratics.Federation(IvonADMM(DELTA, rho, 1 / K, rho_server, 0.1, local=IVON), shards)
+    pvi = quadratics.Federation(IvonPVI(DELTA, "1/K", 0.1, local=IVON), shards)
+    for _ in range(15):
+        down = admm.algorithm.broadcast(admm.server, admm.context())
+        q = admm.algorithm.family.posterior(down, admm.server.q.precision)
+        admm.play()
+        pvi.play()
+        sent = product(c.dual.site for c in admm.clients) * admm.algorithm.prior(admm.start)
+        assert error(admm.server.q.shift, sent.shift) < 1e-12  # lambda_g = lambda_0 + sum eta_k
+        assert error(admm.server.q.precision, sent.precision) < 1e-12
+        assert not torch.equal(admm.server.q.shift, q.shift)
+        if rho == 1:
+            assert error(admm.server.q.mean, pvi.server.q.mean) < 1e-12  # measured 1e-15
+            assert error(admm.server.q.precision, pvi.server.q.precision) < 1e-12
+
+
+def test_other_dual_steps_are_other_algorithms(quadratics: SimpleNamespace, shards: Shards) -> None:
+    """The defaults of ivon_admm are not those of ivon_pvi in disguise, with K = 10 clients."""
+    default = IvonADMM()
+    assert default.gamma != 1 / 10
+    admm = quadratics.Federation(IvonADMM(DELTA, 1.0, 0.5 / K, tau=0.1, local=IVON), shards)
+    pvi = quadratics.Federation(IvonPVI(DELTA, "1/K", 0.1, local=IVON), shards)
+    for _ in range(3):
+        admm.play()
+        pvi.play()
+    assert error(admm.server.q.mean, pvi.server.q.mean) > 1e-3
 
 
 @pytest.mark.parametrize(

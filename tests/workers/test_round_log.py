@@ -6,16 +6,21 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore
+from fedsim.learning.calibration import SIZE
+from fedsim.learning.client_scores import LabelShares
 from fedsim.learning.likelihoods import EXTRA, LIKELIHOODS
 from tests.support.reproducible import without_seconds
 from workers.coordinator.round_log import RoundLog
 from workers.storage.round_record import RESERVED, RoundRecord
 
 CATEGORICAL = LIKELIHOODS["categorical"]
+CLASSES = 2
+SHARES = LabelShares(np.eye(CLASSES))
 
 
 def round_log(chunks: int = 2) -> tuple[RoundLog, list[Mapping[str, Any]]]:
@@ -26,7 +31,8 @@ def round_log(chunks: int = 2) -> tuple[RoundLog, list[Mapping[str, Any]]]:
 def score(
     correct: int, nll: float, examples: int = 10, *, ensemble: tuple[int, float] = (0, math.nan)
 ) -> ChunkScore:
-    return ChunkScore((examples, correct, nll), (examples, *ensemble))
+    rest = (0.0,) * (CATEGORICAL.width(CLASSES) - 3)
+    return ChunkScore((examples, correct, nll, *rest), (examples, *ensemble, *rest))
 
 
 def test_a_line_waits_for_its_scores_its_commit_and_its_predecessors() -> None:
@@ -111,12 +117,12 @@ def test_reserved_names_are_all_that_a_line_has() -> None:
     scores = {0: score(1, 1.0)}
     often = {"late": (1,), "refused": (0,), "simulated": 2.0, "sampled": True}
     record = RoundRecord(1, (0, 1), (0,), scores=scores, **often)
-    keys = set(*without_seconds([record.line(1, CATEGORICAL)]))
+    keys = set(*without_seconds([record.line(1, CATEGORICAL, SHARES)]))
     assert keys == RESERVED - set(EXTRA)
-    tags = RoundRecord(1, scores={0: ChunkScore((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3))})
+    tags = RoundRecord(1, scores={0: ChunkScore((2.0, 1.0, 1.0, 1.0, 1.0, *[1.0, 0.0] * 3, *[0.0] * SIZE))})
     keys = set(*without_seconds([tags.line(1, LIKELIHOODS["bernoulli"])]))
     now_and_then = {"folded", "late", "refused", "simulated_seconds"}
-    assert keys == {k for k in RESERVED - now_and_then if not k.startswith("ensemble")}
+    assert keys == {k for k in RESERVED - now_and_then if not k.startswith(("ensemble", "client"))}
 
 
 def test_what_is_reported_stands_in_the_line() -> None:

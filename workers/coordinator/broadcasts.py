@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from fedsim.errors import TaskError
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.round_events import Give, Open, ScoreChunk
 from fedsim.virtual_clock import ExchangeClock
@@ -108,7 +108,7 @@ class Dispatch:
             self.send(worker, messages.state(of, data))
             self.replicas.has(worker, of.client, of.base)
 
-    def give_score(self, score: ScoreChunk, model: Point | Gaussian | None) -> None:
+    def give_score(self, score: ScoreChunk, model: Model | None) -> None:
         """Ask a worker to evaluate a chunk; the first request of a round carries the model."""
         payload, round, chunk = messages.NO_PAYLOAD, score.chunk.round, score.chunk.chunk
         if self._models_sent.get(score.worker) != round:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model
 from fedsim.round_events import Close, Command, Commit, Drop, Finish, Give, Open, Release, ScoreChunk
 from workers.coordinator.aggregation import AggregationThread, Fold
 from workers.coordinator.broadcasts import Dispatch
@@ -29,7 +29,7 @@ class RoundRecords(Protocol):
     def written(self, commit: Commit, server: Any) -> None:
         """The round's files are due; the next one is on its way."""
 
-    def model(self, round: int) -> Point | Gaussian | None: ...
+    def model(self, round: int) -> Model | None: ...
 
 
 class CommandExecutor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedsim.errors import FedsimError, TaskError
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
 from fedsim.round_events import Command, Event, Folded, Give, ScoreChunk, WorkItem
@@ -46,7 +46,7 @@ class Outcome:
     """The end of a run that was not an error."""
 
     server: Any
-    model: Point | Gaussian
+    model: Model
     versions: tuple[int, ...]
     seconds_to_first_round: float
     seconds_rounds: tuple[float, ...]

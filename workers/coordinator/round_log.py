@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedsim.learning.client_scores import LabelShares
 from fedsim.learning.likelihoods import Likelihood
 from workers.storage.round_record import RoundRecord
 
@@ -12,8 +13,14 @@ from workers.storage.round_record import RoundRecord
 class RoundLog:
     """Records by round, from its first broadcast until its line is reported."""
 
-    def __init__(self, chunks: int, report: Callable[[Mapping[str, Any]], None], measure: Likelihood) -> None:
-        self.chunks, self._report, self._measure = chunks, report, measure
+    def __init__(
+        self,
+        chunks: int,
+        report: Callable[[Mapping[str, Any]], None],
+        measure: Likelihood,
+        shares: LabelShares | None = None,
+    ) -> None:
+        self.chunks, self._report, self._measure, self._shares = chunks, report, measure, shares
         self._records: dict[int, RoundRecord] = {}
 
     def open(self, round: int, participants: tuple[int, ...]) -> RoundRecord:
@@ -49,5 +56,5 @@ class RoundLog:
             first = self._records[min(self._records)]
             if not first.committed or len(first.scores) < self.chunks:
                 return
-            self._report(first.line(self.chunks, self._measure))
+            self._report(first.line(self.chunks, self._measure, self._shares))
             del self._records[first.number]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.round_events import Commit, Open, evaluates
 from fedsim.wire.ledger import Entry
@@ -77,7 +77,7 @@ class RunRecords:
     ) -> None:
         self.problem, self.storage, self.callbacks = problem, storage, callbacks
         self.ledger, self.timeline = dispatch.endpoint.ledger, dispatch.timeline
-        self.round_log = RoundLog(problem.chunks, callbacks.evaluated, problem.measure)
+        self.round_log = RoundLog(problem.chunks, callbacks.evaluated, problem.measure, problem.label_shares)
         self.seconds_rounds: list[float] = []
         self.seconds_to_first_round = 0.0
         self._started, self._clock = identity.started, clock
@@ -160,7 +160,7 @@ class RunRecords:
             log.drop(r)
         log.flush()
 
-    def model(self, round: int) -> Point | Gaussian | None:
+    def model(self, round: int) -> Model | None:
         """Return the model to evaluate after a round."""
         return self.round_log[round].model
 
@@ -169,5 +169,5 @@ class RunRecords:
         if seconds is not None:
             record.simulated = (record.simulated or 0.0) + seconds
 
-    def _model(self, server: Any) -> Point | Gaussian:
+    def _model(self, server: Any) -> Model:
         return self.problem.algorithm.model(server, self.problem.context(0, 0))

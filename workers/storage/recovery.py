@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import DataError, DiskError, MismatchError, WireError
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.round_events import evaluates, reaches
 from workers.storage.atomic_files import disk_errors
@@ -272,7 +272,7 @@ def _unscored(
                 f"the checkpoint of round {last} is of no use"
             )
         server = kept[r].server if r else algorithm.server_init(ctx)
-        model: Point | Gaussian = algorithm.model(server, ctx)
+        model: Model = algorithm.model(server, ctx)
         yield RoundRecord.restored(commits[r]["about"] if r in commits else {"number": 0}, model)
 
 

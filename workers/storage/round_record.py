@@ -9,8 +9,12 @@ from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore
-from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihoods import EXTRA, Likelihood, Tally, added
+from fedsim.learning.client_scores import CLIENT_NUMBERS, LabelShares
+from fedsim.learning.gaussian import Model
+from fedsim.learning.likelihoods import CALIBRATION, EXTRA, Likelihood, Tally, added
+
+LISTS = ("reliability", "ensemble_reliability", "client_accuracy_histogram")
+"""Names in metrics.jsonl of what is no number: reliability tables and a histogram over clients."""
 
 RESERVED = {
     *(
@@ -25,8 +29,11 @@ RESERVED = {
         "bytes_down",
         "bytes_up",
     ),
-    *("ensemble_accuracy", "ensemble_nll"),
+    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
+    *CALIBRATION,
+    *CLIENT_NUMBERS,
     *EXTRA,
+    *LISTS,
 }
 """Names in metrics.jsonl that an algorithm must not report."""
 
@@ -60,7 +67,7 @@ class RoundRecord:
     bytes_down: int = 0
     bytes_up: int = 0
     reported: dict[str, float] = field(default_factory=dict)
-    model: Point | Gaussian | None = None
+    model: Model | None = None
     committed: bool = False
     sampled: bool = False
     scores: dict[int, ChunkScore] = field(default_factory=dict)
@@ -71,7 +78,7 @@ class RoundRecord:
         return {name: getattr(self, name) for name in KEPT} | {"reported": reported}
 
     @staticmethod
-    def restored(known: Mapping[str, Any], model: Point | Gaussian) -> RoundRecord:
+    def restored(known: Mapping[str, Any], model: Model) -> RoundRecord:
         """Return the record of a round that was committed before and is still to be evaluated."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in known.items()}
         return RoundRecord(**values, model=model, committed=True)
@@ -97,13 +104,26 @@ class RoundRecord:
         """Return the sum over all chunks, in their order."""
         return reduce(added, (self.scores[chunk].tally for chunk in range(chunks)))
 
-    def line(self, chunks: int, measure: Likelihood) -> dict[str, Any]:
-        """Return the round's line of metrics.jsonl; sums are combined in chunk order."""
-        scores = [self.scores[chunk] for chunk in range(chunks)]
-        ensemble = {}
+    def line(self, chunks: int, measure: Likelihood, shares: LabelShares | None = None) -> dict[str, Any]:
+        """Return the round's line of metrics.jsonl; sums are combined in chunk order.
+
+        Args:
+            chunks: The number of chunks of the test set.
+            measure: The likelihood that the tallies are of.
+            shares: The classes of the clients' rows; None: there are no scores per client.
+        """
+        tally = self._tally(chunks)
+        numbers = measure.numbers(tally)
+        lists: dict[str, Any] = {"reliability": measure.reliability(tally)}
+        if shares is not None and measure.per_class is not None:
+            clients = shares.scores(tally[measure.per_class])
+            numbers |= clients.numbers()
+            lists["client_accuracy_histogram"] = clients.histogram()
         if self.sampled:
-            averaged = measure.numbers(reduce(added, (s.ensemble for s in scores)))
-            ensemble = {f"ensemble_{name.removeprefix('test_')}": n for name, n in averaged.items()}
+            average = reduce(added, (self.scores[chunk].ensemble for chunk in range(chunks)))
+            averaged = measure.numbers(average)
+            numbers |= {f"ensemble_{name.removeprefix('test_')}": n for name, n in averaged.items()}
+            lists["ensemble_reliability"] = measure.reliability(average)
         return {
             "round": self.number,
             "participants": list(self.participants),
@@ -111,11 +131,11 @@ class RoundRecord:
             **({"late": list(self.late)} if self.late else {}),
             **({"refused": list(self.refused)} if self.refused else {}),
             **({} if self.simulated is None else {"simulated_seconds": self.simulated}),
-            **measure.numbers(self._tally(chunks)),
-            **ensemble,
+            **numbers,
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
             **self.reported,
             "seconds": round(self.seconds, 6),
             "seconds_clients": round(self.seconds_clients, 6),
+            **{name: values for name, values in lists.items() if values is not None},
         }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ConnectionLost, Interrupted, WireError
-from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope, decode
 from fedsim.wire.schema import check_values
@@ -25,7 +25,7 @@ class WorkerRuntime:
     def __init__(self, problem: Problem, run_dir: Path, run: str, index: int) -> None:
         self.problem, self.run, self.index = problem, run, index
         self.states = ClientStates(run_dir / "state", problem.algorithm.client_type)
-        self._model: tuple[int, Point | Gaussian] | None = None
+        self._model: tuple[int, Model] | None = None
         """The model to evaluate, and its round."""
 
     def handle(self, envelope: Envelope) -> Envelope:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Annotated, Literal
@@ -17,6 +18,7 @@ from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
+from fedsim.learning.solvers.smoothing import Smoothing
 from fedsim.seeds import RandomStream
 
 
@@ -52,6 +54,10 @@ class LocalTraining:
         """The same with this round's learning rate."""
         return replace(self, lr=decayed(self.lr, self.decay, round))
 
+    def steps(self, examples: int) -> int:
+        """The number of gradient steps of one local training on N_k = `examples`."""
+        return self.epochs * math.ceil(examples / self.batch_size)
+
 
 Watch = Callable[[Tensor, Tensor], None]
 
@@ -78,24 +84,30 @@ def minimise(
     term: FunctionTerm | None = None,
     memory_gradient: MemoryGradient = "batch",
     watch: Watch | None = None,
+    smoothing: Smoothing | None = None,
 ) -> LocalFit[Tensor, Moments]:
     """Minimise weight * (mean loss) + sum of penalties (+ a function term) from `start` (P,).
 
     The solution is the weights (P,); its loss is the mean of the last epoch, cross-entropy only. `round`
     gives the learning rate. watch: called with every batch's inputs and targets before the step, when
     net.grads is the gradient of the batch's (weighted) mean loss without penalties; it leaves net.weights
-    and net.grads as they are.
+    and net.grads as they are. smoothing: the loss is its expectation under a Gaussian around the weights; a
+    quadratic loss has the same minimiser with it.
 
     weight 1 is the mean-loss scale, weight N_k the sum-loss scale l_k(w) of the papers. Adam sees the
     objective as it is; SGD sees it divided by `weight`, clipping included, so that its step size means
     the same on both scales (as in the released code). `moments` is used only if `how.carry`.
 
+    On a QuadraticShard 'sgd' takes as many steps as there are batches, each with the exact gradient.
+
     memory_gradient of `term`: `batch` adds the gradient of all its points at every minibatch; `epoch` of a
     random part of them, every point once in an epoch (FunctionTerm.divided).
 
     Raises:
-        UsageError: if `how.optimiser` is 'exact' and the client's loss is not quadratic.
+        UsageError: if `how.optimiser` is 'exact' and the client's loss is not quadratic, or 'adam' and it is.
     """
+    if isinstance(shard, QuadraticShard) and how.optimiser == "sgd":
+        return _quadratic_sgd(shard, start, how.in_round(round), weight, penalties)
     check_optimiser(shard, how.optimiser, "adam or sgd")
     if isinstance(shard, QuadraticShard):
         minimum = shard.minimiser(weight, penalties)
@@ -106,15 +118,18 @@ def minimise(
     cavities = tuple(p.to(net.weights) for p in penalties)
     carried = moments if how.carry else None
     step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how)
-    order, points = rng.torch("batches"), rng.torch("memory")
+    order, points, draws = rng.torch("batches"), rng.torch("memory"), rng.torch("smoothing")
     total = torch.zeros((), device=net.device)
     with net.noise(rng.key("dropout")):
         for epoch in range(how.epochs):
-            terms = repeat(term)
+            terms: Iterator[FunctionTerm | None] = repeat(term)
             if term is not None and memory_gradient == "epoch":
                 terms = term.divided(-(-shard.size // how.batch_size), points)
             for (inputs, targets), part in zip(shard.batches(how.batch_size, order), terms, strict=False):
-                loss = net.loss_gradient(inputs, targets, weight)
+                if smoothing is None:
+                    loss = net.loss_gradient(inputs, targets, weight)
+                else:
+                    loss = smoothing.loss_gradient(net, inputs, targets, weight, draws)
                 if watch is not None:
                     watch(inputs, targets)
                     net.module.train()
@@ -124,13 +139,34 @@ def minimise(
                     cavity.add_gradient(net.weights, net.grads)
                 if how.optimiser == "sgd" and weight != 1.0:
                     net.grads.div_(weight)
-                if how.clip:
-                    norm = torch.linalg.vector_norm(net.grads)
-                    net.grads.mul_((how.clip / (norm + 1e-6)).clamp(max=1.0))
+                _clip(net.grads, how.clip)
                 step(net.grads)
                 if epoch == how.epochs - 1:
                     total.add_(loss, alpha=len(targets))
     return LocalFit(net.snapshot(), float(total) / shard.size, step.moments() if how.carry else None)
+
+
+def _clip(grads: Tensor, limit: float) -> None:
+    """Scale a gradient down to the norm `limit`, in place; 0: no limit."""
+    if limit:
+        norm = torch.linalg.vector_norm(grads)
+        grads.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+
+
+def _quadratic_sgd(
+    shard: QuadraticShard, start: Tensor, how: LocalTraining, weight: float, penalties: tuple[Penalty, ...]
+) -> LocalFit[Tensor, Moments]:
+    """SGD with the exact gradient in every step; `how` has this round's learning rate."""
+    w = start.to(shard.linear).clone()
+    step, factors = _sgd(w, how), tuple(p.to(w) for p in penalties)
+    for _ in range(how.steps(shard.size)):
+        grads = weight / shard.size * shard.gradient(w)
+        for factor in factors:
+            factor.add_gradient(w, grads)
+        grads.div_(weight)
+        _clip(grads, how.clip)
+        step(grads)
+    return LocalFit(w, shard.loss(w))
 
 
 @dataclass(frozen=True)

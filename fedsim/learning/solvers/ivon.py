@@ -8,6 +8,9 @@ q = N(m, diag sigma^2)
 with lbar the mean loss in nats per example. d = s_p / lambda is the prior's precision in the units of
 the curvature h of lbar; q's precision is 1/sigma^2 = lambda (h + d). Without duals and with a prior
 N(0, 1/s) it is the package ivon-opt, bit for bit (docs/decisions/008).
+
+Differs: line 6 divides the momentum by 1 - beta1^t, as ivon-opt and the paper's released code do; Algorithm 2
+as printed does not.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ class IvonTraining:
     samples: Monte-Carlo samples of the weights per step.
     carry: momentum and step count live with the client over rounds (released code); false resets them.
     cosine_rounds: > 0: lr falls to 0 along half a cosine over so many rounds; 0: constant.
+    noise: who draws the same numbers, batch order and dropout with them. 'independent': every task its own.
+    'common': all clients in all rounds the same, as the released code, which reseeds torch before every
+    client's training. 'common_per_round': all clients of a round the same, every round others
+    (docs/results/ivon_noise.md tells what it does).
     optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
     """
 
@@ -58,10 +65,21 @@ class IvonTraining:
         int,
         Meta(ge=0, description="lr falls to 0 along half a cosine over so many rounds; 0: constant"),
     ] = 0
+    noise: Annotated[
+        Literal["independent", "common", "common_per_round"],
+        Meta(description="draws of every client and round, or common ones, in all rounds or in one"),
+    ] = "independent"
     optimiser: Annotated[
         Literal["ivon", "exact"],
         Meta(description="of local training; exact: the minimiser in closed form, for quadratic losses"),
     ] = "ivon"
+
+    def stream(self, task: RandomStream) -> RandomStream:
+        """The stream of a task's draws, from the task's own."""
+        if self.noise == "independent":
+            return task
+        round = task.round if self.noise == "common_per_round" else 0
+        return RandomStream(task.seed, f"{task.purpose} of all clients", round)
 
     def lr_in(self, round: int) -> float:
         """The learning rate of round 1, 2, ...: CosineAnnealingLR stepped once a round, then 0."""
@@ -120,7 +138,7 @@ def ivon(
     check_optimiser(shard, how.optimiser, "ivon")
     if isinstance(shard, QuadraticShard):
         return _exact(shard, prior_mean, prior_precision, ess, dual)
-    net = shard.net
+    net, rng = shard.net, how.stream(rng)
     net.module.train()
     state = _Ivon(
         start.to(net.weights),

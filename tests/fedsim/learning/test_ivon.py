@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -307,10 +307,11 @@ def test_the_most_hostile_curvature_halves_h_plus_d_and_no_more() -> None:
 # ---- the whole solver
 
 
-def as_printed(
+def line_by_line(
     shard: Shard, how: IvonTraining, prior: Gaussian, dual: Gaussian
 ) -> tuple[Tensor, Tensor, float]:
-    """Algorithm 2 line by line in float64; returns mean, precision and the last epoch's loss."""
+    """Algorithm 2 in float64, with the debiased momentum that its line 6 does not print; returns mean,
+    precision and the last epoch's loss."""
     module = network().double()
     parameters = list(module.parameters())
     m = torch.cat([p.detach().flatten() for p in parameters])
@@ -346,10 +347,10 @@ def vector_terms(size: int) -> tuple[Gaussian, Gaussian]:
     return prior, Gaussian(0.01 * mean.flip(0), 0.02 * spread.flip(0) - 0.005)
 
 
-def test_with_a_vector_prior_and_duals_it_is_the_algorithm_as_printed(shard: Shard) -> None:
+def test_with_a_vector_prior_and_duals_it_is_algorithm_2_with_debiased_momentum(shard: Shard) -> None:
     how = replace(STEPS, epochs=4, samples=2)
     prior, dual = vector_terms(len(shard.net.weights))
-    mean, precision, loss = as_printed(shard, how, prior, dual)
+    mean, precision, loss = line_by_line(shard, how, prior, dual)
     fit = solve(shard, how, prior_mean=prior.mean, prior_precision=prior.precision, dual=dual)
     assert error(fit.solution.mean, mean) < 2e-5  # measured 2e-7
     assert error(fit.solution.precision, precision) < 2e-5
@@ -383,6 +384,25 @@ def test_it_leaves_its_arguments_and_torchs_generator_alone_and_draws_the_same_a
     assert first.loss == second.loss
     other = solve(noisy, **(arguments | {"rng": replace(RNG, round=2)}))
     assert not torch.equal(first.solution.mean, other.solution.mean)
+
+
+@pytest.mark.parametrize(
+    ("noise", "equal"),
+    [("independent", (False, False)), ("common_per_round", (True, False)), ("common", (True, True))],
+)
+def test_common_noise_is_the_same_for_all_clients_of_a_round_or_of_all_rounds(
+    shard: Shard, noise: Literal["independent", "common", "common_per_round"], equal: tuple[bool, bool]
+) -> None:
+    """Two clients with the same data: with common noise, and only then, they send the same."""
+    how = replace(STEPS, epochs=1, noise=noise)
+
+    def mean(round: int, client: int) -> Tensor:
+        rng = RandomStream(3, "client.1", round, client)
+        return solve(shard, how, rng=rng).solution.mean
+
+    one = mean(1, 0)
+    assert torch.equal(one, mean(1, 0))
+    assert (torch.equal(one, mean(1, 1)), torch.equal(one, mean(2, 0))) == equal
 
 
 def test_the_learning_rate_falls_along_a_cosine_and_stays_at_zero(shard: Shard) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsim.data.arrays import ARRAY_RULES, vocabulary
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihoods import EXTRA, LIKELIHOODS, Tally, added, likelihood
+from fedsim.learning.likelihoods import CALIBRATION, EXTRA, LIKELIHOODS, Tally, added, likelihood
 from fedsim.problem import Problem
 from protocols.fedavg import FedAvg
 
@@ -55,7 +55,7 @@ def test_every_likelihood_is_measured_and_checked() -> None:
     assert set(LIKELIHOODS) == set(ARRAY_RULES)
     assert all(key == created.name for key, created in LIKELIHOODS.items())
     extra = {k for kind in LIKELIHOODS for k in measured(kind)} - {"test_accuracy", "test_nll"}
-    assert extra == set(EXTRA)
+    assert extra == {*CALIBRATION, *EXTRA}
 
 
 @pytest.mark.parametrize("kind", LIKELIHOODS)
@@ -157,12 +157,12 @@ def test_words_by_hand() -> None:
     measure = LIKELIHOODS["tokens"]
     tally = measure.tally(outputs, targets)
     right, wrong = math.log(math.e + 11) - 1, math.log(math.e + 11)
-    assert tally == pytest.approx((5.0, 3 * right + 2 * wrong, 3.0, 1.0))
+    assert tally[:4] == pytest.approx((5.0, 3 * right + 2 * wrong, 3.0, 1.0))
     result = measure.numbers(tally)
     assert result["test_accuracy"] == 1 / 3
     assert result["test_nll"] == pytest.approx((3 * right + 2 * wrong) / 5)
     empty = measure.numbers(measure.tally(outputs, torch.full_like(targets, -1)))
-    assert empty == {"test_accuracy": None, "test_nll": None}
+    assert empty == dict.fromkeys(("test_accuracy", "test_nll", *CALIBRATION))
 
 
 def test_regression() -> None:

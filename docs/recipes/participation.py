@@ -1,0 +1,194 @@
+"""What partial participation costs: the page of four sweeps.
+
+    for r in digits_10 digits_100 fashion_mnist_10 fashion_mnist_100; do
+        fedsim sweep docs/recipes/participation_$r.toml --runs runs/sweep; done
+    python docs/recipes/participation.py --runs runs/sweep      writes docs/results/participation.md
+
+Accuracy and traffic are read off the runs; who took part and which bytes were wasted, off their ledgers and
+schedules; the invariant of the duals, off their summaries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, pstdev
+
+import numpy as np
+from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, ROOT, SKY, VERMILION, figure, table
+
+from launch.runs.reader import Run
+from launch.runs.restored import StoredRun
+from launch.sweep.pool import Pool
+from launch.sweep.recipe import Recipe, Row, Trial
+
+KEY = "experiment.participation"
+RECIPES = ("digits_10", "digits_100", "fashion_mnist_10", "fashion_mnist_100")
+COLOURS = (BLACK, SKY, BLUE, ORANGE, VERMILION, GREEN, PURPLE)
+
+
+@dataclass(frozen=True)
+class Waste:
+    """A run's traffic in bytes, what of it was spent on clients that were gone or whose upload was lost, and
+    how often the least and the most frequent client was folded."""
+
+    total: int
+    gone: int
+    lost: int
+    least: int
+    most: int
+
+    @staticmethod
+    def of(run: Run) -> Waste:
+        """Read it off a run's ledger and schedule."""
+        own = run.ledger[run.ledger.kind == "algorithm"]
+        schedule = StoredRun.open(run.path).problem.schedule()
+        gone, lost = 0, 0
+        folded = np.zeros(int(run.experiment["clients"]), dtype=int)
+        spent = own.groupby(["round", "client"])["bytes"].sum().to_dict()
+        for number in range(1, int(run.experiment["rounds"]) + 1):
+            who = schedule(number)
+            unfolded = who.dropouts | who.lost_uploads
+            folded[[k for k in who.participants if k not in unfolded]] += 1
+            gone += sum(spent.get((number, k), 0) for k in who.dropouts)
+            lost += sum(spent.get((number, k), 0) for k in who.lost_uploads - who.dropouts)
+        return Waste(int(own["bytes"].sum()), gone, lost, int(folded.min()), int(folded.max()))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one line of a recipe: an algorithm under one schedule, a run a seed."""
+
+    label: str
+    schedule: str
+    runs: tuple[Run, ...]
+
+    def mean(self, name: str) -> str:
+        """Mean and deviation of the last line's number, in per cent."""
+        values = [100 * float(run.lines[-1][name]) for run in self.runs]
+        return f"{fmean(values):.1f}±{pstdev(values):.1f}"
+
+    def megabytes(self) -> float:
+        """Of the algorithm's traffic, mean over the runs."""
+        return fmean(float(run.metrics["MB"].iloc[-1]) for run in self.runs)
+
+
+def cells(recipe: Recipe, pool: Pool) -> list[Cell]:
+    """Every line of the recipe whose runs are all there."""
+    trials: dict[Row, list[Trial]] = {}
+    for trial in recipe.trials():
+        trials.setdefault(trial.row, []).append(trial)
+    there = {row: own for row, own in trials.items() if all(map(pool.done, own))}
+    return [
+        Cell(row.variant.label, str(row.point[KEY]), tuple(Run.open(pool.folder(t)) for t in own))
+        for row, own in there.items()
+    ]
+
+
+def pivot(lines: Sequence[Cell], value: Mapping[tuple[str, str], str]) -> str:
+    """A line an algorithm, a column a schedule."""
+    labels, schedules = dict.fromkeys(c.label for c in lines), dict.fromkeys(c.schedule for c in lines)
+    rows = [[label, *(value.get((label, s), "–") for s in schedules)] for label in labels]
+    return table(["", *schedules], rows)
+
+
+def picture(lines: Sequence[Cell], title: str, path: Path) -> None:
+    """Accuracy over rounds and over megabytes, under 0.3 of the clients; thin and dotted: all of them."""
+    fig, axes = figure(9.6, 3.8, 1, 2, sharey=True)
+    assert isinstance(axes, np.ndarray)
+    shown = [c for c in lines if c.schedule in ("full", "0.3") and not c.label.endswith("silent last")]
+    labels = list(dict.fromkeys(c.label for c in shown))
+    for cell in shown:
+        full = cell.schedule == "full"
+        colour = COLOURS[labels.index(cell.label) % len(COLOURS)]
+        dashes = "-" if labels.index(cell.label) < len(COLOURS) else "--"
+        for axis, x in zip(axes, ("round", "MB"), strict=True):
+            curve = cell.runs[0].metrics[x]
+            heights = np.mean([100 * run.metrics["test_accuracy"] for run in cell.runs], axis=0)
+            axis.plot(
+                curve,
+                heights,
+                color=colour,
+                linestyle=":" if full else dashes,
+                linewidth=1.0 if full else 1.8,
+                label=None if full else cell.label,
+            )
+    axes[0].set_xlabel("round")
+    axes[1].set_xlabel("MB of the algorithm")
+    axes[1].set_xscale("log")
+    axes[0].set_ylabel("test accuracy (%)")
+    axes[0].set_title(title)
+    axes[1].legend(fontsize=7.5, loc="lower right")
+    fig.savefig(path)
+
+
+def section(name: str, pool: Pool, out: Path) -> list[str]:
+    """The tables and the picture of one recipe; nothing, if none of its runs are there."""
+    recipe = Recipe.read(ROOT / "docs" / "recipes" / f"participation_{name}.toml")
+    lines = cells(recipe, pool)
+    if not lines:
+        return []
+    waste = {(c.label, c.schedule): [Waste.of(run) for run in c.runs] for c in lines}
+    title = recipe.title.removeprefix("Partial participation: ")
+    parts = [f"## {title}", ""]
+    picture(lines, title, out / f"participation_{name}.png")
+    seeds, rounds = len(recipe.seeds), lines[0].runs[0].experiment["rounds"]
+    parts += [f"![Accuracy of {title} over rounds and megabytes](participation_{name}.png)", ""]
+    parts += ["Solid and dashed: 0.3 of the clients; dotted, the same colours: all of them.", ""]
+    parts += [f"Test accuracy after {rounds} rounds (%), mean and deviation over {seeds} seeds:", ""]
+    parts += [pivot(lines, {(c.label, c.schedule): c.mean("test_accuracy") for c in lines}), ""]
+    parts += ["Accuracy of the worst client (%):", ""]
+    parts += [pivot(lines, {(c.label, c.schedule): c.mean("client_accuracy_worst") for c in lines}), ""]
+    parts += ["Megabytes of the algorithm:", ""]
+    parts += [pivot(lines, {(c.label, c.schedule): f"{c.megabytes():.3g}" for c in lines}), ""]
+    parts += ["Share of the bytes that was wasted on gone clients and lost uploads (%):", ""]
+    wasted = {
+        at: f"{100 * sum(w.gone + w.lost for w in own) / sum(w.total for w in own):.1f}"
+        for at, own in waste.items()
+        if any(w.gone + w.lost for w in own)
+    }
+    some = [c for c in lines if (c.label, c.schedule) in wasted]
+    parts += [pivot(some, wasted), ""] if some else ["none", ""]
+    one = {c.schedule: waste[c.label, c.schedule] for c in lines}
+    parts += ["Rounds in which the least and the most frequent client were folded:", ""]
+    counts = {s: f"{min(w.least for w in own)} to {max(w.most for w in own)}" for s, own in one.items()}
+    parts += [table(["schedule", *counts], [["rounds", *counts.values()]]), ""]
+    mismatch = [
+        (float(run.summary["dual_mismatch"]), c.label, c.schedule)
+        for c in lines
+        for run in c.runs
+        if run.summary.get("dual_mismatch") is not None
+    ]
+    if mismatch:
+        worst, label, schedule = max(mismatch)
+        parts += [
+            f"Sum of duals: in {len(mismatch)} runs the server's sum and that of the clients' states differ "
+            f"by at most {worst:.0e} of its norm ({label}, {schedule}).",
+            "",
+        ]
+    return parts
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description="What partial participation costs.")
+    parser.add_argument(
+        "--runs", type=Path, default=ROOT / "runs" / "sweep", help="folder of the sweeps' runs"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of the results")
+    chosen = parser.parse_args(argv)
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    pool = Pool(chosen.runs)
+    answers = (Path(__file__).parent / "participation_answers.md").read_text(encoding="utf-8")
+    parts = [answers.rstrip(), ""]
+    for name in RECIPES:
+        parts += section(name, pool, chosen.out)
+    (chosen.out / "participation.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
+    print(f"{chosen.out / 'participation.md'} written")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

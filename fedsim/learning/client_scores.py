@@ -1,0 +1,107 @@
+"""Scores of the global model per client, from scores per class: nothing is sent or computed by a client.
+
+Client k's score is the score on the test set with its classes weighted as in the client's training rows:
+
+    accuracy_k = sum_c p_k(c) accuracy_c,    nll_k = sum_c p_k(c) nll_c
+
+p_k(c) is the share of class c among the rows of client k, accuracy_c the accuracy on the test rows of class
+c. A class without test rows is left out, and the other shares of a client are divided by their sum; a client
+that has no other class has no score.
+
+This measures label skew. It is the expected score on test rows that are drawn as the client's labels are, if
+the inputs of a class are distributed alike at all clients: so for partitions by label. It does not measure
+feature skew, such as hospitals with other devices or writers with another hand.
+
+Mean, worst and spread (the population standard deviation) are over clients, each of which counts once,
+whatever the number of its rows. The worst accuracy is the smallest, the worst nll the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Values = npt.NDArray[np.float64]
+
+CLIENT_NUMBERS = (
+    *("client_accuracy_mean", "client_accuracy_worst", "client_accuracy_spread"),
+    *("client_nll_mean", "client_nll_worst", "client_nll_spread"),
+)
+"""Keys of metrics.jsonl."""
+
+HISTOGRAM_BINS = 20
+"""Of equal width, over accuracies from 0 to 1; a bin has its lower edge, the last one both."""
+
+
+@dataclass(frozen=True)
+class LabelShares:
+    """p_k(c) as an array (K, C) float64 whose rows sum to 1."""
+
+    shares: Values
+
+    @staticmethod
+    def of(targets: npt.NDArray[Any], clients: Sequence[npt.NDArray[Any]], classes: int) -> LabelShares:
+        """Count labels.
+
+        Args:
+            targets: The classes of all training rows, (n,).
+            clients: The training rows of every client.
+            classes: C.
+        """
+        owner = np.repeat(np.arange(len(clients)), [len(rows) for rows in clients])
+        cells = owner * classes + targets[np.concatenate(clients)]
+        counts = np.bincount(cells, minlength=len(clients) * classes).reshape(-1, classes)
+        return LabelShares(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
+
+    def scores(self, tally: Sequence[float]) -> ClientScores:
+        """The scores of the clients that have a class with test rows.
+
+        Args:
+            tally: The test rows per class, the correct ones among them and their summed nll: 3 C entries.
+        """
+        counts, correct, nll = np.array(tally, dtype=np.float64).reshape(3, -1)
+        tested = counts > 0
+        shares = self.shares[:, tested]
+        shares = shares[shares.any(axis=1)]
+        shares /= shares.sum(axis=1, keepdims=True)
+        totals, counts = np.array([correct, nll])[:, tested], counts[tested]
+        return ClientScores(*(_average(shares, total / counts) for total in totals))
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """Scores by client: the share of examples that are right, and nll per example in nats.
+
+    A score is nan if that of a class of the client is not finite.
+    """
+
+    accuracy: Values
+    nll: Values
+
+    def numbers(self) -> dict[str, float | None]:
+        """CLIENT_NUMBERS: None if no client has a score, nan if one is nan."""
+        if not len(self.accuracy):
+            return dict.fromkeys(CLIENT_NUMBERS)
+        values: list[float] = []
+        for scores, worst in ((self.accuracy, np.min), (self.nll, np.max)):
+            values += [float(scores.mean()), float(worst(scores)), float(scores.std())]
+        return dict(zip(CLIENT_NUMBERS, values, strict=True))
+
+    def histogram(self) -> list[int]:
+        """How many clients have an accuracy in each of the HISTOGRAM_BINS."""
+        scores = np.clip(self.accuracy, 0, 1)  # a sum of shares may round to more than 1
+        return [int(n) for n in np.histogram(scores, bins=HISTOGRAM_BINS, range=(0, 1))[0]]
+
+
+def _average(shares: Values, scores: Values) -> Values:
+    """Scores of classes (C,) by the shares of each client (K, C): (K,)."""
+    finite = np.isfinite(scores)
+    # no BLAS: its order of additions may depend on the number of threads
+    result: Values = np.einsum("kc,c->k", shares, np.where(finite, scores, 0.0))
+    if not finite.all():
+        result[(shares[:, ~finite] > 0).any(axis=1)] = np.nan
+    return result

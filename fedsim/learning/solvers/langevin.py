@@ -1,0 +1,51 @@
+"""Langevin steps of a client: gradient steps with noise (Welling and Teh 2011), FA-LD's local training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Annotated
+
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.hyperparameters import BatchSize
+from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.solvers import LocalFit
+from fedsim.seeds import RandomStream
+
+
+@dataclass(frozen=True)
+class LangevinTraining:
+    """The steps are a number, the same for all clients; batches go through shuffled epochs without end."""
+
+    steps: Annotated[int, Meta(ge=1, description="local steps between two averages, of every client")] = 25
+    batch_size: BatchSize = 32
+    lr: Annotated[
+        float, Meta(gt=0, description="step on the mean loss: N times the step on the summed loss")
+    ] = 0.1
+
+
+def langevin(
+    shard: Shard | QuadraticShard,
+    start: Tensor,
+    *,
+    how: LangevinTraining,
+    rng: RandomStream,
+    prior: float,
+    noise: Callable[[], Tensor],
+) -> LocalFit[Tensor, None]:
+    """w <- w - lr (grad lbar_k(w; batch) + prior w) + noise(), `steps` times from `start` (P,).
+
+    prior is the prior's precision on the scale of the mean loss; noise() is a draw (P,). The loss is the mean
+    over the steps. On a QuadraticShard gradients are exact.
+    """
+    order, weights, total = rng.torch("batches"), start.clone(), 0.0
+    batches = (batch for _ in count() for batch in shard.epoch(how.batch_size, order))
+    with shard.noise(rng.key("dropout")):
+        for batch in islice(batches, how.steps):
+            gradient, loss = batch.loss_gradient(weights)
+            weights = weights - how.lr * (gradient + prior * weights) + noise()
+            total += loss
+    return LocalFit(weights, total / how.steps)

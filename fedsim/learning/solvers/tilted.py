@@ -1,0 +1,134 @@
+"""The moments of a tilted distribution, exp(-l_k) * cavity: an EP client's step. Variances by coordinate.
+
+laplace     its mode, and the diagonal of the curvature there
+langevin    sample mean and variances of a Markov chain, preconditioned by the curvature S (P, P) at the mode
+
+    w <- w - (step / 2) S^-1 (gradient of l_k - log cavity) + sqrt(step) S^-1/2 (xi + xi') / 2
+
+The chain takes full gradients and starts from N(mode, S^-1). It uses every noise vector in two successive
+steps (Leimkuhler and Matthews 2013, https://arxiv.org/abs/1203.5428): for a Gaussian the step's size then
+makes no error in the variance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.errors import TaskError, UsageError
+from fedsim.learning.gaussian import Gaussian
+from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.solvers import LocalFit
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.seeds import RandomStream
+
+__all__ = ["Chain", "LocalTraining", "check_chain", "tilted_moments"]
+
+MAX_CHAIN = 3000
+"""Parameters of the largest model whose (P, P) curvature is computed."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The Langevin chain. A step costs a gradient over all the client's examples and gives one sample.
+
+    shrinkage: so many samples count with the Gaussian's own moments, which are the mode and diag(S^-1).
+    """
+
+    samples: Annotated[int, Meta(ge=1, description="steps of the chain, each a sample")] = 50
+    step: Annotated[
+        float, Meta(gt=0, lt=4, description="of the chain, in units of the variance at the mode")
+    ] = 1.0
+    shrinkage: Annotated[
+        float, Meta(ge=0, description="samples that the Gaussian at the mode counts as in the moments")
+    ] = 10.0
+
+
+def check_chain(params: int, chain: Chain) -> None:
+    """Check that a chain can be run for a model of `params` parameters.
+
+    Raises:
+        UsageError: for more than MAX_CHAIN parameters, or one sample without shrinkage.
+    """
+    if params > MAX_CHAIN:
+        raise UsageError(
+            f"the chain needs the curvature of P = {params:,} parameters as a P x P matrix; the limit is "
+            f"P = {MAX_CHAIN:,}. Use --set moments=laplace, or a smaller model, such as --model logistic_bias"
+        )
+    if chain.samples + chain.shrinkage <= 1:
+        raise UsageError("one sample has no variance; raise samples or shrinkage")
+
+
+def tilted_moments(
+    shard: Shard | QuadraticShard,
+    start: Tensor,
+    *,
+    cavity: Gaussian,
+    how: LocalTraining,
+    chain: Chain | None,
+    rng: RandomStream,
+    round: int,
+    moments: Moments | None = None,
+) -> LocalFit[Gaussian, Moments]:
+    """N(mean, diag(precision)^-1), float64, of exp(-l_k) * cavity with a diagonal, positive cavity.
+
+    `how` finds the mode from `start` (P,). chain None: Laplace. The precision is at least the cavity's, as it
+    is for every convex loss. On a QuadraticShard the chain's moments are those of its Gaussian, exactly.
+
+    Raises:
+        UsageError: if the optimiser does not fit the client's loss.
+        TaskError: if the chain diverges.
+    """
+    size = float(shard.size)
+    fit = minimise(
+        shard, start, how=how, rng=rng, round=round, weight=size, penalties=(cavity,), moments=moments
+    )
+    mode, least = fit.weights.double(), torch.as_tensor(cavity.precision)
+    if chain is None:
+        precision = shard.curvature(fit.weights, "exact", rng) + least
+        return LocalFit(Gaussian.at(mode, precision), fit.loss, fit.carried)
+    S = shard.full_curvature(fit.weights).double() + torch.diag(least)
+    root = torch.linalg.cholesky(S)
+    mean, variance = mode, torch.cholesky_inverse(root).diagonal()
+    if isinstance(shard, Shard):
+        mean, variance = _sampled(shard, mode, root, variance, cavity, chain, rng.torch("chain"))
+    return LocalFit(Gaussian.at(mean, torch.maximum(1 / variance, least)), fit.loss, fit.carried)
+
+
+def _sampled(
+    shard: Shard,
+    mode: Tensor,
+    root: Tensor,
+    variance: Tensor,
+    cavity: Gaussian,
+    chain: Chain,
+    draws: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance (P,) of the chain's samples. root: L (P, P) with S = L L'; variance: diag(S^-1)."""
+
+    def noise() -> Tensor:
+        """A draw of N(0, S^-1): (P,)."""
+        xi = torch.randn((len(mode), 1), generator=draws, dtype=torch.float64).to(mode.device)
+        drawn: Tensor = torch.linalg.solve_triangular(root.mT, xi, upper=True)[:, 0]
+        return drawn
+
+    w, after = mode + noise(), noise()
+    first, second = torch.zeros_like(mode), torch.zeros_like(mode)
+    for _ in range(chain.samples):
+        slope = shard.gradient(w).double()
+        cavity.add_gradient(w, slope)
+        before, after = after, noise()
+        drift = torch.cholesky_solve(slope[:, None], root)[:, 0]
+        w = w - chain.step / 2 * drift + chain.step**0.5 * (before + after) / 2
+        first += w - mode
+        second += (w - mode) ** 2
+    n = chain.shrinkage + chain.samples
+    spread = second - first**2 / chain.samples
+    mean, variances = mode + first / n, (chain.shrinkage * variance + spread) / (n - 1)
+    if not bool(mean.isfinite().all() and variances.isfinite().all()):
+        raise TaskError("the Langevin chain of the tilted distribution diverges; lower step")
+    return mean, variances

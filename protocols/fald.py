@@ -1,0 +1,119 @@
+"""FA-LD, federated averaging Langevin dynamics - Deng et al. 2024 (arXiv:2112.05120): clients take Langevin
+steps, the server averages, and the averages of late rounds are samples of the posterior.
+
+    client:  theta_k <- theta, then T times
+             theta_k <- theta_k - eta grad f_k(theta_k) + sqrt(2 eta tau) (rho xi + sqrt((1-rho^2)/p_k) xi_k)
+             f_k(theta) = N lbar_k(theta) + (delta/2) ||theta||^2,   p_k = N_k / N
+    server:  theta <- sum_k p_k theta_k,   and keep it, if the round is behind burn_in and a multiple of thin
+    init:    theta = the shared random start
+
+sum_k p_k f_k is sum_k l_k and the prior's (delta/2) ||theta||^2, so with tau = 1 the target is the
+posterior, else its power 1/tau. xi is the same at all clients, drawn from a stream of the round that they
+share, and xi_k is the client's own; together they give an average the noise of one chain, sqrt(2 eta tau)
+xi. rho is `correlation`: 0 is private noise alone, which protects data more; 1 shared noise alone, which
+costs less accuracy. lr is N eta, a step on the mean loss.
+
+The model is the last `keep` samples: a prediction is averaged over them, and the point estimate is their
+mean. They are samples as far as steps are small and batches large: a step's discretisation, unlike
+clients with T > 1 and the noise of batches each widen or shift the distribution.
+
+Wire: P down, P up.
+
+Local training is Langevin steps with a constant lr, and nothing is carried over.
+
+Differs: all clients take T steps whatever N_k is, as in the paper; batches are those of shuffled epochs. In a
+round of some clients p_k is N_k over the participants' sum, which the noise is not scaled for (the paper's
+partial schemes have a bias that does not vanish, too).
+
+References:
+    Deng et al. 2024: https://arxiv.org/abs/2112.05120
+    Welling and Teh 2011: https://mlanthology.org/icml/2011/welling2011icml-bayesian
+    docs/references/equations.md#fa-ld
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.hyperparameters import PriorPrecision
+from fedsim.learning.gaussian import Point, Samples
+from fedsim.learning.solvers.langevin import LangevinTraining, langevin
+from protocols._averaging import Down, Up, weighted_mean
+
+
+@dataclass(frozen=True)
+class Server:
+    """mean: theta (P,); kept: the last samples (n, P), oldest first; float64. folds: rounds folded."""
+
+    mean: Tensor
+    kept: Tensor
+    folds: int = 0
+
+
+@dataclass(frozen=True)
+class Client:
+    """Stateless."""
+
+
+@dataclass(frozen=True)
+class FALD(Algorithm[Server, Client, Down, Up]):
+    delta: PriorPrecision = 1.0
+    tau: Annotated[
+        float, Meta(gt=0, description="temperature: the target is the posterior to the power 1/tau")
+    ] = 1.0
+    correlation: Annotated[
+        float, Meta(ge=0, le=1, description="rho: correlation of two clients' noise; 1: all have the same")
+    ] = 0.0
+    burn_in: Annotated[int, Meta(ge=0, description="rounds before the first sample")] = 10
+    thin: Annotated[int, Meta(ge=1, description="rounds from one sample to the next")] = 1
+    keep: Annotated[int, Meta(ge=1, le=100, description="samples that the model holds, the last ones")] = 20
+    local: LangevinTraining = LangevinTraining()
+
+    name: ClassVar[str] = "fald"
+    paper: ClassVar[str] = "Deng et al. 2024, FA-LD"
+    url: ClassVar[str] = "https://arxiv.org/abs/2112.05120"
+    default_model: ClassVar[str] = "mlp_small"
+    eval_samples: ClassVar[int] = 32
+
+    def server_init(self, ctx: Context) -> Server:
+        start = ctx.start.double()
+        return Server(start, start.new_zeros((0, len(start))))
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client()
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.mean)
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        N, size = sum(task.sizes), len(down.mean)
+        common, own = task.rng.shared("langevin").torch("noise"), task.rng.torch("noise")
+        scale = math.sqrt(2 * self.local.lr * self.tau / N)
+        private = math.sqrt((1 - self.correlation**2) * N / task.sizes[task.client])
+
+        def noise() -> Tensor:
+            xi, xi_k = torch.randn(size, generator=common), torch.randn(size, generator=own)
+            return (scale * (self.correlation * xi + private * xi_k)).to(down.mean)
+
+        fit = langevin(shard, down.mean, how=self.local, rng=task.rng, prior=self.delta / N, noise=noise)
+        return client, Up(fit.weights, fit.loss)
+
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        mean = weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes)
+        late, kept = server.folds + 1 - self.burn_in, server.kept
+        if late > 0 and late % self.thin == 0:
+            kept = torch.cat([kept, mean[None]])[-self.keep :]
+        return Server(mean, kept, server.folds + 1)
+
+    def model(self, server: Server, ctx: Context) -> Point | Samples:
+        return Samples(server.kept.mean(0), server.kept) if len(server.kept) else Point(server.mean)

@@ -1,0 +1,127 @@
+"""FedIvon - Pal, Gupta, Sarwar, Rai 2025 (arXiv:2411.18385): clients train with IVON, the server merges their
+Gaussians with their curvatures as weights. IVON-ADMM without duals.
+
+    client:  (m_k, h_k) <- IVON on lambda_k E_q[lbar_k] + KL(q || N(0, I/delta)),  lambda_k = N_k / tau,
+             from m = m_g and h = h_g;  h_k is the curvature of the MEAN loss lbar_k
+    server:  h_g <- sum_k a_k h_k ;   m_g <- (sum_k a_k h_k m_k) / h_g,   a_k = N_k / N, over the participants
+    init:    m_g = the shared random start, h_g = h0
+
+The model is N(m_g, diag(s_g)^-1) with s_g = (N / tau) h_g + delta: the clients' curvatures on the scale of
+the summed loss, and the prior once. With the clients' precisions s_k = lambda_k h_k + delta that is
+delta + sum_k (s_k - delta).
+
+Local training is IVON, by the package ivon-opt. Its momentum and step count begin at zero in every task; with
+carry they live with the client over rounds, as in ivon_admm.
+
+Wire: 2P down, 2P up.
+
+Differs: IVON keeps h + delta / lambda positive, not h: an h_k below 0 counts as 0, and where all h_k are 0
+the mean is weighted by N_k alone. Silent clients do not count in a round's average. The personalised variant
+is not here.
+
+References:
+    Pal et al. 2025: https://arxiv.org/abs/2411.18385
+    Shen et al. 2024: https://arxiv.org/abs/2402.17641
+    docs/references/equations.md#fedivon
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.hyperparameters import PriorPrecision, Tempering
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.solvers.ivon_opt import IvonMoments, IvonTraining, ivon_opt
+from fedsim.wire.schema import Curvature, Mean, Scalar
+from protocols._averaging import weighted_means
+
+
+@dataclass(frozen=True)
+class Server:
+    """mean: m_g; curvature: h_g; (P,) float64. started: something has been folded."""
+
+    mean: Tensor
+    curvature: Tensor
+    started: bool = False
+
+
+@dataclass(frozen=True)
+class Client:
+    """IVON's momentum and step count, if they are carried."""
+
+    moments: IvonMoments | None = None
+
+
+@dataclass(frozen=True)
+class Down:
+    mean: Mean
+    curvature: Curvature
+
+
+@dataclass(frozen=True)
+class Up:
+    """m_k and h_k, the latter not below 0."""
+
+    mean: Mean
+    curvature: Curvature
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class FedIvon(Algorithm[Server, Client, Down, Up]):
+    delta: PriorPrecision = 1.0
+    tau: Tempering = 0.1
+    local: IvonTraining = IvonTraining(carry=False)
+
+    name: ClassVar[str] = "fedivon"
+    paper: ClassVar[str] = "Pal et al. 2025, FedIvon"
+    url: ClassVar[str] = "https://arxiv.org/abs/2411.18385"
+    default_model: ClassVar[str] = "mlp_small"
+    eval_samples: ClassVar[int] = 32
+
+    def server_init(self, ctx: Context) -> Server:
+        start = ctx.start.double()
+        return Server(start, torch.full_like(start, self.local.h0))
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client()
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.mean, server.curvature)
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        fit = ivon_opt(
+            shard,
+            down.mean,
+            curvature=down.curvature.clamp(min=0),  # a codec may have rounded it
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            delta=self.delta,
+            ess=shard.size / self.tau,
+            moments=client.moments,
+        )
+        q = fit.solution
+        return Client(fit.carried), Up(q.mean, q.curvature.clamp(min=0), fit.loss)
+
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        h, hm, plain = weighted_means(((k, self.terms(up)) for k, up in ups), ctx.sizes)
+        return Server(torch.where(h > 0, hm / h, plain), h, started=True)
+
+    def terms(self, up: Up) -> tuple[Tensor, Tensor, Tensor]:
+        """h_k, h_k m_k and m_k, each (P,) float64."""
+        h, m = up.curvature.double().clamp(min=0), up.mean.double()
+        return h, h * m, m
+
+    def model(self, server: Server, ctx: Context) -> Point | Gaussian:
+        if not server.started:
+            return Point(ctx.start)
+        return Gaussian.at(server.mean, sum(ctx.sizes) / self.tau * server.curvature + self.delta)

@@ -1,0 +1,101 @@
+"""FedNova - Wang et al. 2020, arXiv:2007.07481: normalised averaging.
+
+    client:  w_k <- T_k steps of SGD on lbar_k, started at w_g
+             Delta_k = w_g - w_k = eta * sum_t a_kt g_kt,   a_k = sum_t a_kt = ||a_k||_1
+    server:  w_g <- w_g - tau sum_k p_k Delta_k / a_k,      tau = sum_k p_k a_k
+             p_k = N_k / sum_k N_k                          over the participants
+
+a_kt is the weight of the gradient of step t in the client's whole change. Without momentum a_kt = 1, so a_k
+is the number of steps T_k; with momentum rho of SGD a_kt = (1 - rho^(T_k-t+1)) / (1 - rho), so
+
+    a_k = [ T_k - rho (1 - rho^T_k) / (1 - rho) ] / (1 - rho)
+
+FedAvg is the same with p_k a_k / tau in the place of p_k: a client of many steps counts more, and the fixed
+point is not the minimum of sum_k N_k lbar_k. With equal a_k both are the same. metrics.jsonl has tau as
+`effective_steps`.
+
+Wire: P down, P up. Beside Delta_k a_k goes up, 8 bytes.
+
+Local training is SGD, whose momentum begins at 0 in every round: nothing is carried over. Adam is refused,
+because a_k is not known for it. With clip the g_kt are the clipped gradients.
+
+References:
+    Wang et al. 2020: https://arxiv.org/abs/2007.07481
+    docs/references/equations.md#fednova
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.errors import UsageError
+from fedsim.learning.gaussian import Point
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.wire.schema import Delta, FieldKind, Scalar
+from protocols._averaging import Down, Server, weighted_means
+
+Steps = Annotated[float, FieldKind("scalar", (), positive=True, dtype="f64")]
+
+
+@dataclass(frozen=True)
+class Client:
+    """The client keeps nothing."""
+
+
+@dataclass(frozen=True)
+class Up:
+    """Delta_k, start minus result, and a_k."""
+
+    delta: Delta
+    effective_steps: Steps
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class FedNova(Algorithm[Server, Client, Down, Up]):
+    local: LocalTraining = LocalTraining(optimiser="sgd", lr=0.05)
+
+    name: ClassVar[str] = "fednova"
+    paper: ClassVar[str] = "Wang et al. 2020, Eq. 6"
+    url: ClassVar[str] = "https://arxiv.org/abs/2007.07481"
+    default_model: ClassVar[str] = "mlp_small"
+    fed_back: ClassVar[tuple[str, ...]] = ("delta",)
+
+    def check(self, params: int) -> None:
+        if self.local.optimiser != "sgd":
+            raise UsageError("fednova: the normaliser is known for SGD only: optimiser=sgd")
+
+    def effective_steps(self, examples: int) -> float:
+        """a_k of a client with N_k = `examples`."""
+        steps, rho = self.local.steps(examples), self.local.momentum
+        return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+
+    def server_init(self, ctx: Context) -> Server:
+        return Server(ctx.start.double())
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client()
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.mean)
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        fit = minimise(shard, down.mean, how=self.local, rng=task.rng, round=task.round)
+        delta = down.mean.double() - fit.weights.double()
+        return client, Up(delta, self.effective_steps(shard.size), fit.loss)
+
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        normalised = (
+            (k, (up.delta.double() / up.effective_steps, server.mean.new_tensor(up.effective_steps)))
+            for k, up in ups
+        )
+        direction, tau = weighted_means(normalised, ctx.sizes)
+        return Server(server.mean - tau * direction)
+
+    def model(self, server: Server, ctx: Context) -> Point:
+        return Point(server.mean)

@@ -1,0 +1,142 @@
+"""FedPD - Zhang et al. 2020, Algorithm 1 (arXiv:2005.11418).
+
+    every iteration, at all clients, with their own copy x_0k of the server's x_0:
+        x_k <- argmin lbar_k(x) + lambda_k . (x - x_0k) + ||x - x_0k||^2 / (2 eta),     started at x_k
+        lambda_k <- lambda_k + (x_k - x_0k) / eta
+        z_k <- x_k + eta lambda_k
+        then a coin, the same for all clients: with probability p they communicate,
+            x_0 <- mean of the z_k,   x_0k <- x_0
+        and else  x_0k <- z_k
+    init:  lambda_k = 0, x_k = x_0 = the shared random start
+
+A round is the iterations up to and with the one that communicates. Their number is geometric with mean 1/p,
+drawn from a stream of the round that all clients share; metrics.jsonl has it as `local_iterations`. One
+iteration is one local training of `epochs`, so a round's bytes pay for that many trainings.
+
+With p = 1 this is FedADMM of mean losses with rho = 1/eta (protocols/fedadmm.py, form = mean, silent =
+last), and its limit is the minimum of sum_k lbar_k, in which every client counts the same. With p < 1 that
+minimum x* is a fixed point only if the clients are alike: where communication is skipped, x_0k goes on to
+x* + eta lambda_k, lambda_k = -grad lbar_k(x*). So the distance to x* falls with eta.
+
+Wire: P down, P up. What goes up is the change of z_k, because the server keeps only the sum of all z_k.
+
+Local training is that of `local`, Adam by default, with moments that are carried over iterations and
+rounds.
+
+Differs: p is the probability of communicating; the paper's p is that of skipping, 1 - p here. The paper has
+all clients in every round; here silent clients count with their last z_k, and with the start if they have
+never been heard.
+
+References:
+    Zhang et al. 2020: https://arxiv.org/abs/2005.11418
+    docs/references/equations.md#fedpd
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from fedsim.seeds import RandomStream
+from fedsim.wire.schema import Delta, Scalar
+from protocols._averaging import Down
+
+
+@dataclass(frozen=True)
+class Server:
+    """total: sum_k z_k over all clients, (P,) float64."""
+
+    total: Tensor
+
+
+@dataclass(frozen=True)
+class Client:
+    """sent: z_k as the server has it; dual: lambda_k; (P,) float64. weights: x_k (P,) float32."""
+
+    sent: Tensor
+    dual: Tensor
+    weights: Tensor
+    moments: Moments | None = None
+
+
+@dataclass(frozen=True)
+class Up:
+    """The change of z_k."""
+
+    delta: Delta
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class FedPD(Algorithm[Server, Client, Down, Up]):
+    p: Annotated[float, Meta(gt=0, le=1, description="probability that an iteration is the round's last")] = (
+        0.5
+    )
+    eta: Annotated[float, Meta(gt=0, description="the penalty is |x - x_0|^2 / (2 eta)")] = 10.0
+    local: LocalTraining = LocalTraining()
+
+    name: ClassVar[str] = "fedpd"
+    paper: ClassVar[str] = "Zhang et al. 2020, Algorithm 1"
+    url: ClassVar[str] = "https://arxiv.org/abs/2005.11418"
+    default_model: ClassVar[str] = "mlp_small"
+
+    def iterations(self, rng: RandomStream) -> int:
+        """Their number in a round, from any stream of the round."""
+        return int(rng.shared("coin").numpy("iterations").geometric(self.p))
+
+    def server_init(self, ctx: Context) -> Server:
+        return Server(ctx.K * ctx.start.double())
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        start = ctx.start.double()
+        return Client(start, start.new_zeros(start.shape), ctx.start.clone())
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.total / ctx.K)
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        centre, dual, x = down.mean.double(), client.dual, client.weights
+        within = replace(self.local, carry=True)  # Adam's moments go through the round in any case
+        moments = client.moments if self.local.carry else None
+        for i in range(self.iterations(task.rng)):
+            fit = minimise(
+                shard,
+                x,
+                how=within,
+                rng=task.rng.part(i),
+                round=task.round,
+                penalties=(Gaussian.at(centre, 1 / self.eta) * Gaussian(-dual, 0.0),),
+                moments=moments,
+            )
+            x, moments = fit.weights, fit.carried
+            dual = dual + (x.double() - centre) / self.eta
+            centre = x.double() + self.eta * dual
+        kept = moments if self.local.carry else None
+        return Client(client.sent, dual, x, kept), Up(centre - client.sent, fit.loss)
+
+    def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
+        return Client(client.sent + up.delta.double(), client.dual, client.weights, client.moments)
+
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        total = server.total.clone()
+        for _, up in ups:
+            total += up.delta.double()
+        return Server(total)
+
+    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
+        return Gaussian(server.total, 0.0).mismatch(product(Gaussian(c.sent, 0.0) for c in clients))
+
+    def model(self, server: Server, ctx: Context) -> Point:
+        return Point(server.total / ctx.K)
+
+    def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
+        return {"local_iterations": float(self.iterations(ctx.rng))}

@@ -1,0 +1,121 @@
+"""Fisher-weighted merging - Matena and Raffel 2022 (arXiv:2111.09832), in one communication as FedFisher
+with the diagonal Fisher, Jhunjhunwala et al. 2024 (arXiv:2403.12329).
+
+    client:  w_k <- E epochs of minibatch steps on lbar_k, started at the shared random start
+             F_k  = diagonal of the Fisher information at w_k, per example
+    server:  w_g <- sum_k N_k F_k w_k / sum_k N_k F_k,  F_k not less than floor      coordinate by coordinate
+
+fisher = true: labels are the model's own, so for a softmax F_k is the diagonal GGN, computed exactly;
+empirical: the labels of the data. Where no client has more information than the floor, w_g is FedAvg's
+average. N_k F_k is the precision of a Laplace approximation without a prior; bcm is the same product with a
+prior.
+
+The merge is over the clients heard so far, each with its first upload. One round by default; later rounds
+serve clients that have not been heard, and what a client sends again is not counted.
+
+Wire: 0 down, 2P up. The start is known to everyone.
+
+Local training is that of `local`, Adam by default. A client keeps nothing, so `carry` has no effect.
+
+Differs: Matena and Raffel merge models that were fine-tuned from one pre-trained model, with weights that
+they tune on validation data; here the weights are N_k. FedFisher's server takes gradient steps on sum_k N_k
+||w - w_k||^2_{F_k}; its minimum is the formula above.
+
+References:
+    Matena and Raffel 2022: https://arxiv.org/abs/2111.09832
+    Jhunjhunwala et al. 2024: https://arxiv.org/abs/2403.12329
+    docs/references/equations.md#fisher-merging
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.learning.curvature.fisher import mean_fisher
+from fedsim.learning.gaussian import Gaussian, Point
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.wire.schema import Curvature, Mean, Scalar
+
+
+@dataclass(frozen=True)
+class Server:
+    """merged: precision sum N_k F_k and shift sum N_k F_k w_k over the clients heard, (P,) float64;
+    heard: (K,) bool."""
+
+    merged: Gaussian
+    heard: Tensor
+
+
+@dataclass(frozen=True)
+class Client:
+    """The client keeps nothing."""
+
+
+@dataclass(frozen=True)
+class Down:
+    """Nothing: the start is known to everyone."""
+
+
+@dataclass(frozen=True)
+class Up:
+    """w_k and F_k."""
+
+    mean: Mean
+    curvature: Curvature
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class FisherMerge(Algorithm[Server, Client, Down, Up]):
+    fisher: Annotated[
+        Literal["true", "empirical"], Meta(description="labels of the Fisher: the model's own, or the data's")
+    ] = "true"
+    floor: Annotated[float, Meta(gt=0, description="least Fisher information per example")] = 1e-6
+    local: LocalTraining = LocalTraining(epochs=20)
+
+    name: ClassVar[str] = "fisher_merge"
+    paper: ClassVar[str] = "Matena and Raffel 2022; Jhunjhunwala et al. 2024"
+    url: ClassVar[str] = "https://arxiv.org/abs/2111.09832"
+    default_model: ClassVar[str] = "mlp_small"
+    default_rounds: ClassVar[int] = 1
+
+    def server_init(self, ctx: Context) -> Server:
+        return Server(Gaussian.one(ctx.start), torch.zeros(ctx.K, dtype=torch.bool))
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client()
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down()
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        fit = minimise(shard, task.start, how=self.local, rng=task.rng, round=task.round)
+        if self.fisher == "true":
+            information = shard.curvature(fit.weights, "exact", task.rng) / shard.size
+        else:
+            information = mean_fisher(shard, fit.weights)
+        return client, Up(fit.weights, information, fit.loss)
+
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        merged, heard = server.merged, server.heard.clone()
+        for k, up in ups:
+            if not heard[k]:
+                information = up.curvature.double().clamp(min=self.floor)
+                merged = merged * Gaussian.at(up.mean, ctx.sizes[k] * information)
+                heard[k] = True
+        return Server(merged, heard)
+
+    def model(self, server: Server, ctx: Context) -> Point:
+        return Point(server.merged.mean if bool(server.heard.any()) else ctx.start)
+
+    def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
+        return {"heard": float(server.heard.sum())}

@@ -1,0 +1,145 @@
+"""ProxSkip for federated learning, Scaffnew - Mishchenko et al. 2022, Algorithm 2 (arXiv:2202.09357).
+
+    every step:  x_k <- x_k - gamma (grad lbar_k(x_k) - h_k)             one minibatch, at all clients
+                 then a coin, the same for all clients; with probability p they communicate:
+                 x   <- mean of the x_k,   h_k <- h_k + (p/gamma) (x - x_k),   x_k <- x
+    init:        x_k = x = the shared random start, h_k = 0
+
+A round is the steps up to and with the one that communicates. Their number T is geometric with mean 1/p,
+drawn from a stream of the round that all clients share; metrics.jsonl has it as `local_steps`. So a
+client's bytes per step are p times those of gradient descent, and the ledger's bytes of a round pay for T
+steps.
+
+A client does not know x before the next broadcast. It keeps s_k with h_k = (p/gamma) (x + s_k), and both
+sides compute
+
+    client, server:  s_k <- s_k + x - x_k                  x: what was sent, x_k: what came up
+    server:          x   <- -(1/K) sum_k s_k               over ALL clients, so that sum_k h_k = 0
+
+With full participation that is the mean of the x_k. The fixed point is the minimum of sum_k lbar_k, in
+which every client counts the same, however unlike the clients are.
+
+Wire: P down, P up.
+
+Local training is plain SGD with a constant step gamma, and nothing of it is carried over to the next round.
+
+Differs: the paper has all clients in every round. Here a client that is silent counts with x_k = x, so x
+moves by |S|/K of the participants' mean change; the fixed point stays.
+
+References:
+    Mishchenko et al. 2022: https://arxiv.org/abs/2202.09357
+    docs/references/equations.md#proxskip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any, ClassVar
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.hyperparameters import BatchSize
+from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.seeds import RandomStream
+from fedsim.wire.schema import Mean, Scalar
+
+
+@dataclass(frozen=True)
+class Server:
+    """dual: sum_k s_k over all clients, (P,) float64."""
+
+    dual: Tensor
+
+
+@dataclass(frozen=True)
+class Client:
+    """dual: s_k (P,) float64."""
+
+    dual: Tensor
+
+
+@dataclass(frozen=True)
+class Down:
+    mean: Mean
+
+
+@dataclass(frozen=True)
+class Up:
+    """x_k after the last step."""
+
+    mean: Mean
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class ProxSkip(Algorithm[Server, Client, Down, Up]):
+    p: Annotated[float, Meta(gt=0, le=1, description="probability that a local step is the round's last")] = (
+        0.04
+    )
+    lr: Annotated[float, Meta(gt=0, description="gamma, the step, the same in all rounds")] = 0.05
+    batch_size: BatchSize = 32
+
+    name: ClassVar[str] = "proxskip"
+    paper: ClassVar[str] = "Mishchenko et al. 2022, Algorithm 2"
+    url: ClassVar[str] = "https://arxiv.org/abs/2202.09357"
+    default_model: ClassVar[str] = "mlp_small"
+
+    def steps(self, rng: RandomStream) -> int:
+        """T of a round, from any stream of the round."""
+        return int(rng.shared("coin").numpy("steps").geometric(self.p))
+
+    def server_init(self, ctx: Context) -> Server:
+        return Server(-ctx.K * ctx.start.double())
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client(-ctx.start.double())
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(self.model(server, ctx).mean)
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        x, total, seen = down.mean.clone(), 0.0, 0
+        control = (self.p / self.lr * (down.mean.double() + client.dual)).to(x)
+        with shard.noise(task.rng.key("dropout")):
+            for batch in islice(_batches(shard, self.batch_size, task.rng), self.steps(task.rng)):
+                gradient, loss = batch.loss_gradient(x)
+                x = x - self.lr * (gradient - control)
+                total, seen = total + loss * batch.size, seen + batch.size
+        return client, Up(x, total / seen)
+
+    def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
+        return Client(client.dual + _dual_step(down, up))
+
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        dual = server.dual.clone()
+        for _, up in ups:
+            dual += _dual_step(down, up)
+        return Server(dual)
+
+    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
+        return Gaussian(server.dual, 0.0).mismatch(product(Gaussian(c.dual, 0.0) for c in clients))
+
+    def model(self, server: Server, ctx: Context) -> Point:
+        return Point(-server.dual / ctx.K)
+
+    def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
+        return {"local_steps": float(self.steps(ctx.rng))}
+
+
+def _batches(shard: AnyShard, size: int, rng: RandomStream) -> Iterator[Any]:
+    """Batches of one epoch after the other, without an end."""
+    order: torch.Generator = rng.torch("batches")
+    while True:
+        yield from shard.epoch(size, order)
+
+
+def _dual_step(down: Down, up: Up) -> Tensor:
+    """The change of s_k, (P,) float64."""
+    return down.mean.double() - up.mean.double()

@@ -1,0 +1,131 @@
+"""SCAFFOLD - Karimireddy et al. 2020, Algorithm 1, option II (arXiv:1910.06378).
+
+    client:  y <- x, then T_k times  y <- y - eta (grad lbar_k(y) - c_k + c)       one minibatch per step
+             c_k <- c_k + Delta_k,   Delta_k = (x - y) / (T_k eta) - c
+    server:  x <- x + eta_g mean_S (y - x),   c <- c + (1/K) sum_S Delta_k         over the participants S
+    init:    c_k = 0, x = the shared random start
+
+c moves by |S|/K of the participants' mean change, so it stays the mean of all c_k. eta is the learning rate
+of the round, lr * decay^(round-1).
+
+Wire: 2P down, P up. The published messages are 2P up, y - x and Delta_k; here the server derives Delta_k
+from y, what it has sent and T_k, which both sides know.
+
+Local training is SGD without momentum, and nothing of it is carried over to the next round. Option II holds
+for such steps only, so other optimisers, momentum and clip are refused.
+
+References:
+    Karimireddy et al. 2020: https://arxiv.org/abs/1910.06378
+    docs/references/equations.md#scaffold
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.errors import UsageError
+from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.wire.schema import Gradient, Mean, Scalar
+
+
+# Kept by the coordinator, in every checkpoint. Sums are float64.
+@dataclass(frozen=True)
+class Server:
+    mean: Tensor  # x (P,)
+    controls: Tensor  # the sum of all c_k (P,)
+
+
+# Kept where the client computes. Never sent.
+@dataclass(frozen=True)
+class Client:
+    control: Tensor  # c_k (P,) float64
+
+
+# What every participant receives. The annotation is the field's kind: its shape, dtype and checks,
+# and with the field's name what the ledger books its bytes under.
+@dataclass(frozen=True)
+class Down:
+    mean: Mean
+    control: Gradient
+
+
+# What comes back from every participant.
+@dataclass(frozen=True)
+class Up:
+    mean: Mean  # y
+    train_loss: Scalar
+
+
+# The fields are the "Require:" line: `fedsim describe` lists them, --set changes them. The four types are
+# stated here once: the states, and the messages of the one exchange of a round.
+@dataclass(frozen=True)
+class Scaffold(Algorithm[Server, Client, Down, Up]):
+    server_lr: Annotated[float, Meta(gt=0, description="eta_g, the server's step")] = 1.0
+    local: LocalTraining = LocalTraining(optimiser="sgd", lr=0.05)  # eta, epochs, batch size
+
+    name: ClassVar[str] = "scaffold"
+    paper: ClassVar[str] = "Karimireddy et al. 2020, Algorithm 1"
+    url: ClassVar[str] = "https://arxiv.org/abs/1910.06378"
+    default_model: ClassVar[str] = "mlp_small"
+    # For the battery: a client's dual, and where the server keeps the sum of them.
+    duals: ClassVar[dict[str, str]] = {"control": "controls"}
+
+    def check(self, params: int) -> None:
+        if self.local.optimiser != "sgd" or self.local.momentum or self.local.clip:
+            raise UsageError("scaffold: option II holds for plain SGD: optimiser=sgd, no momentum, no clip")
+
+    def server_init(self, ctx: Context) -> Server:
+        start = ctx.start.double()
+        return Server(start, torch.zeros_like(start))
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client(torch.zeros_like(ctx.start, dtype=torch.float64))
+
+    # On the server, once per round.
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.mean, server.controls / ctx.K)
+
+    # On a worker: local training. The penalty (c - c_k) . w adds c - c_k to every gradient.
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        correction = Gaussian(client.control - down.control.double(), 0.0)
+        fit = minimise(
+            shard, down.mean, how=self.local, rng=task.rng, round=task.round, penalties=(correction,)
+        )
+        return client, Up(fit.weights, fit.loss)
+
+    # Delta_k (P,) float64, from what crossed the wire: the worker and the server call it alike.
+    def dual_step(self, down: Down, up: Up, k: int, sizes: tuple[int, ...], round: int) -> Tensor:
+        eta = self.local.in_round(round).lr  # what minimise stepped with: lr * decay^(round-1)
+        steps = self.local.steps(sizes[k])
+        return (down.mean.double() - up.mean.double()) / (steps * eta) - down.control.double()
+
+    # On the worker, with its own upload as the server will read it.
+    def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
+        return Client(client.control + self.dual_step(down, up, task.client, task.sizes, task.round))
+
+    # On the server: the uploads in ascending client id, once; one is in memory at a time.
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        moved, controls, count = torch.zeros_like(server.mean), server.controls.clone(), 0
+        for k, up in ups:
+            moved += up.mean.double() - down.mean.double()
+            controls += self.dual_step(down, up, k, ctx.sizes, ctx.round)
+            count += 1
+        return Server(server.mean + self.server_lr * moved / count, controls)
+
+    # What is evaluated: a Point, or a Gaussian if the algorithm learns a precision.
+    def model(self, server: Server, ctx: Context) -> Point:
+        return Point(server.mean)
+
+    # The server's sum against the clients' states, when the run ends: summary.json has it.
+    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
+        return Gaussian(server.controls, 0.0).mismatch(product(Gaussian(c.control, 0.0) for c in clients))
