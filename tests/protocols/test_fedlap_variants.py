@@ -1,0 +1,117 @@
+"""FedLap's rescaling to ADMM's form (Eq. 18), and FedLap-Cov with full covariances."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedsim.errors import UsageError
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.participation import Participation
+from protocols._local_solvers import VonTraining
+from protocols.fedlap import FedLap
+from protocols.fedlap_cov import FedLapCov
+from protocols.pvi import PVI
+from tests.support.harness import listed, play, problem_of
+
+K, D, DELTA = 4, 6, 5.0
+SIZES = (10, 20, 40, 80)
+EXACT = LocalTraining(optimiser="exact")
+
+
+def participations(seed: int, count: int) -> list[tuple[list[int], list[int]]]:
+    """Random participants, a third of whose uploads are lost."""
+    draws = random.Random(seed)
+    rounds = [[k for k in range(K) if draws.random() < 0.7] for _ in range(count)]
+    return [(here, [k for k in here if draws.random() < 1 / 3]) for here in rounds]
+
+
+@pytest.mark.parametrize("rho", ["1/K", "N_k/N", "1/|S|"])
+def test_fedlap_is_admms_form_with_scaled_duals(quadratics: SimpleNamespace, rho: Any) -> None:
+    """Eq. 18, u_k = delta v_k / N_k: MEAN loss, a prox of delta/N_k, u_k += rho (delta/N_k) (w_k - w_g)."""
+    shards = quadratics.regressions(K, D, sizes=SIZES)
+    federation = quadratics.Federation(FedLap(DELTA, rho, local=EXACT), shards)
+    u, w_g = torch.zeros(K, D, dtype=torch.float64), torch.zeros(D, dtype=torch.float64)
+    for here, lost in participations(3, 12):
+        federation.play(here, lost)
+        steps = {"1/K": [1 / K] * K, "N_k/N": [n / sum(SIZES) for n in SIZES]}.get(
+            rho, [1 / max(len(here), 1)] * K
+        )
+        change = torch.zeros_like(u)
+        for k in (k for k in here if k not in lost):
+            pull = DELTA / SIZES[k]
+            matrix = shards[k].hessian / SIZES[k] + pull * torch.eye(D, dtype=torch.float64)
+            w_k = torch.linalg.solve(matrix, shards[k].linear / SIZES[k] - u[k] + pull * w_g)
+            change[k] = steps[k] * pull * (w_k - w_g)
+        u = u + change
+        w_g = (torch.tensor(SIZES)[:, None] / DELTA * u).sum(0)
+        assert quadratics.error(federation.mean, w_g) < 1e-12
+        duals = torch.stack([c.dual for c in federation.clients])
+        assert quadratics.error(duals * DELTA / torch.tensor(SIZES)[:, None], u) < 1e-12
+
+
+def test_with_full_covariances_on_quadratics_it_is_pvi(quadratics: SimpleNamespace) -> None:
+    """The Hessian is exact, so the Laplace approximation is the solution of PVI's problem (Eq. 5)."""
+    shards = quadratics.regressions(K, D, sizes=SIZES)
+    ours = quadratics.Federation(FedLapCov(DELTA, "1/K", covariance="full", local=EXACT), shards)
+    local = VonTraining(optimiser="exact")
+    theirs = quadratics.Federation(PVI("full", DELTA, "1/K", cap_dual=False, local=local), shards)
+    for here, lost in participations(4, 12):
+        ours.play(here, lost)
+        theirs.play(here, lost)
+        if not ours.folds:
+            continue
+        q, other = (f.algorithm.model(f.server, f.context()) for f in (ours, theirs))
+        assert quadratics.error(q.mean, other.mean) < 1e-10
+        assert quadratics.error(q.precision, other.precision) < 1e-10
+        assert ours.algorithm.dual_mismatch(ours.server, ours.clients) < 1e-12
+
+
+def test_with_full_covariances_one_round_at_rho_one_is_exact(quadratics: SimpleNamespace) -> None:
+    """V_k = H_k after a step of rho = 1, and the precision is exact; the mean follows in the next round."""
+    shards = quadratics.regressions(K, D)
+    federation = quadratics.Federation(FedLapCov(DELTA, 1.0, covariance="full", local=EXACT), shards)
+    federation.play()
+    q = federation.algorithm.model(federation.server, federation.context())
+    total = DELTA * torch.eye(D, dtype=torch.float64) + torch.stack([s.hessian for s in shards]).sum(0)
+    assert quadratics.error(q.precision, total) < 1e-13
+    assert quadratics.error(q.mean, quadratics.minimiser(shards, DELTA)) < 1e-12
+
+
+def test_full_and_diagonal_agree_where_the_hessians_are_diagonal(quadratics: SimpleNamespace) -> None:
+    shards = quadratics.regressions(K, D, sizes=SIZES, diagonal=True)
+    both = [
+        quadratics.Federation(FedLapCov(DELTA, "N_k/N", covariance=form, local=EXACT), shards)
+        for form in ("diagonal", "full")
+    ]
+    for here, lost in participations(5, 10):
+        for federation in both:
+            federation.play(here, lost)
+    diagonal, full = (f.algorithm.model(f.server, f.context()) for f in both)
+    assert quadratics.error(full.mean, diagonal.mean) < 1e-12
+    assert quadratics.error(full.precision, torch.diag(diagonal.precision)) < 1e-12
+
+
+def test_a_full_covariance_crosses_the_wire_as_a_triangle(tmp_path: Path) -> None:
+    problem = problem_of(FedLapCov, {"covariance": "full"}, fraction=0.2)
+    run = play(problem, tmp_path / "run", listed(*[Participation((0, 1, 2))] * 2))
+    size = problem.net.layout.size
+    values = {
+        (e.direction, e.field, e.bytes) for e in run.entries if e.kind == "algorithm" and e.layer == "values"
+    }
+    triangle = 4 * size * (size + 1) // 2
+    sent = {("mean", 4 * size), ("precision", triangle)}
+    assert {v[1:] for v in values if v[0] == "down"} == sent
+    assert {v[1:] for v in values if v[0] == "up"} == {*sent, ("train_loss", 8)}
+    assert run.metrics[-1]["floored"] == 0
+    assert problem.algorithm.dual_mismatch(run.outcome.server, run.states) < 1e-12
+
+
+def test_a_full_covariance_of_a_network_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"full covariance of P = 7,510 .* the limit is P = 3,000"):
+        problem_of(FedLapCov, {"covariance": "full"}, model="mlp_small")
