@@ -11,13 +11,16 @@ import pytest
 import torch
 
 from fedsim.errors import UsageError
+from fedsim.learning.function_space import FunctionTerm
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.participation import Participation
+from fedsim.wire.state_file import encode_state
 from protocols._local_solvers import VonTraining
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
+from protocols.fedlap_cov_func import FedLapCovFunc
 from protocols.pvi import PVI
-from tests.support.harness import listed, play, problem_of
+from tests.support.harness import listed, play, problem_of, steps
 
 K, D, DELTA = 4, 6, 5.0
 SIZES = (10, 20, 40, 80)
@@ -115,3 +118,48 @@ def test_a_full_covariance_crosses_the_wire_as_a_triangle(tmp_path: Path) -> Non
 def test_a_full_covariance_of_a_network_is_refused() -> None:
     with pytest.raises(UsageError, match=r"full covariance of P = 7,510 .* the limit is P = 3,000"):
         problem_of(FedLapCov, {"covariance": "full"}, model="mlp_small")
+
+
+# ---- FedLap-Cov with function terms
+
+ROUGH = (
+    Participation((0, 1)),
+    Participation((0, 1, 2), frozenset({1})),
+    Participation((2,)),
+    Participation((0, 1, 2)),
+)
+"""Partial participation and lost uploads."""
+
+
+@pytest.mark.parametrize("without", [{"points_per_class": 0}, {"tau": 0.0}], ids=str)
+def test_without_memory_it_is_fedlap_cov_bit_for_bit(without: dict[str, Any], tmp_path: Path) -> None:
+    def states(algorithm: Any, folder: str, **settings: Any) -> tuple[Any, list[bytes], list[float]]:
+        run = play(problem_of(algorithm, settings, rounds=len(ROUGH)), tmp_path / folder, listed(*ROUGH))
+        sites = [encode_state(run.outcome.server.sites), *(encode_state(c.site) for c in run.states)]
+        return run.bits[0], sites, [m["test_nll"] for m in run.metrics]
+
+    theirs = states(FedLapCov, "cov")
+    assert states(FedLapCovFunc, "func", **without) == theirs
+    assert states(FedLapCovFunc, "memory") != theirs
+
+
+def test_the_servers_step_minimises_memory_and_sites_together() -> None:
+    """There S_g w_g - sum v_k + gradient of the memory term = 0."""
+    problem = problem_of(FedLapCovFunc, {"server_steps": 3000, "server_lr": 1e-3, "delta": 20.0})
+    algorithm = problem.algorithm
+    assert isinstance(algorithm, FedLapCovFunc)
+    _, servers, _ = steps(problem)
+    server, ctx = servers[2], problem.context(2, 1)
+    assert torch.equal(server.mean, algorithm.server_step(server.sites, server.known, ctx))
+
+    def slope(w: torch.Tensor) -> torch.Tensor:
+        points, net = server.known.points, problem.net
+        net.load(w.float())
+        net.module.eval()
+        net.grads.zero_()
+        labels = server.known.logits.softmax(dim=1)
+        FunctionTerm(problem.read(points.inputs), labels, algorithm.tau * points.weights).add_gradient(net)
+        return net.grads.double() + algorithm.precision(server.sites) * w - server.sites.shift
+
+    start = server.sites.shift / algorithm.precision(server.sites)
+    assert slope(server.mean).norm() < 0.02 * slope(start).norm()  # Adam with a constant step
