@@ -182,6 +182,9 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     eval_samples: ClassVar[int] = 0
     """Posterior samples that an evaluation averages over, beside the mean; for members whose model is a
     distribution."""
+    centralised: ClassVar[bool] = False
+    """Whether it is a reference that is not federated: one client has the rows of all, takes part in every
+    round, and its traffic is booked as simulation, so that the algorithm's bill is 0."""
     fed_back: ClassVar[tuple[str, ...]] = ()
     """Upload fields of shape (P,) that fedsim.error_feedback may correct: increments to which nothing refers
     once they are added up."""

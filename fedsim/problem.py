@@ -43,7 +43,8 @@ from fedsim.wire.schema import TRIANGLE, Dims, FieldKind, all_fields
 
 @dataclass(frozen=True)
 class Problem:
-    """What one process knows of the experiment; `clients` are training-row indices per client."""
+    """What one process knows of the experiment; `clients` are training-row indices per client. Of a
+    centralised algorithm there is one, which has the rows of all `experiment.clients`."""
 
     experiment: Experiment
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -80,6 +81,7 @@ class Problem:
         )
         examples, seed = len(dataset.train_targets), experiment.seed
         clients, held = hold_out(experiment.evaluate_on, examples, clients, seed)
+        clients = _held_by(algorithm, clients)
         if held is not None:
             inputs, targets = dataset.train_inputs[held], dataset.train_targets[held]
             dataset = replace(dataset, test_inputs=inputs, test_targets=targets)
@@ -111,7 +113,7 @@ class Problem:
         _check_until(experiment, dataset)
         net = _network(experiment, dataset, torch.device("cpu"))
         algorithm.check(net.layout.size)
-        clients = (np.zeros(1, dtype=np.int64),) * experiment.clients
+        clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
         problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot(), 1.0)
         problem.codecs  # noqa: B018  (checks the names)
         return problem
@@ -148,12 +150,14 @@ class Problem:
             DataError: If its trace file is wrong.
         """
         e = self.experiment
-        return schedule(e.participation, clients=e.clients, seed=e.seed, sizes=self.sizes)
+        return schedule(e.participation, clients=len(self.clients), seed=e.seed, sizes=self.sizes)
 
     @cached_property
     def clock(self) -> Clock | None:
-        """The virtual clock, if there is one."""
+        """The virtual clock, if there is one; a centralised algorithm has no network to simulate."""
         e = self.experiment
+        if self.algorithm.centralised:
+            return None
         return clock(e.link, e.compute, e.deadline, clients=e.clients, seed=e.seed)
 
     @cached_property
@@ -266,7 +270,16 @@ def resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -
         inputs=experiment.inputs or (info.default_inputs if info else "scaled"),
         rounds=algorithm.default_rounds if experiment.rounds < 0 else experiment.rounds,
         eval_samples=samples,
+        participation="full" if algorithm.centralised else experiment.participation,
     )
+
+
+def _held_by(
+    algorithm: Algorithm[Any, Any, Any, Any], rows: tuple[np.ndarray, ...]
+) -> tuple[np.ndarray, ...]:
+    """The rows of every client that the algorithm has: of a centralised one a single client has all of them,
+    each once."""
+    return (np.unique(np.concatenate(rows)),) if algorithm.centralised else rows
 
 
 def _check_until(experiment: Experiment, dataset: Dataset) -> None:

@@ -131,15 +131,25 @@ class Display:
         if accuracy is not None or summary["test_nll"] is not None:
             message = [f"test accuracy [bold]{accuracy:.4f}[/]"] if accuracy is not None else []
             message += [f"NLL {_number(summary['test_nll'])}"]
+            message += _calibration(summary, "test")
             rounds = counted(summary["rounds"], "round")
-            self.console.print(f"[bold]{summary['status']}[/] after {rounds}: {', '.join(message)}")
+            self.console.print(
+                f"[bold]{summary['status']}[/] after {rounds}: {', '.join(message)}", soft_wrap=True
+            )
             if more := [f"{key} {_number(summary[key])}" for key in EXTRA if key in summary]:
                 self.console.print(", ".join(more), soft_wrap=True)
+            if summary.get("client_accuracy_worst") is not None:
+                self.console.print(
+                    f"scores by client: mean accuracy {summary['client_accuracy_mean']:.4f}, "
+                    f"worst {summary['client_accuracy_worst']:.4f}"
+                )
         if summary.get("ensemble_accuracy") is not None:
-            self.console.print(
-                f"average over posterior samples: accuracy [bold]{summary['ensemble_accuracy']:.4f}[/], "
-                f"NLL {_number(summary['ensemble_nll'])}"
-            )
+            message = [
+                f"accuracy [bold]{summary['ensemble_accuracy']:.4f}[/]",
+                f"NLL {_number(summary['ensemble_nll'])}",
+                *_calibration(summary, "ensemble"),
+            ]
+            self.console.print(f"average over posterior samples: {', '.join(message)}", soft_wrap=True)
             if too_wide(summary["test_nll"], summary["ensemble_nll"]):
                 self.note(TOO_WIDE)
         if summary["seconds_round_median"] is not None:
@@ -165,10 +175,12 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     # commas, because rich takes a word between two colons for an emoji
     algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
     data, sizes, clients = problem.dataset, problem.sizes, len(problem.clients)
+    pooled = f"the data of {counted(e.clients, 'client')} in one place"
+    population = pooled if problem.algorithm.centralised else counted(clients, "client")
     lines = [
         f"[bold]{algo}[/] on {dataset}, {sum(sizes):,} of {len(data.train_targets):,} "
         f"training examples, {len(data.test_targets):,} test",
-        f"model {model}, P = {problem.net.layout.size:,}; {counted(clients, 'client')} ({e.partition}, "
+        f"model {model}, P = {problem.net.layout.size:,}; {population} ({e.partition}, "
         f"{min(sizes)} to {max(sizes)} examples)",
         f"{counted(e.rounds, 'round')}{until}, participation {e.participation}, seed {e.seed}; "
         f"{where} ({devices})",
@@ -216,6 +228,12 @@ def _rows_of(traffic: Mapping[str, Any]) -> dict[str, dict[str, int]]:
 
 def grouped(n: int) -> str:
     return f"{n:,}"
+
+
+def _calibration(summary: Mapping[str, Any], what: str) -> list[str]:
+    """ECE and Brier score, where the run has them."""
+    names = {f"{what}_ece": "ECE", f"{what}_brier": "Brier score"}
+    return [f"{name} {_number(summary[key])}" for key, name in names.items() if key in summary]
 
 
 def _number(x: float | None) -> str:

@@ -42,7 +42,7 @@ class Recorder:
     display: Display
     supervisor: Supervisor
     remote: bool
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger = field(init=False)
     last_round: int = 0
     last_metrics: Mapping[str, Any] | None = None
     took_part: Counter[int] = field(default_factory=Counter)
@@ -57,6 +57,7 @@ class Recorder:
     """The algorithm's bytes up to committed rounds that are not evaluated yet."""
 
     def __post_init__(self) -> None:
+        self.ledger = Ledger(centralised=self.problem.algorithm.centralised)
         self.costs.optional = sent_once(self.problem.algorithm)
         self.target = TargetAccuracy(self.problem.experiment.until)
 

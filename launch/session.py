@@ -14,7 +14,7 @@ from rich.markup import escape
 from fedsim import plugins
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm
-from fedsim.participation import Schedule, schedule
+from fedsim.participation import Schedule
 from fedsim.problem import Problem
 from launch.config import Execution
 from launch.display import Display, header
@@ -100,9 +100,7 @@ class Session:
         fix_numerics(experiment.threads, "cpu" if execution.workers else device)
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
-        participations = schedule(
-            experiment.participation, clients=experiment.clients, seed=experiment.seed, sizes=problem.sizes
-        )
+        participations = problem.schedule()
         problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
         rundir = RunDir(Path(execution.out) if execution.out else default, resumed=stored is not None)

@@ -39,6 +39,7 @@ from protocols.ivon_pvi import IvonPVI
 from protocols.laplace_offline import LaplaceOffline
 from protocols.mbsgd import MBSGD
 from protocols.mime import Mime, MimeLite
+from protocols.pooled import Pooled
 from protocols.precond_admm import PrecondADMM
 from protocols.proxskip import ProxSkip
 from protocols.pvi import PVI
@@ -57,6 +58,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
     *(FedIvon, IsoBayesADMM, FedEP),
     FALD,
+    Pooled,
 )
 
 

@@ -50,10 +50,12 @@ from tests.support.harness import (
     Step,
     carried,
     envelope_of,
+    exchanged,
     frozen,
     leaves,
     listed,
     play,
+    present,
     problem_of,
     short_settings,
     steps,
@@ -94,6 +96,11 @@ def duals_of(algorithm: Class) -> Mapping[str, str | None]:
     known: Mapping[str, str | None] = {**DUALS.get(algorithm.name, {}), **constants}
     duals: Mapping[str, str | None] = getattr(algorithm, "duals", known)
     return duals
+
+
+def clients_of(algorithm: Class) -> int:
+    """How many clients have data: one of a centralised algorithm."""
+    return 1 if algorithm.centralised else CLIENTS
 
 
 QUICK = {"fedavg", "mime", "fedlap_cov", "ivon_admm"}
@@ -235,7 +242,7 @@ def test_decay_means_a_learning_rate_per_round(algorithm: Class) -> None:
             continue
         created, servers, _ = steps(problem)
         for i, server in enumerate(servers[:-1]):
-            mine = created[i * CLIENTS : (i + 1) * CLIENTS]
+            mine = created[i * clients_of(algorithm) : (i + 1) * clients_of(algorithm)]
             task = mine[0].task
             constant = {decay: 1.0, rate: lr * 0.5 ** max(task.round - 1, 0)}
             other = build_algorithm(algorithm, short_settings(algorithm) | constant)
@@ -255,12 +262,12 @@ def test_decay_means_a_learning_rate_per_round(algorithm: Class) -> None:
 def test_momentum_and_carry_mean_what_is_documented(algorithm: Class) -> None:
     """Momentum begins at 0 in every task, so one step is without it. `carry` is about Adam: it changes
     nothing under SGD, and nothing in a client's first task."""
-    one_step = named(algorithm, ONE_STEP) | by_sgd(algorithm)
+    one_step, many = named(algorithm, ONE_STEP) | by_sgd(algorithm), clients_of(algorithm)
     for name in named(algorithm, {"momentum": 0}):
         if with_momentum := accepted(algorithm, {**one_step, name: 0.9}):
             assert everything(with_momentum) == everything(problem_of(algorithm, {**one_step, name: 0.0}))
     for name in named(algorithm, {"carry": True}):
-        first = {kept: steps(problem_of(algorithm, {name: kept}))[0][:CLIENTS] for kept in (True, False)}
+        first = {kept: steps(problem_of(algorithm, {name: kept}))[0][:many] for kept in (True, False)}
         assert frozen(*(s.up for s in first[True])) == frozen(*(s.up for s in first[False]))
         if by_sgd(algorithm):
             kept, reset = ({**by_sgd(algorithm), name: value} for value in (True, False))
@@ -394,10 +401,10 @@ def test_server_methods_change_no_state(algorithm: Class) -> None:
     created, servers, _ = steps(problem)
     before = frozen(*servers)
     for i, server in enumerate(servers[:-1]):
-        mine = created[i * CLIENTS : (i + 1) * CLIENTS]
+        mine = created[i * clients_of(algorithm) : (i + 1) * clients_of(algorithm)]
         ctx = problem.context(mine[0].task.round, mine[0].task.exchange)
         problem.algorithm.broadcast(server, ctx)
-        for k in range(CLIENTS if ctx.round else 0):
+        for k in range(len(mine) if ctx.round else 0):
             problem.algorithm.broadcast_to(server, k, ctx)
         problem.algorithm.model(server, ctx)
         problem.algorithm.report(server, ctx)
@@ -414,7 +421,7 @@ def test_the_coordinator_plays_the_box(algorithm: Class, dense: Callable[[Class]
     created, servers, _ = steps(problem_of(algorithm))
     run = dense(algorithm)
     assert frozen(run.outcome.server) == frozen(servers[-1])
-    assert frozen(*run.states) == frozen(*(step.committed for step in created[-CLIENTS:]))
+    assert frozen(*run.states) == frozen(*(step.committed for step in created[-clients_of(algorithm) :]))
 
 
 # ---- arrival order
@@ -439,10 +446,11 @@ def test_arrival_order_does_not_matter(
     shuffled = play(problem, tmp_path / "shuffled", connect=connect, workers=3)
     assert isinstance(shuffled.endpoint, Shuffled)
     arrived = shuffled.endpoint.order
-    everyone = [(r, k) for r in range(1, ROUNDS + 1) for k in range(CLIENTS)]
-    setup = [(0, k) for k in range(CLIENTS)] * len(algorithm().setup)
+    clients = range(clients_of(algorithm))
+    everyone = [(r, k) for r in range(1, ROUNDS + 1) for k in clients]
+    setup = [(0, k) for k in clients] * len(algorithm().setup)
     assert sorted(arrived) == sorted(setup + everyone * len(algorithm().exchanges))
-    assert arrived != sorted(arrived) or order != "highest client first"
+    assert arrived != sorted(arrived) or order != "highest client first" or len(clients) == 1
     assert shuffled.bits == dense(algorithm).bits
 
 
@@ -494,18 +502,20 @@ def back(participation: Participation) -> set[int]:
 def test_server_and_clients_stay_consistent(
     algorithm: Class, participations: tuple[Participation, ...], tmp_path: Path
 ) -> None:
-    problem = problem_of(algorithm, rounds=len(participations))
+    problem, clients = problem_of(algorithm, rounds=len(participations)), clients_of(algorithm)
     run = play(problem, tmp_path / "run", listed(*participations))
     assert sums_error(run) < SUMS
+    restricted = present(listed(*participations), problem)
+    participations = tuple(restricted(r) for r in range(1, len(participations) + 1))
     exchanges = len(algorithm().exchanges)
     folded = [
-        max((r for r, t in enumerate(participations, 1) if k in back(t)), default=0) for k in range(CLIENTS)
+        max((r for r, t in enumerate(participations, 1) if k in back(t)), default=0) for k in range(clients)
     ]
     setup = len(algorithm().setup)
     assert run.outcome.versions == tuple(setup + r * exchanges for r in folded)
     assert [m["round"] for m in run.metrics] == list(range(len(participations) + 1))
     for r, participation in enumerate(participations, 1):
-        rows = {(e.client, e.direction) for e in run.entries if e.kind == "algorithm" and e.round == r}
+        rows = {(e.client, e.direction) for e in exchanged(run.entries) if e.round == r}
         up = set(participation.participants) - participation.dropouts
         assert rows == {(k, "down") for k in participation.participants} | {(k, "up") for k in up}
         assert run.metrics[r]["participants"] == list(participation.participants)
@@ -522,6 +532,9 @@ def test_half_participation_by_name(algorithm: Class, tmp_path: Path) -> None:
     problem = problem_of(algorithm, participation="0.5", rounds=4)
     run = play(problem, tmp_path / "run")
     participants = [tuple(m["participants"]) for m in run.metrics[1:]]
+    if algorithm.centralised:
+        assert set(participants) == {(0,)}
+        return
     assert all(len(p) == 2 for p in participants)
     assert len(set(participants)) > 1  # drawn afresh every round
     assert sums_error(run) < SUMS
@@ -531,16 +544,18 @@ def test_a_run_of_empty_rounds_is_the_start_model(algorithm: Class, tmp_path: Pa
     problem = problem_of(algorithm)
     run = play(problem, tmp_path / "run", listed(NOBODY, NOBODY))
     assert torch.equal(run.outcome.model.mean.float(), problem.start)
-    assert run.outcome.versions == (len(algorithm().setup),) * CLIENTS
-    assert not [e for e in run.entries if e.kind == "algorithm" and e.round]
+    assert run.outcome.versions == (len(algorithm().setup),) * clients_of(algorithm)
+    assert not [e for e in exchanged(run.entries) if e.round]
     assert len({m["test_nll"] for m in run.metrics}) == 1
 
 
 def test_a_lost_upload_leaves_no_trace_but_its_bytes(algorithm: Class, tmp_path: Path) -> None:
-    """Commit on fold: client 1 is lost in round 1, so it goes on as if it had never trained."""
-    problem = problem_of(algorithm, rounds=2)
-    lost = play(problem, tmp_path / "lost", listed(Participation((0, 1, 2), frozenset({1})), EVERYONE))
-    absent = play(problem, tmp_path / "absent", listed(Participation((0, 2)), EVERYONE))
+    """Commit on fold: a client is lost in round 1, so it goes on as if it had never trained."""
+    problem, clients = problem_of(algorithm, rounds=2), clients_of(algorithm)
+    out = min(1, clients - 1)
+    lost = play(problem, tmp_path / "lost", listed(Participation((0, 1, 2), frozenset({out})), EVERYONE))
+    others = tuple(k for k in range(clients) if k != out)
+    absent = play(problem, tmp_path / "absent", listed(Participation(others), EVERYONE))
     assert lost.bits[:4] == absent.bits[:4]
     assert len(lost.bits[4]) > len(absent.bits[4])
 
@@ -561,7 +576,7 @@ def float_fields(algorithm: Class) -> list[tuple[str, Field]]:
 
 def used(run: Run) -> set[str]:
     """The codecs of its ledger."""
-    return {e.codec for e in run.entries if e.kind == "algorithm" and e.layer == "values"}
+    return {e.codec for e in exchanged(run.entries) if e.layer == "values"}
 
 
 def test_lossless_codecs_change_nothing_but_bytes(
@@ -584,7 +599,7 @@ def test_lossless_codecs_change_nothing_but_bytes(
         assert run.bits[:4] == target.bits[:4]
     created, servers, _ = steps(coded)  # by hand, with the last of them
     assert frozen(servers[-1]) == frozen(target.outcome.server)
-    assert frozen(*(step.committed for step in created[-CLIENTS:])) == frozen(*target.states)
+    assert frozen(*(step.committed for step in created[-clients_of(algorithm) :])) == frozen(*target.states)
 
 
 MERGING = ("csr:0.4", "best:0.5", "log8", "topk:0.5")
@@ -631,7 +646,7 @@ def test_bf16_on_every_field_keeps_the_sums(algorithm: Class, tmp_path: Path) ->
     dense = play(problem_of(algorithm, rounds=3), tmp_path / "dense", participations)
     assert sums_error(run) < SUMS
     assert run.bits[0] != dense.bits[0]
-    values = [e for e in run.entries if e.kind == "algorithm" and e.layer == "values" and e.dense_bytes >= 4]
+    values = [e for e in exchanged(run.entries) if e.layer == "values" and e.dense_bytes >= 4]
     assert {e.codec for e in values if f"{e.direction}.{e.field}" in floats} == {"bf16"}
     # bf16 keeps eight bits; three rounds of training do not amplify that beyond a few per cent
     means = run.outcome.model.mean, dense.outcome.model.mean
@@ -673,6 +688,10 @@ def test_the_wire_costs_what_the_docstring_says(algorithm: Class, tmp_path: Path
             sent[e.round, e.exchange, e.direction, e.field] += e.bytes
     participants = {m["round"]: len(m["participants"]) for m in run.metrics}
     built = problem.algorithm
+    if built.centralised:
+        assert not sent
+        assert {e.kind for e in exchanged(run.entries)} == {"simulation"}
+        return
     for r in range(problem.experiment.rounds + 1):
         for number, exchange in enumerate(built.exchanges_in(r), 1):
             for side in ("down", "up"):
@@ -707,7 +726,7 @@ def test_in_process_equals_over_zeromq_bit_for_bit(
         pool.finish()
     here = dense(algorithm)
     assert remote.bits == here.bits
-    assert {e.worker for e in remote.entries if e.kind == "algorithm"} == {0, 1}
+    assert {e.worker for e in exchanged(remote.entries)} == {0, 1} or algorithm.centralised
     for direction in ("down", "up"):
         frames = sum(e.bytes for e in remote.entries if e.direction == direction and e.layer != "framing")
         assert frames == remote.endpoint.total_bytes[direction]

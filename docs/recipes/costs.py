@@ -22,7 +22,7 @@ from typing import Any
 from report import ROOT, circumstances, processor, table
 
 from fedsim.experiment import build_algorithm
-from launch.commands.catalogue import cost_in_p, cost_once
+from launch.commands.catalogue import all_exchanges, cost_once
 from launch.runs.client_costs import sent_once
 from launch.runs.reader import Run, run_experiment
 from protocols import REGISTRY, AnyAlgorithm, find
@@ -79,8 +79,8 @@ def measured(run: Run, algorithm: AnyAlgorithm) -> Cost:
     """From the ledger."""
     rows = run.ledger[run.ledger.kind == "algorithm"]
     rounds = rows[rows["round"] > 0]
-    participants = len(rounds[["round", "client"]].drop_duplicates())
-    clients = run.experiment["clients"]
+    participants = len(rounds[["round", "client"]].drop_duplicates()) or 1  # none if nothing counts
+    clients = run.clients
     values, envelopes, once = {}, {}, {}
     for side in SIDES:
         mine, setup = rounds[rounds.direction == side], rows[(rows["round"] == 0) & (rows.direction == side)]
@@ -105,8 +105,10 @@ def cost_row(case: Case, params: int, cost: Cost) -> list[str]:
     algorithm = case.algorithm
     line = [case.label, f"{params:,}"]
     for side in SIDES:
-        formula = " + ".join(cost_in_p(getattr(exchange, side)) for exchange in algorithm.exchanges)
-        line += [formula, *(in_p(n[side], params) for n in (cost.values, cost.envelopes))]
+        line += [
+            all_exchanges(algorithm, side),
+            *(in_p(n[side], params) for n in (cost.values, cost.envelopes)),
+        ]
     once, exchanges = cost_once(algorithm), str(len(algorithm.exchanges))
     measured = ", ".join(f"{in_p(cost.once[side], params)} {side}" for side in SIDES) if once else ""
     if algorithm.setup:

@@ -1,8 +1,9 @@
 """The ledger: what every byte on the streams was, booked where frames meet the socket.
 
-kind: algorithm (tasks and uploads), simulation (evaluation and the like: traffic that a real
-federation would not have), control (handshakes, set-up, stop), retry. direction is seen from the
-coordinator. layer: values, indices (per field), header, framing (ZMTP; per envelope).
+kind: algorithm (tasks and uploads), simulation (evaluation and the like: traffic that a real federation
+would not have; of a centralised reference also tasks and uploads), control (handshakes, set-up, stop),
+retry. direction is seen from the coordinator. layer: values, indices (per field), header, framing (ZMTP; per
+envelope).
 """
 
 from __future__ import annotations
@@ -52,8 +53,10 @@ COLUMNS = Entry._fields
 class Ledger:
     """Entries not yet written, and totals of all entries ever booked."""
 
-    def __init__(self, mechanism: Mechanism = NULL) -> None:
+    def __init__(self, mechanism: Mechanism = NULL, *, centralised: bool = False) -> None:
+        """centralised: of an algorithm whose traffic no federation would have (Algorithm.centralised)."""
         self.mechanism = mechanism
+        self._kinds = dict.fromkeys(KINDS, "simulation") if centralised else KINDS
         self._open: list[Entry] = []
         self.totals: Counter[tuple[str, str, str, str]] = Counter()
         self._before: Counter[str] = Counter()
@@ -79,7 +82,7 @@ class Ledger:
 
     def _entries(self, envelope: Envelope, worker: int, direction: str, retry: bool) -> list[Entry]:
         h = envelope.header
-        kind = "retry" if retry else KINDS.get(h.kind, "control")
+        kind = "retry" if retry else self._kinds.get(h.kind, "control")
         label = (kind, h.round, h.exchange, h.client, worker, direction, h.kind)
         entries = []
         for field in h.fields:

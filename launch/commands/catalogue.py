@@ -33,6 +33,8 @@ def wire_cost(algorithm: AnyAlgorithm) -> str:
 
 def all_exchanges(algorithm: AnyAlgorithm, side: str) -> str:
     """What a round costs in one direction ("down" or "up")."""
+    if algorithm.centralised:
+        return "0"
     return " + ".join(cost_in_p(getattr(e, side)) for e in algorithm.exchanges)
 
 

@@ -68,11 +68,12 @@ class Plan:
 
 def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Plan:
     """The algorithm's traffic of all rounds. run: the run's name, whose length every header has."""
+    federated = not problem.algorithm.centralised  # else nothing counts as the algorithm's
     everyone, costs = len(problem.clients), ClientCosts(sent_once(problem.algorithm))
     created = Plan(problem.net.layout.size, costs=costs, took_part=np.zeros(everyone, dtype=np.int64))
     for e in range(1, len(problem.algorithm.setup) + 1):
         for direction, size in _sizes(problem, 0, e, run).items():
-            created.add(0, e, direction, size, everyone)
+            created.add(0, e, direction, size, everyone * federated)
     exchanges = range(1, len(problem.algorithm.exchanges) + 1)
     sizes = {e: _sizes(problem, 1, e, run) for e in exchanges}
     for number, side, name in costs.optional:
@@ -86,7 +87,9 @@ def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Pla
             last, ids = participation.participants, np.array(participation.participants, dtype=np.int64)
         created.took_part[ids] += 1
         created.rounds.setdefault(r, {"down": 0, "up": 0})
-        participants, gone = len(participation.participants), len(participation.dropouts)
+        participants, gone = (
+            federated * len(p) for p in (participation.participants, participation.dropouts)
+        )
         for e in exchanges:
             created.add(r, e, "down", sizes[e]["down"], participants if e == 1 else participants - gone)
             created.add(r, e, "up", sizes[e]["up"], participants - gone)
@@ -131,7 +134,8 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
             centres=dataset.centres,
         )
         sizes = tuple(len(rows) for rows in split)
-    participations = schedule(created.participation, clients=created.clients, seed=created.seed, sizes=sizes)
+    count = len(problem.clients)
+    participations = schedule(created.participation, clients=count, seed=created.seed, sizes=sizes)
     return problem, plan(problem, participations)
 
 
@@ -158,7 +162,7 @@ def show(experiment: Experiment, execution: Execution, as_json: bool = False) ->
     e = problem.experiment
     display = Display(e.rounds)
     display.note(
-        f"[bold]{e.algo}[/], {e.model} on {e.dataset}, P = {created.params:,}; {e.clients:,} clients, "
+        f"[bold]{e.algo}[/], {e.model} on {e.dataset}, P = {created.params:,}; {_clients(problem)}, "
         f"{e.rounds:,} rounds, participation {e.participation}, seed {e.seed}"
     )
     display.traffic(_as_summary(created))
@@ -174,6 +178,12 @@ def show(experiment: Experiment, execution: Execution, as_json: bool = False) ->
     if e.until:
         display.note(f"at most: the run ends with the first evaluated round of {percent(e.until)}")
     return None
+
+
+def _clients(problem: Problem) -> str:
+    """How many there are."""
+    many = f"{problem.experiment.clients:,} clients"
+    return f"the data of {many} in one place" if problem.algorithm.centralised else many
 
 
 def _as_summary(created: Plan) -> dict[str, Any]:

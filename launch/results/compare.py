@@ -22,6 +22,7 @@ from launch.results.groups import Group, gather
 from launch.results.statistics import shown
 from launch.results.tables import (
     NONE,
+    calibration,
     costs,
     fields,
     megabytes,
@@ -35,6 +36,10 @@ from launch.target_accuracy import parsed
 
 MOST_RANGES = 6
 """Budgets whose winner the terminal names; the page names all."""
+WIDE = 110
+"""Columns of a terminal from which the table has ECE, Brier score and worst client, as the page does."""
+MORE_HEADS = {"test_ece": "ECE", "test_brier": "Brier", "client_accuracy_worst": "worst\nclient %"}
+MORE = {f"{metric}@end": metric for metric in MORE_HEADS}
 FOLDER = Path("comparisons")
 """Where the pages are that --out does not name."""
 
@@ -66,7 +71,8 @@ def compare(
     html.save(page, render(groups, maxima, target))
     written = [("page", page)]
     if markdown is not None:
-        grids = (results(groups, comparable(groups)), *costs(groups, target), fields(groups))
+        firm = comparable(groups)
+        grids = (results(groups, firm), calibration(groups, firm), *costs(groups, target), fields(groups))
         html.save(markdown, "\n".join(grid.markdown() for grid in grids if grid.lines))
         written.append(("Markdown", markdown))
     if csv is not None:
@@ -77,8 +83,9 @@ def compare(
     console = Console(highlight=False, emoji=False)
     for note in (*warnings(groups), *remarks(groups)):
         console.print(f"note: {escape(note)}")
-    room = len(asked) or max(1, (console.width - 58) // 11)
-    console.print(_table(groups, target[-room:]))
+    more = [c for c in MORE if console.width >= WIDE and any(g.has(MORE[c]) for g in groups)]
+    room = len(asked) or max(1, (console.width - 58 - 14 * len(more)) // 11)
+    console.print(_table(groups, target[-room:], more))
     for note in below(groups):
         console.print(escape(note))
     _print_frontier(console, groups, maxima)
@@ -135,15 +142,17 @@ def _start(groups: Sequence[Group]) -> float:
     return max((s for s in starts if not math.isnan(s)), default=0.0)
 
 
-def _table(groups: Sequence[Group], target: Sequence[float]) -> Table:
+def _table(groups: Sequence[Group], target: Sequence[float], more: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", overflow="fold")
-    heads = ["seeds", "acc. %", "NLL", "MB", *(f"MB to\n{level:g}" for level in target)]
+    added = [MORE_HEADS[MORE[c]] for c in more]
+    heads = ["seeds", "acc. %", "NLL", *added, "MB", *(f"MB to\n{level:g}" for level in target)]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for g in groups:
-        ends = (("test_accuracy@end", "test_accuracy"), ("test_nll@end", "test_nll"))
-        cells = [shown(c, v) if (v := g.values(c, metric)) else NONE for c, metric in ends]
+        ends = {"test_accuracy@end": "test_accuracy", "test_nll@end": "test_nll"}
+        ends |= {c: MORE[c] for c in more}
+        cells = [shown(c, v) if (v := g.values(c, metric)) else NONE for c, metric in ends.items()]
         cells.append(_megabytes([m.bytes for m in g.members]))
         for level in target:
             c = cost(0, g, level)

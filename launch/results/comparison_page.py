@@ -16,10 +16,12 @@ from launch.results.figures import Line, chart, wide
 from launch.results.frontier import FrontierPoint, pareto
 from launch.results.groups import Group
 from launch.results.labels import differences, differing_hyperparameters, shared, unnamed
-from launch.results.statistics import Band, band
+from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
+from launch.results.statistics import Band, Values, band
 from launch.results.tables import (
     STOPPED,
     UNFINISHED,
+    calibration,
     fields,
     megabytes,
     name,
@@ -61,6 +63,7 @@ def render(
     title = f"Comparison on {', '.join(_values(groups, 'dataset'))}"
     spent = dict(zip(map(name, groups), parts(groups), strict=True))
     totals = {row: f"{megabytes([sum(by.values())])} MB" for row, by in spent.items()}
+    scores = calibration(groups, comparable(groups))
     return html.page(
         title,
         (
@@ -71,6 +74,7 @@ def render(
             html.section(
                 "Results",
                 table_of(results(groups, comparable(groups))),
+                f"<h3>{escape(scores.title)}</h3>{table_of(scores)}" if scores.lines else "",
                 *(html.soft(note) for note in below(groups)),
                 html.soft(" ".join(_explained(groups))),
             ),
@@ -84,6 +88,7 @@ def render(
                     + (f" {cut}." if left else "")
                 ),
             ),
+            html.section("Calibration", *_calibration(lines, key)),
             html.section("Most accurate for a budget", *_winners(groups, maxima)),
             html.section("Bytes by field", bars(spent, totals), table_of(fields(groups))),
             html.section("What differs", *_differs(groups)),
@@ -164,6 +169,11 @@ def _explained(groups: Sequence[Group]) -> Iterator[str]:
         "run; P down and P up are bytes per client and round in units of 4 P bytes, all exchanges; MB are "
         "both directions of all rounds."
     )
+    if calibration(groups).lines:
+        yield (
+            "Worst client: the lowest accuracy of a client, on the test set with its own label shares. "
+            "Average: predictions averaged over posterior samples."
+        )
     if any(m.units("down", once=True) or m.units("up", once=True) for g in groups for m in g.members):
         yield "P once: what every client costs once, down + up: the set-up, and what is sent once."
     if not all(g.done for g in groups):
@@ -211,6 +221,35 @@ def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> str:
             limits = (least if accurate else None, high if metric == "test_nll" else None)
             created.append(chart(lines, what, output, logx=logx, logy=logy, limits=limits, levels=across))
     return html.charts(*created, across=2)
+
+
+def _calibration(groups: Mapping[int, Group], key: str) -> Iterator[str]:
+    """Reliability diagrams at the mean and averaged over posterior samples. groups: by their slots."""
+    created = []
+    for table, what in TABLES.items():
+        tables = {slot: pooled(g, table) for slot, g in groups.items()}
+        created.append(
+            diagram(
+                [Reliability(name(groups[n]), n, bins) for n, bins in tables.items() if bins is not None],
+                title=what,
+                counts=False,
+            )
+        )
+    if any(created):
+        yield key
+        yield html.charts(*created, across=2)
+        yield html.soft(
+            "Accuracy of predictions against their confidence, in 15 bins, after the last evaluated round, "
+            "with the predictions of all seeds together; the area of a point grows with their number. On the "
+            "dashed diagonal a model is right as often as it says; below it, it is overconfident."
+        )
+
+
+def pooled(group: Group, key: str) -> Values | None:
+    """The sum of the members' tables; None if one has none."""
+    tables = [last_table(curve.lines, key) for curve in group.curves]
+    there = [table for table in tables if table is not None]
+    return np.sum(there, axis=0) if there and len(there) == len(tables) else None
 
 
 def _ends(bands: Sequence[Band]) -> tuple[float, float]:

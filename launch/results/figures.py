@@ -1,10 +1,10 @@
-"""Line charts as inline SVG. Colours are CSS variables of report.css: one drawing serves light and dark."""
+"""Charts as inline SVG. Colours are CSS variables of report.css: one drawing serves light and dark."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import count
@@ -76,22 +76,17 @@ def chart(
     """An <svg> element; '' if no line has a point. Each line is a group of class l<slot> with its name as
     tooltip. size: inches of 9-point text; limits: ends of the y axis; levels: values of y with a line across.
     An axis called round has whole numbers only."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
-
     lines = [line for line in lines if np.isfinite(line.y).any()]
     if not lines:
         return ""
-    text: Any = {"svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": INK}
-    text |= {"xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT, "grid.color": FAINT}
-    text |= {"text.parse_math": False, "axes.unicode_minus": False}
-    with matplotlib.rc_context(text):
-        figure, axes = pyplot.subplots(figsize=size, layout="constrained")
-        for n, line in enumerate(lines):
-            _draw(axes, line, n if line.slot is None else line.slot, f"line-{n}", marks)
+    slots = [n if line.slot is None else line.slot for n, line in enumerate(lines)]
+
+    def draw(figure: Any) -> None:
+        from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+        axes = figure.subplots()
+        for n, (line, slot) in enumerate(zip(lines, slots, strict=True)):
+            _draw(axes, line, slot, f"line-{n}", marks)
         for axis, logarithmic in ((axes.xaxis, logx), (axes.yaxis, logy)):
             if logarithmic:
                 scale = axes.set_xscale if axis is axes.xaxis else axes.set_yscale
@@ -113,13 +108,51 @@ def chart(
         axes.set_ylim(*limits)
         axes.set_xlabel(x)
         axes.set_ylabel(y)
-        axes.grid(linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
+        plain(axes)
+
+    names = [(slot, line.name) for slot, line in zip(slots, lines, strict=True)]
+    return drawing(f"{y} against {x}", names, draw, size=size)
+
+
+def plain(axes: Any) -> None:
+    """Give axes the look of the house: a faint grid, no frame above and to the right."""
+    axes.grid(linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def drawing(
+    label: str,
+    names: Sequence[tuple[int, str]],
+    draw: Callable[[Any], None],
+    *,
+    size: tuple[float, float] = (4.2, 2.8),
+) -> str:
+    """An <svg> element of what `draw` draws into a figure of matplotlib.
+
+    Args:
+        label: What the picture shows, for those who do not see it.
+        names: Slot and name of the parts; part n is what is drawn with the gid line-<n>. It is a group of
+            class l<slot> with its name as tooltip.
+        draw: Draws with the colours of `style`, INK and FAINT.
+        size: Inches of 9-point text.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    text: Any = {"svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": INK}
+    text |= {"xtick.color": INK, "ytick.color": INK, "axes.edgecolor": FAINT, "grid.color": FAINT}
+    text |= {"text.parse_math": False, "axes.unicode_minus": False}
+    with matplotlib.rc_context(text):
+        figure = pyplot.figure(figsize=size, layout="constrained")
+        draw(figure)
         written = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(written, format="svg", transparent=True, metadata=nothing)
         pyplot.close(figure)
-    return _inline(written.getvalue(), f"{y} against {x}", lines)
+    return _inline(written.getvalue(), label, names)
 
 
 def _draw(axes: Any, line: Line, slot: int, gid: str, marks: bool) -> None:
@@ -144,13 +177,12 @@ def _draw(axes: Any, line: Line, slot: int, gid: str, marks: bool) -> None:
         axes.fill_between(line.x, line.low, line.high, step="post" if steps else None, **shade)
 
 
-def _inline(svg: str, label: str, lines: Sequence[Line]) -> str:
+def _inline(svg: str, label: str, names: Sequence[tuple[int, str]]) -> str:
     """The element alone, its ids its own, its colours variables."""
 
     def named(result: re.Match[str]) -> str:
-        n = int(result[1])
-        slot = lines[n].slot
-        return f'<g class="l{n if slot is None else slot}"><title>{escape(lines[n].name)}</title>'
+        slot, name = names[int(result[1])]
+        return f'<g class="l{slot}"><title>{escape(name)}</title>'
 
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)

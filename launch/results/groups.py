@@ -88,7 +88,7 @@ class ComparedRun:
         summary = self.run.summary if (self.run.path / "summary.json").is_file() else {}
         if "units_of_p_once_down" in summary:
             return {key: float(n) for key, n in summary.items() if key.startswith("units_of_p_")}
-        clients = int(self.run.experiment["clients"])
+        clients = self.run.clients
         if not (self.run.path / "ledger.csv").is_file():
             return ClientCosts().units(params=self.run.params, participations=0, clients=clients)
         return of_ledger(self.run.ledger, _sent_once(self.run), params=self.run.params, clients=clients)

@@ -18,7 +18,7 @@ CELL, WIDEST, HIGHEST = 14.0, 1000.0, 420.0
 def participation_grid(run: Run, rounds: int) -> str:
     """As the run's schedule says, which decides it, with what is cut below. rounds: how many have ended."""
     experiment = run.experiment
-    clients = int(experiment["clients"])
+    clients = run.clients
     try:
         participations = schedule(
             str(experiment["participation"]),

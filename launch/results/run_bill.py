@@ -70,7 +70,7 @@ def clients(
 ) -> Iterator[str]:
     """Of every client: its examples, the rounds in which it took part and in which its upload was folded, and
     its bytes. An unfinished run's rounds are those of the ledger."""
-    count = int(experiment["clients"])
+    count = len(experiment.get("client_sizes") or ()) or int(experiment["clients"])
     by = sides(rows[rows.client >= 0], ["client"]).reindex(range(count), fill_value=0)
     sent = rows[(rows["round"] > 0) & (rows.direction == "down") & (rows.client >= 0)]
     counted = sent.groupby("client")["round"].nunique().reindex(range(count), fill_value=0)

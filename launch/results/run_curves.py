@@ -1,4 +1,4 @@
-"""The charts of one run: accuracy, NLL, and every other number of metrics.jsonl that varies."""
+"""The charts of one run: accuracy, NLL, calibration, and every other number of metrics.jsonl that varies."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas
 
+from fedsim.learning.client_scores import CLIENT_NUMBERS
 from fedsim.learning.likelihoods import EXTRA
 from launch.results import html
 from launch.results.figures import Line, chart, wide
+from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
 from launch.results.statistics import Values
 from launch.runs.reader import every_round
 from workers.storage.round_record import LISTS
 
 ACCURACIES = {"test_accuracy": "at the mean", "ensemble_accuracy": "averaged over posterior samples"}
 NLLS = {"test_nll": "at the mean", "ensemble_nll": "averaged over posterior samples"}
+ECES = {"test_ece": "at the mean", "ensemble_ece": "averaged over posterior samples"}
+BRIERS = {"test_brier": "at the mean", "ensemble_brier": "averaged over posterior samples"}
+EXPLAINED = (
+    "On the dashed diagonal a model is right as often as it says; below it, it is overconfident. ECE is the "
+    "mean distance of the 15 bins from the diagonal, weighted with their predictions; the area of a point "
+    "grows with them."
+)
 NO_CURVE = ("round", "participants", "bytes_down", "bytes_up", "MB", "MB_down", "MB_up", *LISTS)
 SECONDS = ("seconds", "seconds_clients", "simulated_seconds")
 
@@ -46,9 +55,36 @@ def learning(metrics: pandas.DataFrame, level: float = 0.0) -> str:
         *(chart(_lines(metrics, x, NLLS), axis, "NLL (nats)") for axis, x in axes.items()),
         chart(_lines(metrics, axes["round"], {"train_loss": "train loss"}), "round", "train loss"),
     ]
+    return _key(metrics) + html.charts(*drawn, across=3)
+
+
+def _key(metrics: pandas.DataFrame) -> str:
+    """Which line is which, if there are several."""
     sampled = any(np.isfinite(numbers(metrics, key)).any() for key in ("ensemble_accuracy", "ensemble_nll"))
-    key = html.key({0: ACCURACIES["test_accuracy"], 1: ACCURACIES["ensemble_accuracy"]}) if sampled else ""
-    return key + html.charts(*drawn, across=3)
+    return html.key(dict(enumerate(ACCURACIES.values()))) if sampled else ""
+
+
+def calibration(metrics: pandas.DataFrame) -> Iterator[str]:
+    """ECE and Brier score over rounds, and the reliability diagram of the last evaluated round.
+
+    Nothing for a run of an earlier fedsim, or without classes.
+    """
+    x, last = numbers(metrics, "round"), [dict(metrics.iloc[-1])]
+    tables = [
+        Reliability(text, slot, table)
+        for slot, (key, text) in enumerate(TABLES.items())
+        if (table := last_table(last, key)) is not None
+    ]
+    drawn = [
+        chart(_lines(metrics, x, ECES), "round", "ECE", limits=(0, None)),
+        chart(_lines(metrics, x, BRIERS), "round", "Brier score", limits=(0, None)),
+        diagram(tables),
+    ]
+    if any(drawn):
+        yield _key(metrics)
+        yield html.charts(*drawn, across=3)
+        if tables:
+            yield html.soft(f"The reliability diagram is of round {x[-1]:.0f}. {EXPLAINED}")
 
 
 def _lines(metrics: pandas.DataFrame, x: Values, names: Mapping[str, str]) -> list[Line]:
@@ -76,7 +112,7 @@ def diagnostics(metrics: pandas.DataFrame) -> Iterator[str]:
 
 
 def _others(metrics: pandas.DataFrame) -> list[str]:
-    drawn = {*NO_CURVE, *SECONDS, *ACCURACIES, *NLLS, "train_loss"}
+    drawn = {*NO_CURVE, *SECONDS, *ACCURACIES, *NLLS, *ECES, *BRIERS, *CLIENT_NUMBERS, "train_loss"}
     names = [str(name) for name in metrics.columns if name not in drawn]
     return sorted(names, key=lambda name: name not in EXTRA)
 

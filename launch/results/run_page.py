@@ -15,12 +15,14 @@ import pandas
 from fedsim.errors import UsageError
 from fedsim.experiment import dotted
 from launch.results import html
+from launch.results.client_scores import client_scores
 from launch.results.participation_grid import participation_grid
 from launch.results.run_bill import bill, bytes_by_field, clients, units
-from launch.results.run_curves import diagnostics, learning
+from launch.results.run_curves import calibration, diagnostics, learning
 from launch.results.tables import NONE
 from launch.results.timeline import timeline
 from launch.runs.reader import Run
+from workers.storage.round_record import LISTS
 
 EMBEDDED = 400_000
 """Bytes of a CSV file up to which the page has it."""
@@ -63,6 +65,8 @@ def render(run: Run) -> str:
                 if evaluated
                 else html.soft("No round was evaluated."),
             ),
+            html.section("Calibration", *(calibration(metrics) if evaluated else ())),
+            html.section("Scores by client", *(client_scores(metrics) if evaluated else ())),
             html.section("Diagnostics", *(diagnostics(metrics) if evaluated else ()), _mismatch(summary)),
             html.section("Bytes by field and layer", *(bytes_by_field(rows) if len(rows) else ())),
             html.section("Bill", *((*bill(rows), units(run)) if len(rows) else ())),
@@ -116,7 +120,9 @@ def _state(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> s
 def _figures(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> dict[str, str]:
     """Tiles; of a run without a summary, from the last line of metrics.jsonl."""
     last = dict(metrics.iloc[-1]) if len(metrics) else {}
-    known: dict[str, Any] = {k: v for k, v in last.items() if str(k).startswith(("test_", "ensemble_"))}
+    known: dict[str, Any] = {
+        k: v for k, v in last.items() if str(k).startswith(("test_", "ensemble_", "client_"))
+    }
     if len(metrics):
         known |= {f"bytes_{side}": float(metrics[f"bytes_{side}"].sum()) for side in ("down", "up")}
         known["rounds"] = _rounds(summary, metrics)
@@ -130,14 +136,19 @@ def _figures(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) ->
             return NONE
         return format(value * scale, form)
 
-    sampled = {
+    if_there = {
+        "ECE": figure("test_ece", ".4f"),
+        "Brier score": figure("test_brier", ".4f"),
+        "accuracy, worst client": figure("client_accuracy_worst", ".2%"),
         "accuracy, posterior samples": figure("ensemble_accuracy", ".2%"),
         "NLL, posterior samples": figure("ensemble_nll", ".4f"),
+        "ECE, posterior samples": figure("ensemble_ece", ".4f"),
+        "Brier, posterior samples": figure("ensemble_brier", ".4f"),
     }
     return {
         "accuracy": figure("test_accuracy", ".2%"),
         "NLL": figure("test_nll", ".4f"),
-        **{key: text for key, text in sampled.items() if text != NONE},
+        **{key: text for key, text in if_there.items() if text != NONE},
         "rounds": figure("rounds", ",.0f"),
         "MB down": figure("bytes_down", ",.3f", 1e-6),
         "MB up": figure("bytes_up", ",.3f", 1e-6),
@@ -157,7 +168,7 @@ def _mismatch(summary: Mapping[str, Any]) -> str:
 def _data(run: Run, metrics: pandas.DataFrame) -> Iterator[str]:
     """Links to the numbers behind the charts: in the page where they are small, else the files' names."""
     if len(metrics):
-        table = metrics.drop(columns=["participants"], errors="ignore")
+        table = metrics.drop(columns=["participants", *LISTS], errors="ignore")
         yield _download("metrics.csv", table.to_csv(index=False).encode(), "one line per evaluated round")
     if (run.path / "ledger.csv").is_file():
         size = (run.path / "ledger.csv").stat().st_size

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, pstdev
 
 from fedsim.errors import DiskError
-from fedsim.learning.likelihoods import EXTRA
+from fedsim.learning.likelihoods import CALIBRATION, EXTRA
 from launch.results.frontier import Cost, ranking, reaching
 from launch.results.groups import Group
 from launch.results.statistics import heading, lower_is_better, percent, shown
@@ -21,9 +21,19 @@ MEASURES = {
     "test_accuracy@end": "test_accuracy",
     "best test_accuracy@end": "test_accuracy",
     "test_nll@end": "test_nll",
-    **{f"{name}@end": name for name in ("ensemble_accuracy", "ensemble_nll", *EXTRA)},
+    **{f"{name}@end": name for name in EXTRA},
 }
 """Columns of launch.results.statistics and the metric that they need."""
+MORE_MEASURES = {
+    f"{name}@end": name
+    for name in (
+        *(*CALIBRATION, "client_accuracy_worst"),
+        *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
+    )
+}
+"""The same, of the table of calibration and clients."""
+IN_CSV = ("test_accuracy@end", "best test_accuracy@end", "test_nll@end")
+"""Columns of MEASURES that the CSV has; it has all of MORE_MEASURES."""
 SMALL = 0.0005
 ALWAYS = {"header", "framing"}
 """Parts that are named however small they are."""
@@ -75,17 +85,8 @@ def seeds(numbers: Sequence[int]) -> str:
 def results(groups: Sequence[Group], marked: bool = True) -> Grid:
     """The end of every group. marked: whether the best of a column is bold, where several have an entry and
     none has ended at its target accuracy: its end is another round."""
-    columns = [c for c, metric in MEASURES.items() if any(g.has(metric) for g in groups)]
-    cells = [[g.values(c, MEASURES[c]) for c in columns] for g in groups]
-    texts = [[_text(c, v) for c, v in zip(columns, row, strict=True)] for row in cells]
-    if marked and not any(g.stopped for g in groups):
-        for n, column in enumerate(columns):
-            if sum(bool(row[n]) for row in cells) < 2:
-                continue
-            top = best(column, [row[n] for row in cells])
-            if top >= 0:
-                texts[top][n] = f"**{texts[top][n]}**"
-    heads = [f"{_head(c)}{f'{FIRM}%' if percent(c) else ''}" for c in columns]
+    columns, texts = _measured(groups, MEASURES, marked)
+    heads = _heads(columns)
     once = any(m.units(side, once=True) for g in groups for m in g.members for side in ("down", "up"))
     lines = [
         (
@@ -98,6 +99,35 @@ def results(groups: Sequence[Group], marked: bool = True) -> Grid:
     ]
     units = [f"P{FIRM}down", f"P{FIRM}up", *([f"P{FIRM}once"] if once else [])]
     return Grid("Results", ("", "seeds", "rounds", *heads, "P", *units, "MB"), tuple(lines))
+
+
+def calibration(groups: Sequence[Group], marked: bool = True) -> Grid:
+    """ECE, Brier score and worst client at the end of every group, and the scores of predictions that are
+    averaged over posterior samples. marked: as of `results`. No lines if no group has any."""
+    columns, texts = _measured(groups, MORE_MEASURES, marked)
+    lines = [(name(g), *row) for g, row in zip(groups, texts, strict=True)] if columns else []
+    return Grid("Calibration and clients", ("", *_heads(columns)), tuple(lines))
+
+
+def _measured(
+    groups: Sequence[Group], measures: Mapping[str, str], marked: bool
+) -> tuple[list[str], list[list[str]]]:
+    """The columns that a group has, and a line of cells per group."""
+    columns = [c for c, metric in measures.items() if any(g.has(metric) for g in groups)]
+    cells = [[g.values(c, measures[c]) for c in columns] for g in groups]
+    texts = [[_text(c, v) for c, v in zip(columns, row, strict=True)] for row in cells]
+    if marked and not any(g.stopped for g in groups):
+        for n, column in enumerate(columns):
+            if sum(bool(row[n]) for row in cells) < 2:
+                continue
+            top = best(column, [row[n] for row in cells])
+            if top >= 0:
+                texts[top][n] = f"**{texts[top][n]}**"
+    return columns, texts
+
+
+def _heads(columns: Sequence[str]) -> list[str]:
+    return [f"{_head(c)}{f'{FIRM}%' if percent(c) else ''}" for c in columns]
 
 
 def costs(groups: Sequence[Group], levels: Sequence[float]) -> list[Grid]:
@@ -204,8 +234,9 @@ def _record(group: Group, levels: Sequence[float], names: Sequence[str]) -> dict
         "seed_numbers": " ".join(map(str, group.seeds)),
         "params": group.params,
     }
-    for column in ("test_accuracy@end", "best test_accuracy@end", "test_nll@end"):
-        row |= _spread(column.replace(" ", "_").removesuffix("@end"), group.values(column, MEASURES[column]))
+    three = {column: MEASURES[column] for column in IN_CSV}
+    for column, metric in (three | MORE_MEASURES).items():
+        row |= _spread(column.replace(" ", "_").removesuffix("@end"), group.values(column, metric))
     row |= _spread("bytes", [m.bytes for m in group.members])
     for side in ("down", "up"):
         row[f"units_of_p_{side}"] = _mean([m.units(side) for m in group.members])
@@ -234,7 +265,8 @@ def _mean(values: Sequence[float]) -> float | str:
 
 
 def _head(column: str) -> str:
-    return heading(column).removesuffix("@end").replace("best accuracy", "best")
+    head = heading(column).removesuffix("@end").replace("best accuracy", "best")
+    return head.replace("client accuracy worst", "worst client").replace("ensemble", "average:")
 
 
 def _text(column: str, values: Sequence[float]) -> str:

@@ -100,6 +100,11 @@ class Run:
         return int(self.experiment["params"])
 
     @property
+    def clients(self) -> int:
+        """How many clients have data: K, or one of a centralised run, which has the rows of K."""
+        return len(self.experiment.get("client_sizes") or ()) or int(self.experiment["clients"])
+
+    @property
     def label(self) -> str:
         """The algorithm, with its codecs if it has any."""
         codecs = self.experiment.get("codecs") or {}
@@ -275,6 +280,8 @@ class Curve:
         if all(v is None for v in values) and not any(name in line for line in self.lines):
             known = sorted({key for line in self.lines for key in line})
             raise UsageError(f"no metric {name!r} in this run (it has {', '.join(known)})")
+        if any(isinstance(v, list) for v in values):
+            raise UsageError(f"{name!r} is no number: it is a list in every line of metrics.jsonl")
         return [math.nan if v is None else float(v) for v in values]
 
 

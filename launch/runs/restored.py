@@ -167,7 +167,7 @@ class StoredRun:
     def largest_participant(self) -> int:
         """Of the next round, the client with the most examples; of an empty round, of all."""
         participants = self.problem.schedule()(self.round + 1).participants
-        everyone = tuple(range(self.problem.experiment.clients))
+        everyone = tuple(range(len(self.problem.clients)))
         return max(participants or everyone, key=lambda k: self.problem.sizes[k])
 
     def state(self, client: int) -> Any:

@@ -58,6 +58,8 @@ def computed(costs: ModuleType, case: Any) -> tuple[int, Any, bool]:
 
 
 def envelope(problem: Problem, message: type, side: str) -> EnvelopeSize:
+    if problem.algorithm.centralised:  # nothing counts as the algorithm's traffic
+        return EnvelopeSize({}, exact=True)
     kind = {"down": "task", "up": "upload"}[side]
     codecs, layout = problem.codecs[side], problem.net.layout
     return envelope_size(message, codecs, problem.dims, layout, kind=kind, run=RUN_NAME)

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from launch.cli import main
+from launch.results.comparison_page import pooled
 from launch.results.figures import COLOURS, Line, chart
 from launch.results.frontier import FrontierPoint, levels, pareto, reaching, running_maximum, winning_ranges
 from launch.results.groups import gather
@@ -334,3 +335,69 @@ def test_damaged_metrics_are_one_line(make: Make, tmp_path: Path) -> None:
     (folder / "metrics.jsonl").write_text('{"round": 0}\n')
     result = invoke(folder, "--out", tmp_path / "p.html")
     assert result.exit_code == 2 and "metrics.jsonl is damaged" in result.output
+
+
+# ---- calibration and clients
+
+
+def calibrated(folder: Path, ece: float, worst: float, table: list[list[float]]) -> Path:
+    """The folder with what a run of this version has in its last line."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines[-1] |= {"test_ece": ece, "test_brier": 2 * ece, "client_accuracy_worst": worst}
+    lines[-1] |= {"reliability": table}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_calibration_and_the_worst_client_are_compared_and_the_lowest_error_is_best(
+    make: Make, tmp_path: Path
+) -> None:
+    table = [[0, 0.0, 0], [10, 6.0, 5]]
+    runs = [
+        calibrated(make("a"), 0.02, 0.4, table),
+        calibrated(make("b", seed=1), 0.04, 0.5, [[2, 1.0, 1], [0, 0.0, 0]]),
+        calibrated(make("c", algo="fedprox"), 0.05, 0.6, table),
+        make("old", algo="fedadmm"),  # of an earlier fedsim
+    ]
+    out, files = tmp_path / "c.html", {what: tmp_path / f"c.{what}" for what in ("csv", "md")}
+    written = ["--out", out, "--csv", files["csv"], "--markdown", files["md"]]
+    arguments = ["compare", *map(str, (*runs, *written))]
+    result = CliRunner().invoke(main, arguments, env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    assert "ECE" in result.output and "0.030±0.010" in result.output and "45.0±5.0" in result.output
+    markdown = files["md"].read_text().partition("### Calibration and clients")[2].partition("###")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown.strip().splitlines()]
+    assert rows[0] == ["", "ECE", "Brier", "worst client\u00a0%"]
+    assert rows[2:] == [
+        ["fedavg", "**0.030±0.010**", "**0.060±0.020**", "45.0±5.0"],
+        ["fedprox", "0.050", "0.100", "**60.0**"],
+        ["fedadmm", "–", "–", "–"],
+    ]
+    with files["csv"].open(newline="") as file:
+        lines = {line["group"]: line for line in csv.DictReader(file)}
+    assert float(lines["fedavg"]["test_ece_mean"]) == pytest.approx(0.03)
+    assert float(lines["fedprox"]["client_accuracy_worst_low"]) == 0.6
+    assert lines["fedadmm"]["test_brier_mean"] == lines["fedavg"]["ensemble_ece_mean"] == ""
+    page = out.read_text()
+    section = page.partition("<h2>Calibration</h2>")[2].partition("<h2>")[0]
+    assert section.count('aria-label="accuracy against confidence"') == 1
+    for name, times in (("fedavg", 2), ("fedprox", 2), ("fedadmm", 0)):
+        assert section.count(f"<title>{name}</title>") == times, name
+    checked = Checked()
+    checked.feed(page)
+    assert checked.open == []
+
+
+def test_runs_of_an_earlier_fedsim_are_compared_without_calibration(make: Make, tmp_path: Path) -> None:
+    result = invoke(make("a"), make("b", algo="fedprox"), "--out", tmp_path / "c.html")
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "c.html").read_text()
+    assert "Calibration" not in page and "ECE" not in page + result.output
+
+
+def test_the_predictions_of_all_seeds_are_pooled(make: Make) -> None:
+    for seed, table in enumerate(([[4, 1.0, 1], [6, 5.0, 6]], [[1, 0.5, 0], [9, 8.0, 7]])):
+        calibrated(make(f"a{seed}", seed=seed), 0.1, 0.5, table)
+    (group,) = gather([make("b", algo="fedprox").parent])[:1]
+    np.testing.assert_allclose(pooled(group, "reliability"), [[5, 1.5, 1], [15, 13.0, 13]])
+    assert pooled(group, "ensemble_reliability") is None

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from fedsim.algorithm import Algorithm
-from fedsim.participation import schedule
 from fedsim.problem import Problem
 from launch.cli import main
 from launch.commands.plan import Plan, plan
@@ -25,8 +24,7 @@ MIXED = "coin:0.7+gone:0.3+lost:0.3"
 def planned(problem: Problem) -> Plan:
     e = problem.experiment
     outline = Problem.outline(e, problem.algorithm, None)
-    participations = schedule(e.participation, clients=e.clients, seed=e.seed, sizes=problem.sizes)
-    return plan(outline, participations, run="run")
+    return plan(outline, problem.schedule(), run="run")
 
 
 def measured(

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 from click.testing import CliRunner
@@ -22,6 +23,7 @@ from launch.results.participation_grid import participation_grid
 from launch.results.run_page import render, report
 from launch.results.timeline import timeline
 from launch.runs.reader import Run
+from workers.storage.round_record import LISTS
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
 
@@ -149,13 +151,73 @@ def test_every_number_of_the_metrics_is_drawn_or_stated(launched: Callable[..., 
     drawn = ("primal residual", "dual residual", "dual slack", "train loss")
     for name in drawn:
         assert f'aria-label="{name} against round"' in page, name
-    assert "The same in every round: capped 0" in page and "rho 1" in page
+    assert "The same in every round: capped 0" in page and "rho 0.5" in page
     assert "Dual mismatch at the end (the server&#x27;s" in page
     summary = run.summary
     assert tile(page, "accuracy, posterior samples") == f"{summary['ensemble_accuracy']:.2%}"
     assert page.count("<title>averaged over posterior samples</title>") >= 4
-    described = {*run.metrics.columns} - {"participants"}
+    described = {*run.metrics.columns} - {"participants", *LISTS}
     assert described == set(embedded(page, "metrics.csv").columns)
+
+
+def part(page: str, title: str) -> str:
+    """A section of the page."""
+    return page.partition(f"<h2>{title}</h2>")[2].partition("<h2>")[0]
+
+
+def test_calibration_and_scores_by_client_are_drawn(launched: Callable[..., Path]) -> None:
+    folder = launched("admm", algo="ivon_admm", model="logistic", clients=3, rounds=2, eval_samples=4)
+    run = Run.open(folder)
+    page, summary = render(run), run.summary
+    for name, key in {
+        "ECE": "test_ece",
+        "Brier score": "test_brier",
+        "ECE, posterior samples": "ensemble_ece",
+        "Brier, posterior samples": "ensemble_brier",
+    }.items():
+        assert tile(page, name) == f"{summary[key]:.4f}"
+    assert tile(page, "accuracy, worst client") == f"{summary['client_accuracy_worst']:.2%}"
+    calibration, clients = part(page, "Calibration"), part(page, "Scores by client")
+    for label in ("ECE against round", "Brier score against round", "accuracy against confidence"):
+        assert f'aria-label="{label}"' in calibration
+    diagram = calibration.partition('aria-label="accuracy against confidence"')[2]
+    assert diagram.count("<title>at the mean</title>") == 2  # its line and its points
+    assert diagram.count("<title>averaged over posterior samples</title>") == 2
+    for label in ("accuracy against round", "NLL (nats) against round", "clients by accuracy"):
+        assert f'aria-label="{label}"' in clients
+    for line in run.lines:  # the table is what ECE is computed from
+        bins = np.array(line["reliability"])
+        ece = np.abs(bins[:, 2] - bins[:, 1]).sum() / bins[:, 0].sum()
+        assert ece == pytest.approx(line["test_ece"], rel=1e-12)
+        assert bins[:, 2].sum() / bins[:, 0].sum() == pytest.approx(line["test_accuracy"], rel=1e-12)
+        assert sum(line["client_accuracy_histogram"]) == 3
+
+
+def test_a_run_of_an_earlier_fedsim_has_a_page_without_calibration(make: Callable[..., Path]) -> None:
+    page = render(Run.open(make("old", participation="full")))
+    assert tile(page, "accuracy") == "60.00%"
+    for name in ("Calibration", "Scores by client", "ECE"):
+        assert f"<h2>{name}" not in page and f"<span>{name}" not in page
+
+
+def test_a_run_that_an_earlier_fedsim_began_has_what_its_later_lines_have(folder: Path) -> None:
+    """It was resumed: the lines before have no calibration."""
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    new = {key for key in lines[0] if key.startswith(("client_", "test_ece", "test_brier", "reliability"))}
+    assert len(new) == 10
+    for line in lines[:3]:
+        for key in new:
+            del line[key]
+    run = without_summary(folder, 0)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = render(run)
+    assert 'aria-label="ECE against round"' in page and 'aria-label="clients by accuracy"' in page
+    lines[-1] |= dict.fromkeys(("test_ece", "test_brier", "client_nll_mean"))  # it has diverged
+    del lines[-1]["reliability"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = render(Run.open(folder))
+    assert "accuracy against confidence" not in page and 'aria-label="clients by accuracy"' in page
 
 
 def test_the_ledger_is_in_the_page_or_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

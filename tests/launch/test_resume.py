@@ -80,6 +80,7 @@ def killed(folder: Path, after: str, *options: str) -> None:
             ("--algo", "ivon_admm", *RUN, "--workers", "0", "--eval-every", "2"),
             ("--workers", "2"),
         ),
+        ("round 4/8", ("--algo", "pooled", *RUN, "--workers", "2"), ("--workers", "0")),
     ],
 )
 def test_a_killed_run_goes_on_with_the_same_bits(

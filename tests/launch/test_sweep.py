@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from fedsim.errors import UsageError
 from launch.cli import main
-from launch.results.statistics import shown, value
+from launch.results.statistics import heading, shown, value
 from launch.runs.reader import Curve
 from launch.sweep.from_options import recipe_of
 from launch.sweep.pool import Pool
@@ -97,9 +97,27 @@ def test_columns_read_what_they_say() -> None:
         value("accuracy", c)
 
 
+def test_the_best_of_what_is_better_when_it_is_lower_is_the_least() -> None:
+    names = ("test_nll", "test_ece", "ensemble_brier", "train_loss", "client_accuracy_spread")
+    c = curve(*(dict.fromkeys((*names, "client_accuracy_worst"), v) for v in (0.0, 0.4, 0.1, 0.3)))
+    for name in names:
+        assert value(f"best {name}@end", c) == 0.1, name
+        assert value(f"max {name}@end", c, window=2) == 0.3, name
+    assert value("best client_accuracy_worst@end", c) == 0.4
+
+
+def test_a_list_is_no_column() -> None:
+    lines = [{"reliability": [[1, 0.5, 1]]}, {"reliability": [[1, 0.5, 0]]}]
+    with pytest.raises(UsageError, match="'reliability' is no number"):
+        value("reliability@end", curve(*lines))  # type: ignore[arg-type]
+
+
 def test_cells_have_mean_and_population_deviation() -> None:
     assert shown("test_accuracy@2", [0.5, 0.7]) == "60.0±10.0"
     assert shown("test_nll@2", [1.0, 2.0]) == "1.50±0.50"
+    assert shown("test_ece@2", [0.0312, 0.0352]) == "0.033±0.002"
+    assert shown("client_accuracy_worst@2", [0.5]) == "50.0"
+    assert (heading("test_ece@2"), heading("received@2")) == ("ECE@2", "received@2")
     assert shown("test_nll@2", [1.0, math.nan]) == "diverged (1)"
     assert shown("rounds to 0.5", [3, math.nan]) == "-"
     assert shown("MB@2", [1234.5, 1234.5]) == "1,234.5"

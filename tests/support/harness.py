@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsim import plugins
 from fedsim.algorithm import Algorithm
 from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparameters
-from fedsim.participation import Participation, Schedule, schedule
+from fedsim.participation import Participation, Schedule
 from fedsim.problem import Problem
 from fedsim.round_events import Commit
 from fedsim.wire.envelope import VERSION, Envelope, Header, decode, encode, pack, references, unpack
@@ -142,7 +142,7 @@ def bits_of(
         clients_digest(problem, states, outcome.versions),
         encode_state(outcome.server),
         outcome.versions,
-        sorted(e._replace(worker=0) for e in rows if e.kind == "algorithm"),
+        sorted(e._replace(worker=0) for e in exchanged(rows)),
         without_seconds(metrics),
     )
 
@@ -166,10 +166,8 @@ def play(
     for name in ("state", "checkpoints", "logs"):
         (folder / name).mkdir(parents=True)
     experiment, kind = problem.experiment, problem.algorithm.client_type
-    participations = participations or schedule(
-        experiment.participation, clients=experiment.clients, seed=experiment.seed, sizes=problem.sizes
-    )
-    ledger, recorder = Ledger(), Recorder()
+    participations = present(participations, problem) if participations else problem.schedule()
+    ledger, recorder = Ledger(centralised=problem.algorithm.centralised), Recorder()
     states = ClientStates(folder / "state", kind)
     checkpoints = Checkpoints(folder / "checkpoints", states)
     endpoint = connect(problem, folder, ledger)
@@ -198,6 +196,26 @@ def play(
         for k, v in enumerate(outcome.versions)
     ]
     return Run(problem, folder, outcome, endpoint, entries, recorder.metrics, held)
+
+
+def present(participations: Schedule, problem: Problem) -> Schedule:
+    """The same without clients that the problem does not have: a centralised algorithm has one."""
+    clients = frozenset(range(len(problem.clients)))
+
+    def restricted(round: int) -> Participation:
+        p = participations(round)
+        participants = tuple(k for k in p.participants if k in clients)
+        return Participation(participants, p.lost_uploads & clients, p.dropouts & clients)
+
+    return restricted
+
+
+EXCHANGED = ("task", "gone", "upload")
+
+
+def exchanged(rows: Iterable[Entry]) -> list[Entry]:
+    """The rows of broadcasts and uploads: those of kind algorithm, but of a centralised algorithm, too."""
+    return [e for e in rows if e.message in EXCHANGED and e.kind != "retry"]
 
 
 def listed(*participations: Participation) -> Schedule:
@@ -256,7 +274,7 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
     algorithm = problem.algorithm
     ctx = problem.context(0, 0)
     server = algorithm.server_init(ctx)
-    clients = [algorithm.client_init(ctx, k) for k in range(CLIENTS)]
+    clients = [algorithm.client_init(ctx, k) for k in range(len(problem.clients))]
     created: list[Step] = []
     servers, messages = [server], []
     for r in range(ROUNDS + 1):
@@ -266,7 +284,7 @@ def steps(problem: Problem) -> tuple[list[Step], list[Any], list[Any]]:
             sent = algorithm.broadcast(server, ctx)
             common, ups = carried(sent, problem, "down"), []
             messages.append(sent)
-            for k in range(CLIENTS):
+            for k in range(len(clients)):
                 own = algorithm.broadcast_to(server, k, ctx)
                 part = optional_group(type(sent))
                 if own is not None:

@@ -14,7 +14,6 @@ import torch
 
 from fedsim.errors import FedsimError, TaskError
 from fedsim.learning.gaussian import Model
-from fedsim.participation import schedule
 from fedsim.problem import Problem
 from fedsim.round_events import Arrived, Commit, Folded, Joined, Open
 from fedsim.round_machine import RoundMachine
@@ -88,11 +87,11 @@ class RoundReplayer:
     def _machine(self, before: Checkpoint[Any] | None, last: int) -> RoundMachine:
         """Return a machine that gives tasks in ascending client id: uploads are folded as they come."""
         problem = self.problem
-        e, algorithm = problem.experiment, problem.algorithm
+        algorithm = problem.algorithm
         return RoundMachine(
             rounds=last,
             exchanges=len(algorithm.exchanges),
-            schedule=schedule(e.participation, clients=e.clients, seed=e.seed, sizes=problem.sizes),
+            schedule=problem.schedule(),
             versions=before.versions.tolist() if before else [0] * len(problem.clients),
             cost=lambda k: 0.0,
             chunks=0,

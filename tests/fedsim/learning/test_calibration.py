@@ -40,8 +40,8 @@ outputs = st.builds(
 
 
 @given(outputs, st.integers(1, 60))
-def test_tallies_of_chunks_add_up_to_that_of_the_whole(made: tuple[Tensor, Tensor], rows: int) -> None:
-    logits, targets = made
+def test_tallies_of_chunks_add_up_to_that_of_the_whole(example: tuple[Tensor, Tensor], rows: int) -> None:
+    logits, targets = example
     whole = CATEGORICAL.tally(logits, targets)
     pieces = zip(torch.split(logits, rows), torch.split(targets, rows), strict=True)
     parts = reduce(added, (CATEGORICAL.tally(x, y) for x, y in pieces))
@@ -52,8 +52,8 @@ def test_tallies_of_chunks_add_up_to_that_of_the_whole(made: tuple[Tensor, Tenso
 
 
 @given(outputs)
-def test_scores_and_table_are_those_of_the_definition(made: tuple[Tensor, Tensor]) -> None:
-    logits, targets = made
+def test_scores_and_table_are_those_of_the_definition(example: tuple[Tensor, Tensor]) -> None:
+    logits, targets = example
     ece, brier, bins = expected(logits.softmax(dim=1).numpy(), targets.numpy())
     tally = CATEGORICAL.tally(logits, targets)
     numbers, table = CATEGORICAL.numbers(tally), CATEGORICAL.reliability(tally)

@@ -1,0 +1,95 @@
+"""Reliability diagrams: accuracy against confidence, from the reliability tables of metrics.jsonl.
+
+A point is a bin of fedsim.learning.calibration: the mean confidence of its predictions, and the share of them
+that is right; its area grows with their number. On the diagonal both are equal; below it the model is
+overconfident, above it underconfident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from launch.results.figures import FAINT, INK, drawing, plain, style
+from launch.results.statistics import Values
+
+TABLES = {"reliability": "at the mean", "ensemble_reliability": "averaged over posterior samples"}
+"""Keys of metrics.jsonl."""
+
+LEAST, LARGEST = 5.0, 45.0
+"""Areas of points in square points: of an almost empty bin, and what the fullest one has more."""
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """One line of a diagram.
+
+    Attributes:
+        name: What the tooltip says.
+        slot: What its colour and dashes are chosen by.
+        bins: (bins, 3): the number of predictions, the sum of their confidences, and of correct ones.
+    """
+
+    name: str
+    slot: int
+    bins: Values
+
+
+def last_table(lines: Sequence[Mapping[str, Any]], key: str) -> Values | None:
+    """The table of the last line; None if it has none: of an earlier fedsim, or of a model that diverged."""
+    table = lines[-1].get(key) if lines else None
+    return np.array(table, dtype=np.float64) if isinstance(table, list) else None
+
+
+def diagram(
+    drawn: Sequence[Reliability],
+    *,
+    title: str = "",
+    counts: bool = True,
+    size: tuple[float, float] = (4.2, 3.8),
+) -> str:
+    """An <svg> element; '' without a line. counts: whether bars below say how many predictions a bin has."""
+    if not drawn:
+        return ""
+
+    def draw(figure: Any) -> None:
+        rows: Any = {"height_ratios": (3, 1)} if counts else {}
+        both = figure.subplots(2 if counts else 1, 1, sharex=True, squeeze=False, **rows)[:, 0]
+        upper = both[0]
+        upper.plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
+        for n, line in enumerate(drawn):
+            colour, dash = style(line.slot)
+            count, confidence, correct = line.bins[line.bins[:, 0] > 0].T
+            x, y = confidence / count, correct / count
+            if counts:
+                upper.vlines(x, x, y, color=colour, linewidth=1.2, alpha=0.35, zorder=2)
+            upper.plot(x, y, color=colour, linestyle=dash, linewidth=1.3, gid=f"line-{n}")
+            areas = LEAST + LARGEST * count / count.max()
+            upper.scatter(x, y, areas, color=colour, linewidth=0, zorder=4, gid=f"line-{n}")
+        upper.set_xlim(0, 1)
+        upper.set_ylim(0, 1.02)
+        upper.set_ylabel("accuracy")
+        if title:
+            upper.set_title(title, fontsize=9)
+        if counts:
+            _bars(both[1], drawn)
+        both[-1].set_xlabel("confidence")
+        for axes in both:
+            plain(axes)
+
+    return drawing("accuracy against confidence", [(d.slot, d.name) for d in drawn], draw, size=size)
+
+
+def _bars(axes: Any, drawn: Sequence[Reliability]) -> None:
+    """How many predictions a bin has, side by side where there are several lines."""
+    for n, line in enumerate(drawn):
+        width = 1 / len(line.bins)
+        left = np.arange(len(line.bins)) * width + width * n / len(drawn)
+        colour, _ = style(line.slot)
+        bars: Any = {"align": "edge", "color": colour, "edgecolor": FAINT, "linewidth": 0.3}
+        axes.bar(left, line.bins[:, 0], 0.92 * width / len(drawn), **bars)
+    axes.set_ylabel("predictions")
+    axes.locator_params(axis="y", nbins=3, integer=True)

@@ -1,0 +1,80 @@
+"""Pooled training: a reference that is not federated. One client has the training rows of all K clients.
+
+    every round:  w <- E epochs of minibatch steps on the mean loss of all rows, started at w
+
+It is FedAvg (McMahan et al. 2017, arXiv:1602.05629) with a single client, whose data are the union of the
+rows that the split gives to the K clients: the upper bound beside which federated algorithms are shown. A
+round is E passes over all data. With `clients` and `partition` of a federated run it sees the same rows;
+the schedule and the virtual clock have nothing to act on, so participation is always full.
+
+Wire: 0 down, 0 up. There is no federation, so nothing counts as the algorithm's traffic. The weights, P,
+still travel from the worker to where they are evaluated: the ledger has those bytes under the kind
+`simulation`, as evaluation.
+
+Local training is that of `local`, Adam by default, with moments that are carried over rounds, as FedAvg's.
+
+References:
+    McMahan et al. 2017: https://arxiv.org/abs/1602.05629
+    docs/references/equations.md#pooled-training
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.learning.gaussian import Point
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from protocols._averaging import Server, Up
+
+
+@dataclass(frozen=True)
+class Client:
+    """weights: w (P,) float32."""
+
+    weights: Tensor
+    moments: Moments | None = None
+
+
+@dataclass(frozen=True)
+class Down:
+    """Nothing: the client keeps its weights."""
+
+
+@dataclass(frozen=True)
+class Pooled(Algorithm[Server, Client, Down, Up]):
+    local: LocalTraining = LocalTraining()
+
+    name: ClassVar[str] = "pooled"
+    paper: ClassVar[str] = "McMahan et al. 2017, with one client"
+    url: ClassVar[str] = "https://arxiv.org/abs/1602.05629"
+    default_model: ClassVar[str] = "mlp_small"
+    centralised: ClassVar[bool] = True
+
+    def server_init(self, ctx: Context) -> Server:
+        return Server(ctx.start.double())
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client(ctx.start.clone())
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down()
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        fit = minimise(
+            shard, client.weights, how=self.local, rng=task.rng, round=task.round, moments=client.moments
+        )
+        return Client(fit.weights, fit.carried), Up(fit.weights, fit.loss)
+
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        ((_, up),) = ups
+        return Server(up.mean.double())
+
+    def model(self, server: Server, ctx: Context) -> Point:
+        return Point(server.mean)

@@ -1,0 +1,103 @@
+"""The centralised reference: one client with the rows of all, and a bill of 0 bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.experiment import Experiment
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.problem import Problem, _held_by
+from launch.commands.plan import plan
+from launch.runs.reader import Run
+from protocols.fedavg import FedAvg
+from protocols.pooled import Pooled
+from tests.support.harness import exchanged, play, steps
+from tests.support.reproducible import without_seconds
+
+TASK = {"model": "logistic", "clients": 5, "rounds": 3, "partition": "two_dirichlet"}
+
+
+def built(algorithm: Pooled | FedAvg, **changes: object) -> Problem:
+    described = Experiment(algo=algorithm.name, **(TASK | changes))  # type: ignore[arg-type]
+    return Problem.build(described, algorithm, None)
+
+
+@pytest.mark.parametrize("evaluate_on", ["test", "fold:2/4"])
+def test_one_client_has_the_rows_that_the_federation_has(evaluate_on: str) -> None:
+    federated = built(FedAvg(), evaluate_on=evaluate_on)
+    pooled = built(Pooled(), evaluate_on=evaluate_on)
+    assert len(federated.clients) == 5
+    (rows,) = pooled.clients
+    assert np.array_equal(rows, np.sort(np.concatenate(federated.clients)))
+    assert pooled.dims["K"] == 1
+    assert np.array_equal(pooled.dataset.test_inputs, federated.dataset.test_inputs)
+
+
+def test_a_row_that_two_clients_share_is_there_once() -> None:
+    """Of the partition two_classes, when a class runs out."""
+    shared = (np.array([3, 1]), np.array([1, 7]))
+    assert [list(rows) for rows in _held_by(Pooled(), shared)] == [[1, 3, 7]]
+    assert _held_by(FedAvg(), shared) is shared
+
+
+@pytest.mark.parametrize(
+    "local",
+    [LocalTraining(epochs=2), LocalTraining(epochs=2, optimiser="sgd", lr=0.1, momentum=0.5, decay=0.9)],
+)
+def test_it_is_fedavg_with_one_client_to_the_bit(local: LocalTraining, tmp_path: Path) -> None:
+    """Three rounds: moments of Adam are carried over rounds, learning rates decay."""
+    problem = built(Pooled(local))
+    pooled = play(problem, tmp_path / "pooled")
+    fedavg = play(replace(problem, algorithm=FedAvg(local)), tmp_path / "fedavg")
+    assert torch.equal(pooled.outcome.model.mean, fedavg.outcome.model.mean)
+    scores = [without_seconds(run.metrics) for run in (pooled, fedavg)]
+    for mine, other in zip(*scores, strict=True):
+        assert {k: v for k, v in mine.items() if "bytes" not in k} == {
+            k: v for k, v in other.items() if "bytes" not in k
+        }
+    assert not torch.equal(pooled.outcome.model.mean.float(), problem.start)
+
+
+def test_full_batches_of_sgd_are_gradient_descent_on_the_sum_of_the_clients_losses() -> None:
+    local = LocalTraining(epochs=1, batch_size=10**6, optimiser="sgd", lr=0.3)
+    federated = built(FedAvg(local))
+    _, servers, _ = steps(built(Pooled(local), rounds=2))
+    examples = sum(federated.sizes)
+    w = federated.start.double()
+    for server in servers[1:]:
+        gradient = sum(federated.shard(k).gradient(w.float()).double() for k in range(5))
+        w = w - 0.3 * gradient / examples
+        assert float((server.mean - w).norm() / w.norm()) < 1e-6  # float32; measured 5e-8
+
+
+def test_the_bill_is_zero_and_the_weights_travel_as_simulation(tmp_path: Path) -> None:
+    problem = built(Pooled(), participation="0.3+lost:0.5", link="up=1MB")
+    assert problem.experiment.participation == "full"
+    assert problem.clock is None
+    run = play(problem, tmp_path / "run")
+    assert {e.kind for e in exchanged(run.entries)} == {"simulation"}
+    sent = [e for e in run.entries if (e.message, e.field) == ("upload", "mean")]
+    assert [e.bytes for e in sent] == [4 * problem.net.layout.size] * 3
+    assert all(m["bytes_down"] == m["bytes_up"] == 0 for m in run.metrics)
+    planned = plan(Problem.outline(problem.experiment, Pooled(), None), problem.schedule())
+    assert planned.total("down") == planned.total("up") == 0
+    assert list(planned.took_part) == [3]
+
+
+def test_manifest_summary_and_report_of_a_run(launched: Callable[..., Path]) -> None:
+    run = Run.open(launched("run", algo="pooled", eval_every=1, **TASK))
+    assert run.experiment["clients"] == 5
+    assert run.experiment["client_sizes"] == [sum(built(FedAvg()).sizes)]
+    assert run.clients == 1
+    summary = run.summary
+    assert summary["bytes_down"] == summary["bytes_up"] == 0
+    assert "algorithm" not in summary["bytes"]
+    assert summary["units_of_p_up"] == 0
+    assert summary["took_part"] == [3]
+    assert (run.lines[-1]["test_accuracy"]) > 0.7
