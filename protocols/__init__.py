@@ -57,8 +57,8 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
     *(FedIvon, IsoBayesADMM, FedEP),
-    FALD,
     Pooled,
+    FALD,
 )
 
 

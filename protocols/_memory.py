@@ -1,4 +1,5 @@
-"""The states and messages of FedLap-Func, and which memory points a client or the server has.
+"""The memory of FedLap-Func and its variants: its messages, which memory points a client or the server has,
+and the function terms that they make.
 
 A client's memory inputs cross the wire once: up with its first upload, and down to every other client with
 the next round in which that client takes part (docs/references/equations.md#fedlap-func).
@@ -6,42 +7,24 @@ the next round in which that client takes part (docs/references/equations.md#fed
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Annotated, Protocol
 
+import torch
+from msgspec import Meta
 from torch import Tensor
 
-from fedsim.learning.function_space import Held, Memory
-from fedsim.learning.solvers.first_order import Moments
+from fedsim.algorithm import AnyShard, Context, Task
+from fedsim.learning.function_space import FunctionTerm, Held, Memory
+from fedsim.learning.gaussian import Gaussian
+from fedsim.learning.solvers.first_order import minimise_memory
+from fedsim.seeds import RandomStream
 from fedsim.wire.schema import Inputs, Logits, Mean, Owners, Scalar, Weights
 
-
-@dataclass(frozen=True)
-class Server:
-    """dual: sum_k v_k; mean: w_g, both (P,) float64. memory: all inputs received, in the order of their
-    owners; logits (M, C): their last labels. arrived, synced (K,): the round in which a client's inputs
-    came (0: not yet), and in which it last took part."""
-
-    dual: Tensor
-    mean: Tensor
-    memory: Held
-    logits: Tensor
-    arrived: Tensor
-    synced: Tensor
-
-    @property
-    def started(self) -> bool:
-        return bool(self.synced.any())
-
-
-@dataclass(frozen=True)
-class Client:
-    """dual: v_k (P,) float64; held: other clients' memory; logits (M_k, C): its own last labels, once the
-    server has its inputs."""
-
-    dual: Tensor
-    held: Held
-    logits: Tensor | None = None
-    moments: Moments | None = None
+Tau = Annotated[float, Meta(ge=0, description="weight of the memory points; 0: none")]
+PointsPerClass = Annotated[int, Meta(ge=0, description="memory points of a client per class")]
+ServerSteps = Annotated[int, Meta(ge=1, description="steps of Adam on the server, per round")]
+ServerLr = Annotated[float, Meta(gt=0, description="learning rate of these steps")]
 
 
 @dataclass(frozen=True)
@@ -54,7 +37,17 @@ class NewMemory:
 
 
 @dataclass(frozen=True)
+class OwnMemory:
+    """A client's memory, sent once."""
+
+    inputs: Inputs
+    weights: Weights
+
+
+@dataclass(frozen=True)
 class Down:
+    """FedLap-Func's broadcast."""
+
     mean: Mean
     news: NewMemory | None = None
 
@@ -72,14 +65,6 @@ AnyDown = Down | LabelledDown
 
 
 @dataclass(frozen=True)
-class OwnMemory:
-    """A client's memory, sent once."""
-
-    inputs: Inputs
-    weights: Weights
-
-
-@dataclass(frozen=True)
 class Up:
     mean: Mean
     logits: Logits
@@ -87,21 +72,113 @@ class Up:
     own: OwnMemory | None = None
 
 
-def news_for(server: Server, k: int) -> NewMemory | None:
-    """The memory that client k has not received yet, or None."""
-    fresh = server.arrived[server.memory.owners] >= max(1, int(server.synced[k]))
-    rows = fresh & (server.memory.owners != k)
-    if not bool(rows.any()):
-        return None
-    news = server.memory.rows(rows)
-    return NewMemory(news.inputs, news.weights, news.owners)
+class Labelled(Protocol):
+    """An upload that labels its client's memory."""
+
+    @property
+    def logits(self) -> Tensor: ...
+
+    @property
+    def own(self) -> OwnMemory | None: ...
 
 
-def with_labels(memory: Held, labels: Tensor, k: int, up: Up) -> tuple[Held, Tensor]:
-    """Memory and labels with those of client k's upload.
+@dataclass(frozen=True)
+class Registry:
+    """What the server knows of all memory.
 
-    Raises:
-        WireError: if the upload labels other points than the client's memory has.
+    points: all inputs received, in the order of their owners; logits (M, C): their last labels. arrived,
+    synced (K,): the round in which a client's inputs came (0: not yet), and in which it last took part.
     """
-    own = None if up.own is None else Memory(up.own.inputs, up.own.weights)
-    return memory.labelled(labels, k, up.logits, own)
+
+    points: Held
+    logits: Tensor
+    arrived: Tensor
+    synced: Tensor
+
+    @staticmethod
+    def empty(clients: int) -> Registry:
+        none = torch.zeros(clients, dtype=torch.int64)
+        return Registry(Held.nothing(), torch.zeros(0, 0), none, none)
+
+    @property
+    def started(self) -> bool:
+        """Whether any client has been heard."""
+        return bool(self.synced.any())
+
+    def news_for(self, k: int) -> NewMemory | None:
+        """The memory that client k has not received yet, or None."""
+        fresh = self.arrived[self.points.owners] >= max(1, int(self.synced[k]))
+        rows = fresh & (self.points.owners != k)
+        if not bool(rows.any()):
+            return None
+        news = self.points.rows(rows)
+        return NewMemory(news.inputs, news.weights, news.owners)
+
+    def heard(self, k: int, up: Labelled, round: int) -> Registry:
+        """The registry after an upload.
+
+        Raises:
+            WireError: if the upload labels other points than the client's memory has.
+        """
+        arrived, synced = self.arrived.clone(), self.synced.clone()
+        synced[k] = round
+        arrived[k] = arrived[k] if up.own is None else round
+        own = None if up.own is None else Memory(up.own.inputs, up.own.weights)
+        points, logits = self.points.labelled(self.logits, k, up.logits, own)
+        return Registry(points, logits, arrived, synced)
+
+    def minimise(
+        self, cavity: Gaussian, start: Tensor, tau: float, ctx: Context, steps: int, lr: float
+    ) -> Tensor:
+        """argmin of the memory's term against a cavity, (P,) float64; without memory `start` itself."""
+        if not len(self.points.weights) or tau == 0:
+            return start
+        labels = self.logits.softmax(dim=1)
+        term = FunctionTerm(ctx.read(self.points.inputs), labels, tau * self.points.weights)
+        return minimise_memory(ctx.net, start.float(), term, cavity, steps=steps, lr=lr).double()
+
+
+@dataclass(frozen=True)
+class OthersMemory:
+    """What a client keeps. held: other clients' memory; logits (M_k, C): its own last labels, once the
+    server has its inputs."""
+
+    held: Held
+    logits: Tensor | None = None
+
+    def with_news(self, news: NewMemory | None) -> OthersMemory:
+        if news is None:
+            return self
+        return replace(self, held=self.held.joined(Held(news.inputs, news.weights, news.owners)))
+
+
+def own_memory(shard: AnyShard, task: Task, points: int) -> Memory:
+    """`points` examples of every class that the client has, the same ones in every round."""
+    return shard.memory(points, RandomStream(task.rng.seed, "memory", 0, task.client).torch("points"))
+
+
+def function_term(
+    known: OthersMemory, own: Memory, w_g: Tensor, sent: Tensor | None, tau: float, shard: AnyShard, k: int
+) -> FunctionTerm | None:
+    """A client's two terms: the soft labels of w_g on all memory, less the client's own on its own.
+
+    sent (M, C): the logits of w_g, if the server has sent them; else the client computes them.
+    """
+    points = known.held
+    if known.logits is not None:
+        points = points.joined(Held.of(own.inputs, own.weights, k))
+    if not len(points.weights) or tau == 0:
+        return None
+    labels = (shard.logits(w_g, points.inputs) if sent is None else sent).softmax(dim=1)
+    if known.logits is not None:
+        labels[points.owners == k] -= known.logits.softmax(dim=1)
+    return FunctionTerm(shard.floats(points.inputs), labels, tau * points.weights)
+
+
+def label(
+    shard: AnyShard, weights: Tensor, known: OthersMemory, own: Memory
+) -> tuple[Tensor, OwnMemory | None]:
+    """What an upload says of memory: the logits of w_k on the client's own, and the memory itself if the
+    server lacks it."""
+    sent = OwnMemory(own.inputs, own.weights) if known.logits is None else None
+    return shard.logits(weights, own.inputs), sent

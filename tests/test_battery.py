@@ -86,7 +86,7 @@ DUALS: Mapping[str, Mapping[str, str]] = {
 CONSTANTS = {"precond_admm": {"precision"}, "fedpd": {"dual"}}
 """Float64 tensors of a client that are no duals."""
 
-RECEIVED = {"fedlap_func": {"memory.inputs", "memory.weights", "logits"}}
+RECEIVED = {"fedlap_func": {"known.points.inputs", "known.points.weights", "known.logits"}}
 """Tensors that a server keeps as they came, so that they need not be float64."""
 
 

@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from fedsim.errors import WireError
 from fedsim.learning.params import Net
+
+MemoryGradient = Annotated[
+    Literal["epoch", "batch"],
+    Meta(description="gradients of the memory points: of each once per epoch, or of all at every minibatch"),
+]
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,18 @@ class FunctionTerm:
     inputs: Tensor
     targets: Tensor
     weights: Tensor
+
+    def divided(self, count: int, draws: torch.Generator) -> Iterator[FunctionTerm | None]:
+        """`count` terms for as many steps: a random part of the points each, `count` times as heavy.
+
+        Every point is in one of them, so that all cost one pass over the points and their mean is this
+        term; each is an unbiased estimate of it. None: a part without points.
+        """
+        order = torch.randperm(len(self.weights), generator=draws).to(self.weights.device)
+        for i in range(count):
+            rows = order[i::count]
+            part = FunctionTerm(self.inputs[rows], self.targets[rows], count * self.weights[rows])
+            yield part if len(rows) else None
 
     def add_gradient(self, net: Net) -> None:
         """net.grads += gradient at net.weights, in the mode the module is in."""

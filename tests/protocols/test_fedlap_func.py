@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from fedsim.experiment import Experiment, build_algorithm
-from fedsim.learning.function_space import FunctionTerm, Memory
+from fedsim.learning.function_space import FunctionTerm, Held, Memory
 from fedsim.learning.gaussian import Gaussian
 from fedsim.participation import Participation
 from fedsim.problem import Problem
+from protocols._memory import Down, LabelledDown, OthersMemory, Registry, Up, function_term
 from protocols.fedlap import FedLap
-from protocols.fedlap_func import Client, Down, FedLapFunc, Held, LabelledDown, Up
+from protocols.fedlap_func import FedLapFunc
 from tests.support.harness import CLIENTS, Run, listed, play, steps
 from workers.worker.main import fix_numerics
 
@@ -116,10 +117,10 @@ def test_a_client_that_comes_late_uses_what_the_server_has_and_not_its_own(tmp_p
     """In its first round it has got the others' inputs; the server has not got its own."""
     run = played(tmp_path / "run", Participation((0, 1)), Participation((2,)))
     late = run.states[2]
-    assert late.held.owners.tolist() == [0] * len(present(run.problem, 0)) + [1] * len(
+    assert late.known.held.owners.tolist() == [0] * len(present(run.problem, 0)) + [1] * len(
         present(run.problem, 1)
     )
-    assert late.logits is not None and len(late.logits) == len(present(run.problem, 2))
+    assert late.known.logits is not None and len(late.known.logits) == len(present(run.problem, 2))
 
 
 # ---- what crosses the wire once
@@ -192,12 +193,10 @@ def test_everybody_gets_everybody_elses_inputs_exactly_once(
     assert rows(run, "down", "owners") == {at: 8 * n for at, n in expected.items()}
     for k, state in enumerate(run.states):
         others = [j for j in range(CLIENTS) if j != k]
-        assert state.held.owners.tolist() == [j for j in others for _ in range(points[j])]
+        assert state.known.held.owners.tolist() == [j for j in others for _ in range(points[j])]
         for j in others:
-            mine = run.outcome.server.memory.owners == j
-            assert torch.equal(
-                state.held.inputs[state.held.owners == j], run.outcome.server.memory.inputs[mine]
-            )
+            memory, held = run.outcome.server.known.points, state.known.held
+            assert torch.equal(held.inputs[held.owners == j], memory.inputs[memory.owners == j])
 
 
 def test_news_is_sent_again_only_after_a_loss(tmp_path: Path) -> None:
@@ -215,7 +214,7 @@ def test_news_is_sent_again_only_after_a_loss(tmp_path: Path) -> None:
         (r, k): INPUTS * (sum(points) - points[k]) for k, rounds in times.items() for r in rounds
     }
     for k, state in enumerate(run.states):
-        assert len(state.held.owners) == sum(points) - points[k]
+        assert len(state.known.held.owners) == sum(points) - points[k]
 
 
 # ---- the global labels
@@ -276,8 +275,9 @@ def test_memory_is_of_every_class_that_a_client_has(points: int) -> None:
         classes = [stored[bytes(row.contiguous().numpy())] for row in step.up.own.inputs]
         assert Counter(classes) == {c: min(points, n) for c, n in counts.items()}
         assert step.up.logits.shape == (len(classes), CLASSES)
-    assert float(servers[1].memory.weights.double().sum()) == pytest.approx(sum(problem.sizes), rel=1e-6)
-    assert servers[1].memory.owners.tolist() == sorted(servers[1].memory.owners.tolist())
+    known = servers[1].known.points
+    assert float(known.weights.double().sum()) == pytest.approx(sum(problem.sizes), rel=1e-6)
+    assert known.owners.tolist() == sorted(known.owners.tolist())
     assert all(step.up.own is None for step in created[CLIENTS:])
 
 
@@ -291,7 +291,7 @@ def test_a_clients_points_stay_the_same(tmp_path: Path) -> None:
         assert first is not None
         second = problem.shard(k).logits(step.up.mean, first.inputs)
         assert torch.equal(step.up.logits, second)
-        assert torch.equal(servers[2].logits[servers[2].memory.owners == k], step.up.logits)
+        assert torch.equal(servers[2].known.logits[servers[2].known.points.owners == k], step.up.logits)
 
 
 # ---- the function terms
@@ -323,14 +323,15 @@ def test_a_clients_terms_are_those_of_the_formula(send: bool) -> None:
     algorithm = problem.algorithm
     assert isinstance(algorithm, FedLapFunc)
     created, servers, _ = steps(problem)
-    memory = servers[1].memory
+    memory = servers[1].known.points
     for k, step in enumerate(created[CLIENTS:]):
         assert isinstance(step.down, LabelledDown if send else Down)
         own = created[k].up.own
         assert own is not None and step.down.news is not None
-        news = Held(step.down.news.inputs, step.down.news.weights, step.down.news.owners)
-        held = Client(step.client.dual, news, step.client.logits, step.client.moments)
-        term = algorithm.term(held, step.down, Memory(own.inputs, own.weights), step.shard, step.task)
+        known = step.client.known.with_news(step.down.news)
+        sent = step.down.logits if isinstance(step.down, LabelledDown) else None
+        mine = Memory(own.inputs, own.weights)
+        term = function_term(known, mine, step.down.mean, sent, algorithm.tau, step.shard, k)
         assert term is not None
         w = torch.randn(P, generator=torch.Generator().manual_seed(k))
         at = w.double().requires_grad_()
@@ -344,23 +345,45 @@ def test_a_clients_terms_are_those_of_the_formula(send: bool) -> None:
         assert float((result - exact).norm() / exact.norm()) < 2e-6  # float32 against float64
 
 
+@pytest.mark.parametrize("count", [1, 4, 7, 40])
+def test_a_term_divided_over_the_steps_of_an_epoch_is_the_term_on_average(count: int) -> None:
+    problem = problem_of(points_per_class=2)
+    shard = problem.shard(0)
+    own = shard.memory(2, torch.Generator().manual_seed(1))
+    w = torch.randn(P, generator=torch.Generator().manual_seed(2))
+    labels = torch.rand(len(own.weights), CLASSES, generator=torch.Generator().manual_seed(3))
+    term = FunctionTerm(shard.floats(own.inputs), labels, own.weights)
+    parts = list(term.divided(count, torch.Generator().manual_seed(4)))
+    assert len(parts) == count and sum(len(p.weights) for p in parts if p) == len(own.weights)
+    mean = torch.stack([gradient_of(problem, w, p) for p in parts if p]).sum(0) / count
+    whole = gradient_of(problem, w, term)
+    assert float((mean - whole).norm() / whole.norm()) < 1e-6  # float32
+
+
+def test_with_one_batch_an_epoch_both_ways_take_the_same_gradient() -> None:
+    """Then the whole memory is at every step; with more batches each step has another part of it."""
+    ends = {}
+    for size in (10_000, 32):
+        for way in ("epoch", "batch"):
+            created, _, _ = steps(problem_of(batch_size=size, memory_gradient=way, lr=1e-3))
+            ends[size, way] = created[-1].up.mean
+    same, other = ((ends[size, "epoch"] - ends[size, "batch"]).norm() for size in (10_000, 32))
+    assert float(same) < 1e-5 < 1e-3 < float(other)
+
+
 def test_the_terms_cancel_where_the_client_is_the_server() -> None:
     """Where w_k = w_g and all memory is one's own, both labels are the same and there is no term."""
     problem = problem_of()
-    algorithm = problem.algorithm
-    assert isinstance(algorithm, FedLapFunc)
     shard, task = problem.shard(1), problem.task(2, 1, 1)
     weights = torch.randn(P, generator=torch.Generator().manual_seed(1))
     own = shard.memory(1, task.rng.torch("any"))
-    none = Held(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-    zero = torch.zeros(P, dtype=torch.float64)
-    client = Client(zero, none, shard.logits(weights, own.inputs))
-    term = algorithm.term(client, Down(weights, True), own, shard, task)
+    known = OthersMemory(Held.nothing(), shard.logits(weights, own.inputs))
+    term = function_term(known, own, weights, None, 1.0, shard, 1)
     assert term is not None
     assert len(term.weights) == len(present(problem, 1))
     assert not term.targets.any()
     assert not gradient_of(problem, weights, term).any()
-    other = algorithm.term(client, Down(weights + 0.1 * weights.sin(), True), own, shard, task)
+    other = function_term(known, own, weights + 0.1 * weights.sin(), None, 1.0, shard, 1)
     assert other is not None
     assert gradient_of(problem, weights, other).norm() > 1e-2
 
@@ -373,12 +396,12 @@ def test_the_servers_step_is_towards_its_minimum_and_without_rows_the_sum_of_dua
     server, ctx = servers[2], problem.context(2, 1)
 
     def objective(w: Tensor) -> float:
-        tau = algorithm.tau * server.memory.weights
-        labels = server.logits.double().softmax(dim=1)
-        value = cross_entropy(labels, server.memory.inputs, w.double(), tau)
+        tau = algorithm.tau * server.known.points.weights
+        labels = server.known.logits.double().softmax(dim=1)
+        value = cross_entropy(labels, server.known.points.inputs, w.double(), tau)
         return float(value + algorithm.delta * (w.double() @ w.double() / 2 - server.dual @ w.double()))
 
-    result = algorithm.server_step(server.dual, server.memory, server.logits, ctx)
+    result = algorithm.server_step(server.dual, server.known, ctx)
     assert torch.equal(result, server.mean)
     assert result.dtype == torch.float64
     start, end = objective(server.dual), objective(result)
@@ -387,11 +410,13 @@ def test_the_servers_step_is_towards_its_minimum_and_without_rows_the_sum_of_dua
     newton = torch.optim.LBFGS(
         [at], max_iter=400, tolerance_grad=1e-8, tolerance_change=0, line_search_fn="strong_wolfe"
     )
-    labels = server.logits.double().softmax(dim=1)
+    labels = server.known.logits.double().softmax(dim=1)
 
     def evaluate() -> Tensor:
         newton.zero_grad()
-        value = cross_entropy(labels, server.memory.inputs, at, algorithm.tau * server.memory.weights)
+        value = cross_entropy(
+            labels, server.known.points.inputs, at, algorithm.tau * server.known.points.weights
+        )
         value = value + algorithm.delta * (at @ at / 2 - server.dual @ at)
         value.backward()  # type: ignore[no-untyped-call]
         return value
@@ -401,8 +426,7 @@ def test_the_servers_step_is_towards_its_minimum_and_without_rows_the_sum_of_dua
     assert best <= end
     assert end - best < 1e-3 * (start - best)  # Adam comes that close
     assert float((result - at.detach()).norm() / at.detach().norm()) < 1e-2
-    none = Held(torch.zeros(0, 0), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-    assert torch.equal(algorithm.server_step(server.dual, none, torch.zeros(0, 0), ctx), server.dual)
+    assert torch.equal(algorithm.server_step(server.dual, Registry.empty(CLIENTS), ctx), server.dual)
 
 
 def test_the_server_starts_at_the_sum_of_duals() -> None:
@@ -419,9 +443,9 @@ def test_the_server_holds_its_sum_of_duals_and_the_last_labels(tmp_path: Path) -
     total = torch.stack([s.dual for s in run.states]).sum(0)
     assert float((server.dual - total).norm() / total.norm()) < 1e-12
     for k, state in enumerate(run.states):
-        assert torch.equal(server.logits[server.memory.owners == k], state.logits)
-    assert server.arrived.tolist() == [1, 1, 2]
-    assert server.synced.tolist() == [5, 5, 5]
+        assert torch.equal(server.known.logits[server.known.points.owners == k], state.known.logits)
+    assert server.known.arrived.tolist() == [1, 1, 2]
+    assert server.known.synced.tolist() == [5, 5, 5]
 
 
 def test_a_penalty_on_the_servers_sum_is_its_quadratic() -> None:

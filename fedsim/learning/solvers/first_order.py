@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Annotated, Literal
 
 import torch
@@ -12,7 +13,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.hyperparameters import BatchSize, CarryAdam, Clip, Decay, Epochs, LearningRate, Momentum
-from fedsim.learning.function_space import FunctionTerm
+from fedsim.learning.function_space import FunctionTerm, MemoryGradient
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
@@ -81,6 +82,7 @@ def minimise(
     penalties: tuple[Penalty, ...] = (),
     moments: Moments | None = None,
     term: FunctionTerm | None = None,
+    memory_gradient: MemoryGradient = "batch",
     watch: Watch | None = None,
     smoothing: Smoothing | None = None,
 ) -> LocalFit[Tensor, Moments]:
@@ -98,6 +100,9 @@ def minimise(
 
     On a QuadraticShard 'sgd' takes as many steps as there are batches, each with the exact gradient.
 
+    memory_gradient of `term`: `batch` adds the gradient of all its points at every minibatch; `epoch` of a
+    random part of them, every point once in an epoch (FunctionTerm.divided).
+
     Raises:
         UsageError: if `how.optimiser` is 'exact' and the client's loss is not quadratic, or 'adam' and it is.
     """
@@ -113,11 +118,14 @@ def minimise(
     cavities = tuple(p.to(net.weights) for p in penalties)
     carried = moments if how.carry else None
     step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how)
-    order, draws = rng.torch("batches"), rng.torch("smoothing")
+    order, points, draws = rng.torch("batches"), rng.torch("memory"), rng.torch("smoothing")
     total = torch.zeros((), device=net.device)
     with net.noise(rng.key("dropout")):
         for epoch in range(how.epochs):
-            for inputs, targets in shard.batches(how.batch_size, order):
+            terms: Iterator[FunctionTerm | None] = repeat(term)
+            if term is not None and memory_gradient == "epoch":
+                terms = term.divided(-(-shard.size // how.batch_size), points)
+            for (inputs, targets), part in zip(shard.batches(how.batch_size, order), terms, strict=False):
                 if smoothing is None:
                     loss = net.loss_gradient(inputs, targets, weight)
                 else:
@@ -125,8 +133,8 @@ def minimise(
                 if watch is not None:
                     watch(inputs, targets)
                     net.module.train()
-                if term is not None:
-                    term.add_gradient(net)
+                if part is not None:
+                    part.add_gradient(net)
                 for cavity in cavities:
                     cavity.add_gradient(net.weights, net.grads)
                 if how.optimiser == "sgd" and weight != 1.0:
