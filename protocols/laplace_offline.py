@@ -13,6 +13,8 @@ protocols._gaussian_product has the server, the units of P_S, and what gamma is.
 
 Wire: 2P down, 2P up.
 
+Local training is SGD by default, and nothing is carried over.
+
 Differs: all P cross the wire. Silent clients do not count in a round's product.
 
 References:

@@ -216,8 +216,8 @@ def test_proxskip_is_algorithm_2_step_by_step(quadratics: SimpleNamespace, shard
         h = h + (p / gamma) * (x - torch.stack(hats))
         assert quadratics.error(federation.mean, x) < 1e-13  # measured 1e-15
         for client, control in zip(federation.clients, h, strict=True):
-            found = (p / gamma) * (federation.mean + client.dual)
-            assert float((found - control).norm()) < 1e-12 * float(h.norm())
+            result = (p / gamma) * (federation.mean + client.dual)
+            assert float((result - control).norm()) < 1e-12 * float(h.norm())
 
 
 def test_proxskip_converges_linearly_where_fedavg_stalls(quadratics: SimpleNamespace, shards: Shards) -> None:
