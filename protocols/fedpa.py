@@ -4,8 +4,9 @@
              Delta_k  <- Sigma^-1 (w_g - xbar),  Sigma the shrunk sample covariance
     server:  Delta = sum_k N_k Delta_k / sum_k N_k ;  w_g <- SERVERUPDATE(w_g, Delta)
 
-In the first `burn_in_rounds` rounds of the schedule the delta is FedAvg's, w_g minus the last
-iterate, from as many steps. One sample gives w_g - x_1. Clients are stateless.
+In the first `burn_in_rounds` rounds of the schedule the delta is FedAvg's, w_g minus the last iterate, from
+as many steps. One sample gives w_g - x_1. Clients are stateless. steps_per_sample = epoch is the paper's
+FedPA-ME: a sample is the mean over one local epoch, and no steps are burnt within a round.
 
 Wire: P down, P up.
 

@@ -25,14 +25,21 @@ class Sampling:
     """IASG: `burn_in` steps of SGD, then `samples` times the mean of `steps_per_sample` iterates, in one
     chain with constant learning rate; momentum is carried along the chain and dropped at its end.
 
+    steps_per_sample: "epoch" is one sample per local epoch (Sec. 5.1: FedPA-ME), ceil(N_k / batch_size)
+    steps, so that clients with more examples take more steps, as in FedAvg. There is no burn-in within a
+    round by default (footnote 11): rounds of FedAvg burn in, fedpa's burn_in_rounds.
+
     batches: "independent" draws every batch anew, without replacement within it, as the released JAX library;
     "epochs" goes through shuffled epochs, as its TFF code. The noise of a whole epoch nearly cancels, so
     samples that average one have an eighth of the posterior's spread (docs/results/fedpa_figures_3_4.md).
     decay: the learning rate in round r is lr * decay^(r-1).
     """
 
-    burn_in: Annotated[int, Meta(ge=0, description="SGD steps before the first sample")] = 5
-    steps_per_sample: Annotated[int, Meta(ge=1, description="iterates whose mean is one sample")] = 5
+    burn_in: Annotated[int, Meta(ge=0, description="SGD steps before the first sample")] = 0
+    steps_per_sample: Annotated[
+        Annotated[int, Meta(ge=1)] | Literal["epoch"],
+        Meta(description="iterates whose mean is one sample; epoch: those of one pass over the examples"),
+    ] = "epoch"
     samples: Annotated[int, Meta(ge=1, description="posterior samples of a client and round")] = 5
     batch_size: BatchSize = 20
     lr: LearningRate = 0.05
@@ -42,6 +49,10 @@ class Sampling:
         Meta(description="every batch drawn anew, or shuffled passes over the examples"),
     ] = "independent"
     decay: Decay = 1.0
+
+    def length(self, size: int) -> int:
+        """The steps per sample of a client with `size` examples."""
+        return -(-size // self.batch_size) if self.steps_per_sample == "epoch" else self.steps_per_sample
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,8 @@ def iasg(
     weights = start.clone()
     velocity = torch.zeros_like(weights)
     lr = decayed(how.lr, how.decay, round)
-    steps = how.burn_in + how.samples * how.steps_per_sample
+    length = how.length(shard.size)
+    steps = how.burn_in + how.samples * length
     means = torch.zeros((how.samples, len(start)), dtype=weights.dtype, device=weights.device)
     noise = shard.net.noise(rng.key("dropout")) if isinstance(shard, Shard) else nullcontext()
     total = 0.0
@@ -73,8 +85,7 @@ def iasg(
             weights.add_(velocity, alpha=-lr)
             total += loss
             if t >= how.burn_in:
-                sample = (t - how.burn_in) // how.steps_per_sample
-                means[sample].add_(weights, alpha=1 / how.steps_per_sample)
+                means[(t - how.burn_in) // length].add_(weights, alpha=1 / length)
     return LocalFit(Chain(means, weights), total / steps)
 
 

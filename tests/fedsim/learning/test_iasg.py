@@ -3,6 +3,9 @@ docs/references/equations.md#identity-5); IASG's chain; the empirical Fisher."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +13,7 @@ from torch import Tensor, nn
 from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.params import Net
 from fedsim.learning.shards import QuadraticShard, Shard
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.learning.solvers.iasg import Sampling, iasg, posterior_delta
 from fedsim.seeds import RandomStream
 
@@ -132,6 +136,22 @@ def test_iasg_averages_stretches_of_one_chain() -> None:
     assert error(chain.solution.samples, expected) < 1e-14
     assert torch.allclose(chain.solution.last, w, rtol=1e-14)
     assert torch.equal(start, torch.tensor([2.0, 1.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [7, 12, 13])
+def test_a_sample_per_epoch_is_the_walk_of_fedavg(size: int) -> None:
+    """Clients with more examples take more steps; burn-in rounds are those of FedAvg with as many epochs."""
+    torch.manual_seed(0)
+    net = Net(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)))
+    shard = Shard(net, torch.randn(size, 5), torch.arange(size) % 3, 1.0)
+    start, rng = net.snapshot(), RandomStream(0, "t", round=1)
+    how = Sampling(samples=3, batch_size=4, lr=0.1, momentum=0.5, batches="epochs")
+    assert how.length(size) == math.ceil(size / 4)
+    chain = iasg(shard, start, how=how, rng=rng, round=1).solution
+    local = LocalTraining(3, 4, 0.1, "sgd", momentum=0.5)
+    assert torch.equal(chain.last, minimise(shard, start, how=local, rng=rng, round=1).solution)
+    short = iasg(shard, start, how=replace(how, steps_per_sample=how.length(size)), rng=rng, round=1)
+    assert torch.equal(chain.samples, short.solution.samples)
 
 
 def test_the_empirical_fisher_is_the_sum_of_squared_gradients() -> None:
