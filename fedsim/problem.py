@@ -154,11 +154,14 @@ class Problem:
 
     @cached_property
     def clock(self) -> Clock | None:
-        """The virtual clock, if there is one; a centralised algorithm has no network to simulate."""
+        """The virtual clock, if there is one; a centralised algorithm has no network to simulate.
+
+        Raises:
+            FedsimError: If the options are wrong, also of a centralised algorithm.
+        """
         e = self.experiment
-        if self.algorithm.centralised:
-            return None
-        return clock(e.link, e.compute, e.deadline, clients=e.clients, seed=e.seed)
+        described = clock(e.link, e.compute, e.deadline, clients=e.clients, seed=e.seed)
+        return None if self.algorithm.centralised else described
 
     @cached_property
     def largest_field(self) -> int:

@@ -21,7 +21,7 @@ SOURCE = ast.parse((ROOT / "fedsim" / "__init__.py").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
 NAMES = {
     "algorithms": "Algorithm AnyShard At Context Exchange LocalTraining Shard Step Task minimise step_size",
-    "distributions": "Gaussian Point RandomStream",
+    "distributions": "Gaussian Point RandomStream Samples",
     "field kinds": "Check Curvature Delta Dual FieldKind Flag FullDelta FullPrecision Gradient Inputs Least "
     "Logits Mean Norm Owners Precision Scalar Shift Statistic Total Weights",
     "data, schedules, codecs": "Bound ClientPopulation Codec Dataset Part Participation Spec",

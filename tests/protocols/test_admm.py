@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsim.algorithm import At
 from fedsim.errors import TaskError
 from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.first_order import LocalTraining
-from protocols._dual_rule import At
 from protocols.ama import AMA
 from protocols.fedadmm import FedADMM
 from protocols.feddyn import FedDyn

@@ -91,11 +91,11 @@ def test_scaffold_finds_the_optimum_of_unlike_clients_where_fedavg_stalls(
     errors = {}
     for algorithm in (Scaffold(local=local), FedAvg(local)):
         federation = quadratics.Federation(algorithm, shards)
-        for _ in range(400):
+        for _ in range(200):
             federation.play()
         errors[algorithm.name] = quadratics.error(federation.mean, exact)
-    assert errors["scaffold"] < 1e-13
-    assert errors["fedavg"] > 1e-2
+    assert errors["scaffold"] < 3e-13  # measured 3e-15
+    assert errors["fedavg"] > 1e-2  # measured .15
 
 
 def test_scaffolds_sum_of_controls_survives_lost_uploads_and_a_codec(
@@ -135,7 +135,7 @@ def test_fednova_of_equal_steps_is_fedavg(quadratics: SimpleNamespace, momentum:
     for participants in (None, (0, 2), (1, 3, 4), None):
         for federation in both:
             federation.play(participants)
-        assert quadratics.error(both[0].mean, both[1].mean) < 1e-13  # measured 3e-16
+        assert quadratics.error(both[0].mean, both[1].mean) < 1e-13  # measured 2e-16
 
 
 def test_fednovas_normaliser_is_the_sum_of_the_gradients_weights(quadratics: SimpleNamespace) -> None:
@@ -162,9 +162,9 @@ def test_fednovas_fixed_point_is_the_optimum_where_clients_take_unequal_steps(
         local = sgd(scale / smoothness(shards), batch_size=1)
         for algorithm in (FedNova(local), FedAvg(local)):
             errors[algorithm.name, scale] = quadratics.error(fixed_point(algorithm, shards), exact)
-    assert errors["fednova", 1e-3] < 2e-3
+    assert errors["fednova", 1e-3] < 2e-3  # measured 5e-4
     assert errors["fednova", 1e-3] < 0.15 * errors["fednova", 1e-2]  # of first order in the step
-    assert errors["fedavg", 1e-3] > 0.2
+    assert errors["fedavg", 1e-3] > 0.2  # measured .72
 
 
 def fixed_point(algorithm: FedNova | FedAvg, shards: Shards) -> Tensor:
@@ -224,15 +224,15 @@ def test_proxskip_converges_linearly_where_fedavg_stalls(quadratics: SimpleNames
     gamma, exact = 0.9 / smoothness(shards), optimum(shards)
     federation = quadratics.Federation(ProxSkip(0.2, gamma), shards)
     errors = []
-    for _ in range(4):
-        for _ in range(60):
+    for _ in range(5):
+        for _ in range(20):
             federation.play()
         errors.append(quadratics.error(federation.mean, exact))
-    assert errors[0] < 1e-2
+    assert errors[0] < 1e-1
     assert all(later < 0.1 * former or later < 1e-13 for former, later in pairwise(errors))
-    assert errors[-1] < 1e-12
+    assert errors[-1] < 1e-12  # measured 2e-15 after 120 rounds
     stalls = quadratics.Federation(FedAvg(sgd(gamma, epochs=5)), shards)
-    for _ in range(240):
+    for _ in range(100):
         stalls.play()
     assert quadratics.error(stalls.mean, exact) > 1e-2
 
@@ -242,9 +242,9 @@ def test_proxskip_keeps_its_fixed_point_under_partial_participation(
 ) -> None:
     federation = quadratics.Federation(ProxSkip(0.2, 0.9 / smoothness(shards)), shards)
     draws = random.Random(3)
-    for _ in range(1500):
+    for _ in range(300):
         federation.play(draws.sample(range(K), 3), lost=(draws.randrange(K),))
-    assert quadratics.error(federation.mean, optimum(shards)) < 1e-11
+    assert quadratics.error(federation.mean, optimum(shards)) < 1e-12  # measured 2e-15
     controls = torch.stack([c.dual + federation.mean for c in federation.clients])
     assert float(controls.sum(0).norm()) < 1e-12 * float(controls.norm())  # the h_k add up to 0
     assert federation.algorithm.dual_mismatch(federation.server, federation.clients) < 1e-12
@@ -311,9 +311,9 @@ def test_fedpd_converges_for_unlike_clients_if_it_always_communicates_and_for_al
         return max(errors[-rounds // 3 :])
 
     alike = (shards[0],) * K
-    assert distance(1.0, 0.05, shards, 450) < 1e-13  # measured 6e-16
-    assert distance(0.5, 0.05, alike, 150) < 1e-13
-    far, near = distance(0.5, 0.05, shards, 300), distance(0.5, 0.002, shards, 300)
+    assert distance(1.0, 0.05, shards, 300) < 1e-13  # measured 6e-16
+    assert distance(0.5, 0.05, alike, 90) < 1e-12  # measured 2e-15
+    far, near = distance(0.5, 0.05, shards, 120), distance(0.5, 0.002, shards, 120)
     assert far > 0.3  # measured 0.9
     assert near < 0.3 * far  # measured 0.1
 

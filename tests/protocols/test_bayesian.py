@@ -20,7 +20,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor
 
-from fedsim.algorithm import Task
+from fedsim.algorithm import At, Task
 from fedsim.errors import TaskError, UsageError
 from fedsim.learning.gaussian import Gaussian, is_full, product
 from fedsim.learning.shards import QuadraticShard
@@ -28,7 +28,7 @@ from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.learning.solvers.ivon import IvonTraining
 from fedsim.learning.solvers.von import VonTraining
 from fedsim.seeds import RandomStream
-from protocols._dual_rule import At, Consensus, Dual
+from protocols._dual_rule import Consensus, Dual
 from protocols.bayes_admm import BayesADMM
 from protocols.bcm import BCM
 from protocols.bregman_admm import BregmanADMM

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedsim.algorithm import Algorithm, Exchange
+from fedsim.algorithm import Algorithm, At, Exchange
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian
-from protocols._dual_rule import At, MeanFactor
+from protocols._dual_rule import MeanFactor
 from protocols.bayes_admm import BayesADMM
 from protocols.fedadmm import FedADMM
 from protocols.fedlap import Client, Down, FedLap, Server, Up

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.problem import Problem, _held_by
@@ -77,9 +78,11 @@ def test_full_batches_of_sgd_are_gradient_descent_on_the_sum_of_the_clients_loss
 
 
 def test_the_bill_is_zero_and_the_weights_travel_as_simulation(tmp_path: Path) -> None:
-    problem = built(Pooled(), participation="0.3+lost:0.5", link="up=1MB")
+    problem = built(Pooled(), participation="0.3+lost:0.5", link="up=10mbit,down=50mbit")
     assert problem.experiment.participation == "full"
     assert problem.clock is None
+    with pytest.raises(UsageError, match="is no rate"):
+        built(Pooled(), link="up=fast").clock  # noqa: B018
     run = play(problem, tmp_path / "run")
     assert {e.kind for e in exchanged(run.entries)} == {"simulation"}
     sent = [e for e in run.entries if (e.message, e.field) == ("upload", "mean")]
