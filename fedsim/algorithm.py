@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Annotated, Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
 
+import torch
 from msgspec import Meta
 from torch import Tensor
 
@@ -115,6 +116,8 @@ class Context:
     """Stored inputs (n, I) as the network takes them."""
     folds: int = 0
     asked: int = 0
+    public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
+    """Inputs that the server and all clients have, without labels (public_inputs): (M, I) as stored."""
 
     @property
     def K(self) -> int:
@@ -144,6 +147,7 @@ class Task:
     rng: RandomStream
     folds: int = 0
     asked: int = 0
+    public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
 
     @property
     def K(self) -> int:
@@ -228,6 +232,14 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     def setup(self) -> tuple[Exchange, ...]:
         """Exchanges with ALL clients before round 1 (round 0 in tasks, messages and the ledger)."""
         return ()
+
+    @property
+    def public_inputs(self) -> int:
+        """How many inputs the server and all clients have, without labels: `ctx.public` and `task.public`.
+
+        They are random training rows that no client then has, and never cross the wire.
+        """
+        return 0
 
     def exchanges_in(self, round: int) -> tuple[Exchange, ...]:
         """Those of this round; round 0 is the set-up."""

@@ -63,6 +63,10 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
     def sizes_on_wire(self, clients: int, classes: int) -> Mapping[str, int]:
         return self.inner.sizes_on_wire(clients, classes)
 
+    @property
+    def public_inputs(self) -> int:
+        return self.inner.public_inputs
+
     def check(self, params: int) -> None:
         self.inner.check(params)
 

@@ -7,7 +7,7 @@ files, so nothing of it needs to be sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from fedsim import plugins
 from fedsim.algorithm import Algorithm, Context, Exchange, Task
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import DATASETS, Dataset, load_dataset
-from fedsim.data.holdout import hold_out
+from fedsim.data.holdout import hold_out, set_aside
 from fedsim.data.partitions import partition
 from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
@@ -53,6 +53,8 @@ class Problem:
     net: Net
     start: Tensor
     scale: float
+    public: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Training rows whose inputs the server and all clients have, without labels."""
 
     @staticmethod
     def build(
@@ -81,6 +83,7 @@ class Problem:
         )
         examples, seed = len(dataset.train_targets), experiment.seed
         clients, held = hold_out(experiment.evaluate_on, examples, clients, seed)
+        clients, public = set_aside(algorithm.public_inputs, clients, seed)
         clients = _held_by(algorithm, clients)
         if held is not None:
             inputs, targets = dataset.train_inputs[held], dataset.train_targets[held]
@@ -91,7 +94,7 @@ class Problem:
             if name.endswith("optimiser") and value == "exact":
                 raise UsageError(f"{name} = exact needs clients with a quadratic loss; a network has none")
         scale = dataset.scale if experiment.inputs == "scaled" else 1.0
-        problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot().cpu(), scale)
+        problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot().cpu(), scale, public)
         lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
@@ -122,6 +125,11 @@ class Problem:
     def sizes(self) -> tuple[int, ...]:
         """N_k of all clients."""
         return tuple(len(rows) for rows in self.clients)
+
+    @cached_property
+    def public_inputs(self) -> Tensor:
+        """The public inputs as stored, flattened: (M, I)."""
+        return torch.from_numpy(self.dataset.train_inputs[self.public]).flatten(1)
 
     @cached_property
     def data_digest(self) -> str:
@@ -200,9 +208,8 @@ class Problem:
     def context(self, round: int, exchange: int, folds: int = 0, asked: int = 0) -> Context:
         rng = RandomStream(self.experiment.seed, "server", round)
         layout, sizes = self.net.layout, self.sizes
-        return Context(
-            self.start, layout, sizes, round, exchange, rng, lambda: self.server_net, self.read, folds, asked
-        )
+        known = (self.start, layout, sizes, round, exchange, rng)
+        return Context(*known, lambda: self.server_net, self.read, folds, asked, self.public_inputs)
 
     def read(self, stored: Tensor) -> Tensor:
         """Stored inputs (n, ...) as the network takes them: (n, *shape) float32 on its device."""
@@ -217,7 +224,8 @@ class Problem:
 
     def task(self, round: int, exchange: int, client: int, folds: int = 0, asked: int = 0) -> Task:
         rng = RandomStream(self.experiment.seed, f"client.{exchange}", round, client)
-        return Task(self.start.to(self.net.device), self.sizes, round, exchange, client, rng, folds, asked)
+        start, public = self.start.to(self.net.device), self.public_inputs.to(self.net.device)
+        return Task(start, self.sizes, round, exchange, client, rng, folds, asked, public)
 
     def shard(self, client: int) -> Shard:
         rows = self.clients[client]

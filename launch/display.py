@@ -200,6 +200,8 @@ def _why_unused(problem: Problem) -> list[str]:
     reasons = [f"fraction {e.fraction:g}"] if e.fraction < 1 else []
     if e.evaluate_on != "test":
         reasons.append(f"evaluation on {e.evaluate_on}")
+    if len(problem.public):
+        reasons.append(counted(len(problem.public), "public input"))
     if name == "two_dirichlet":
         reasons.append("two_dirichlet rounds per client and class")
     elif name == "natural":

@@ -27,6 +27,7 @@ from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
 from protocols.fedlap_cov_func import FedLapCovFunc
 from protocols.fedlap_func import FedLapFunc
+from protocols.fedlap_func_public import FedLapFuncPublic
 from protocols.fednova import FedNova
 from protocols.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from protocols.fedpa import FedPA
@@ -54,7 +55,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedADMM, FedDyn, AMA, PrecondADMM),
     *(BayesADMM, BregmanADMM, IvonADMM),
     *(PVI, IvonPVI, BCM),
-    *(FedLap, FedLapCov, FedLapFunc, FedLapCovFunc),
+    *(FedLap, FedLapCov, FedLapFunc, FedLapFuncPublic, FedLapCovFunc),
     FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
     *(FedIvon, IsoBayesADMM, FedEP),

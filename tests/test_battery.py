@@ -73,6 +73,7 @@ _POSTERIOR = {"dual.site.shift": "total.shift", "dual.site.precision": "total.pr
 DUALS: Mapping[str, Mapping[str, str]] = {
     "fedlap": _WEIGHTS,
     "fedlap_func": _WEIGHTS,
+    "fedlap_func_public": _WEIGHTS,
     "fedlap_cov": _SITE,
     "fedlap_cov_func": _SITE,
     "bcm": _SITE,
@@ -88,7 +89,7 @@ CONSTANTS = {"precond_admm": {"precision"}, "fedpd": {"dual"}}
 """Float64 tensors of a client that are no duals."""
 
 _MEMORY = {"known.points.inputs", "known.points.weights", "known.logits"}
-RECEIVED = {"fedlap_func": _MEMORY, "fedlap_cov_func": _MEMORY}
+RECEIVED = {"fedlap_func": _MEMORY, "fedlap_cov_func": _MEMORY, "fedlap_func_public": {"logits"}}
 """Tensors that a server keeps as they came, so that they need not be float64."""
 
 

@@ -1,4 +1,4 @@
-"""The rows that a run is evaluated on: the test set, or training rows held out.
+"""Rows that are taken from the clients: those that a run is evaluated on, and those that are public.
 
 Held-out rows allow to choose hyperparameters without looking at the test set.
 
@@ -58,3 +58,21 @@ def hold_out(
     if empty := [k for k, rows in enumerate(kept) if not len(rows)]:
         raise DataError(f"evaluate_on {spec!r} leaves client {empty[0]} without training examples")
     return kept, np.flatnonzero(taken)
+
+
+def set_aside(count: int, clients: tuple[Rows, ...], seed: int) -> tuple[tuple[Rows, ...], Rows]:
+    """The clients' rows without `count` random ones, and those: inputs that are public, without labels.
+
+    A pure function of its arguments. What the clients do not have is not looked at, because it may be held
+    out to score on.
+
+    Raises:
+        DataError: If a client would be left without examples.
+    """
+    used = np.unique(np.concatenate(clients))
+    draws = np.random.Generator(np.random.PCG64([seed, 0x9B1]))
+    public = np.sort(draws.choice(used, min(count, len(used)), replace=False))
+    kept = tuple(rows[~np.isin(rows, public)] for rows in clients)
+    if empty := [k for k, rows in enumerate(kept) if len(clients[k]) and not len(rows)]:
+        raise DataError(f"{count:,} public inputs leave client {empty[0]} without training examples")
+    return kept, public

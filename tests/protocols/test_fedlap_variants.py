@@ -1,4 +1,5 @@
-"""FedLap's rescaling to ADMM's form (Eq. 18), and FedLap-Cov with full covariances."""
+"""FedLap's rescaling to ADMM's form (Eq. 18), FedLap-Cov with full covariances and with function terms, and
+FedLap-Func on public inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.errors import UsageError
+from fedsim.errors import DataError, UsageError
 from fedsim.learning.function_space import FunctionTerm
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.participation import Participation
@@ -19,6 +20,7 @@ from protocols._local_solvers import VonTraining
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
 from protocols.fedlap_cov_func import FedLapCovFunc
+from protocols.fedlap_func_public import FedLapFuncPublic
 from protocols.pvi import PVI
 from tests.support.harness import listed, play, problem_of, steps
 
@@ -163,3 +165,77 @@ def test_the_servers_step_minimises_memory_and_sites_together() -> None:
 
     start = server.sites.shift / algorithm.precision(server.sites)
     assert slope(server.mean).norm() < 0.02 * slope(start).norm()  # Adam with a constant step
+
+
+# ---- FedLap-Func on public inputs
+
+
+@pytest.mark.parametrize("without", [{"public": 0}, {"tau": 0.0, "public": 0}], ids=str)
+def test_without_public_inputs_it_is_fedlap_bit_for_bit(without: dict[str, Any], tmp_path: Path) -> None:
+    def bits(algorithm: Any, folder: str, **settings: Any) -> tuple[Any, ...]:
+        run = play(problem_of(algorithm, settings, rounds=len(ROUGH)), tmp_path / folder, listed(*ROUGH))
+        return run.bits[0], [encode_state(c.dual) for c in run.states], [m["test_nll"] for m in run.metrics]
+
+    assert bits(FedLapFuncPublic, "func", **without) == bits(FedLap, "fedlap")
+
+
+def test_public_inputs_are_no_clients_and_no_test_inputs_and_everybody_has_the_same() -> None:
+    problem, without = problem_of(FedLapFuncPublic, {"public": 50}), problem_of(FedLap)
+    rows = set(problem.public.tolist())
+    assert len(rows) == 50 and not rows & {int(i) for c in problem.clients for i in c}
+    assert {int(i) for c in without.clients for i in c} == rows | {int(i) for c in problem.clients for i in c}
+    assert sum(problem.sizes) == sum(without.sizes) - 50
+    assert not len(without.public) and not len(without.task(1, 1, 0).public)
+    expected = torch.from_numpy(problem.dataset.train_inputs[problem.public]).flatten(1)
+    for k in range(3):
+        assert torch.equal(problem.task(1, 1, k).public, expected)
+    assert torch.equal(problem.context(1, 1).public, expected)
+    with pytest.raises(DataError, match="public inputs leave client 0 without"):
+        problem_of(FedLapFuncPublic, {"public": 10**6})
+
+
+def test_public_inputs_cost_no_byte_and_labels_m_times_c(tmp_path: Path) -> None:
+    problem = problem_of(FedLapFuncPublic, {"public": 20}, rounds=len(ROUGH))
+    run = play(problem, tmp_path / "run", listed(*ROUGH))
+    values = {
+        (e.direction, e.field, e.bytes) for e in run.entries if e.kind == "algorithm" and e.layer == "values"
+    }
+    mean, labels = 4 * problem.net.layout.size, 4 * 20 * 10
+    assert values == {
+        ("down", "mean", mean),
+        ("down", "heard", 8),
+        *(("up", "mean", mean), ("up", "logits", labels), ("up", "train_loss", 8)),
+    }
+    server = run.outcome.server
+    assert problem.algorithm.dual_mismatch(server, run.states) < 1e-12
+    assert server.heard.tolist() == list(problem.sizes)
+    for k, state in enumerate(run.states):
+        assert torch.equal(server.logits[k], state.logits)
+
+
+def test_a_clients_public_term_is_that_of_the_formula() -> None:
+    """(tau/M) sum_i [ N_heard l(yhat_ig, w) - N_k l(yhat_ik, w) ], in float64."""
+    problem = problem_of(FedLapFuncPublic, {"public": 15, "tau": 0.7})
+    algorithm = problem.algorithm
+    assert isinstance(algorithm, FedLapFuncPublic)
+    created, _, _ = steps(problem)
+    inputs = problem.read(problem.public_inputs).double().flatten(1)
+
+    def logs(w: torch.Tensor) -> torch.Tensor:
+        return (inputs @ w.double().reshape(10, -1).mT).log_softmax(dim=1)
+
+    assert algorithm.term(created[0].client, created[0].down, created[0].shard, problem.public_inputs) is None
+    for k, step in enumerate(created[3:]):
+        term = algorithm.term(step.client, step.down, step.shard, step.task.public)
+        assert term is not None and step.down.heard == sum(problem.sizes)
+        w = torch.randn(problem.net.layout.size, generator=torch.Generator().manual_seed(k))
+        at = w.double().requires_grad_()
+        labels = sum(problem.sizes) * logs(step.down.mean).exp()
+        labels = labels - problem.sizes[k] * logs(created[k].up.mean).exp()
+        value = -(0.7 / 15) * (labels * logs(at)).sum()
+        (exact,) = torch.autograd.grad(value, at)
+        problem.net.load(w)
+        problem.net.module.eval()
+        problem.net.grads.zero_()
+        term.add_gradient(problem.net)
+        assert float((problem.net.grads.double() - exact).norm() / exact.norm()) < 2e-6  # float32

@@ -1,0 +1,179 @@
+"""FedLap-Func on public inputs - Swaroop, Khan, Doshi-Velez 2025, Sec. 3.4 (arXiv:2501.17325): Eq. 17 with
+one set U of M unlabelled inputs, which server and clients all have, in the place of every M_k.
+
+    client:  w_k <- argmin l_k(w) + delta v_k . w + (delta/2) ||w - w_g||^2                  (SUM loss)
+                      + (tau/M) sum_{i in U} [ N_heard l(yhat_ig, w) - N_k l(yhat_ik, w) ]
+             v_k <- v_k + rho (w_k - w_g) ;   yhat_ik <- soft labels of w_k on U
+    server:  w_g <- argmin sum_k [ (tau/M) sum_{i in U} N_k l(yhat_ik, w) - delta v_k . w ] + (delta/2)||w||^2
+    init:    v_k = 0, w_g = 0
+
+    yhat_ig = soft labels of w_g;  N_heard = sum of N_k over the clients whose labels the server has
+
+A client's points weigh tau N_k together, as in fedlap_func. Until its first labels are there, a client has
+no term; so the first round is FedLap's, and with public = 0 or tau = 0 every round is. A silent client
+counts with its last v_k and its last labels.
+
+U is `public` random training inputs, drawn from all clients' examples before round 1: they are taken away
+from the clients, and their labels from everybody. So no test input is looked at, and nothing crosses the
+wire for them.
+
+Wire: P down, P + M C up. The inputs cost nothing.
+
+Cost: O((N_k + M) P E) on a client, as in fedlap_func; the server keeps K M C labels.
+
+Local training is Adam by default, whose moments live with the client over rounds (carry).
+
+Differs: the paper suggests such a set and reports no results of it. The server's optimiser and the defaults
+are as in fedlap_func.
+
+References:
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#fedlap-func
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
+from fedsim.hyperparameters import PriorPrecision
+from fedsim.learning.function_space import FunctionTerm, MemoryGradient
+from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise, minimise_memory
+from fedsim.wire.schema import Logits, Mean, Scalar
+from protocols._memory import ServerLr, ServerSteps, Tau
+
+
+@dataclass(frozen=True)
+class Server:
+    """dual: sum_k v_k; mean: w_g, both (P,) float64; logits (K, M, C): the clients' last labels; heard (K,)
+    int64: N_k of those that have sent any, else 0."""
+
+    dual: Tensor
+    mean: Tensor
+    logits: Tensor
+    heard: Tensor
+
+
+@dataclass(frozen=True)
+class Client:
+    """dual: v_k (P,) float64; logits (M, C): its own last labels, once the server has them."""
+
+    dual: Tensor
+    logits: Tensor | None = None
+    moments: Moments | None = None
+
+
+@dataclass(frozen=True)
+class Down:
+    mean: Mean
+    heard: Scalar
+
+
+@dataclass(frozen=True)
+class Up:
+    mean: Mean
+    logits: Logits
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
+    delta: PriorPrecision = 0.1
+    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/K"
+    tau: Tau = 1.0
+    public: Annotated[int, Meta(ge=0, description="training inputs that are taken away and public")] = 100
+    memory_gradient: MemoryGradient = "epoch"
+    server_steps: ServerSteps = 200
+    server_lr: ServerLr = 1e-3
+    local: LocalTraining = LocalTraining()
+
+    name: ClassVar[str] = "fedlap_func_public"
+    paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Sec. 3.4, Eq. 17"
+    url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
+    default_model: ClassVar[str] = "mlp_small"
+
+    @property
+    def public_inputs(self) -> int:
+        return self.public
+
+    def sizes_on_wire(self, clients: int, classes: int) -> Mapping[str, int]:
+        return {"M": self.public}
+
+    def server_init(self, ctx: Context) -> Server:
+        zero = torch.zeros_like(ctx.start, dtype=torch.float64)
+        return Server(zero, zero, torch.zeros(0), torch.zeros(ctx.K, dtype=torch.int64))
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client(torch.zeros_like(ctx.start, dtype=torch.float64))
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.mean, float(server.heard.sum()))
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        fit = minimise(
+            shard,
+            down.mean if task.started else task.start,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            weight=shard.size,
+            penalties=(Gaussian.at(down.mean, self.delta) / Gaussian(self.delta * client.dual, 0.0),),
+            moments=client.moments,
+            term=self.term(client, down, shard, task.public),
+            memory_gradient=self.memory_gradient,
+        )
+        up = Up(fit.weights, shard.logits(fit.weights, task.public), fit.loss)
+        return replace(client, moments=fit.carried), up
+
+    def term(self, client: Client, down: Down, shard: AnyShard, public: Tensor) -> FunctionTerm | None:
+        """N_heard times the soft labels of w_g, less N_k times the client's own."""
+        if not down.heard or not len(public) or self.tau == 0:
+            return None
+        labels = down.heard * shard.logits(down.mean, public).softmax(dim=1)
+        if client.logits is not None:
+            labels = labels - shard.size * client.logits.softmax(dim=1)
+        weights = labels.new_full((len(public),), self.tau / len(public))
+        return FunctionTerm(shard.floats(public), labels, weights)
+
+    def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
+        return Client(client.dual + self.dual_step(down, up, task.at), up.logits, client.moments)
+
+    def dual_step(self, down: Down, up: Up, at: At) -> Tensor:
+        """rho (w_k - w_g), (P,) float64."""
+        step: Tensor = up.mean.double() - down.mean.double()
+        return at.value(self.rho) * step
+
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        dual, heard, logits = server.dual.clone(), server.heard.clone(), server.logits.clone()
+        for k, up in ups:
+            dual += self.dual_step(down, up, ctx.at(k))
+            logits = logits if len(logits) else torch.zeros(ctx.K, *up.logits.shape)
+            logits[k], heard[k] = up.logits, ctx.sizes[k]
+        return Server(dual, self.server_step(dual, logits, heard, ctx), logits, heard)
+
+    def server_step(self, dual: Tensor, logits: Tensor, heard: Tensor, ctx: Context) -> Tensor:
+        """w_g, (P,) float64; without public inputs that is sum v_k. The term is linear in its labels."""
+        if not len(ctx.public) or self.tau == 0:
+            return dual
+        labels = (heard[:, None, None] * logits.softmax(dim=2)).sum(dim=0)
+        inputs = ctx.read(ctx.public)
+        term = FunctionTerm(inputs, labels, labels.new_full((len(inputs),), self.tau / len(inputs)))
+        cavity = Gaussian(self.delta * dual, self.delta)
+        return minimise_memory(
+            ctx.net, dual.float(), term, cavity, steps=self.server_steps, lr=self.server_lr
+        ).double()
+
+    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
+        return Gaussian(server.dual, 0.0).mismatch(product(Gaussian(c.dual, 0.0) for c in clients))
+
+    def model(self, server: Server, ctx: Context) -> Point:
+        return Point(server.mean if bool(server.heard.any()) else ctx.start)
