@@ -25,6 +25,7 @@ from protocols.fedep import FedEP
 from protocols.fedivon import FedIvon
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
+from protocols.fedlap_cov_func import FedLapCovFunc
 from protocols.fedlap_func import FedLapFunc
 from protocols.fednova import FedNova
 from protocols.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
@@ -53,7 +54,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedADMM, FedDyn, AMA, PrecondADMM),
     *(BayesADMM, BregmanADMM, IvonADMM),
     *(PVI, IvonPVI, BCM),
-    *(FedLap, FedLapCov, FedLapFunc),
+    *(FedLap, FedLapCov, FedLapFunc, FedLapCovFunc),
     FisherMerge,
     *(FedPA, FOLA, LaplaceOffline, FedCurv),
     *(FedIvon, IsoBayesADMM, FedEP),

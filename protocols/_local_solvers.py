@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import torch
 
-from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
@@ -18,7 +17,7 @@ from fedsim.learning.solvers.smoothing import Smoothing
 from fedsim.learning.solvers.von import VonTraining, check_samples, von
 from protocols._dual_rule import clipped_cavity, restored
 from protocols._site_algorithm import LocalProblem, SiteFit
-from protocols._site_messages import Covariance
+from protocols._site_messages import Covariance, check_covariance
 
 __all__ = [
     "IvonTraining",
@@ -35,7 +34,6 @@ KEEP = 0.5
 """The share of rho S_g that stays with the client where its dual leaves less than a fifth of that. VON needs
 a definite matrix, and where the data say nothing (dead pixels) a small share would let the mean take steps
 of 1/KEEP."""
-MAX_FULL = 3000
 
 
 def to_the_mode(
@@ -115,10 +113,5 @@ def check_von(params: int, covariance: Covariance, sibling: str, how: VonTrainin
     Raises:
         UsageError: for a full covariance of more than MAX_FULL parameters, or samples that are no pairs.
     """
-    if covariance == "full" and params > MAX_FULL:
-        raise UsageError(
-            f"a full covariance of P = {params:,} parameters is {2 * params * (params + 1):,} bytes per "
-            f"client, round and direction; the limit is P = {MAX_FULL:,}. Use the diagonal sibling, "
-            f"{sibling}, or a smaller model, such as --model logistic_bias"
-        )
+    check_covariance(params, covariance, sibling)
     check_samples(how.samples)

@@ -19,7 +19,7 @@ from fedsim.learning.function_space import FunctionTerm, Held, Memory
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.solvers.first_order import minimise_memory
 from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Inputs, Logits, Mean, Owners, Scalar, Weights
+from fedsim.wire.schema import Inputs, Logits, Mean, Owners, Precision, Scalar, Weights
 
 Tau = Annotated[float, Meta(ge=0, description="weight of the memory points; 0: none")]
 PointsPerClass = Annotated[int, Meta(ge=0, description="memory points of a client per class")]
@@ -67,6 +67,26 @@ AnyDown = Down | LabelledDown
 @dataclass(frozen=True)
 class Up:
     mean: Mean
+    logits: Logits
+    train_loss: Scalar
+    own: OwnMemory | None = None
+
+
+@dataclass(frozen=True)
+class CovDown:
+    """The broadcast of FedLap-Cov with function terms."""
+
+    mean: Mean
+    precision: Precision
+    news: NewMemory | None = None
+
+
+@dataclass(frozen=True)
+class CovUp:
+    """Its upload."""
+
+    mean: Mean
+    precision: Precision
     logits: Logits
     train_loss: Scalar
     own: OwnMemory | None = None

@@ -18,6 +18,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Exchange
+from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, identity, packed, unpacked
 from fedsim.wire.schema import Delta, FullDelta, FullPrecision, Least, Mean, Norm, Precision, Scalar, Total
 from protocols._dual_rule import Dual, Silent, residual
@@ -181,3 +182,21 @@ FixedPrecision = Annotated[
 def gaussian(covariance: Covariance) -> ExponentialFamily:
     """The family with a learned precision of this form."""
     return FULL if covariance == "full" else DIAGONAL
+
+
+MAX_FULL = 3000
+"""The largest number of parameters of a full covariance."""
+
+
+def check_covariance(params: int, covariance: Covariance, sibling: str) -> None:
+    """Check that a model of `params` parameters is small enough for a covariance of this form.
+
+    Raises:
+        UsageError: for a full covariance of more than MAX_FULL parameters, naming the diagonal sibling.
+    """
+    if covariance == "full" and params > MAX_FULL:
+        raise UsageError(
+            f"a full covariance of P = {params:,} parameters is {2 * params * (params + 1):,} bytes per "
+            f"client, round and direction; the limit is P = {MAX_FULL:,}. Use the diagonal sibling, "
+            f"{sibling}, or a smaller model, such as --model logistic_bias"
+        )

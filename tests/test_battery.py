@@ -74,6 +74,7 @@ DUALS: Mapping[str, Mapping[str, str]] = {
     "fedlap": _WEIGHTS,
     "fedlap_func": _WEIGHTS,
     "fedlap_cov": _SITE,
+    "fedlap_cov_func": _SITE,
     "bcm": _SITE,
     "proxskip": _WEIGHTS,
     "fedpd": {"sent": "total"},
@@ -86,7 +87,8 @@ DUALS: Mapping[str, Mapping[str, str]] = {
 CONSTANTS = {"precond_admm": {"precision"}, "fedpd": {"dual"}}
 """Float64 tensors of a client that are no duals."""
 
-RECEIVED = {"fedlap_func": {"known.points.inputs", "known.points.weights", "known.logits"}}
+_MEMORY = {"known.points.inputs", "known.points.weights", "known.logits"}
+RECEIVED = {"fedlap_func": _MEMORY, "fedlap_cov_func": _MEMORY}
 """Tensors that a server keeps as they came, so that they need not be float64."""
 
 

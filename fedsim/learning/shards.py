@@ -19,7 +19,7 @@ from fedsim.learning.curvature.diagonal_ggn import best_chunk, diagonal_ggn
 from fedsim.learning.curvature.fisher import squared_gradients
 from fedsim.learning.curvature.full_ggn import full_ggn
 from fedsim.learning.function_space import Memory, choose
-from fedsim.learning.gaussian import Distance, Penalty
+from fedsim.learning.gaussian import Distance, Penalty, diagonal, is_full
 from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
 
@@ -171,9 +171,10 @@ class QuadraticShard:
         for penalty in penalties:
             if isinstance(penalty, Distance):
                 raise UsageError("prox_norm 'unsquared' has no closed form; use 'squared'")
-            # times ones, because a float made a tensor by itself would be rounded to float32
-            precision = torch.ones_like(vector) * penalty.precision
-            matrix, vector = matrix + torch.diag(precision), vector + penalty.shift.to(vector)
+            precision = penalty.precision
+            if not is_full(precision):
+                precision = torch.diag(diagonal(precision, vector))
+            matrix, vector = matrix + precision, vector + penalty.shift.to(vector)
         minimum: Tensor = torch.linalg.solve(matrix, vector)
         return minimum
 

@@ -26,7 +26,7 @@ def completed(*words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (("launch", "--algo", "fedl"), ["fedlap", "fedlap_cov", "fedlap_func"]),
+        (("launch", "--algo", "fedl"), ["fedlap", "fedlap_cov", "fedlap_func", "fedlap_cov_func"]),
         (("launch", "--dataset", "fash"), ["fashion_mnist"]),
         (("resume", "--preset", "fash"), ["fashion_mnist"]),
         (("launch", "--model", "mlp"), [n for n in names.names("models") if n.startswith("mlp")]),

@@ -102,8 +102,8 @@ def test_of_many_names_only_near_ones_are_shown() -> None:
     with pytest.raises(UsageError) as near:
         resolve({"algo": "fedlap_cow"})
     assert str(near.value) == (
-        "unknown algorithm 'fedlap_cow'; did you mean 'fedlap_cov'? (also near: fedlap_func, fedlap; "
-        "all: fedsim list algorithms)"
+        "unknown algorithm 'fedlap_cow'; did you mean 'fedlap_cov'? (also near: fedlap_func, fedlap, "
+        "fedlap_cov_func; all: fedsim list algorithms)"
     )
     with pytest.raises(UsageError, match=r"unknown algorithm 'zzz' \(all: fedsim list algorithms\)$"):
         resolve({"algo": "zzz"})

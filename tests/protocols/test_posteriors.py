@@ -19,9 +19,13 @@ from tests.support.harness import Class, has_setting, problem_of, steps
 QUICK: dict[str, Any] = {"epochs": 5, "steps": 3, "samples": 2, "covariance": "diagonal"}
 SAMPLED: dict[str, dict[str, Any]] = {"fola": {"posterior": True, "gamma": 0.1}}
 """Settings with which an algorithm offers its posterior at all."""
-GAUSSIANS = {*SAMPLED, "bayes_admm", "bregman_admm", "ivon_admm", "pvi", "ivon_pvi", "bcm", "fedlap_cov"}
+GAUSSIANS = {
+    *SAMPLED,
+    *("bayes_admm", "bregman_admm", "ivon_admm", "fedivon", "pvi", "ivon_pvi", "fedep", "bcm"),
+    *("fedlap_cov", "fedlap_cov_func"),
+}
 """The algorithms whose model is a distribution; a new one belongs here."""
-WIDE = {"fedlap_cov": "too wide to sample from"}
+WIDE = dict.fromkeys(("fedlap_cov", "fedlap_cov_func"), "too wide to sample from")
 """Why a posterior is worse than its mean, as the algorithm's file says it."""
 
 

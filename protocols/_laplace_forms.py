@@ -1,0 +1,145 @@
+"""The two forms of FedLap-Cov's precisions, a diagonal and a full matrix: its messages, its curvature, and
+the floor that rounding makes necessary."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.algorithm import AnyShard
+from fedsim.hyperparameters import GgnEstimator
+from fedsim.learning.gaussian import Gaussian, identity, packed, unpacked
+from fedsim.seeds import RandomStream
+from fedsim.wire.schema import FullPrecision, Mean, Precision, Scalar
+from protocols._site_messages import Covariance, check_covariance
+
+__all__ = ["Covariance", "Form", "check_covariance", "form"]
+
+
+@dataclass(frozen=True)
+class Down:
+    mean: Mean
+    precision: Precision
+
+
+@dataclass(frozen=True)
+class Up:
+    mean: Mean
+    precision: Precision
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class FullDown:
+    mean: Mean
+    precision: FullPrecision
+
+
+@dataclass(frozen=True)
+class FullUp:
+    mean: Mean
+    precision: FullPrecision
+    train_loss: Scalar
+
+
+class Form(ABC):
+    """Between precisions in float64 and a message's field."""
+
+    down: type[Any]
+    up: type[Any]
+    full: bool
+
+    def one(self, like: Tensor) -> Gaussian:
+        """The factor 1 for vectors like `like` (P,)."""
+        return Gaussian(torch.zeros_like(like, dtype=torch.float64), identity(like, 0.0, full=self.full))
+
+    def posterior(self, sites: Gaussian, delta: float) -> Gaussian:
+        """N(0, I/delta) times the product of all sites."""
+        prior = identity(sites.shift, delta, full=self.full)
+        return self.floored(Gaussian(sites.shift, prior + sites.precision), delta)
+
+    @abstractmethod
+    def field(self, precision: Tensor | float) -> Tensor:
+        """A precision as a message has it."""
+
+    @abstractmethod
+    def gaussian(self, message: Any) -> Gaussian:
+        """The Gaussian of a message, float64."""
+
+    @abstractmethod
+    def curvature(
+        self, shard: AnyShard, weights: Tensor, estimator: GgnEstimator, rng: RandomStream
+    ) -> Tensor:
+        """H_k of the summed loss, in this form."""
+
+    @abstractmethod
+    def floored(self, q: Gaussian, delta: float) -> Gaussian:
+        """q with a precision of at least delta, which H_k >= 0 implies and rounding may not."""
+
+    @abstractmethod
+    def lost(self, sites: Gaussian, delta: float) -> int:
+        """How many entries, or eigenvalues, of delta I + sum V_k are raised."""
+
+
+class _Diagonal(Form):
+    down, up, full = Down, Up, False
+
+    def field(self, precision: Tensor | float) -> Tensor:
+        return torch.as_tensor(precision)
+
+    def gaussian(self, message: Any) -> Gaussian:
+        return Gaussian.at(message.mean, message.precision)
+
+    def curvature(
+        self, shard: AnyShard, weights: Tensor, estimator: GgnEstimator, rng: RandomStream
+    ) -> Tensor:
+        return shard.curvature(weights, estimator, rng)
+
+    def floored(self, q: Gaussian, delta: float) -> Gaussian:
+        return Gaussian(q.shift, torch.as_tensor(q.precision).clamp(min=delta))
+
+    def lost(self, sites: Gaussian, delta: float) -> int:
+        return int((torch.as_tensor(sites.precision) < 0).sum())
+
+
+class _Full(Form):
+    """Eigenvalues are raised to delta where one is below delta/2: directions that no data touch have delta,
+    and a Cholesky factorisation tells the one from the other."""
+
+    down, up, full = FullDown, FullUp, True
+
+    def field(self, precision: Tensor | float) -> Tensor:
+        return packed(torch.as_tensor(precision))
+
+    def gaussian(self, message: Any) -> Gaussian:
+        return Gaussian.at(message.mean, unpacked(message.precision))
+
+    def curvature(
+        self, shard: AnyShard, weights: Tensor, estimator: GgnEstimator, rng: RandomStream
+    ) -> Tensor:
+        return shard.full_curvature(weights)
+
+    def floored(self, q: Gaussian, delta: float) -> Gaussian:
+        if _above(q, delta / 2):
+            return q
+        values, axes = torch.linalg.eigh(torch.as_tensor(q.precision))
+        return Gaussian(q.shift, (axes * values.clamp(min=delta)) @ axes.mT)
+
+    def lost(self, sites: Gaussian, delta: float) -> int:
+        if _above(sites, -delta / 2):
+            return 0
+        return int((torch.linalg.eigvalsh(torch.as_tensor(sites.precision)) < -delta / 2).sum())
+
+
+def _above(q: Gaussian, least: float) -> bool:
+    """Whether all eigenvalues of a full precision exceed `least`."""
+    precision = torch.as_tensor(q.precision)
+    return Gaussian(q.shift, precision - identity(precision[0], least, full=True)).is_proper
+
+
+def form(covariance: Covariance) -> Form:
+    return _Full() if covariance == "full" else _Diagonal()

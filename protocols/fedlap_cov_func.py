@@ -1,0 +1,175 @@
+"""FedLap-Cov and FedLap-Func combined - Swaroop, Khan, Doshi-Velez 2025, App. C.2, from Eq. 17 and 21:
+sites with a learned diagonal precision, and function terms on a few memory inputs M_k per client.
+
+    client:  w_k <- argmin l_k(w) + v_k . w - 1/2 w' V_k w + 1/2 ||w - w_g||^2_{S_g}            (SUM loss)
+                      - sum_{i in M_k} tau_i l(yhat_i, w) + sum_k' sum_{i in M_k'} tau_i l(yhat_ig, w)
+             S_k <- H_k(w_k) - V_k + S_g                                                (the OLD V_k)
+             v_k <- v_k + rho (S_k w_k - S_g w_g) ;   V_k <- V_k + rho (S_k - S_g)
+             yhat_i <- soft labels of w_k on M_k
+    server:  S_g <- delta I + sum_k V_k
+             w_g <- argmin sum_k [ sum_{i in M_k} tau_i l(yhat_i, w) - v_k . w ] + 1/2 w' S_g w
+    init:    v_k = 0, V_k = 0, w_g = 0, S_g = delta I
+
+    yhat_ig = soft labels of w_g;  tau_i = tau N_kc / M_kc  (points of class c on client k, in its memory)
+
+Where w_k = w_g, all function terms have zero gradient, so the fixed points are FedLap-Cov's. Without memory
+points it is FedLap-Cov. Memory crosses the wire and comes into the terms as in fedlap_func. The posterior
+of a network is by default too wide to sample from, as that of fedlap_cov.
+
+Wire: 2P down, 2P + M C up. Once: M I + 2M down, M I + M up.
+
+Cost: as fedlap_func, and one pass over the client's examples for H_k.
+
+Local training is Adam by default, whose moments live with the client over rounds (carry).
+
+Differs: the equations are put together here from Eq. 17 and 21; H_k is the curvature of l_k alone, because
+the function terms of client and server cancel where both agree. The server's optimiser, what happens before
+labels exist, and the defaults are as in fedlap_func; the floors of S_g and S_g - V_k as in fedlap_cov. The
+paper reports no results of it.
+
+References:
+    Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
+    docs/references/equations.md#fedlap-cov-with-func
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
+from fedsim.hyperparameters import GgnEstimator, PriorPrecision
+from fedsim.learning.function_space import Held, MemoryGradient
+from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
+from protocols._memory import (
+    CovDown,
+    CovUp,
+    NewMemory,
+    OthersMemory,
+    PointsPerClass,
+    Registry,
+    ServerLr,
+    ServerSteps,
+    Tau,
+    function_term,
+    label,
+    own_memory,
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """sites: prod_k t_k, shift = sum v_k, precision = sum V_k; mean: w_g; all (P,) float64."""
+
+    sites: Gaussian
+    mean: Tensor
+    known: Registry
+
+
+@dataclass(frozen=True)
+class Client:
+    """site: t_k, shift = v_k, precision = V_k, both (P,) float64."""
+
+    site: Gaussian
+    known: OthersMemory
+    moments: Moments | None = None
+
+
+@dataclass(frozen=True)
+class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
+    delta: PriorPrecision = 0.1
+    rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/K"
+    curvature: GgnEstimator = "exact"
+    tau: Tau = 1.0
+    points_per_class: PointsPerClass = 1
+    memory_gradient: MemoryGradient = "epoch"
+    server_steps: ServerSteps = 200
+    server_lr: ServerLr = 1e-3
+    local: LocalTraining = LocalTraining()
+
+    name: ClassVar[str] = "fedlap_cov_func"
+    paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, App. C.2"
+    url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
+    default_model: ClassVar[str] = "mlp_small"
+
+    def sizes_on_wire(self, clients: int, classes: int) -> Mapping[str, int]:
+        return {"M": clients * classes * self.points_per_class}
+
+    def server_init(self, ctx: Context) -> Server:
+        one = Gaussian.one(ctx.start)
+        return Server(one, one.shift, Registry.empty(ctx.K))
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client(Gaussian.one(ctx.start), OthersMemory(Held.nothing()))
+
+    def precision(self, sites: Gaussian) -> Tensor:
+        """S_g, which is at least delta: H_k >= 0 says so, rounding may not."""
+        return (self.delta + torch.as_tensor(sites.precision)).clamp(min=self.delta)
+
+    def broadcast(self, server: Server, ctx: Context) -> CovDown:
+        return CovDown(server.mean, self.precision(server.sites))
+
+    def broadcast_to(self, server: Server, k: int, ctx: Context) -> NewMemory | None:
+        return server.known.news_for(k)
+
+    def client_update(
+        self, client: Client, down: CovDown, shard: AnyShard, task: Task
+    ) -> tuple[Client, CovUp]:
+        known, own = client.known.with_news(down.news), own_memory(shard, task, self.points_per_class)
+        cavity = Gaussian.at(down.mean, down.precision) / client.site
+        cavity = replace(cavity, precision=torch.as_tensor(cavity.precision).clamp(min=self.delta))
+        fit = minimise(
+            shard,
+            down.mean if task.started else task.start,
+            how=self.local,
+            rng=task.rng,
+            round=task.round,
+            weight=shard.size,
+            penalties=(cavity,),
+            moments=client.moments,
+            term=function_term(known, own, down.mean, None, self.tau, shard, task.client),
+            memory_gradient=self.memory_gradient,
+        )
+        S_k = shard.curvature(fit.weights, self.curvature, task.rng) + cavity.precision
+        logits, new = label(shard, fit.weights, known, own)
+        return Client(client.site, known, fit.carried), CovUp(fit.weights, S_k, logits, fit.loss, new)
+
+    def client_commit(self, client: Client, down: CovDown, up: CovUp, task: Task) -> Client:
+        site = client.site * self.site_change(down, up, task.at)
+        return Client(site, replace(client.known, logits=up.logits), client.moments)
+
+    def site_change(self, down: CovDown, up: CovUp, at: At) -> Gaussian:
+        """(q_k / q_g)^rho: the steps of v_k and V_k, (P,) float64."""
+        local, broadcast = Gaussian.at(up.mean, up.precision), Gaussian.at(down.mean, down.precision)
+        return (local / broadcast) ** at.value(self.rho)
+
+    def server_update(
+        self, server: Server, down: CovDown, ups: Iterable[tuple[int, CovUp]], ctx: Context
+    ) -> Server:
+        sites, known = server.sites, server.known
+        for k, up in ups:
+            sites = sites * self.site_change(down, up, ctx.at(k))
+            known = known.heard(k, up, ctx.round)
+        return Server(sites, self.server_step(sites, known, ctx), known)
+
+    def server_step(self, sites: Gaussian, known: Registry, ctx: Context) -> Tensor:
+        """w_g, (P,) float64; without memory that is S_g^-1 sum v_k."""
+        q = Gaussian(sites.shift, self.precision(sites))
+        return known.minimise(q, q.mean, self.tau, ctx, self.server_steps, self.server_lr)
+
+    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
+        return server.sites.mismatch(product(c.site for c in clients))
+
+    def model(self, server: Server, ctx: Context) -> Point | Gaussian:
+        if not server.known.started:
+            return Point(ctx.start)
+        return Gaussian.at(server.mean, self.precision(server.sites))
+
+    def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
+        return {"memory_points": float(len(server.known.points.weights))}
