@@ -10,10 +10,10 @@ Bayesian-ADMM for diagonal Gaussians, the client's problem solved by IVON at the
     IVON (Algorithm 2) gets the mean loss, lambda = N_k / (rho tau), v = tau v_k / N_k, u = tau u_k / N_k
 
 protocols._dual_rule with gamma separate from rho; rho_server = rho, unless given. The released code's gamma
-is its damping times rho; the defaults are its rho = 0.5 and damping 0.1 (CIFAR). With rho = 1, rho_server = 0
-and gamma = damping this is IVON-PVI. With all clients in every round and gamma = 1/K the average is the mean
-of the clients' natural parameters for any rho_server, so that rho = 1 is IVON-PVI then, too: the released S5
-configuration (rho = 1, gamma = 0.1, K = 10) is IVON-PVI with damping 1/K.
+is its damping times rho, with damping 0.1 (0.001 on FashionMNIST); so are the defaults (docs/decisions/022).
+With rho = 1, rho_server = 0 and gamma = damping this is IVON-PVI. With all clients in every round and gamma
+= 1/K the average is the mean of the clients' natural parameters for any rho_server, so that rho = 1 is
+IVON-PVI then, too: the released S5 configuration (rho = 1, gamma = 0.1, K = 10) is IVON-PVI at damping 1/K.
 
 Wire: 2P down, 2P up. The server derives both dual steps from (m_k, s_k) and its own broadcast, where
 Algorithm 1 as printed gathers m_k, v_k, s_k, u_k (4P). silent: as in bayes_admm.
@@ -64,8 +64,8 @@ from protocols._site_algorithm import (
 @dataclass(frozen=True)
 class IvonADMM(SiteAlgorithm):
     delta: PriorPrecision = 1.0
-    rho: Rho = 0.5
-    gamma: Annotated[float, Meta(gt=0, description="factor of the dual step")] = 0.05
+    rho: Rho = 2.0
+    gamma: Annotated[float, Meta(gt=0, description="factor of the dual step")] = 0.2
     rho_server: Annotated[
         Annotated[float, Meta(ge=0)] | Literal["rho"],
         Meta(description="penalty in the server's average; 0: the server does not average"),

@@ -98,7 +98,7 @@ def test_its_client_state_goes_through_a_file(quadratics: Any) -> None:
 
 def test_only_algorithms_whose_uploads_are_increments_have_it() -> None:
     having = {a.name for a in REGISTRY if a.fed_back}
-    assert having == {"fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedpa", "mbsgd"}
+    assert having == {"fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedpa", "mbsgd", "fednova"}
     with pytest.raises(UsageError, match="fedlap_cov uploads no plain increments"):
         error_feedback(find("fedlap_cov")(), frozenset({"precision"}))
     with pytest.raises(UsageError, match=r"--codec up\.delta=topk:0\.1"):
