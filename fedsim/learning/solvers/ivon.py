@@ -45,7 +45,7 @@ class IvonTraining:
     noise: who draws the same numbers, batch order and dropout with them. 'independent': every task its own.
     'common': all clients in all rounds the same, as the released code, which reseeds torch before every
     client's training. 'common_per_round': all clients of a round the same, every round others
-    (docs/results/ivon_noise.md tells what it does).
+    (docs/recipes/ivon_noise.toml measures what that does).
     optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
     """
 
