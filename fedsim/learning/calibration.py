@@ -32,8 +32,9 @@ SIZE = 1 + 3 * BINS
 """The length of a calibration tally."""
 _EDGES = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
 
-ReliabilityTable = list[tuple[int, float, int]]
-"""Per bin: the number of examples, the sum of their confidences and the number of correct ones."""
+ReliabilityTable = list[list[float]]
+"""Per bin: the number of examples, the sum of their confidences and the number of correct ones. Lists, as
+JSON has them: a line of metrics.jsonl that is read back is the one that was written."""
 
 
 def of_classes(log_probabilities: Tensor, targets: Tensor) -> tuple[float, ...]:
@@ -83,4 +84,4 @@ def table(tally: Sequence[float]) -> ReliabilityTable | None:
     """The reliability table of a calibration tally; None if a prediction is not a number."""
     if not all(map(math.isfinite, tally)):
         return None
-    return [(int(count), confidence, int(correct)) for count, confidence, correct in _bins(tally)]
+    return [[int(count), confidence, int(correct)] for count, confidence, correct in _bins(tally)]
