@@ -32,6 +32,7 @@ def curve_endpoint(
     execution: Execution,
     ledger: Ledger,
     max_frame: int,
+    to_workers: int,
     pending: Callable[[int], int],
     note: Callable[[str], None],
 ) -> Endpoint:
@@ -44,7 +45,8 @@ def curve_endpoint(
         run: The run's name.
         execution: Where to listen, and for how many workers.
         ledger: What the endpoint counts into.
-        max_frame: The longest frame of a message, in bytes.
+        max_frame: The longest frame of a message of workers, in bytes.
+        to_workers: The same of a message to workers.
         pending: The bytes that one worker may have on their way, for the longest state, in bytes.
         note: Prints a line.
     """
@@ -57,7 +59,9 @@ def curve_endpoint(
     largest = STATE_FACTOR * max_frame
     endpoint = ZmqEndpoint(ledger, listener, largest, pending(largest))
     try:
-        JoinCredentials(FORMAT, run, endpoint.address, server.public, largest, pairs).write(path)
+        JoinCredentials(FORMAT, run, endpoint.address, server.public, max(largest, to_workers), pairs).write(
+            path
+        )
     except BaseException:
         endpoint.close()
         raise
@@ -95,6 +99,8 @@ def open_endpoint(
         return Loopback(ledger, WorkerRuntime(problem, folder, run, 0))
     largest = max(problem.largest_field, 4 * problem.net.layout.size)
     max_frame = 2 * largest + FRAME_SLACK
+    # a model to evaluate may be made of samples; workers get it, nobody sends it back
+    to_workers = max(max_frame, 2 * 4 * problem.net.layout.size * problem.eval_samples + FRAME_SLACK)
     # a field with its indices is never longer than dense, so its frames together are not above max_frame
     envelope = max_frame * max(len(all_fields(e.up)) for e in problem.exchanges)
     if execution.remote_workers:
@@ -102,11 +108,13 @@ def open_endpoint(
         def pending(state: int) -> int:
             return HELD * (envelope + state)  # a draft before each
 
-        return curve_endpoint(folder, run, execution, ledger, max_frame, pending, recorder.display.note)
+        return curve_endpoint(
+            folder, run, execution, ledger, max_frame, to_workers, pending, recorder.display.note
+        )
     listener = local_listener(execution.transport)
     endpoint = ZmqEndpoint(ledger, listener, max_frame, HELD * envelope)
     try:
-        _start_workers(recorder.supervisor, placements, folder, endpoint.address, listener.token, max_frame)
+        _start_workers(recorder.supervisor, placements, folder, endpoint.address, listener.token, to_workers)
     except BaseException:
         endpoint.close()
         raise
