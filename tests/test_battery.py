@@ -172,8 +172,8 @@ def other_values(value: Any, hint: Any) -> list[Any]:
         return [value / 2 + 0.25 if value != 0.5 else 0.75]
     options = [hint, *get_args(hint)]
     literals = [o for h in options if get_origin(h) is Literal for o in get_args(h)]
-    numbers = [a for o in options for a in (o, *get_args(o)) if a is float]
-    return [o for o in literals if o != value] + [0.75] * bool(numbers)
+    numbers = {a for o in options for a in (o, *get_args(o))}
+    return [o for o in literals if o != value] + [0.75] * (float in numbers) + [3] * (int in numbers)
 
 
 def settings_of(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
