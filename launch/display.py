@@ -175,12 +175,10 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     # commas, because rich takes a word between two colons for an emoji
     algo, dataset, model = (escape(plugins.short(choice)) for choice in (e.algo, e.dataset, e.model))
     data, sizes, clients = problem.dataset, problem.sizes, len(problem.clients)
-    pooled = f"the data of {counted(e.clients, 'client')} in one place"
-    population = pooled if problem.algorithm.centralised else counted(clients, "client")
     lines = [
         f"[bold]{algo}[/] on {dataset}, {sum(sizes):,} of {len(data.train_targets):,} "
         f"training examples, {len(data.test_targets):,} test",
-        f"model {model}, P = {problem.net.layout.size:,}; {population} ({e.partition}, "
+        f"model {model}, P = {problem.net.layout.size:,}; {population(problem)} ({e.partition}, "
         f"{min(sizes)} to {max(sizes)} examples)",
         f"{counted(e.rounds, 'round')}{until}, participation {e.participation}, seed {e.seed}; "
         f"{where} ({devices})",
@@ -192,6 +190,12 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         useful = f"{counted(workers, 'worker')} for {counted(clients, 'client')}"
         lines.append(f"{useful}: {workers - clients} can only evaluate")
     return lines
+
+
+def population(problem: Problem) -> str:
+    """How many clients there are, or of how many the data is pooled."""
+    many = counted(problem.experiment.clients, "client")
+    return f"the data of {many} in one place" if problem.algorithm.centralised else many
 
 
 def _why_unused(problem: Problem) -> list[str]:

@@ -16,7 +16,7 @@ from fedsim.participation import Schedule, schedule
 from fedsim.problem import Problem
 from fedsim.wire.wire_size import EnvelopeSize, envelope_size
 from launch.config import Execution
-from launch.display import Display
+from launch.display import Display, population
 from launch.json_output import print_json
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.target_accuracy import percent
@@ -162,7 +162,7 @@ def show(experiment: Experiment, execution: Execution, as_json: bool = False) ->
     e = problem.experiment
     display = Display(e.rounds)
     display.note(
-        f"[bold]{e.algo}[/], {e.model} on {e.dataset}, P = {created.params:,}; {_clients(problem)}, "
+        f"[bold]{e.algo}[/], {e.model} on {e.dataset}, P = {created.params:,}; {population(problem)}, "
         f"{e.rounds:,} rounds, participation {e.participation}, seed {e.seed}"
     )
     display.traffic(_as_summary(created))
@@ -178,12 +178,6 @@ def show(experiment: Experiment, execution: Execution, as_json: bool = False) ->
     if e.until:
         display.note(f"at most: the run ends with the first evaluated round of {percent(e.until)}")
     return None
-
-
-def _clients(problem: Problem) -> str:
-    """How many there are."""
-    many = f"{problem.experiment.clients:,} clients"
-    return f"the data of {many} in one place" if problem.algorithm.centralised else many
 
 
 def _as_summary(created: Plan) -> dict[str, Any]:

@@ -15,9 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsim.errors import DataError, DiskError
-from fedsim.learning.client_scores import CLIENT_NUMBERS
 from fedsim.learning.gaussian import Model, Point, Samples, is_full
-from fedsim.learning.likelihoods import CALIBRATION, EXTRA
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
@@ -26,14 +24,7 @@ from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
 from workers.storage.descriptors import patiently
-
-MORE = {
-    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
-    *CALIBRATION,
-    *CLIENT_NUMBERS,
-    *EXTRA,
-}
-"""Scores that some runs have besides test_accuracy and test_nll."""
+from workers.storage.round_record import OPTIONAL_SCORES
 
 
 class Start(NamedTuple):
@@ -68,13 +59,13 @@ def write_model(path: Path, problem: Problem, model: Model) -> None:
     """
     layout = problem.net.layout
     tensors = {name: t.clone() for name, t in layout.unflatten(model.mean.float().cpu()).items()}
-    precision = spread_of(model)
-    if precision is not None and isinstance(model, Samples):
-        tensors["samples"] = precision.float().cpu()
-    elif precision is not None and is_full(precision):
-        tensors["precision"] = precision.float().cpu()
-    elif precision is not None:
-        named = layout.unflatten(precision.float().cpu())
+    spread = spread_of(model)
+    if spread is not None and isinstance(model, Samples):
+        tensors["samples"] = spread.float().cpu()
+    elif spread is not None and is_full(spread):
+        tensors["precision"] = spread.float().cpu()
+    elif spread is not None:
+        named = layout.unflatten(spread.float().cpu())
         tensors |= {f"precision.{name}": t.clone() for name, t in named.items()}
     try:
         patiently(lambda: _save(tensors, path, problem.experiment.algo))
@@ -171,7 +162,7 @@ def summarise(
         "until": target.until or None,
         "reached": target.reached,
         "bytes_to_until": bytes_to_until,
-        **{k: v for k, v in (metrics or {}).items() if k in MORE},
+        **{k: v for k, v in (metrics or {}).items() if k in OPTIONAL_SCORES},
         "bytes": ledger.nested(),
         "bytes_down": down,
         "bytes_up": up,

@@ -8,19 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
-from fedsim.learning.client_scores import CLIENT_NUMBERS
-from fedsim.learning.likelihoods import CALIBRATION, EXTRA
 from fedsim.round_events import evaluates
 from fedsim.wire.schema import all_fields
 from launch.results.statistics import SUMMED, Column, parsed
 from launch.sweep.recipe import Recipe, Row, Trial
 from protocols import AnyAlgorithm, find
+from workers.storage.round_record import OPTIONAL_SCORES
 
 EVERY_RUN = (
-    *("test_accuracy", "test_nll", *CALIBRATION),
-    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
-    *CLIENT_NUMBERS,
-    *EXTRA,
+    *("test_accuracy", "test_nll", *OPTIONAL_SCORES),
     *("bytes_down", "bytes_up", "simulated_seconds", "seconds", "seconds_clients"),
 )
 """Numbers that a line of metrics.jsonl may have whatever the algorithm is."""
@@ -74,9 +70,9 @@ def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> No
         known = sorted({*EVERY_RUN, *_scalars(algorithm)})
         if column.metric in known:
             continue
-        # dual_residual, which an algorithm reports, is no misspelt primal_residual (0.79)
-        near = difflib.get_close_matches(column.metric, known, n=1, cutoff=0.85)
-        if near or not _reports(algorithm):
+        own = _reports(algorithm)  # dual_residual, which one reports, is no misspelt primal_residual (0.79)
+        near = difflib.get_close_matches(column.metric, known, n=1, cutoff=0.85 if own else 0.7)
+        if near or not own:
             hint = f"; did you mean {near[0]!r}?" if near else f" (it has {', '.join(known)})"
             raise UsageError(
                 f"{place}: column {text!r}: {trial.row.name} has no metric {column.metric!r}{hint}"

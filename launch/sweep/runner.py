@@ -83,9 +83,7 @@ def carry_out(
         return {}
     os.environ.update(ENVIRONMENT)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["launch.run", "launch.session", "sklearn.datasets"]
-    )  # else every run does
+    context.set_forkserver_preload(["launch.run", "launch.session"])  # else every run imports them
     running: list[Running] = []
     errors: dict[str, str] = {}
     try:

@@ -4,6 +4,7 @@ value."""
 from __future__ import annotations
 
 import copy
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,6 +192,20 @@ def test_a_secret_is_in_no_text(tmp_path: Path) -> None:
     assert SERVER.secret in path.read_text()
     assert SERVER.secret not in repr(join_credentials) + str(SERVER)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_join_file_is_never_seen_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that wait for the file read it when it appears: whole, and closed to others."""
+    path, seen = tmp_path / "join.json", []
+
+    def rename(source: str, target: Path) -> None:
+        assert not path.exists()
+        seen.append((JoinCredentials.read(Path(source)).run, Path(source).stat().st_mode & 0o777))
+        os.replace(source, target)
+
+    monkeypatch.setattr("workers.storage.atomic_files.os.rename", rename)
+    JoinCredentials(FORMAT, "r", "tcp://127.0.0.1:1", SERVER.public, 1, (SERVER,)).write(path)
+    assert seen == [("r", 0o600)] and [p.name for p in tmp_path.iterdir()] == ["join.json"]
 
 
 # ---- what a newcomer says it has

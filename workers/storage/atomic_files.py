@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from fedsim.errors import DiskError, UsageError
@@ -25,15 +26,20 @@ def disk_errors(what: str | Path) -> Iterator[None]:
         raise DiskError(f"{what}: {e.strerror}") from None
 
 
-def write_atomically(path: Path, chunks: Iterable[Buffer]) -> int:
+def write_atomically(path: Path, chunks: Iterable[Buffer], mode: int = 0o666) -> int:
     """Write under a temporary name and rename; returns the bytes.
+
+    Args:
+        path: The file; one that is there is replaced.
+        chunks: Its content.
+        mode: Its permissions, less the process's umask; 0o600 for secrets.
 
     Raises:
         DiskError: with the path.
     """
     temporary = f"{path.parent}/.{path.name}.{os.getpid()}"
     try:
-        with patiently(lambda: open(temporary, "wb")) as file:
+        with patiently(lambda: open(temporary, "wb", opener=partial(os.open, mode=mode))) as file:
             size = sum(file.write(chunk) for chunk in chunks)
         os.rename(temporary, path)
     except OSError as e:
@@ -55,7 +61,10 @@ def remove_temporaries(run: Path) -> None:
         DiskError: If one cannot be removed.
     """
     with disk_errors(f"cannot remove a temporary file in {run}"):
-        for pattern in ("checkpoints/.*.checkpoint.*", "state/*/.*.state.*", "uploads/*/.*.envelope.*"):
+        for pattern in (
+            *("checkpoints/.*.checkpoint.*", "state/*/.*.state.*", "uploads/*/.*.envelope.*"),
+            ".join.json.*",
+        ):
             for path in run.glob(pattern):
                 path.unlink(missing_ok=True)
 

@@ -16,6 +16,14 @@ from fedsim.learning.likelihoods import CALIBRATION, EXTRA, Likelihood, Tally, a
 LISTS = ("reliability", "ensemble_reliability", "client_accuracy_histogram")
 """Names in metrics.jsonl of what is no number: reliability tables and a histogram over clients."""
 
+OPTIONAL_SCORES = (
+    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
+    *CALIBRATION,
+    *CLIENT_NUMBERS,
+    *EXTRA,
+)
+"""Scores that some runs have besides test_accuracy and test_nll."""
+
 RESERVED = {
     *(
         "round",
@@ -29,10 +37,7 @@ RESERVED = {
         "bytes_down",
         "bytes_up",
     ),
-    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
-    *CALIBRATION,
-    *CLIENT_NUMBERS,
-    *EXTRA,
+    *OPTIONAL_SCORES,
     *LISTS,
 }
 """Names in metrics.jsonl that an algorithm must not report."""

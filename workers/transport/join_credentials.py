@@ -20,6 +20,7 @@ import zmq
 from msgspec import Meta
 
 from fedsim.errors import DataError, DiskError, UsageError
+from workers.storage.atomic_files import write_atomically
 
 FORMAT = 1
 JOIN = "join.json"
@@ -51,17 +52,13 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: Annotated[tuple[KeyPair, ...], Meta(min_length=1, max_length=4096)]
 
     def write(self, path: Path) -> None:
-        """Write the file, readable by its owner only from the first byte on.
+        """Write the file, readable by its owner only, and there only when it is whole: workers wait for it.
 
         Raises:
             DiskError: if the disk cannot be read or written.
         """
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(handle, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
-        except OSError as e:
-            raise DiskError(f"cannot write {path}: {e.strerror}") from None
+        text = msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+        write_atomically(path, (text,), mode=0o600)
 
     @staticmethod
     def read(path: Path) -> JoinCredentials:
