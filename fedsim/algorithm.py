@@ -33,20 +33,27 @@ Down = TypeVar("Down")
 Up = TypeVar("Up")
 
 AnyShard = Shard | QuadraticShard
-RULE = r"(1/K|N_k/N|1/\|S\|)"
+NUMBER = r"(?!0(\.0*)?/)[0-9]{1,9}(\.[0-9]{1,9})?"
+RULE = rf"({NUMBER}/K|N_k/N|{NUMBER}/\|S\|)"
 Step = (
     Annotated[float, Meta(gt=0)]
     | Annotated[
         str,
         Meta(
             pattern=rf"^{RULE}(:[1-9][0-9]*:{RULE})?\Z",
-            title="1/K, N_k/N, 1/|S|, or RULE:ROUNDS:RULE such as N_k/N:10:1/K",
+            title="1/K, N_k/N, 1/|S|, or a multiple such as 20/K, or RULE:ROUNDS:RULE such as N_k/N:10:1/K",
         ),
     ]
 )
 """A damping or step size: a number or a rule. 1/K counts all clients, 1/|S| those that are asked in the
-round, and N_k/N is the client's share of the examples. A:R:B is rule A in rounds 1 to R, and B after that:
-N_k/N:10:1/K is the schedule of Swaroop et al. 2025, App. E.6."""
+round, and N_k/N is the client's share of the examples; 20/K is 20 times 1/K. A:R:B is rule A in rounds 1 to
+R, and B after that: N_k/N:10:1/K is the schedule of Swaroop et al. 2025, App. E.6."""
+
+OverK = (
+    Annotated[float, Meta(gt=0)]
+    | Annotated[str, Meta(pattern=rf"^{NUMBER}/K\Z", title="1/K, or a multiple such as 20/K")]
+)
+"""The same for what must be equal for all clients and in all rounds: a number, or A/K."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,8 @@ def step_size(rule: Step, at: At) -> float:
     now = then if then and at.round > int(rounds) else first
     if now == "N_k/N":
         return at.sizes[at.k] / sum(at.sizes)
-    return 1 / (at.asked or at.K) if now == "1/|S|" else 1 / at.K
+    factor, _, count = now.partition("/")
+    return float(factor) / (at.K if count == "K" else at.asked or at.K)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,10 @@ class Experiment:
         ),
     ] = UNSET
     threads: Annotated[int, option("Threads per task; may change bits.", "T", ge=1)] = 1
+    numerics: Annotated[
+        Literal["native", "portable"],
+        option("portable: the same bits on x86 machines of all makes, more slowly."),
+    ] = "native"
     device: Annotated[
         Literal["cpu", "cuda"], option("What tasks compute on; follows from --devices.", name="")
     ] = "cpu"

@@ -100,6 +100,7 @@ class ExecutionOptions(TypedDict, total=False):
     join_within: float
     verify_bytes: bool
     keep_uploads: bool
+    allow_drift: bool
     lease: float
     patience: float
 
@@ -109,7 +110,7 @@ class _Launcher(Protocol):
 
     def run(self, experiment: Experiment, execution: Mapping[str, Any], quiet: bool) -> Run: ...
 
-    def resume(self, folder: Path, options: Mapping[str, Any], quiet: bool, drift: bool) -> Run: ...
+    def resume(self, folder: Path, options: Mapping[str, Any], quiet: bool) -> Run: ...
 
     def open(self, folder: Path) -> Run: ...
 
@@ -132,6 +133,7 @@ def run(
     eval_every: int = 1,
     eval_samples: int = -1,
     threads: int = 1,
+    numerics: Literal["native", "portable"] = "native",
     hyperparameters: Mapping[str, Any] | None = None,
     codecs: Mapping[str, str] | None = None,
     error_feedback: bool = False,
@@ -195,6 +197,7 @@ def run(
         eval_every=eval_every,
         eval_samples=eval_samples,
         threads=threads,
+        numerics=numerics,
         hyperparameters=hyperparameters,
         codecs=codecs or {},
         error_feedback=error_feedback,
@@ -236,7 +239,6 @@ def resume(
     transport: Literal["ipc", "tcp"] | None = None,
     devices: str | None = None,
     data_dir: str | Path | None = None,
-    allow_drift: bool = False,
     quiet: bool = False,
     algo: AlgorithmChoice | None = None,
     dataset: DatasetChoice | None = None,
@@ -255,7 +257,6 @@ def resume(
         transport: how frames travel.
         devices: where tasks are computed.
         data_dir: the folder of data files.
-        allow_drift: go on although other versions compute; bits may differ.
         quiet: print nothing.
         algo: only for a run with an object of an earlier process: the object again. The same holds for
             dataset, partition, model and participation.
@@ -279,7 +280,7 @@ def resume(
         **execution,
         **_objects(algo, dataset, partition, model, participation),
     }
-    return _launcher().resume(_folder(run), options, quiet, allow_drift)
+    return _launcher().resume(_folder(run), options, quiet)
 
 
 def open(

@@ -55,15 +55,15 @@ class Launcher:
         line = remark(checked)
         return self._carry_out(lambda: runs.launch(checked, carried, quiet=quiet, embedded=True, remark=line))
 
-    def resume(self, folder: Path, options: Mapping[str, Any], quiet: bool, drift: bool) -> OpenedRun:
+    def resume(self, folder: Path, options: Mapping[str, Any], quiet: bool) -> OpenedRun:
         """Go on with a run.
 
         Raises:
             FedsimError: any FedsimError.
             KeyboardInterrupt: after Ctrl-C.
         """
-        _check_objects(*Stored.open(folder, drift).configure(options))
-        return self._carry_out(lambda: runs.resume(folder, options, drift=drift, quiet=quiet, embedded=True))
+        _check_objects(*Stored.open(folder).configure(options))
+        return self._carry_out(lambda: runs.resume(folder, options, quiet=quiet, embedded=True))
 
     def open(self, folder: Path) -> OpenedRun:
         """A run that is there.

@@ -47,11 +47,20 @@ def _say(path: Path | None, quiet: bool) -> None:
         click.echo(path)
 
 
-def _prepare_torch() -> None:
-    """Set the environment that torch reads when it is imported."""
+def _prepare_torch(numerics: str = "native") -> None:
+    """Set the environment that torch reads when it is imported; numerics: the run's, if there is one."""
     from launch.processes.fork_server import ENVIRONMENT
+    from workers.portable import environment_for
 
-    os.environ.update(ENVIRONMENT)
+    os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
+
+
+def _numerics_of(run: Path | None) -> str:
+    """What a run folder's manifest says; native if it cannot be read, which is said later."""
+    from launch.runs.manifest import NAME, json_or_empty
+
+    experiment = json_or_empty(run / NAME).get("experiment") if run else None
+    return str(experiment.get("numerics", "native")) if isinstance(experiment, dict) else "native"
 
 
 @main.command(cls=Configured, short_help="Run an experiment with real worker processes.")
@@ -79,10 +88,9 @@ def launch(quiet: bool, **options: Any) -> None:
 
 @main.command(cls=Configured, short_help="Go on with a run that was ended, however it was ended.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path), shell_complete=run_folders)
-@click.option("--allow-drift", is_flag=True, help="Go on although other versions compute; bits may differ.")
 @_quiet
 @configuration_of(RESUMED, default="the run's")
-def resume(run: Path, allow_drift: bool, quiet: bool, **options: Any) -> None:
+def resume(run: Path, quiet: bool, **options: Any) -> None:
     """Go on after the last committed round; the results are bit-identical to an uninterrupted run.
 
     Options may change how it is carried out and give it more --rounds, or another --until. Anything that the
@@ -90,7 +98,7 @@ def resume(run: Path, allow_drift: bool, quiet: bool, **options: Any) -> None:
     """
     from launch.run import resume
 
-    _say(resume(run, options, drift=allow_drift, quiet=quiet, started=PROGRAM_START), quiet)
+    _say(resume(run, options, quiet=quiet, started=PROGRAM_START), quiet)
 
 
 @main.command(short_help="Compute a run's last rounds again and compare the bits.")
@@ -107,7 +115,7 @@ def verify(run: Path, **options: Any) -> None:
     whose predecessor's checkpoint is kept, the last ones, and the first. Compares the digests of the summary
     with the files, too. Exit code 1 if anything differs; nothing in the folder is changed.
     """
-    _prepare_torch()
+    _prepare_torch(_numerics_of(run))
     from launch.commands.verify import verify
 
     verify(run, **options)
@@ -122,7 +130,7 @@ def replay(run: Path, data_dir: Path | None) -> None:
     For runs that were launched with --keep-uploads. Every broadcast is made again, no client computes. Exit
     code 1 if a checkpoint or the final model differs; nothing in the folder is changed.
     """
-    _prepare_torch()
+    _prepare_torch(_numerics_of(run))
     from launch.commands.replay import replay
 
     replay(run, data_dir)
@@ -146,7 +154,9 @@ def worker(file: Path, **options: Any) -> None:
     Files of your own (--algo FILE.py:NAME and the like) are not sent: copy them, too. They are compared by
     their digests.
     """
-    _prepare_torch()
+    from workers.transport.join_credentials import JoinCredentials
+
+    _prepare_torch(JoinCredentials.read(file).numerics)
     from launch.remote_workers import join
 
     join(file, **options)
@@ -211,7 +221,7 @@ def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> No
     One client, the largest of the next round's, computes its next task here from its committed state;
     nothing in the folder is changed. Without RUN, the main job is trained for 3 rounds first.
     """
-    _prepare_torch()
+    _prepare_torch(_numerics_of(run))
     from launch.commands.codecs import codecs
 
     codecs(run, fractions=fractions, **options)

@@ -35,6 +35,7 @@ def curve_endpoint(
     to_workers: int,
     pending: Callable[[int], int],
     note: Callable[[str], None],
+    numerics: str,
 ) -> Endpoint:
     """Open the CURVE listener and write RUN/join.json.
 
@@ -49,6 +50,7 @@ def curve_endpoint(
         to_workers: The same of a message to workers.
         pending: The bytes that one worker may have on their way, for the longest state, in bytes.
         note: Prints a line.
+        numerics: The run's.
     """
     path, revocations = folder / JOIN, Revocations(folder / REVOKED)
     path.unlink(missing_ok=True)
@@ -59,7 +61,8 @@ def curve_endpoint(
     largest = STATE_FACTOR * max_frame
     endpoint = ZmqEndpoint(ledger, listener, largest, pending(largest))
     try:
-        JoinCredentials(FORMAT, run, endpoint.address, server.public, max(largest, to_workers), pairs).write(
+        largest_sent = max(largest, to_workers)
+        JoinCredentials(FORMAT, run, endpoint.address, server.public, largest_sent, pairs, numerics).write(
             path
         )
     except BaseException:
@@ -109,7 +112,15 @@ def open_endpoint(
             return HELD * (envelope + state)  # a draft before each
 
         return curve_endpoint(
-            folder, run, execution, ledger, max_frame, to_workers, pending, recorder.display.note
+            folder,
+            run,
+            execution,
+            ledger,
+            max_frame,
+            to_workers,
+            pending,
+            recorder.display.note,
+            problem.experiment.numerics,
         )
     listener = local_listener(execution.transport)
     endpoint = ZmqEndpoint(ledger, listener, max_frame, HELD * envelope)

@@ -19,7 +19,7 @@ Command = Callable[..., None]
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "What is learned": ("dataset", "data_dir", "fraction", "inputs", "partition", "clients", "model", "seed"),
-    "The algorithm": ("algo", "hyperparameters", "rounds", "threads", "preset", "config"),
+    "The algorithm": ("algo", "hyperparameters", "rounds", "threads", "numerics", "preset", "config"),
     "On the wire": ("codecs", "error_feedback", "bad_uploads", "max_norm", "transport", "verify_bytes"),
     "Participation and the virtual clock": ("participation", "link", "compute", "deadline"),
     "Evaluation": ("eval_every", "eval_samples", "evaluate_on", "until"),
@@ -58,6 +58,7 @@ RESUMED = frozenset(
         "until",
         "data_dir",
         "config",
+        "allow_drift",
         "keep_uploads",
         "verify_bytes",
         "transport",

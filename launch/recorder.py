@@ -13,12 +13,14 @@ from fedsim.round_events import Commit
 from fedsim.wire.ledger import Entry, Ledger
 from launch.display import Display
 from launch.processes.supervisor import Supervisor
+from launch.runs import manifest
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.runs.summary import Start, summarise
 from launch.runs.writer import RunDir
 from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.coordinator.task_timeline import Span
+from workers.numerics import DRIFT, Facts
 from workers.storage.client_states import ClientStates
 from workers.storage.growing_file import FileDigest
 from workers.storage.journal import Journal
@@ -93,6 +95,22 @@ class Recorder:
         if self.remote:
             self.display.note(f"worker {worker} comes from {hello.host}, process {hello.pid}")
             self.supervisor.note_remote_worker(worker, hello.pid, hello.host)
+
+    def admitted(self, worker: int, facts: Facts, drift: str) -> None:
+        """Record in the manifest what the first worker of its kind has brought, and that one's bits differ.
+
+        Args:
+            worker: The worker.
+            facts: What the run's bits depend on, as far as it is known now.
+            drift: How the worker's bits may differ; '' if they do not.
+        """
+        path = self.rundir.path / manifest.NAME
+        before = manifest.json_of(path)
+        after = manifest.with_workers(before, facts, [f"worker {worker}: {drift}"] if drift else [])
+        if after != before:
+            self.rundir.write_json(manifest.NAME, after)
+        if drift:
+            self.display.note(f"worker {worker} may compute other bits ({drift}): {DRIFT}")
 
     def left(self, worker: int, why: str) -> None:
         """Record that a remote worker has left."""
@@ -170,6 +188,8 @@ class Recorder:
             "files": {d.name: {"rows": d.rows, "bytes": d.bytes, "sha256": d.sha256} for d in digests},
             "experiment_sha256": self.experiment_sha256,
         }
+        if drift := manifest.json_or_empty(self.rundir.path / manifest.NAME).get("drift"):
+            summary["drift"] = drift
         self.rundir.write_json("summary.json", summary)
         return summary
 

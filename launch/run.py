@@ -25,6 +25,7 @@ from launch.runs.source_commit import commit, look_up
 from launch.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close
 from workers.devices import assign_devices
+from workers.portable import environment_for
 from workers.transport.eventfd import Wakeup
 
 SPARE, PER_WORKER = 128, 4
@@ -55,7 +56,6 @@ def resume(
     folder: Path,
     options: Mapping[str, Any],
     *,
-    drift: bool = False,
     quiet: bool = False,
     started: float | None = None,
     embedded: bool = False,
@@ -65,7 +65,6 @@ def resume(
     Args:
         folder: The run folder.
         options: Options of launch, by field name.
-        drift: Go on although other versions compute.
         quiet: Print nothing.
         started: As in launch.
 
@@ -73,7 +72,7 @@ def resume(
         FedsimError: as launch.
         MismatchError: for what must not change.
     """
-    stored = Stored.open(folder, drift)
+    stored = Stored.open(folder, drift=bool(options.get("allow_drift")))
     experiment, execution = stored.configure(options)
     if complete := stored.nothing_left(experiment):
         if not quiet:
@@ -124,6 +123,7 @@ def launch(
         try:
             say("starting")
             look_up()
+            os.environ.update(environment_for(experiment.numerics))
             if execution.workers and not execution.remote_workers:
                 supervisor.start_server(fresh=embedded)
             else:

@@ -34,6 +34,7 @@ from workers.coordinator.registration import Registration
 from workers.coordinator.run_records import RunIdentity, Storage
 from workers.coordinator.worker_pool import NoWorkerPool
 from workers.devices import Placement
+from workers.numerics import facts_of_machine, facts_of_process, processor_name
 from workers.probe import probe
 from workers.protocol_messages import WorkerConfig, WorkerManifest
 from workers.storage.checkpoints import Checkpoints
@@ -62,6 +63,8 @@ class Session:
     described: Mapping[str, Any] = field(default_factory=dict)
     """The manifest's experiment."""
     remark: str = ""
+    probe: Mapping[str, str] = field(default_factory=dict)
+    """The probe digest of this process, by the kind of device."""
     _began: bool = False
 
     @property
@@ -97,7 +100,7 @@ class Session:
         experiment = replace(experiment, device=device)
         # before denormals are flushed: "> 0" is stored as ">= the smallest denormal", which would be 0
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
-        fix_numerics(experiment.threads, "cpu" if execution.workers else device)
+        fix_numerics(experiment.threads, "cpu" if execution.workers else device, experiment.numerics)
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
         participations = problem.schedule()
@@ -109,7 +112,8 @@ class Session:
             recorder = Recorder(problem, rundir, display, supervisor, bool(execution.remote_workers))
             session = Session(problem, execution, placements, participations, recorder, start)
             experiment_entry, name = manifest.described(problem), session.run_name
-            today = manifest.describe(experiment_entry, execution, name, probe(problem))
+            session.probe = probe(problem)
+            today = manifest.describe(experiment_entry, execution, name, session.probe)
             session.described = today["experiment"]
             if stored is None:
                 rundir.write_json(manifest.NAME, today)
@@ -136,6 +140,8 @@ class Session:
         recorder.restore(self.recovery)
         start = {k: today[k] for k in ("started", "execution", "command", "commit")}
         goes_on = manifest.resumed(before, self.problem.experiment, start)
+        drift = [f"start {self.recovery.epoch}: {difference}" for difference in stored.drifts(today)]
+        goes_on = manifest.with_workers(goes_on, {}, drift)
         self.run_name, self.described = goes_on["run"], goes_on["experiment"]
         recorder.rundir.write_json(manifest.NAME, goes_on)
         for note in self.recovery.notes:
@@ -242,5 +248,17 @@ class Session:
             data_dir=str(Path(execution.data_dir).resolve()) if execution.data_dir else None,
             run_dir=None if remote else str(self.folder.resolve()),
         )
-        expected = WorkerManifest(data, plugins.sources(plugins.computing_choices(e)))
-        return Registration(worker_config, expected, execution.workers)
+        expected = WorkerManifest(
+            data, plugins.sources(plugins.computing_choices(e)), self._facts(), processor_name()
+        )
+        return Registration(worker_config, expected, execution.workers, execution.allow_drift)
+
+    def _facts(self) -> dict[str, str]:
+        """What a worker's bits must depend on alike: facts of this process, and of workers that came before.
+
+        A coordinator of workers on GPUs computes on its CPU, and knows only what holds for both.
+        """
+        device, mine = self.problem.experiment.device, self.problem.net.device.type
+        recorded = manifest.facts_of(manifest.json_of(self.folder / manifest.NAME), device)
+        facts = facts_of_process(mine, self.probe) if mine == device else facts_of_machine()
+        return recorded | facts | {"device": device}

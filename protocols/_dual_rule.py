@@ -28,6 +28,7 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim.algorithm import OverK
 from fedsim.errors import TaskError
 from fedsim.learning.gaussian import Gaussian, is_full, relative, times
 
@@ -36,7 +37,7 @@ Silent = Annotated[
     Meta(description="what q_k of a client outside the round counts as: the participants' mean, or its last"),
 ]
 Rho = Annotated[
-    Annotated[float, Meta(gt=0)] | Literal["1/K"],
+    OverK,
     Meta(description="penalty of all clients: weight of the distance to the global posterior"),
 ]
 Damping = Annotated[

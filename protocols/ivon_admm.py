@@ -10,7 +10,8 @@ Bayesian-ADMM for diagonal Gaussians, the client's problem solved by IVON at the
     IVON (Algorithm 2) gets the mean loss, lambda = N_k / (rho tau), v = tau v_k / N_k, u = tau u_k / N_k
 
 protocols._dual_rule with gamma separate from rho; rho_server = rho, unless given. The released code's gamma
-is its damping times rho, with damping 0.1 (0.001 on FashionMNIST); so are the defaults (docs/decisions/022).
+is its damping times rho, with damping 0.1 (0.001 on FashionMNIST); so are the defaults (docs/decisions/022),
+which grow as 1/K: the likelihood of one of K clients is a K-th of what rho KL weighs it against.
 With rho = 1, rho_server = 0 and gamma = damping this is IVON-PVI. With all clients in every round and gamma
 = 1/K the average is the mean of the clients' natural parameters for any rho_server, so that rho = 1 is
 IVON-PVI then, too: the released S5 configuration (rho = 1, gamma = 0.1, K = 10) is IVON-PVI at damping 1/K.
@@ -44,6 +45,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 from torch import Tensor
 
+from fedsim.algorithm import OverK
 from fedsim.hyperparameters import PriorPrecision, Tempering
 from fedsim.learning.gaussian import Gaussian
 from protocols._local_solvers import IvonTraining, by_ivon
@@ -64,8 +66,8 @@ from protocols._site_algorithm import (
 @dataclass(frozen=True)
 class IvonADMM(SiteAlgorithm):
     delta: PriorPrecision = 1.0
-    rho: Rho = 2.0
-    gamma: Annotated[float, Meta(gt=0, description="factor of the dual step")] = 0.2
+    rho: Rho = "20/K"
+    gamma: Annotated[OverK, Meta(description="factor of the dual step")] = "2/K"
     rho_server: Annotated[
         Annotated[float, Meta(ge=0)] | Literal["rho"],
         Meta(description="penalty in the server's average; 0: the server does not average"),
@@ -95,7 +97,7 @@ class IvonADMM(SiteAlgorithm):
         return q_g ** self.penalty(at) / site  # Algorithm 1, line 4
 
     def dual_step(self, q_k: Gaussian, q_g: Gaussian, at: At) -> Gaussian:
-        return (q_k / q_g) ** self.gamma  # Algorithm 1
+        return (q_k / q_g) ** at.value(self.gamma)  # Algorithm 1
 
     def server_step(self, prior: Gaussian, sites: Gaussian, mean_q: MeanFactor, at: At) -> Gaussian:
         rho, K = self.exponents(at)[0], at.K
@@ -103,7 +105,7 @@ class IvonADMM(SiteAlgorithm):
 
     def exponents(self, at: At) -> tuple[float, float]:
         rho_server = self.penalty(at) if self.rho_server == "rho" else self.rho_server
-        return rho_server, self.gamma
+        return rho_server, at.value(self.gamma)
 
     def solve(self, problem: LocalProblem) -> SiteFit:
         rho, cavity = self.penalty(problem.at), self.cavity(problem.q, problem.site, problem.at)

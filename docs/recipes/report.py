@@ -66,7 +66,8 @@ def figure(width: float, height: float, rows: int, columns: int, **how: object) 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table: the first column to the left, numbers to the right."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+    escaped = ([str(cell).replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
 @dataclass

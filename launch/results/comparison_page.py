@@ -29,6 +29,7 @@ from launch.results.tables import (
     results,
     seeds,
 )
+from workers.numerics import DRIFT
 
 MEASURES = {"test_accuracy": "accuracy", "test_nll": "NLL (nats)"}
 AXES = {
@@ -111,6 +112,8 @@ def warnings(groups: Sequence[Group]) -> list[str]:
                 f"({', '.join(d[:8] for d in digests)}), and one of them counts. Have its files changed?"
             )
         for member in group.members:
+            if drift := member.run.drift:
+                result.append(f"{name(group)}, seed {member.seed}: {DRIFT} ({'; '.join(drift)})")
             if not member.done:
                 error = member.run.summary.get("error") if member.run.status == "failed" else ""
                 result.append(

@@ -22,6 +22,7 @@ from launch.results.run_curves import calibration, diagnostics, learning
 from launch.results.tables import NONE
 from launch.results.timeline import timeline
 from launch.runs.reader import Run
+from workers.numerics import DRIFT
 from workers.storage.round_record import LISTS
 
 EMBEDDED = 400_000
@@ -103,6 +104,12 @@ def _rounds(summary: Mapping[str, Any], metrics: pandas.DataFrame) -> int:
 
 
 def _state(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> str:
+    """The status, and that bits may differ; so that no one overlooks what is not as it should be."""
+    drift = f'<p class="bad">{escape(DRIFT)}: {escape("; ".join(run.drift))}.</p>' if run.drift else ""
+    return _ended(run, summary, metrics) + drift.replace("this run", "This run", 1)
+
+
+def _ended(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> str:
     """The status; an unfinished run's so that no one overlooks it."""
     rounds, asked = _rounds(summary, metrics), int(run.experiment["rounds"])
     after = f"{rounds} of {asked} rounds"

@@ -52,8 +52,10 @@ class Grid:
     lines: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
+        """A Markdown table; a bar in a cell, as in rho = 1/|S|, is escaped, else it would end the cell."""
         rows = [self.header, ("---",) * len(self.header), *self.lines]
-        body = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
+        escaped = ([cell.replace("|", "\\|") for cell in cells] for cells in rows)
+        body = "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
         return f"### {self.title}\n\n{body}\n" if self.title else f"{body}\n"
 
 

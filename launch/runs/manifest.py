@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from hashlib import sha256
@@ -19,6 +19,7 @@ from fedsim.experiment import Experiment, convert, resolved_hyperparameters
 from launch.config import Execution
 from launch.runs.source_commit import commit
 from workers.devices import gpu_models
+from workers.numerics import HERE, PROBE, Difference, Facts, differences, facts_of_machine, processor_name
 
 if TYPE_CHECKING:
     from fedsim.problem import Problem
@@ -29,8 +30,6 @@ ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
 """Of what an experiment has, the keys that readers count on."""
 WIRE = 3
 """fedsim.wire.header.VERSION, which must not be imported here: it imports torch."""
-COMPUTES = ("python", "torch", "numpy")
-"""Versions that bits may depend on; others only carry them about."""
 LIBRARIES = ("torch", "numpy", "pyzmq", "msgspec", "xxhash", "safetensors", "scikit-learn", "zstandard")
 
 
@@ -75,28 +74,57 @@ def described(problem: Problem) -> dict[str, Any]:
 
 def surroundings(probe: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """What computes here: versions, platform, and the digest of a small computation."""
+    facts = facts_of_machine()
     return {
         "versions": versions(),
         "platform": {
             "system": platform.platform(),
-            "machine": platform.machine(),
-            "processor": _processor(),
+            "machine": facts["machine"],
+            "processor": facts["processor"],
+            "processor_name": processor_name(),
             "gpus": gpu_models(),
             "probe": dict(probe),
         },
     }
 
 
-def computing(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Of two manifests, what the bits may depend on besides the experiment: its name, and what it was (None:
-    not recorded) and is."""
-    for name in COMPUTES:
-        yield name, before.get("versions", {}).get(name), now["versions"][name]
-    then, here = before.get("platform", {}), now["platform"]
-    for name in ("machine", "processor", "gpus"):
-        yield name, then.get(name), here[name]
-    for device in sorted(then.get("probe", {}).keys() & here["probe"].keys()):
-        yield f"probe digest ({device})", then["probe"][device], here["probe"][device]
+def facts_of(content: Mapping[str, Any], device: str) -> dict[str, str]:
+    """What a manifest says of the facts that bits depend on (workers/numerics.py); what it lacks is left out.
+
+    Args:
+        content: The manifest, or surroundings().
+        device: What the run computes on: the GPUs of a machine matter to runs on cuda only.
+    """
+    versions, machine = content.get("versions", {}), content.get("platform", {})
+    facts = {name: value for name, value in {**versions, **machine}.items() if name in HERE}
+    if device == "cuda":
+        facts |= {"gpus": ", ".join(machine["gpus"])} if machine.get("gpus") else {}
+        facts |= {"gpu": machine["gpu"]} if machine.get("gpu") else {}
+    return facts | {PROBE.format(kind): digest for kind, digest in sorted(machine.get("probe", {}).items())}
+
+
+def computing(before: Mapping[str, Any], now: Mapping[str, Any], device: str) -> list[Difference]:
+    """Of two manifests, in what the bits of a run on `device` may differ: `there` is what was, `here` what
+    is."""
+    return list(differences(facts_of(before, device), facts_of(now, device)))
+
+
+def with_workers(content: Mapping[str, Any], facts: Facts, drift: Sequence[str]) -> dict[str, Any]:
+    """The manifest with what its workers have brought.
+
+    Args:
+        content: The manifest.
+        facts: Those of the first worker, which the coordinator may not have: the GPU and its probe digest.
+        drift: How the bits of single workers may differ, one text each.
+    """
+    known = content["platform"]
+    digests = {kind: facts[name] for kind in ("cpu", "cuda") if (name := PROBE.format(kind)) in facts}
+    machine = {**known, "probe": {**digests, **known.get("probe", {})}}
+    if "gpu" in facts:
+        machine.setdefault("gpu", facts["gpu"])
+    result = {**content, "platform": machine}
+    noted = list(dict.fromkeys([*content.get("drift", []), *drift]))
+    return result | {"drift": noted} if noted else result
 
 
 CHANGEABLE = ("rounds", "until")
@@ -241,10 +269,3 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
     }
-
-
-def _processor() -> str:
-    """The CPU's instruction set as torch sees it: bits may differ between capabilities."""
-    import torch
-
-    return str(torch.backends.cpu.get_cpu_capability())

@@ -118,6 +118,11 @@ class Run:
             return "not ended"
         return str(self.summary.get("status", "not ended"))
 
+    @property
+    def drift(self) -> tuple[str, ...]:
+        """Which workers and starts may have computed other bits than the run's (--allow-drift)."""
+        return tuple(self.manifest.get("drift", ()))
+
     @cached_property
     def lines(self) -> tuple[dict[str, Any], ...]:
         """metrics.jsonl, with the traffic of rounds that were not evaluated in the line after them.

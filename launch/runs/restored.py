@@ -21,6 +21,7 @@ from fedsim.wire.state_file import encode_state
 from launch.runs import manifest
 from launch.runs.manifest import StoredManifest
 from protocols import find
+from workers.numerics import DRIFT
 from workers.probe import probe
 from workers.storage.checkpoints import Checkpoint, read_checkpoint
 from workers.storage.client_states import ClientStates
@@ -62,7 +63,7 @@ class StoredRun:
         result, described, experiment = opened.content, opened.described, opened.experiment
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)  # see Session.prepare
         device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
-        fix_numerics(experiment.threads, device)
+        fix_numerics(experiment.threads, device, experiment.numerics)
         kept = result.get("execution", {}).get("data_dir")
         problem = Problem.build(experiment, algorithm, data_dir or (Path(kept) if kept else None), device)
         for name, now in (("params", problem.net.layout.size), ("client_sizes", list(problem.sizes))):
@@ -151,18 +152,18 @@ class StoredRun:
         """What computes here in another way than when the run was begun: each as `torch was 2.6, here it is
         2.7`."""
         was, e = self.manifest["experiment"], self.problem.experiment
-        facts = [*manifest.computing(self.manifest, manifest.surroundings(probe(self.problem)))]
-        if e.device == "cpu":
-            facts = [fact for fact in facts if fact[0] != "gpus"]
-        else:
+        here = manifest.surroundings(probe(self.problem))
+        facts: list[tuple[str, Any, Any]] = [*manifest.computing(self.manifest, here, e.device)]
+        if e.device != "cpu":
             facts.append(("device", e.device, self.problem.net.device.type))
         facts.append(("data", was.get("data"), self.problem.data_digest))
         sources = was.get("sources", {})
         for path, digest in plugins.sources(plugins.all_choices(e)).items():
             facts.append((f"the sha256 of {path}", sources.get(path), digest))
+        drift = self.manifest.get("drift", ())
         return [
             f"{what} was {then}, here it is {now}" for what, then, now in facts if then not in (None, now)
-        ]
+        ] + [f"{DRIFT} ({text})" for text in drift]
 
     def largest_participant(self) -> int:
         """Of the next round, the client with the most examples; of an empty round, of all."""

@@ -20,6 +20,7 @@ from launch.runs import manifest
 from launch.runs.manifest import StoredManifest, json_or_empty
 from launch.target_accuracy import TargetAccuracy, percent
 from launch.terminal import counted
+from workers.numerics import Difference
 from workers.storage.growing_file import METRICS
 from workers.storage.metrics_file import metrics_lines
 
@@ -126,6 +127,7 @@ class Stored:
             values |= {"remote_workers": 0, "bind": ""}
         if supplied.execution.get("remote_workers"):
             values.pop("workers", None)
+        values.pop("allow_drift", None)  # said anew for every start
         return check_execution({**values, **supplied.execution, "out": str(self.folder)}, supplied)
 
     def check(self, now: Mapping[str, Any]) -> None:
@@ -145,9 +147,13 @@ class Stored:
                     f"{self.folder} was begun with {key} {was[key]}; now it is {today[key]}: "
                     "other data, other code or another machine"
                 )
-        for what, before, today in manifest.computing(self.manifest, now):
-            if before is not None and before != today and not self.drift:
+        for what, before, here in self.drifts(now):
+            if not self.drift:
                 raise MismatchError(
-                    f"{self.folder} was begun with {what} {before}; here it is {today}. The bits may differ: "
+                    f"{self.folder} was begun with {what} {before}; here it is {here}. The bits may differ: "
                     "go on where it was begun, or say --allow-drift"
                 )
+
+    def drifts(self, now: Mapping[str, Any]) -> list[Difference]:
+        """In what today's process may compute other bits; now: the manifest of today."""
+        return manifest.computing(self.manifest, now, now["experiment"]["device"])

@@ -18,12 +18,13 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from fedsim.errors import FedsimError, Interrupted
+from fedsim.errors import FedsimError, Interrupted, UsageError
 from fedsim.experiment import Experiment, convert
 from launch.config import Execution
 from launch.processes.fork_server import ENVIRONMENT
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Trial
+from workers.portable import environment_for
 
 LOOK = 1.0
 """Seconds between two looks at how far the running ones have come; nothing waits for it."""
@@ -75,13 +76,17 @@ def carry_out(
     A run that fails is reported and the others go on.
 
     Raises:
+        UsageError: if runs of both numerics are waiting.
         Interrupted: after Ctrl-C; runs that were under way count as not run.
     """
     waiting = list({t.id: t for t in trials if not pool.done(t)}.values())
     progress = Progress(len(waiting), side_by_side=side_by_side)
     if not waiting:
         return {}
-    os.environ.update(ENVIRONMENT)
+    numerics = {trial.experiment.numerics for trial in waiting}
+    if len(numerics) > 1:
+        raise UsageError("a sweep's runs share one import of torch: numerics is native or portable for all")
+    os.environ.update({**ENVIRONMENT, **environment_for(*numerics)})
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["launch.run", "launch.session"])  # else every run imports them
     running: list[Running] = []

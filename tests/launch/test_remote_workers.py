@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pandas
 import pytest
+import torch
 
 from launch.runs.reader import Run
 from tests.support.commands import DEADLINE, Command, fedsim, start
@@ -298,6 +299,58 @@ def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
     for sound in both:
         ends(sound)
     assert Run.open(federation.run).summary["status"] == "done"
+
+
+OTHER_BITS = {"ATEN_CPU_CAPABILITY": "default"}
+"""A worker with this in its environment computes other bits where the processor has more."""
+needs_more_than_default = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT",
+    reason="this processor has nothing beyond the default instruction set",
+)
+
+
+@needs_more_than_default
+def test_a_worker_that_would_compute_other_bits_is_refused(federation: Federation) -> None:
+    """Both digests are named, and another worker takes its place: the bits are those of one process."""
+    launched = federation.launch(*EXPERIMENT)
+    other = ends(federation.join(**OTHER_BITS), 4)
+    assert "probe digest (cpu)" in other and "--allow-drift" in other
+    sound = [federation.join(), federation.join()]
+    output = ends(launched)
+    for running in sound:
+        ends(running)
+    run, alone = Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
+    same_bits(run, alone)
+    assert alone.manifest["platform"]["probe"]["cpu"] in other
+    assert "refused: it computes other bits" in output
+    assert not run.drift and "drift" not in run.summary
+
+
+@needs_more_than_default
+def test_with_allow_drift_it_takes_part_and_everybody_says_so(federation: Federation) -> None:
+    launched = federation.launch(*EXPERIMENT, "--allow-drift")
+    workers = [federation.join(**OTHER_BITS), federation.join()]
+    output = ends(launched)
+    for running in workers:
+        ends(running)
+    run, says = Run.open(federation.run), "this run's bits depend on who computed what"
+    assert says in output
+    assert len(run.drift) == 1 and "processor DEFAULT instead of" in run.drift[0]
+    assert run.summary["drift"] == list(run.drift)
+    assert says in " ".join(fedsim("compare", str(federation.run), str(federation.run)).split())
+    page = federation.folder / "report.html"
+    fedsim("report", str(federation.run), "--out", str(page))
+    assert says.replace("this", "This") in page.read_text().replace("&#x27;", "'")
+
+
+def test_portable_numerics_give_these_bits_whatever_the_workers_environment(federation: Federation) -> None:
+    launched = federation.launch(*EXPERIMENT, "--numerics", "portable")
+    workers = [federation.join(**OTHER_BITS), federation.join()]
+    for running in (launched, *workers):
+        ends(running)
+    alone = here(federation.folder / "local", *EXPERIMENT, "--numerics", "portable")
+    same_bits(Run.open(federation.run), alone)
+    assert "5 tasks compared, 5 identical" in fedsim("verify", str(federation.run))
 
 
 USERS_ALGORITHM = """

@@ -50,6 +50,7 @@ def participations(seed: int, count: int) -> list[tuple[list[int], list[int]]]:
 def test_the_numbers_of_the_rules() -> None:
     at = At((1, 2, 5), 2, round=3, asked=2)
     rules: dict[Any, float] = {0.3: 0.3, 2: 2.0, "1/K": 1 / 3, "N_k/N": 5 / 8, "1/|S|": 1 / 2}
+    rules |= {"20/K": 20 / 3, "0.5/K": 0.5 / 3, "3/|S|": 3 / 2}
     assert {rule: step_size(rule, at) for rule in rules} == rules
     assert at.value("N_k/N") == 5 / 8
 
@@ -65,7 +66,23 @@ def test_where_no_client_is_asked_all_count() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [0, -1.0, "1/S", "K", "N_k/N:10", "N_k/N:0:1/K", "1/K:10:0.5", "1/K:1:1/K:1", "1/K\n"]
+    "rule",
+    [
+        0,
+        -1.0,
+        "1/S",
+        "K",
+        "0/K",
+        "0.0/K",
+        "-1/K",
+        "/K",
+        "2K",
+        "N_k/N:10",
+        "N_k/N:0:1/K",
+        "1/K:10:0.5",
+        "1/K:1:1/K:1",
+        "1/K\n",
+    ],
 )
 @pytest.mark.parametrize("algorithm", ["fedlap", "fedlap_cov", "fedlap_func"])
 def test_a_wrong_rule_is_refused_with_the_list_of_rules(algorithm: str, rule: Any) -> None:

@@ -36,6 +36,7 @@ from workers.coordinator.registration import Registration
 from workers.coordinator.run_records import RunIdentity, Storage
 from workers.coordinator.task_timeline import Span
 from workers.coordinator.worker_pool import NoWorkerPool
+from workers.numerics import Facts
 from workers.probe import SHORT
 from workers.protocol_messages import WorkerConfig, WorkerManifest
 from workers.storage.checkpoints import Checkpoint, Checkpoints, read_checkpoint
@@ -98,6 +99,9 @@ class Recorder:
 
     def spans(self, spans: list[Span]) -> None:
         self.timeline += spans
+
+    def admitted(self, worker: int, facts: Facts, drift: str) -> None:
+        """Nothing to record."""
 
     def joined(self, worker: int, hello: Hello) -> None:
         self.news.append(f"{worker} joined")

@@ -24,6 +24,7 @@ from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.registration import Registration
 from workers.coordinator.responses import ProtocolViolation
 from workers.coordinator.worker_pool import ProcessExit, WorkerPool
+from workers.numerics import Facts
 from workers.storage.journal import Journal
 from workers.transport.endpoint import Endpoint
 from workers.transport.handshake import Hello, refusal
@@ -40,6 +41,8 @@ class WorkerCallbacks(Protocol):
     def joined(self, worker: int, hello: Hello) -> None: ...
 
     def left(self, worker: int, why: str) -> None: ...
+
+    def admitted(self, worker: int, facts: Facts, drift: str) -> None: ...
 
     def waits(self, why: str) -> None: ...
 
@@ -186,10 +189,11 @@ class Membership:
         if worker in self.registration.ready:
             return []
         try:
-            why = self.registration.check_worker(worker, envelope)
+            why, drift = self.registration.check_worker(worker, envelope)
         except WireError as e:
             raise ProtocolViolation(f"sends {e}") from None
         if not why:
+            self.callbacks.admitted(worker, self.registration.facts, drift)
             if not self.begun:
                 return []
             self._stop_accepting()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from fedsim.wire.envelope import Envelope
+from workers.numerics import Difference, differences
 from workers.protocol_messages import WorkerConfig, WorkerManifest
 
 
@@ -12,11 +13,20 @@ class Registration:
     """The expected workers.
 
     worker_config: what all workers are told; each also gets its index. manifest: what a worker must have.
-    workers: how many there should be, 0 in process.
+    workers: how many there should be, 0 in process. allow_drift: let workers in that compute other bits.
     """
 
-    def __init__(self, worker_config: WorkerConfig, manifest: WorkerManifest, workers: int) -> None:
+    def __init__(
+        self,
+        worker_config: WorkerConfig,
+        manifest: WorkerManifest,
+        workers: int,
+        allow_drift: bool = False,
+    ) -> None:
         self.worker_config, self.manifest, self.workers = worker_config, manifest, workers
+        self.allow_drift = allow_drift
+        self.facts = dict(manifest.facts)
+        """What the bits depend on; what the coordinator does not know is that of the first worker."""
         self.ready: set[int] = set()
         self.setting_up: set[int] = set()
         """Workers that were told what to set up, and have not answered yet."""
@@ -37,20 +47,36 @@ class Registration:
         self.setting_up.add(worker)
         return msgspec.structs.replace(self.worker_config, index=worker)
 
-    def check_worker(self, worker: int, envelope: Envelope) -> str:
+    def check_worker(self, worker: int, envelope: Envelope) -> tuple[str, str]:
         """Check a worker that is set up, and count it as ready if it may take part.
 
         Returns:
-            Why it must not take part; '' if it may.
+            Why it must not take part, '' if it may; and how its bits may differ from this run's although it
+            takes part, '' if they do not.
 
         Raises:
             WireError: If its message cannot be read.
         """
-        why = WorkerManifest.of(envelope).differ(self.manifest)
+        theirs = WorkerManifest.of(envelope)
+        drift = list(differences(theirs.facts, self.facts))
+        why = theirs.differ(self.manifest)
+        if not why and drift and not self.allow_drift:
+            why = self._other_bits(theirs, drift)
         if not why:
             self.ready.add(worker)
             self.setting_up.discard(worker)
-        return why
+            self.facts = {**theirs.facts, **self.facts}
+        return why, "; ".join(map(str, drift))
+
+    def _other_bits(self, theirs: WorkerManifest, drift: list[Difference]) -> str:
+        """Return why a worker that computes other bits is refused, and what can be done."""
+        processors = ""
+        if theirs.processor != self.manifest.processor:
+            processors = f" (it runs on {theirs.processor}, the coordinator on {self.manifest.processor})"
+        return (
+            f"it computes other bits: {'; '.join(map(str, drift))}{processors}. Take machines of one "
+            "kind, or start the run with --numerics portable, or with --allow-drift"
+        )
 
     def refuse(self, worker: int, why: str) -> None:
         """Note that a worker cannot take part."""

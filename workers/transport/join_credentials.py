@@ -22,7 +22,7 @@ from msgspec import Meta
 from fedsim.errors import DataError, DiskError, UsageError
 from workers.storage.atomic_files import write_atomically
 
-FORMAT = 1
+FORMAT = 2
 JOIN = "join.json"
 REVOKED = "revoked.json"
 Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
@@ -42,7 +42,8 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """workers: a key pair per worker, by index. max_frame: the largest frame that a peer sends, in bytes."""
+    """workers: a key pair per worker, by index. max_frame: the largest frame that a peer sends, in bytes.
+    numerics: the run's, which a worker must know before it imports torch."""
 
     format: int
     run: str
@@ -50,6 +51,7 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server_key: Key
     max_frame: Annotated[int, Meta(ge=1, le=2**48)]
     workers: Annotated[tuple[KeyPair, ...], Meta(min_length=1, max_length=4096)]
+    numerics: str = "native"
 
     def write(self, path: Path) -> None:
         """Write the file, readable by its owner only, and there only when it is whole: workers wait for it.

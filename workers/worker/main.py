@@ -24,6 +24,9 @@ from fedsim.seeds import RandomStream
 from fedsim.wire.envelope import Envelope
 from protocols import find
 from workers import protocol_messages as messages
+from workers.numerics import facts_of_process, processor_name
+from workers.portable import check_numerics
+from workers.probe import probe
 from workers.transport.dealer import Connection
 from workers.transport.handshake import Hello, refusal_reason
 from workers.worker.heartbeat import Heartbeat
@@ -39,15 +42,16 @@ UNANSWERED = 3
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
-def fix_numerics(threads: int, device: str) -> None:
+def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
     """Fix the settings that float results depend on; every process that computes calls it first.
 
     Denormals are flushed to zero: saturated units give gradients near 1e-20 whose squares would be
     denormal, and slow. Threads that are started afterwards inherit the flag.
 
     Raises:
-        UsageError: if `device` is cuda and torch has none.
+        UsageError: if `device` is cuda and torch has none, or if `numerics` is portable and comes too late.
     """
+    check_numerics(numerics)
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     if device.startswith("cuda"):
@@ -109,7 +113,7 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
             raise WireError("the coordinator's welcome names no folder for clients' states")
         experiment = convert(Experiment, config.experiment, "the coordinator's experiment")
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
-        fix_numerics(experiment.threads, device)
+        fix_numerics(experiment.threads, device, experiment.numerics)
         data_dir = Path(config.data_dir) if config.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, device)
         warm_up(problem)
@@ -136,7 +140,12 @@ def announce(
     problem, e = runtime.problem, runtime.problem.experiment
     data = problem.data_digest if digest else ""
     sources = plugins.sources(plugins.computing_choices(e)).items()
-    manifest = messages.WorkerManifest(data, {(names or {}).get(path, path): sha for path, sha in sources})
+    manifest = messages.WorkerManifest(
+        data,
+        {(names or {}).get(path, path): sha for path, sha in sources},
+        facts_of_process(problem.net.device.type, probe(problem)),
+        processor_name(),
+    )
     connection.send(messages.ready(runtime.run, manifest))
 
 

@@ -1,0 +1,119 @@
+"""A worker that would compute other bits is not let in, and numerics = portable takes the choice away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+import torch
+
+from fedsim.errors import UsageError, WireError
+from fedsim.wire.envelope import Envelope
+from launch.runs.manifest import computing, with_workers
+from workers.coordinator.registration import Registration
+from workers.numerics import PROBE, differences, facts_of_machine, facts_of_process
+from workers.portable import PORTABLE, check_numerics, environment_for
+from workers.protocol_messages import WorkerConfig, WorkerManifest, ready
+
+MINE = {"torch": "2.7", "device": "cpu", PROBE.format("cpu"): "aaaa"}
+
+
+def registration(facts: Mapping[str, str], allow_drift: bool = False) -> Registration:
+    manifest = WorkerManifest("", {}, dict(facts), "Intel Xeon")
+    return Registration(WorkerConfig({}), manifest, 3, allow_drift)
+
+
+def of_worker(facts: Mapping[str, str], processor: str = "AMD EPYC") -> Envelope:
+    return ready("run", WorkerManifest("", {}, dict(facts), processor))
+
+
+def test_only_what_both_sides_know_is_compared() -> None:
+    assert [*differences({"a": "1", "b": "2", "d": "4"}, {"a": "1", "b": "3", "c": "5"})] == [("b", "2", "3")]
+
+
+def test_a_worker_with_the_same_bits_is_let_in_whatever_its_processor_is_called() -> None:
+    own = registration(MINE)
+    assert own.check_worker(0, of_worker(MINE)) == ("", "")
+    assert own.missing == [1, 2]
+
+
+def test_a_worker_with_another_digest_is_refused_with_both() -> None:
+    own = registration(MINE)
+    why, _ = own.check_worker(1, of_worker({**MINE, PROBE.format("cpu"): "bbbb"}))
+    for text in ("aaaa", "bbbb", "AMD EPYC", "Intel Xeon", "--numerics portable", "--allow-drift"):
+        assert text in why
+    assert own.missing == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["torch", "device"])
+def test_labels_count_too(name: str) -> None:
+    why, _ = registration(MINE).check_worker(0, of_worker({**MINE, name: "other"}))
+    assert f"{name} other instead of {MINE[name]}" in why
+
+
+def test_with_allow_drift_it_is_let_in_and_named() -> None:
+    own = registration(MINE, allow_drift=True)
+    why, drift = own.check_worker(1, of_worker({**MINE, "torch": "2.6"}))
+    assert (why, drift) == ("", "torch 2.6 instead of 2.7")
+    assert own.missing == [0, 2]
+
+
+def test_of_a_gpu_the_first_workers_digest_is_the_runs() -> None:
+    """The coordinator computes on its CPU; workers on another model of GPU are refused."""
+    gpu = {"torch": "2.7", "device": "cuda", "gpu": "H200", PROBE.format("cuda"): "cccc"}
+    own = registration({"torch": "2.7", "device": "cuda"})
+    assert own.check_worker(0, of_worker(gpu)) == ("", "")
+    assert own.check_worker(1, of_worker(gpu)) == ("", "")
+    why, _ = own.check_worker(2, of_worker({**gpu, "gpu": "A100", PROBE.format("cuda"): "dddd"}))
+    assert "gpu A100 instead of H200" in why and "dddd instead of cccc" in why
+
+
+def test_the_manifest_keeps_what_the_first_worker_has_brought() -> None:
+    """A run that is resumed refuses the workers that it would have refused before."""
+    content = {"versions": {"torch": "2.7"}, "platform": {"probe": {"cpu": "aaaa"}}}
+    after = with_workers(content, {"gpu": "H200", PROBE.format("cuda"): "cccc"}, [])
+    assert after["platform"] == {"probe": {"cuda": "cccc", "cpu": "aaaa"}, "gpu": "H200"}
+    assert "drift" not in after
+    later = with_workers(after, {"gpu": "A100", PROBE.format("cuda"): "dddd"}, ["worker 1: x", "worker 1: x"])
+    assert later["platform"] == after["platform"] and later["drift"] == ["worker 1: x"]
+    [(name, there, here)] = computing(after, {"platform": {"probe": {"cuda": "dddd"}}}, "cuda")
+    assert (name, there, here) == (PROBE.format("cuda"), "cccc", "dddd")
+
+
+def test_what_a_worker_says_of_itself_cannot_move_the_terminals_cursor() -> None:
+    with pytest.raises(WireError):
+        WorkerManifest.of(of_worker({**MINE, "torch": "\x1b[2J"}))
+    with pytest.raises(WireError):
+        WorkerManifest.of(of_worker(MINE, processor="x" * 501))
+
+
+def test_facts_of_this_process_are_printable_texts() -> None:
+    facts = facts_of_process("cpu", {"cpu": "aaaa"})
+    assert (
+        facts_of_machine().items() <= facts.items()
+        and facts["settings"] == f"{torch.get_num_threads()} threads"
+    )
+    assert WorkerManifest.of(of_worker(facts)).facts == facts
+
+
+def test_portable_must_be_known_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_numerics("native")
+    assert not environment_for("native")
+    for name in PORTABLE:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="ATEN_CPU_CAPABILITY=default"):
+        check_numerics("portable")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    for name, value in environment_for("portable").items():
+        monkeypatch.setitem(os.environ, name, value)
+    check_numerics("portable")
+
+
+def test_a_join_file_says_which_numerics_a_run_has() -> None:
+    from workers.transport.join_credentials import FORMAT, JoinCredentials, KeyPair
+
+    pair = KeyPair.new()
+    credentials = JoinCredentials(FORMAT, "r", "tcp://127.0.0.1:1", pair.public, 1, (pair,), "portable")
+    assert msgspec.json.decode(msgspec.json.encode(credentials), type=JoinCredentials).numerics == "portable"

@@ -1,0 +1,85 @@
+"""What the bits of a process depend on besides the experiment, and the comparison of two processes.
+
+Registration compares a worker with the coordinator; resume, verify and replay compare today's process with
+the one that began the run. All use `differences`. Facts are texts by name: versions, the instruction set and
+the settings that torch computes with, the GPU, and the probe digest (workers/probe.py), which decides where
+labels do not suffice. What is not known of both sides is not compared: a coordinator without a GPU has no
+digest of one, and takes that of the first worker.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+Facts = Mapping[str, str]
+
+COMPUTES = ("torch", "numpy")
+"""Libraries that compute; others carry numbers about."""
+HERE = ("python", *COMPUTES, "machine", "processor")
+"""Names of facts that hold for every process of this program on this machine."""
+PROBE = "probe digest ({})"
+"""The name of the fact that is a probe digest, with the kind of device."""
+DRIFT = "this run's bits depend on who computed what"
+
+
+class Difference(NamedTuple):
+    """One fact that differs. there: as the other side has it; here: as this side has it."""
+
+    name: str
+    there: str
+    here: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.there} instead of {self.here}"
+
+
+def facts_of_machine() -> dict[str, str]:
+    """Versions, the machine, and the instruction set that torch uses (ATEN_CPU_CAPABILITY may lower it)."""
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in COMPUTES},
+        "machine": platform.machine(),
+        "processor": str(torch.backends.cpu.get_cpu_capability()),
+    }
+
+
+def facts_of_process(device: str, probe: Mapping[str, str]) -> dict[str, str]:
+    """All facts of this process, after workers.worker.main.fix_numerics.
+
+    Args:
+        device: The kind of device that it computes on, cpu or cuda.
+        probe: Its probe digest by that kind.
+    """
+    import torch
+
+    settings = [f"{torch.get_num_threads()} threads"]
+    facts = {**facts_of_machine(), "device": device}
+    if device == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name()
+        settings += ["deterministic" if torch.are_deterministic_algorithms_enabled() else "not deterministic"]
+        settings += ["TF32"] if torch.backends.cuda.matmul.allow_tf32 else []
+    facts["settings"] = ", ".join(settings)
+    return facts | {PROBE.format(kind): digest for kind, digest in probe.items()}
+
+
+def differences(there: Facts, here: Facts) -> Iterator[Difference]:
+    """Yield what both sides know and have different, in the order of `here`."""
+    for name, value in here.items():
+        if there.get(name, value) != value:
+            yield Difference(name, there[name], value)
+
+
+def processor_name() -> str:
+    """What this machine's processor calls itself; '' if it does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return "".join(c for c in names[0] if " " <= c <= "~") if names else ""
