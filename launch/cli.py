@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,20 @@ def _numerics_of(run: Path | None) -> str:
 @main.command(cls=Configured, short_help="Run an experiment with real worker processes.")
 @_quiet
 @configuration
-def launch(quiet: bool, **options: Any) -> None:
+@click.option("--on", type=click.Choice(["slurm"]), help="Run it there, as a job.  [this machine]")
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Machines of the job.  [1]")
+@click.option("--gpus-per-worker", type=float, metavar="X", help="GPUs, or a share of one.  [0]")
+@click.option("--engine-option", "engine_options", multiple=True, metavar="K=V", help="Repeatable.")
+@click.option("--dry-run", is_flag=True, help="Print the job and submit nothing.")
+def launch(
+    quiet: bool,
+    on: str | None,
+    nodes: int | None,
+    gpus_per_worker: float | None,
+    engine_options: tuple[str, ...],
+    dry_run: bool,
+    **options: Any,
+) -> None:
     """Run an experiment and leave a run folder.
 
     \b
@@ -79,6 +93,14 @@ def launch(quiet: bool, **options: Any) -> None:
     from launch.config import Overrides
 
     overrides = Overrides.of(options)
+    if on is not None:
+        from launch.engines.submit import EngineOptions, say
+
+        return say(overrides, EngineOptions(on, nodes or 1, gpus_per_worker or 0.0, engine_options, dry_run))
+    if nodes or gpus_per_worker or engine_options or dry_run:
+        raise click.UsageError(
+            "--nodes, --gpus-per-worker, --engine-option and --dry-run go with --on ENGINE"
+        )
     experiment, execution = overrides.resolve()
     from launch import run
 
@@ -136,17 +158,38 @@ def replay(run: Path, data_dir: Path | None) -> None:
     replay(run, data_dir)
 
 
+def _joining(seat: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options of whoever joins a run from elsewhere; seat: what --seat says."""
+    options = (
+        click.option("--join", "file", **_FILE, required=True, help="The run's join.json."),
+        click.option(
+            "--connect", "url", metavar="URL", help="The coordinator as seen from here.  [the file's]"
+        ),
+        click.option(
+            "--data-dir", **_FOLDER, help="Folder of the data files on this machine.  [FEDSIM_DATA]"
+        ),
+        click.option("--seat", "--worker", "seat", metavar="I|auto", help=seat),
+        click.option("--devices", metavar="LIST", default="auto", help="As of launch, here.  [auto]"),
+        click.option(
+            "--patience", type=float, metavar="SECONDS", default=60.0, help="Give up after that.  [60]"
+        ),
+        click.option("--algo", **_FILE, help="A copy of the run's own algorithm file.  [the run's path]"),
+        click.option("--model", **_FILE, help="The same of its model.  [the run's path]"),
+        click.option("--dataset", **_FILE, help="The same of its data set.  [the run's path]"),
+        click.option("--partition", **_FILE, help="The same of its partition.  [the run's path]"),
+        click.option("--codec", "codecs", multiple=True, **_FILE, help="The same of a codec; repeatable."),
+    )
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 @main.command(short_help="Take part in a run on another machine.")
-@click.option("--join", "file", **_FILE, required=True, help="The run's join.json.")
-@click.option("--connect", "url", metavar="URL", help="The coordinator as seen from here.  [the file's]")
-@click.option("--data-dir", **_FOLDER, help="Folder of the data files on this machine.  [FEDSIM_DATA]")
-@click.option("--worker", type=int, metavar="I", help="As which worker.  [the first that is missing]")
-@click.option("--patience", type=float, metavar="SECONDS", default=60.0, help="Give up after that.  [60]")
-@click.option("--algo", **_FILE, help="A copy of the run's own algorithm file.  [the run's path]")
-@click.option("--model", **_FILE, help="The same of its model.  [the run's path]")
-@click.option("--dataset", **_FILE, help="The same of its data set.  [the run's path]")
-@click.option("--partition", **_FILE, help="The same of its partition.  [the run's path]")
-@click.option("--codec", "codecs", multiple=True, **_FILE, help="The same of a codec; repeatable.")
+@_joining("As which worker; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
 def worker(file: Path, **options: Any) -> None:
     """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
 
@@ -160,6 +203,22 @@ def worker(file: Path, **options: Any) -> None:
     from launch.remote_workers import join
 
     join(file, **options)
+
+
+@main.command(short_help="Take part in a run with several workers of this machine.")
+@_joining("The first of their numbers; auto: rank times K.  [the free ones]")
+@click.option("--workers", type=click.IntRange(min=1), metavar="K", default=1, help="How many.  [1]")
+@click.option("--threads", type=click.IntRange(min=1), metavar="T", default=1, help="Cores for each.  [1]")
+@click.option("--logs", **_FOLDER, help="Folder of their logs.  [none is kept]")
+def node(file: Path, **options: Any) -> None:
+    """Join a run as `fedsim worker` does, with K workers from one import of torch.
+
+    Each is pinned to cores and a GPU of those that this process may use (CUDA_VISIBLE_DEVICES, affinity), and
+    is started again if it is killed. The workers end with this process, and it ends when the run is over.
+    """
+    from launch.node import serve
+
+    serve(file, **options)
 
 
 @main.command(short_help="Shut a worker on another machine out of a run.")

@@ -27,6 +27,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         *("workers", "devices", "remote_workers", "bind", "join_within", "lease", "patience"),
         "allow_drift",
     ),
+    "On an engine": ("on", "nodes", "gpus_per_worker", "engine_options", "dry_run"),
     "Output": ("out", "keep_uploads", "quiet", "json", "as_json"),
 }
 """The options of launch, plan and resume in the order of the help. Others stand under "Other options"."""

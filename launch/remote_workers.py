@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import click
 
 from fedsim.errors import Interrupted, UsageError
 from launch.runs.manifest import StoredManifest
+from workers.devices import assign_devices
 from workers.storage.atomic_files import RunLock
 from workers.transport.join_credentials import JOIN, REVOKED, JoinCredentials, Revocations
+from workers.worker.seats import SeatLocks, rank
 
 
 def join(
@@ -18,7 +21,8 @@ def join(
     *,
     url: str | None,
     data_dir: Path | None,
-    worker: int | None,
+    seat: str | None,
+    devices: str,
     patience: float,
     codecs: Sequence[Path] = (),
     **choices: Path | None,
@@ -29,7 +33,9 @@ def join(
         file: The run's join.json.
         url: The coordinator's address as seen from here, if it is not the file's.
         data_dir: The folder of the data files on this machine.
-        worker: The worker's number; by default, the first that is missing.
+        seat: The worker's number, or auto: the rank that the engine has given this process; by default, the
+            first that is missing.
+        devices: auto, cpu or cuda:0,cuda:1: worker i on device i mod n of this machine.
         patience: Seconds after which a coordinator that does not answer is given up.
         codecs: Files of codecs on this machine.
         **choices: Files of the algorithm, model, data set and partition on this machine.
@@ -37,16 +43,34 @@ def join(
     Raises:
         FedsimError: any FedsimError.
     """
+    credentials, worker = JoinCredentials.read(file), _worker(seat)
+    [*_, placed] = assign_devices(devices, max(1, (worker or 0) - credentials.first + 1), 1)
+    os.environ["CUDA_VISIBLE_DEVICES"] = placed.gpu or ""
     from workers.worker.local_files import LocalFiles
     from workers.worker.remote import RemoteWorker  # imports torch
 
-    credentials = JoinCredentials.read(file)
     folder = data_dir.resolve() if data_dir else None
     files = LocalFiles({name: path for name, path in choices.items() if path}, tuple(codecs))
     try:
-        RemoteWorker(credentials, url or credentials.url, folder, patience, worker, files).run(click.echo)
+        locks = SeatLocks(file if worker is None else None)
+        RemoteWorker(credentials, url or credentials.url, folder, patience, worker, files, locks).run(
+            click.echo
+        )
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the run goes on without this worker") from None
+
+
+def _worker(seat: str | None) -> int | None:
+    """The number of the worker that a seat stands for; None: the first that is missing.
+
+    Raises:
+        UsageError: if it is neither a number nor auto, or there is no rank.
+    """
+    if seat == "auto":
+        return rank(os.environ)
+    if seat is not None and not seat.isdecimal():
+        raise UsageError(f"--seat {seat!r}: give the number of a worker, 0, 1, ..., or auto")
+    return None if seat is None else int(seat)
 
 
 def revoke(run: Path, workers: Sequence[int]) -> None:

@@ -24,7 +24,7 @@ from launch.runs.resume import Stored
 from launch.runs.source_commit import commit, look_up
 from launch.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close
-from workers.devices import assign_devices
+from workers.devices import ELSEWHERE, Placement, assign_devices
 from workers.portable import environment_for
 from workers.transport.eventfd import Wakeup
 
@@ -81,6 +81,23 @@ def resume(
     return launch(experiment, execution, quiet=quiet, stored=stored, started=started, embedded=embedded)
 
 
+def _placements(execution: Execution, threads: int) -> tuple[Placement, ...]:
+    """Where each worker computes; of remote workers only the kind of device is known here.
+
+    Raises:
+        UsageError: for a device that is not there.
+    """
+    if not execution.remote_workers:
+        return assign_devices(execution.devices, max(1, execution.workers), threads)
+    if execution.devices not in ("auto", "cpu", "cuda"):
+        raise UsageError(
+            f"--devices {execution.devices!r} with --remote-workers: say cpu or cuda, the kind of device "
+            "that they all compute on; fedsim worker --devices says which one of their machine"
+        )
+    placed = Placement(ELSEWHERE if execution.devices == "cuda" else None, ())
+    return (placed,) * execution.remote_workers
+
+
 def launch(
     experiment: Experiment,
     execution: Execution,
@@ -115,8 +132,7 @@ def launch(
         check_bind(execution.bind)
     wakeup = Wakeup()
     supervisor = Supervisor(wakeup)
-    devices = "cpu" if execution.remote_workers and execution.devices == "auto" else execution.devices
-    placements = assign_devices(devices, max(1, execution.workers), experiment.threads)
+    placements = _placements(execution, experiment.threads)
     signals = StopSignals(wakeup, in_process=not execution.workers, embedded=embedded)
     with output_that_may_close(), signals:
         say = Status(quiet)

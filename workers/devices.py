@@ -8,6 +8,9 @@ from pathlib import Path
 
 from fedsim.errors import UsageError
 
+ELSEWHERE = "elsewhere"
+"""The GPU of a remote worker, as the coordinator knows it."""
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -28,7 +31,7 @@ class Placement:
     def __str__(self) -> str:
         if self.gpu is not None:
             return f"cuda:{self.gpu}"
-        return "cpu " + ",".join(str(c) for c in self.cores)
+        return f"cpu {','.join(str(c) for c in self.cores)}".rstrip()
 
 
 def visible_gpus() -> list[str]:

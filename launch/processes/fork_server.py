@@ -113,7 +113,7 @@ def _preload() -> None:
     import numpy.ma  # noqa: F401 (np.unique imports it late: 12 MB in every worker)
     import torch
 
-    import workers.worker.main  # noqa: F401
+    import workers.worker.remote  # noqa: F401 (and with it workers.worker.main)
 
     torch.set_num_threads(1)
     torch.nn.functional.linear(torch.zeros(32, 8), torch.zeros(8, 8))
@@ -133,9 +133,9 @@ def _become_worker(spec: dict[str, Any]) -> None:
             os.write(handed, json.dumps(spec).encode())
             os.lseek(handed, 0, os.SEEK_SET)
             os.execv(sys.executable, [sys.executable, "-m", "workers.worker.main", str(handed)])
-        from workers.worker.main import run
+        from workers.worker.main import run_spec
 
-        code = run(spec)
+        code = run_spec(spec)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -156,7 +156,8 @@ class Supervisor:
         for fd in ready:
             if fd in self._pidfds:
                 index = self._note_end(fd)
-                return ProcessExit(index, self._how(index), self._log_tail(index))
+                how = self._how(index)
+                return ProcessExit(index, how, self._log_tail(index), self._statuses.get(index))
         return None
 
     def _note_end(self, fd: int) -> int:

@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsim.wire.ledger import COLUMNS
+from tests.support.process_tree import alive
 from tests.support.reproducible import without_seconds
 from workers.storage.journal import read_journal
 
@@ -58,14 +59,6 @@ def until(condition: Callable[[], Any]) -> Any:
 def rounds_done(out: Path) -> int:
     metrics = out / "metrics.jsonl"
     return len(metrics.read_text().splitlines()) if metrics.exists() else 0
-
-
-def alive(pid: int) -> bool:
-    """True for a process that runs (a zombie has ended)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def pids(out: Path, role: str | None = None) -> list[int]:

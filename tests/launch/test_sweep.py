@@ -21,6 +21,7 @@ from launch.runs.reader import Curve
 from launch.sweep.from_options import recipe_of
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
+from tests.support.process_tree import alive, children_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
@@ -350,20 +351,6 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> No
     while not true():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
         time.sleep(0.05)
-
-
-def children_of(pid: int) -> list[int]:
-    """All descendants, from /proc."""
-    hits = [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
-    return hits + [d for child in hits for d in children_of(child)]
-
-
-def alive(pid: int) -> bool:
-    """Not even as a zombie that nobody has waited for."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.process

@@ -11,11 +11,17 @@ from workers.transport.eventfd import Wakeup
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """A worker process has ended."""
+    """A worker process has ended. status: its exit code, negative for a signal; None: it is not known."""
 
     worker: int
     how: str
     log_tail: str
+    status: int | None = None
+
+    @property
+    def killed(self) -> bool:
+        """It has not ended by itself, as far as is known."""
+        return self.status is None or self.status < 0
 
 
 class WorkerPool(Protocol):

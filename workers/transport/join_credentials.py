@@ -42,8 +42,8 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """workers: a key pair per worker, by index. max_frame: the largest frame that a peer sends, in bytes.
-    numerics: the run's, which a worker must know before it imports torch."""
+    """workers: key pairs of the workers `first`, `first` + 1, ... max_frame: the largest frame that a peer
+    sends, in bytes. numerics: the run's, which a worker must know before it imports torch."""
 
     format: int
     run: str
@@ -52,6 +52,30 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_frame: Annotated[int, Meta(ge=1, le=2**48)]
     workers: Annotated[tuple[KeyPair, ...], Meta(min_length=1, max_length=4096)]
     numerics: str = "native"
+    first: Annotated[int, Meta(ge=0)] = 0
+
+    @property
+    def seats(self) -> range:
+        """The numbers of the workers whose keys are here."""
+        return range(self.first, self.first + len(self.workers))
+
+    def pair(self, worker: int) -> KeyPair:
+        """The keys of one worker."""
+        return self.workers[worker - self.first]
+
+    def part(self, seats: range) -> JoinCredentials:
+        """A file with the keys of these workers only, for a machine that needs no others.
+
+        Raises:
+            UsageError: if it lacks one of them.
+        """
+        if not seats or seats.start not in self.seats or seats[-1] not in self.seats:
+            raise UsageError(
+                f"this join file has workers {self.first} to {self.seats[-1]}, not {seats.start} to "
+                f"{seats.stop - 1}"
+            )
+        some = self.workers[seats.start - self.first : seats.stop - self.first]
+        return msgspec.structs.replace(self, workers=some, first=seats.start)
 
     def write(self, path: Path) -> None:
         """Write the file, readable by its owner only, and there only when it is whole: workers wait for it.

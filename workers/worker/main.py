@@ -102,6 +102,16 @@ def run(spec: dict[str, Any]) -> int:
         connection.close(linger=1.0)
 
 
+def run_spec(spec: dict[str, Any]) -> int:
+    """Be the worker that a spec of launch.processes.fork_server describes: of this machine's coordinator, or
+    of another one's, if it names a join file. Returns the exit code."""
+    if "join" not in spec:
+        return run(spec)
+    from workers.worker.remote import run_joined  # imports this module
+
+    return run_joined(spec)
+
+
 def set_up(connection: Connection, run: str, config: messages.WorkerConfig, device: str) -> WorkerRuntime:
     """Build what the configuration describes.
 
@@ -198,4 +208,4 @@ def serve(
 
 if __name__ == "__main__":
     with open(int(sys.argv[1]), "rb") as handed:
-        sys.exit(run(json.load(handed)))
+        sys.exit(run_spec(json.load(handed)))

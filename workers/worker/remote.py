@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from fedsim.errors import AccessError, ConnectionLost, TaskError, UsageError, WireError
+from fedsim.errors import AccessError, ConnectionLost, FedsimError, TaskError, UsageError, WireError
 from fedsim.wire.envelope import Envelope
 from workers import protocol_messages as messages
 from workers.scratch import Scratch
@@ -28,6 +29,7 @@ from workers.transport.join_credentials import JoinCredentials
 from workers.worker.local_files import LocalFiles, names_elsewhere
 from workers.worker.main import IDLE, JOIN_DEADLINE, UNANSWERED, announce, serve, set_up
 from workers.worker.runtime import WorkerRuntime
+from workers.worker.seats import SeatLocks
 
 Notify = Callable[[str], None]
 
@@ -38,6 +40,7 @@ class RemoteWorker:
 
     url: the coordinator's address, seen from here. worker: the worker to join as, None: the first that is
     missing. patience: seconds to wait for the coordinator to answer. files: where a user's files lie here.
+    locks: of the join file, for processes that share it and were given no worker.
     """
 
     join_credentials: JoinCredentials
@@ -46,6 +49,7 @@ class RemoteWorker:
     patience: float
     worker: int | None = None
     files: LocalFiles = LocalFiles()
+    locks: SeatLocks = field(default_factory=lambda: SeatLocks(None))
 
     def run(self, notify: Notify) -> None:
         """Join and serve until the run is over; join again if the connection is lost on the way.
@@ -137,13 +141,14 @@ class RemoteWorker:
             TaskError: If the coordinator does not answer.
             ConnectionLost: If the connection has ended.
         """
-        indices = range(len(self.join_credentials.workers))
+        indices = self.join_credentials.seats
         if self.worker is not None and self.worker not in indices:
-            raise AccessError(f"--worker {self.worker}: the run has workers 0 to {len(indices) - 1}")
+            raise AccessError(f"seat {self.worker}: this file has the workers {indices[0]} to {indices[-1]}")
         mine = self.worker if mine is None else mine
         candidates = sorted(indices, key=lambda i: i != mine) if self.worker is None else [self.worker]
         refused_keys: list[KeyRefused] = []
-        for index in candidates:
+        reason = "another process of this machine has joined with each key of the file"
+        for index in self.locks.free(candidates):
             try:
                 connection = self._connect(index, again)
             except KeyRefused as e:
@@ -183,12 +188,37 @@ class RemoteWorker:
         return answer
 
     def _connect(self, index: int, again: bool) -> Connection:
-        keys, join_credentials = self.join_credentials.workers[index], self.join_credentials
+        keys, join_credentials = self.join_credentials.pair(index), self.join_credentials
         curve_keys = CurveKeys(
             keys.public.encode(), keys.secret.encode(), join_credentials.server_key.encode()
         )
         hello = Hello("", index, os.getpid(), platform.node())
         return Connection(self.url, hello, join_credentials.max_frame, curve_keys, self.patience, again)
+
+
+def run_joined(spec: Mapping[str, Any]) -> int:
+    """Be one worker of a node agent (launch/node.py); returns the exit code, and errors go to the log.
+
+    Args:
+        spec: join: the join file; seat: the worker's number, None: a free one; options: url, data_dir,
+            patience, choices and codecs as of `fedsim worker`.
+    """
+    path, options, seat = Path(spec["join"]), spec["options"], spec["seat"]
+    try:
+        credentials = JoinCredentials.read(path)
+        choices = {name: Path(file) for name, file in options.get("choices", {}).items()}
+        files = LocalFiles(choices, tuple(Path(file) for file in options.get("codecs", ())))
+        data_dir = Path(options["data_dir"]) if options.get("data_dir") else None
+        locks = SeatLocks(path if seat is None else None)
+        worker = RemoteWorker(
+            *(credentials, options.get("url") or credentials.url, data_dir, options.get("patience", 60.0)),
+            *(seat, files, locks),
+        )
+        worker.run(lambda text: print(text, flush=True))
+    except FedsimError as e:
+        print(f"fedsim: {e}", file=sys.stderr, flush=True)
+        return e.exit_code
+    return 0
 
 
 class RemoteStateCache:

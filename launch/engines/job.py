@@ -1,0 +1,103 @@
+"""What an engine is asked to carry out, and what an engine is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedsim.errors import DiskError, UsageError
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run on an engine.
+
+    run: the run folder, on a file system that all machines share. tables: what a config file of the run holds
+    (launch/config_files.py). nodes: machines. workers: worker processes in all. threads: cores for each.
+    gpus_per_worker: 0 for none; a share of one, or whole ones. options: of the engine's own, by name.
+    """
+
+    run: Path
+    tables: Mapping[str, Mapping[str, Any]]
+    nodes: int
+    workers: int
+    threads: int = 1
+    gpus_per_worker: float = 0.0
+    options: Mapping[str, str] | None = None
+
+    @property
+    def per_node(self) -> int:
+        """Workers of one machine.
+
+        Raises:
+            UsageError: if the machines would not have equally many.
+        """
+        if self.workers % self.nodes:
+            raise UsageError(f"--workers {self.workers} on --nodes {self.nodes}: give every node as many")
+        return self.workers // self.nodes
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Whole GPUs that one machine's workers share."""
+        return -(-round(self.per_node * self.gpus_per_worker * 1000) // 1000)
+
+    @property
+    def folder(self) -> Path:
+        """Where the engine's files lie, beside the run."""
+        return self.run.with_name(f"{self.run.name}.job")
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "job.toml"
+
+    def toml(self) -> str:
+        """The tables as a config file."""
+        parts = [
+            f"[{table}]\n" + "".join(f"{json.dumps(k)} = {json.dumps(v)}\n" for k, v in values.items())
+            for table, values in self.tables.items()
+            if values
+        ]
+        return "\n".join(parts)
+
+    def write_config(self) -> None:
+        """Write the config file.
+
+        Raises:
+            DiskError: if that is not possible.
+        """
+        self.write(self.config, self.toml())
+
+    def write(self, path: Path, text: str) -> None:
+        """Write a file of the job, and the folder around it.
+
+        Raises:
+            DiskError: if that is not possible.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as e:
+            raise DiskError(f"cannot write {path}: {e.strerror}") from None
+
+
+class Engine(Protocol):
+    """Something that has machines."""
+
+    def plan(self, job: Job) -> str:
+        """What would be submitted, as text that the engine's own command takes.
+
+        Raises:
+            UsageError: if the job does not fit the engine.
+        """
+
+    def submit(self, job: Job) -> str:
+        """Submit the job; returns a line on what was submitted, and how to follow it.
+
+        Raises:
+            UsageError: if the job does not fit, or the engine is not here.
+            TaskError: if the engine refuses it.
+            DiskError: if a file cannot be written.
+        """

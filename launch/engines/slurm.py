@@ -1,0 +1,126 @@
+"""`fedsim launch --on slurm`: one batch job with the coordinator and the node agents.
+
+The batch step, on the first node of the allocation, is the coordinator: no process stays on a login node, and
+nothing comes in from outside. One more step has a node agent on every node. Before its time is over, or when
+it is pre-empted, Slurm sends SIGTERM: the coordinator commits and ends with exit code 130, and the job puts
+itself back into the queue, where it resumes. It resumes after kill -9 as well.
+
+References:
+    https://slurm.schedmd.com/sbatch.html (--requeue, --signal)
+    https://slurm.schedmd.com/srun.html (--overlap, --kill-on-bad-exit)
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from fedsim.errors import TaskError, UsageError
+from launch.engines.job import Job
+
+NOTICE = 90
+"""Seconds between SIGTERM and the end of the time limit; a commit takes a fraction of one."""
+JOIN_WITHIN = 600
+"""Seconds for the nodes' workers to come; the step that starts them begins after the coordinator."""
+INHERITED = ("CPUS_PER_TASK", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "NTASKS_PER_NODE", "TRES_PER_TASK")
+"""Variables SLURM_* of the batch step that srun would take as options of the nodes' step."""
+SUBMIT_DEADLINE = 60.0
+
+SCRIPT = """#!/bin/bash
+{directives}
+set -u
+run={run}
+fedsim=({python} -m launch)
+unset {inherited}
+address=$({python} -c 'from launch.listen_address import own_address; print(own_address() or "127.0.0.1")')
+rm -f "$run/join.json"  # its keys open nothing any more
+if [ -e "$run/manifest.json" ]; then how=(resume "$run"); else how=(launch --config {config} --out "$run"); fi
+asked=0
+"${{fedsim[@]}}" "${{how[@]}}" --remote-workers {workers} --bind "tcp://$address:*" --join-within {within} &
+coordinator=$!
+trap 'asked=1; kill -TERM "$coordinator"' TERM
+until [ -e "$run/join.json" ]; do
+    kill -0 "$coordinator" 2>/dev/null || break
+    sleep 0.1
+done
+if [ -e "$run/join.json" ]; then
+    srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cores}{gres} --overlap \\
+        --kill-on-bad-exit=0 "${{fedsim[@]}}" node --join "$run/join.json" --workers {per_node} \\
+        --threads {threads} --seat auto --logs {logs} &
+fi
+wait "$coordinator"; code=$?
+[ "$asked" = 1 ] && {{ wait "$coordinator"; code=$?; }}  # the first wait was ended by the signal
+wait  # the node agents end with the run
+[ "$asked" = 1 ] && [ "$code" = 130 ] && scontrol requeue "$SLURM_JOB_ID"
+exit "$code"
+"""
+
+
+class Slurm:
+    """launch.engines.job.Engine. Its options are those of sbatch: partition=gpu, time=2:00:00."""
+
+    def plan(self, job: Job) -> str:
+        """The batch script."""
+        cores = job.per_node * job.threads
+        gpus = job.gpus_per_node
+        return SCRIPT.format(
+            directives="\n".join(f"#SBATCH --{text}" for text in self._directives(job, cores)),
+            run=shlex.quote(str(job.run)),
+            python=shlex.quote(sys.executable),
+            inherited=" ".join(f"SLURM_{name}" for name in INHERITED),
+            config=shlex.quote(str(job.config)),
+            workers=job.workers,
+            within=JOIN_WITHIN,
+            nodes=job.nodes,
+            cores=cores,
+            gres=f" --gres=gpu:{gpus}" if gpus else "",
+            per_node=job.per_node,
+            threads=job.threads,
+            logs=shlex.quote(str(job.folder)),
+        )
+
+    def _directives(self, job: Job, cores: int) -> Iterator[str]:
+        """Options of sbatch; the user's come last, and the last one counts.
+
+        Raises:
+            UsageError: if one of the user's would end the line.
+        """
+        yield f"job-name=fedsim-{job.run.name}"
+        yield f"nodes={job.nodes}"
+        yield "ntasks-per-node=1"
+        yield f"cpus-per-task={cores}"
+        if job.gpus_per_node:
+            yield f"gres=gpu:{job.gpus_per_node}"
+        yield f"output={job.folder / 'job.log'}"
+        yield "open-mode=append"
+        yield "requeue"
+        yield f"signal=B:TERM@{NOTICE}"
+        for name, value in (job.options or {}).items():
+            if "\n" in name + value:
+                raise UsageError(f"--engine-option {name}: an option of sbatch is one line")
+            yield f"{name}={value}" if value else name
+
+    def submit(self, job: Job) -> str:
+        """Write script and config beside the run folder, and give the script to sbatch."""
+        script, path = self.plan(job), job.folder / "job.sh"
+        if shutil.which("sbatch") is None:
+            raise UsageError("--on slurm: there is no sbatch on this machine; --dry-run prints the script")
+        job.write_config()
+        job.write(path, script)
+        try:
+            done = subprocess.run(
+                ["sbatch", "--parsable", str(path)],
+                capture_output=True,
+                text=True,
+                timeout=SUBMIT_DEADLINE,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise TaskError(f"sbatch has not answered within {SUBMIT_DEADLINE:g} s") from None
+        if done.returncode:
+            raise TaskError(f"sbatch refuses {path}: {done.stderr.strip()}")
+        number = done.stdout.strip().partition(";")[0]
+        return f"job {number}: {job.folder / 'job.log'} has its output, {job.run} its run folder"

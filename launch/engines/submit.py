@@ -1,0 +1,81 @@
+"""From the options of `fedsim launch --on ENGINE` to a submitted job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from fedsim.errors import UsageError
+from launch.config import Overrides
+from launch.engines.job import Engine, Job
+from launch.engines.slurm import Slurm
+from launch.runs.writer import RunDir
+
+ENGINES: Mapping[str, Callable[[], Engine]] = {"slurm": Slurm}
+OWN = ("workers", "out", "remote_workers", "bind", "transport", "join_within")
+"""Keys of an execution that the engine's job sets itself."""
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What `fedsim launch` says of the engine. options: KEY=VALUE or KEY, of the engine's own."""
+
+    on: str
+    nodes: int = 1
+    gpus_per_worker: float = 0.0
+    options: Sequence[str] = ()
+    dry_run: bool = False
+
+
+def submit(overrides: Overrides, engine: EngineOptions) -> str:
+    """Submit a run; returns what to print: what was submitted, or with dry_run what would be.
+
+    Raises:
+        FedsimError: as Engine.submit.
+    """
+    job, carried = _job(overrides, engine), ENGINES[engine.on]()
+    return carried.plan(job) if engine.dry_run else carried.submit(job)
+
+
+def _job(overrides: Overrides, engine: EngineOptions) -> Job:
+    """The job that the options describe.
+
+    Raises:
+        UsageError: if they do not fit together.
+    """
+    experiment, execution = overrides.resolve()
+    if given := [name for name in ("remote_workers", "bind") if name in overrides.execution]:
+        option = given[0].replace("_", "-")
+        raise UsageError(f"--{option} does not go with --on {engine.on}: its workers find their coordinator")
+    if not execution.workers:
+        raise UsageError(f"--workers 0 computes in one process; on {engine.on} there are workers")
+    out = Path(execution.out) if execution.out else RunDir.default_path(experiment.algo, experiment.seed)
+    kept = {key: value for key, value in overrides.execution.items() if key not in OWN}
+    if kept.get("data_dir"):
+        kept["data_dir"] = str(Path(str(kept["data_dir"])).resolve())
+    if engine.gpus_per_worker:
+        kept.setdefault("devices", "cuda")
+    tables = {
+        "experiment": overrides.experiment,
+        "hyperparameters": overrides.hyperparameters,
+        "codecs": overrides.codecs,
+        "execution": kept,
+    }
+    pairs = dict(text.partition("=")[::2] for text in engine.options)
+    return Job(
+        out.resolve(),
+        tables,
+        engine.nodes,
+        execution.workers,
+        experiment.threads,
+        engine.gpus_per_worker,
+        pairs,
+    )
+
+
+def say(overrides: Overrides, engine: EngineOptions) -> None:
+    """Submit, and print what came of it."""
+    click.echo(submit(overrides, engine).rstrip("\n"))

@@ -1,0 +1,178 @@
+"""`fedsim node`: several workers of one machine, from one import of torch.
+
+An engine (Slurm, Ray, Kubernetes, or a person with ssh) places one node agent a machine. The agent starts the
+workers through a fork server, pins each to its cores and its GPU among those that the engine has given, and
+starts one that was killed again. It ends with its workers, and they end with it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedsim.errors import AccessError, FedsimError, Interrupted, TaskError, UsageError
+from launch.processes.supervisor import Supervisor
+from launch.stop_signals import StopRequested, StopSignals
+from launch.terminal import counted
+from workers.coordinator.worker_pool import ProcessExit
+from workers.devices import assign_devices
+from workers.portable import environment_for
+from workers.scratch import Scratch
+from workers.transport.eventfd import Wakeup
+from workers.transport.join_credentials import JoinCredentials
+from workers.worker.seats import rank
+
+MAX_RESTARTS = 3
+"""A worker that was killed so often is not started again."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a machine brings to a run.
+
+    join: the join file. workers: how many to start. seat: the first of their numbers, auto: rank times
+    `workers`, or None: the free ones. devices: auto, cpu or a list of this machine's GPUs. threads: cores for
+    each worker. options: of workers.worker.remote.run_joined, for all of them. logs: a folder for their logs,
+    None: a temporary one.
+    """
+
+    join: Path
+    workers: int
+    seat: str | None = None
+    devices: str = "auto"
+    threads: int = 1
+    options: Mapping[str, Any] | None = None
+    logs: Path | None = None
+
+    def serve(self) -> None:
+        """Start the workers, and return when all have ended because the run is over.
+
+        Raises:
+            UsageError: if the join file or a number does not fit.
+            AccessError: if the run refuses a worker.
+            TaskError: if one fails, or is killed too often.
+            Interrupted: after Ctrl-C or SIGTERM.
+        """
+        credentials = JoinCredentials.read(self.join)
+        seats = self._seats(credentials)
+        os.environ.update(environment_for(credentials.numerics))
+        scratch = Scratch("fedsim-node-") if self.logs is None else None
+        logs = scratch.path if scratch else Path(str(self.logs))
+        logs.mkdir(parents=True, exist_ok=True)
+        wakeup = Wakeup()
+        supervisor = Supervisor(wakeup)
+        try:
+            with StopSignals(wakeup, in_process=False) as signals:
+                self._carry_out(supervisor, seats, logs, signals)
+        except StopRequested:
+            raise Interrupted("interrupted before the workers ran") from None
+        finally:
+            supervisor.stop(gently=False)
+            wakeup.close()
+            if scratch:
+                scratch.remove()
+
+    def _seats(self, credentials: JoinCredentials) -> Sequence[int | None]:
+        """The number of each worker, None: it takes a free one.
+
+        Raises:
+            UsageError: if the file lacks one, or there is no rank.
+        """
+        if self.seat is None:
+            return [None] * self.workers
+        if self.seat != "auto" and not self.seat.isdecimal():
+            raise UsageError(f"--seat {self.seat!r}: give the number of the first worker, or auto")
+        first = rank(os.environ) * self.workers if self.seat == "auto" else int(self.seat)
+        return credentials.part(range(first, first + self.workers)).seats
+
+    def _carry_out(
+        self, supervisor: Supervisor, seats: Sequence[int | None], logs: Path, signals: StopSignals
+    ) -> None:
+        supervisor.start_server()
+        placements = assign_devices(self.devices, len(seats), self.threads)
+        specs = [
+            {
+                "index": i,
+                "join": str(self.join.resolve()),
+                "seat": seat,
+                "options": dict(self.options or {}),
+                "log": str((logs / f"worker-{i if seat is None else seat:03d}.log").resolve()),
+                "cores": placed.cores,
+                "env": {"CUDA_VISIBLE_DEVICES": placed.gpu or ""},
+                "fresh": placed.fresh,
+            }
+            for i, (seat, placed) in enumerate(zip(seats, placements, strict=True))
+        ]
+        supervisor.start_workers(specs, placements)
+        signals.started()
+        places = ", ".join(dict.fromkeys(map(str, placements)))
+        click.echo(f"{platform.node()}: {counted(len(specs), 'worker')} ({places})")
+        self._watch(supervisor, len(specs))
+
+    def _watch(self, supervisor: Supervisor, running: int) -> None:
+        """Start killed workers again, until all have ended by themselves.
+
+        Raises:
+            Interrupted: if a signal asked to stop.
+            AccessError, TaskError: if a worker ended with an error; the others have ended, too.
+        """
+        killed: Counter[int] = Counter()
+        errors: list[ProcessExit] = []
+        while running:
+            ready, _, _ = select.select(supervisor.fds(), [], [])
+            ended = supervisor.check(ready)
+            if ended is None:
+                continue
+            killed[ended.worker] += ended.killed
+            if ended.killed and killed[ended.worker] < MAX_RESTARTS:
+                click.echo(f"worker process {ended.worker} {ended.how}; it is started again")
+                supervisor.replace(ended.worker, "")
+                continue
+            running -= 1
+            if ended.status != 0:
+                errors.append(ended)
+        if errors:
+            raise _error(errors[0])
+
+
+def _error(ended: ProcessExit) -> FedsimError:
+    """The error of a worker that has ended with one."""
+    kind = AccessError if ended.status == AccessError.exit_code else TaskError
+    return kind(f"worker process {ended.worker} {ended.how}.\n{ended.log_tail}")
+
+
+def serve(
+    file: Path,
+    *,
+    workers: int,
+    seat: str | None,
+    devices: str,
+    threads: int,
+    logs: Path | None,
+    codecs: Sequence[Path] = (),
+    url: str | None,
+    data_dir: Path | None,
+    patience: float,
+    **choices: Path | None,
+) -> None:
+    """Carry `fedsim node` out; the arguments are its options.
+
+    Raises:
+        FedsimError: as Node.serve.
+    """
+    options = {
+        "url": url,
+        "data_dir": str(data_dir.resolve()) if data_dir else None,
+        "patience": patience,
+        "choices": {name: str(path) for name, path in choices.items() if path},
+        "codecs": [str(path) for path in codecs],
+    }
+    Node(file, workers, seat, devices, threads, options, logs).serve()

@@ -1,0 +1,220 @@
+"""Runs on engines: node agents, ranks of torchrun and mpirun, and a real Slurm where its commands exist."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsim.errors import UsageError
+from launch.config import Overrides
+from launch.engines.job import Job
+from launch.engines.slurm import Slurm
+from launch.engines.submit import EngineOptions, submit
+from launch.runs.reader import Run
+from tests.launch.test_remote_workers import Federation, ends, eventually, here, same_bits
+from tests.support import slurm_cluster
+from tests.support.commands import DEADLINE, Command, fedsim, start
+from tests.support.process_tree import alive, children_of, command_line
+
+EXPERIMENT = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "4", "--model", "logistic")
+SLOW = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "6", "--set", "local.epochs=20")
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    created = Federation(tmp_path)
+    yield created
+    created.close()
+
+
+def node(federation: Federation, *options: str, **env: str) -> Command:
+    eventually(federation.join_credentials.exists, "join.json")
+    return federation.command((), "node", "--join", str(federation.join_credentials), *options, **env)
+
+
+def workers_of(agent: Command) -> list[int]:
+    """The processes below an agent that are no fork server: they have no children."""
+    return [pid for pid in children_of(agent.process.pid) if not children_of(pid)]
+
+
+# ---- node agents
+
+
+@pytest.mark.process
+def test_two_node_agents_carry_a_run_with_the_bits_of_one_process(federation: Federation) -> None:
+    launched = federation.launch(*EXPERIMENT, "--verify-bytes", workers=4)
+    agents = [node(federation, "--workers", "2", "--seat", "auto", RANK=str(i)) for i in range(2)]
+    assert "residual 0" in ends(launched)
+    for agent in agents:
+        assert "2 workers" in ends(agent)
+    run = Run.open(federation.run)
+    same_bits(run, here(federation.folder / "local", *EXPERIMENT))
+    assert set(run.ledger[run.ledger.kind == "algorithm"].worker) == {0, 1, 2, 3}
+
+
+@pytest.mark.process
+def test_an_agent_starts_a_killed_worker_again_and_ends_with_its_workers(federation: Federation) -> None:
+    launched = federation.launch(*SLOW, workers=2)
+    agent = node(federation, "--workers", "2")
+    eventually(lambda: len(workers_of(agent)) == 2, "two workers")
+    eventually((federation.run / "metrics.jsonl").exists, "a round")
+    os.kill(workers_of(agent)[0], signal.SIGKILL)
+    ends(launched)
+    assert "was killed by SIGKILL; it is started again" in ends(agent)
+    same_bits(Run.open(federation.run), here(federation.folder / "local", *SLOW))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_agent_leaves_no_process(federation: Federation, how: signal.Signals) -> None:
+    launched = federation.launch(*SLOW, workers=2)
+    agent = node(federation, "--workers", "2")
+    eventually(lambda: len(workers_of(agent)) == 2, "two workers")
+    below = children_of(agent.process.pid)
+    agent.process.send_signal(how)
+    agent.process.wait(20)
+    eventually(lambda: not any(map(alive, below)), "their end")
+    second = node(federation, "--workers", "2")
+    ends(launched)
+    ends(second)
+
+
+@pytest.mark.process
+def test_an_agent_whose_worker_is_refused_says_why_and_ends_with_4(federation: Federation) -> None:
+    federation.launch(*EXPERIMENT, workers=2)
+    agent = node(federation, "--workers", "1", "--data-dir", str(federation.folder), "--seat", "5")
+    assert "not 5 to 5" in ends(agent, 2)
+    both = node(federation, "--workers", "3")
+    assert "all 2 workers of the run have joined already" in ends(both, 4)
+
+
+# ---- ranks of other starters
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "starter",
+    [
+        ["torchrun", "--nproc-per-node", "2", "--no-python"],
+        ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"],
+    ],
+    ids=lambda starter: str(starter[0]),
+)
+def test_a_starters_ranks_are_the_workers(federation: Federation, starter: list[str]) -> None:
+    program = shutil.which(starter[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if program is None:
+        pytest.skip(f"there is no {starter[0]} here")
+    launched = federation.launch(*EXPERIMENT)
+    eventually(federation.join_credentials.exists, "join.json")
+    worker = [sys.executable, "-m", "launch", "worker", "--join", str(federation.join_credentials)]
+    done = subprocess.run(
+        [program, *starter[1:], *worker, "--seat", "auto"], timeout=120, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    ends(launched)
+    same_bits(Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT))
+
+
+# ---- Slurm
+
+
+def job(folder: Path, **changes: object) -> Job:
+    tables = {"experiment": {"algo": "fedavg", "rounds": 2}, "hyperparameters": {"local.lr": 1e-05}}
+    return Job(**{"run": folder / "a run", "tables": tables, "nodes": 2, "workers": 4} | changes)  # type: ignore[arg-type]
+
+
+def test_the_script_is_one_that_bash_reads_and_the_options_come_last(tmp_path: Path) -> None:
+    script = Slurm().plan(job(tmp_path, gpus_per_worker=0.5, options={"time": "1:00", "exclusive": ""}))
+    (tmp_path / "job.sh").write_text(script)
+    subprocess.run(["bash", "-n", str(tmp_path / "job.sh")], check=True, timeout=20)
+    directives = [line for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert directives[-2:] == ["#SBATCH --time=1:00", "#SBATCH --exclusive"]
+    assert {"#SBATCH --requeue", "#SBATCH --signal=B:TERM@90", "#SBATCH --gres=gpu:1"} <= set(directives)
+    assert "--gres=gpu:1 --overlap" in script and "'" + str(tmp_path / "a run") + "'" in script
+
+
+def test_what_the_job_reads_is_what_was_said(tmp_path: Path) -> None:
+    asked = job(tmp_path)
+    asked.write_config()
+    assert tomllib.loads(asked.config.read_text()) == dict(asked.tables)
+    overrides = Overrides.of({"config": str(asked.config)})
+    assert overrides.experiment["rounds"] == 2 and overrides.hyperparameters == {"local.lr": 1e-05}
+
+
+@pytest.mark.parametrize("options", [{"a\nb": "c"}, {"time": "1\n#SBATCH --x"}])
+def test_an_option_cannot_end_its_line(tmp_path: Path, options: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        Slurm().plan(job(tmp_path, options=options))
+
+
+def test_jobs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--workers 4 on --nodes 3"):
+        Slurm().plan(job(tmp_path, nodes=3))
+    dry = EngineOptions("slurm", dry_run=True)
+    for options, text in (
+        ({"remote_workers": 2, "bind": "tcp://127.0.0.1:*"}, "remote-workers"),
+        ({"workers": 0}, "0"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            submit(Overrides.of(options), dry)
+    assert "--nodes" in fedsim("launch", "--nodes", "2", code=2)
+
+
+@pytest.fixture
+def cluster() -> Iterator[slurm_cluster.Cluster]:
+    if lacking := slurm_cluster.missing():
+        pytest.skip(f"no Slurm here: {', '.join(lacking)}")
+    created = slurm_cluster.Cluster(2)
+    try:
+        created.start()
+        yield created
+    finally:
+        created.stop()
+
+
+def metrics(run: Path) -> int:
+    """Rounds that have been evaluated."""
+    path = run / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("interruption", ["none", "requeue", "term"])
+def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str) -> None:
+    """Two nodes; the job is requeued or told to end in the middle; it resumes with the same bits."""
+    run = tmp_path / "run"
+    submitted = start(
+        *("launch", "--on", "slurm", "--nodes", "2", "--workers", "4", "--out", str(run)),
+        *SLOW,
+        **{name: cluster.environment[name] for name in ("PATH", "SLURM_CONF")},
+    )
+    assert "job 1" in ends(submitted)
+    log = run.with_name("run.job") / "job.log"
+    if interruption != "none":
+        eventually(lambda: metrics(run) >= 2, "two rounds")
+        how = (
+            ["scontrol", "requeue"] if interruption == "requeue" else ["scancel", "--batch", "--signal=TERM"]
+        )
+        cluster.command(*how, "1")
+        eventually(lambda: " PD " in cluster.command("squeue"), "the job in the queue again")
+        until = time.monotonic() + DEADLINE  # Slurm lets a requeued job wait two minutes
+        while "goes on after round" not in log.read_text():
+            assert time.monotonic() < until, log.read_text()
+            cluster.command("scontrol", "update", "JobId=1", "StartTime=now")
+            time.sleep(2)
+    eventually(lambda: not cluster.command("squeue", "--noheader").strip(), "the job's end")
+    result = Run.open(run)
+    assert result.status == "done", log.read_text()
+    same_bits(result, here(tmp_path / "local", *SLOW))
+    everyone = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    assert not [command_line(pid) for pid in everyone if f"{run}/join.json" in command_line(pid)]

@@ -1,0 +1,86 @@
+"""Which of a run's workers a process is: its rank under the engine that has started it, or a free seat.
+
+A seat is the number of a worker, and has a key in the join file. `srun`, `mpirun`, `torchrun` and an Indexed
+Job of Kubernetes tell each process its rank, so they start unchanged workers. Without a rank, processes that
+share one file agree by a lock on one byte of it a seat, which the kernel releases with its process.
+
+References:
+    https://slurm.schedmd.com/srun.html (SLURM_PROCID)
+    https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode (JOB_COMPLETION_INDEX)
+    https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html (OMPI_COMM_WORLD_RANK)
+    https://docs.pytorch.org/docs/stable/elastic/run.html (RANK)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from fedsim.errors import UsageError
+
+RANKS = (
+    *("JOB_COMPLETION_INDEX", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+    *("RANK", "SLURM_PROCID"),
+)
+"""Variables with a process's rank, the nearest starter first: mpirun inside an allocation of Slurm sets its
+own beside SLURM_PROCID, which is that of the batch script."""
+
+
+def rank(environment: Mapping[str, str]) -> int:
+    """The rank that the engine has given this process.
+
+    Raises:
+        UsageError: if it has given none, or something that is no number.
+    """
+    name = next((name for name in RANKS if environment.get(name)), "")
+    if not name:
+        raise UsageError(
+            f"--seat auto: no engine has given this process a rank ({', '.join(RANKS)}); give --seat I, or "
+            "leave it out: the first free one is taken"
+        )
+    if not environment[name].isdecimal():
+        raise UsageError(f"--seat auto: {name} is {environment[name]!r}, which is no rank")
+    return int(environment[name])
+
+
+class SeatLocks:
+    """Locks on the seats of one join file, between processes of machines that share the file.
+
+    A file system without locks, or a copy of the file elsewhere, locks nothing: then the coordinator refuses
+    the second process that comes as one worker, and it tries the next.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Open the file, if there is one; it stays open, because closing it would release the locks."""
+        self._file: BinaryIO | None = None
+        if path is not None:
+            with suppress(OSError):
+                self._file = open(path, "r+b", buffering=0)  # noqa: SIM115 (close() closes it)
+
+    def free(self, seats: Iterable[int]) -> Iterator[int]:
+        """Yield the seats that no other process holds, each locked by this process while it is tried."""
+        for seat in seats:
+            if self._lock(seat, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                yield seat
+                self._lock(seat, fcntl.LOCK_UN)  # not reached for the seat that is taken
+
+    def _lock(self, seat: int, how: int) -> bool:
+        """Whether no other process holds the seat."""
+        if self._file is None:
+            return True
+        try:
+            fcntl.lockf(self._file, how, 1, seat, os.SEEK_SET)
+        except BlockingIOError:
+            return False
+        except OSError:  # no locks on this file system
+            return True
+        return True
+
+    def close(self) -> None:
+        """Release all locks."""
+        if self._file is not None:
+            self._file.close()
