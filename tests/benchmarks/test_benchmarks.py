@@ -32,6 +32,15 @@ PRINTS = {
         r"^CURVE listener.*: \d+ MiB without",
     ],
     "ivon_cost": [r"^ivon-opt +\d+ us", r"^ours, duals / adam: [\d.]+ "],
+    "nodes": [
+        r"^agents' start to the end of round 1, 4 workers: [\d.]+ s",
+        r"^a round on node agents / with local workers: [\d.]+",
+        r"^memory of one more worker \(PSS\): -?\d+ MB",
+    ],
+    "numerics": [
+        r"^probe, fedlap_cov on fashion_mnist: \d+ ms",
+        r"^portable / native, ivon_admm, MLP of 178,110 parameters: [\d.]+",
+    ],
     "recovery": [
         r"^main job, in process: [\d.]+ ms a round, [\d.]+ without; ratio [\d.]+$",
         r"^steady state, fedlap_cov, in process: ",
