@@ -67,7 +67,7 @@ def _numerics_of(run: Path | None) -> str:
 @main.command(cls=Configured, short_help="Run an experiment with real worker processes.")
 @_quiet
 @configuration
-@click.option("--on", type=click.Choice(["slurm"]), help="Run it there, as a job.  [this machine]")
+@click.option("--on", type=click.Choice(["slurm", "ray"]), help="Run it there, as a job.  [this machine]")
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Machines of the job.  [1]")
 @click.option("--gpus-per-worker", type=float, metavar="X", help="GPUs, or a share of one.  [0]")
 @click.option("--engine-option", "engine_options", multiple=True, metavar="K=V", help="Repeatable.")

@@ -20,10 +20,10 @@ from statistics import fmean, pstdev
 import numpy as np
 from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, ROOT, SKY, VERMILION, figure, table
 
+from fedsim.participation import schedule
 from launch.runs.reader import Run
-from launch.runs.restored import StoredRun
 from launch.sweep.pool import Pool
-from launch.sweep.recipe import Recipe, Row, Trial
+from launch.sweep.recipe import Recipe, Trial
 
 KEY = "experiment.participation"
 RECIPES = ("digits_10", "digits_100", "fashion_mnist_10", "fashion_mnist_100")
@@ -45,12 +45,15 @@ class Waste:
     def of(run: Run) -> Waste:
         """Read it off a run's ledger and schedule."""
         own = run.ledger[run.ledger.kind == "algorithm"]
-        schedule = StoredRun.open(run.path).problem.schedule()
+        e = run.experiment
+        who_takes_part = schedule(
+            str(e["participation"]), clients=int(e["clients"]), seed=int(e["seed"]), sizes=e["client_sizes"]
+        )
         gone, lost = 0, 0
         folded = np.zeros(int(run.experiment["clients"]), dtype=int)
         spent = own.groupby(["round", "client"])["bytes"].sum().to_dict()
         for number in range(1, int(run.experiment["rounds"]) + 1):
-            who = schedule(number)
+            who = who_takes_part(number)
             unfolded = who.dropouts | who.lost_uploads
             folded[[k for k in who.participants if k not in unfolded]] += 1
             gone += sum(spent.get((number, k), 0) for k in who.dropouts)
@@ -78,13 +81,17 @@ class Cell:
 
 def cells(recipe: Recipe, pool: Pool) -> list[Cell]:
     """Every line of the recipe whose runs are all there."""
-    trials: dict[Row, list[Trial]] = {}
+    trials: dict[str, list[Trial]] = {}
     for trial in recipe.trials():
-        trials.setdefault(trial.row, []).append(trial)
-    there = {row: own for row, own in trials.items() if all(map(pool.done, own))}
+        trials.setdefault(trial.row.name, []).append(trial)
     return [
-        Cell(row.variant.label, str(row.point[KEY]), tuple(Run.open(pool.folder(t)) for t in own))
-        for row, own in there.items()
+        Cell(
+            own[0].row.variant.label,
+            str(own[0].row.point[KEY]),
+            tuple(Run.open(pool.folder(trial)) for trial in own),
+        )
+        for own in trials.values()
+        if all(map(pool.done, own))
     ]
 
 
@@ -182,8 +189,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(argv)
     chosen.out.mkdir(parents=True, exist_ok=True)
     pool = Pool(chosen.runs)
-    answers = (Path(__file__).parent / "participation_answers.md").read_text(encoding="utf-8")
-    parts = [answers.rstrip(), ""]
+    parts = [(ROOT / "docs" / "recipes" / "participation_answers.md").read_text(encoding="utf-8")]
     for name in RECIPES:
         parts += section(name, pool, chosen.out)
     (chosen.out / "participation.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")

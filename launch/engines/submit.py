@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -11,10 +11,11 @@ import click
 from fedsim.errors import UsageError
 from launch.config import Overrides
 from launch.engines.job import Engine, Job
+from launch.engines.ray import Ray
 from launch.engines.slurm import Slurm
 from launch.runs.writer import RunDir
 
-ENGINES: Mapping[str, Callable[[], Engine]] = {"slurm": Slurm}
+ENGINES: Mapping[str, Callable[[], Engine]] = {"slurm": Slurm, "ray": Ray}
 OWN = ("workers", "out", "remote_workers", "bind", "transport", "join_within")
 """Keys of an execution that the engine's job sets itself."""
 
@@ -46,7 +47,8 @@ def _job(overrides: Overrides, engine: EngineOptions) -> Job:
     Raises:
         UsageError: if they do not fit together.
     """
-    experiment, execution = overrides.resolve()
+    tcp = replace(overrides, execution={**overrides.execution, "transport": "tcp"})
+    experiment, execution = tcp.resolve()
     if given := [name for name in ("remote_workers", "bind") if name in overrides.execution]:
         option = given[0].replace("_", "-")
         raise UsageError(f"--{option} does not go with --on {engine.on}: its workers find their coordinator")

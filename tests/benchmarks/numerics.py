@@ -3,7 +3,7 @@
     python -m tests.benchmarks.numerics [--repeats 3] [--tiny]
 
 Probe: one digest in this process after the warm-up, as a worker computes it before it joins. Portable:
-seconds of a round in process with native and portable numerics, run alternately; the median of a run's rounds.
+seconds of a round in process with native and portable numerics, run alternately; a run's median round.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,3 +102,43 @@ def test_the_streamed_recurrence_gives_every_prefixs_delta(rho: float) -> None:
         folded.add(x[t - 1])
         exact = posterior_delta(start, x[:t], rho)
         assert (folded.delta - exact).norm() < 1e-13 * exact.norm()
+
+
+PARTICIPATION = """
+title = "Partial participation: three schedules"
+seeds = [0, 1]
+[experiment]
+dataset = "digits"
+model = "logistic"
+clients = 4
+rounds = 2
+eval_samples = 0
+[grid]
+"experiment.participation" = ["full", "0.3", "0.3+lost:0.5"]
+[[variant]]
+label = "fedlap, rho 1/|S|"
+experiment = {algo = "fedlap"}
+hyperparameters = {rho = "1/|S|"}
+[[variant]]
+label = "fedavg"
+experiment = {algo = "fedavg"}
+"""
+
+
+@pytest.mark.usefixtures("recipes")
+def test_the_participation_page_is_written_from_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table a score, the share of lost bytes, and the invariant of the duals."""
+    page, folder = recipe("participation"), tmp_path / "docs" / "recipes"
+    folder.mkdir(parents=True)
+    (folder / "participation_two.toml").write_text(PARTICIPATION)
+    (folder / "participation_answers.md").write_text("# Answers\n")
+    runs, out = tmp_path / "runs", tmp_path / "out"
+    command = ["sweep", str(folder / "participation_two.toml"), "--runs", str(runs), "--jobs", "2", "--quiet"]
+    subprocess.run([sys.executable, "-m", "launch", *command], check=True, timeout=300)
+    monkeypatch.setattr(page, "ROOT", tmp_path)
+    monkeypatch.setattr(page, "RECIPES", ("two",))
+    page.main(["--runs", str(runs), "--out", str(out)])
+    text = (out / "participation.md").read_text()
+    assert text.startswith("# Answers") and (out / "participation_two.png").stat().st_size > 10_000
+    assert text.count(r"| fedlap, rho 1/\|S\| |") == 4  # accuracy, worst client, megabytes, waste
+    assert "Sum of duals: in 6 runs" in text

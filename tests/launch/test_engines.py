@@ -17,6 +17,7 @@ import pytest
 from fedsim.errors import UsageError
 from launch.config import Overrides
 from launch.engines.job import Job
+from launch.engines.ray import Ray
 from launch.engines.slurm import Slurm
 from launch.engines.submit import EngineOptions, submit
 from launch.runs.reader import Run
@@ -124,6 +125,99 @@ def test_a_starters_ranks_are_the_workers(federation: Federation, starter: list[
     same_bits(Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT))
 
 
+# ---- Ray
+
+
+class RayCluster:
+    """A cluster in a process of its own; this one must not have Ray's threads."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.support.ray_cluster", "2"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        self.address = self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        assert self._answer().endswith("done")
+
+    def close(self) -> None:
+        with self._process as process:
+            try:
+                process.communicate(timeout=30)
+            finally:
+                process.kill()
+
+
+@pytest.fixture
+def ray_cluster() -> Iterator[RayCluster]:
+    created = RayCluster()
+    yield created
+    created.close()
+
+
+def on_ray(cluster: RayCluster, run: Path, *options: str) -> Command:
+    return start(
+        *("launch", "--on", "ray", "--nodes", "2", "--workers", "4", "--out", str(run)),
+        *("--engine-option", f"address={cluster.address}", *options),
+    )
+
+
+def left_over(run: Path) -> list[str]:
+    """Command lines of processes of a run."""
+    everyone = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [command_line(pid) for pid in everyone if alive(pid) and str(run) in command_line(pid)]
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_ray(ray_cluster: RayCluster, tmp_path: Path) -> None:
+    """The bits of one process: undisturbed, and after a node with two of four workers is gone."""
+    alone = here(tmp_path / "local", *SLOW)
+    for lost in (False, True):
+        run = tmp_path / f"run-{lost}"
+        carried = on_ray(ray_cluster, run, *SLOW, "--verify-bytes" if not lost else "--quiet")
+        if lost:
+            eventually(lambda run=run: metrics(run) >= 2, "two rounds")  # type: ignore[misc]
+            ray_cluster.tell("remove 0")
+        output = ends(carried)
+        assert lost or "residual 0" in output
+        same_bits(Run.open(run), alone)
+        assert not left_over(run)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_on_ray_that_is_ended_leaves_nothing_and_goes_on(
+    ray_cluster: RayCluster, tmp_path: Path, how: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+    first = on_ray(ray_cluster, run, *SLOW)
+    eventually(lambda: metrics(run) >= 2, "two rounds")
+    first.process.send_signal(how)
+    first.wait()
+    first.kill()
+    eventually(lambda: not left_over(run), "the end of its processes")
+    assert "goes on after round" in ends(on_ray(ray_cluster, run, *SLOW))
+    same_bits(Run.open(run), here(tmp_path / "local", *SLOW))
+
+
+def test_without_a_cluster_or_with_an_unknown_option_the_error_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="address=auto"):
+        Ray().submit(job(tmp_path, options={"partition": "gpu"}))
+    assert "2 x {'CPU': 2, 'GPU': 1.0}" in Ray().plan(job(tmp_path, gpus_per_worker=0.5))
+    nowhere = ("--engine-option", "address=127.0.0.1:1")
+    assert "no cluster at" in fedsim("launch", "--on", "ray", *nowhere, "--out", str(tmp_path / "r"), code=2)
+
+
 # ---- Slurm
 
 
@@ -216,5 +310,4 @@ def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str
     result = Run.open(run)
     assert result.status == "done", log.read_text()
     same_bits(result, here(tmp_path / "local", *SLOW))
-    everyone = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    assert not [command_line(pid) for pid in everyone if f"{run}/join.json" in command_line(pid)]
+    assert not left_over(run)

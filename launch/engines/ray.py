@@ -1,0 +1,132 @@
+"""`fedsim launch --on ray`: the coordinator here, and a node agent in an actor on every machine.
+
+Ray places the agents (a placement group) and gives them GPUs; it restarts nothing (max_restarts = 0) and
+carries no tensor: an actor gets the keys of its machine's workers, starts `fedsim node` and returns its exit
+code. An actor whose node is gone is asked for again, and until Ray has a place its tasks are computed by the
+others.
+
+Ray has no access control between the jobs of a cluster: whoever can submit a job can read an actor's
+arguments, the keys among them. A cluster is trusted as a whole (SECURITY.md).
+
+References:
+    https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html
+    https://docs.ray.io/en/latest/ray-core/fault_tolerance/actors.html
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+from typing import Any
+
+from fedsim.errors import Interrupted, TaskError, UsageError
+from launch.engines.job import Job
+from launch.engines.ray_agents import FEDSIM, RayAgents
+from launch.listen_address import own_address
+from launch.processes.fork_server import die_with_parent
+from workers.transport.join_credentials import JOIN
+
+JOIN_WITHIN = 600
+LOOK = 0.2
+"""Seconds between two looks at coordinator and actors."""
+ANSWER = 5.0
+"""Seconds for a cluster's head to take a connection."""
+
+
+class Ray:
+    """launch.engines.job.Engine. Its option is address: auto (the cluster of this machine) or ray://HEAD."""
+
+    def plan(self, job: Job) -> str:
+        """The bundles that Ray would be asked for, and the commands that would run in them."""
+        agents = f"fedsim node --workers {job.per_node} --threads {job.threads}"
+        return (
+            f"placement group: {job.nodes} x {self._bundle(job)}, strategy SPREAD\n"
+            f"here: {' '.join(self._coordinator(job))}\n"
+            f"in an actor of each bundle: {agents}"
+        )
+
+    def submit(self, job: Job) -> str:
+        """Carry the run out, until it is over; an interrupted one goes on with the same command.
+
+        Raises:
+            UsageError: if Ray is not installed, or has no cluster.
+            TaskError: if the coordinator fails.
+            Interrupted: after Ctrl-C.
+        """
+        ray = self._connected(job)
+        job.write_config()
+        (job.run / JOIN).unlink(missing_ok=True)  # an earlier start's: its keys open nothing any more
+        parent = os.getpid()
+        coordinator = subprocess.Popen(
+            self._coordinator(job), preexec_fn=lambda: die_with_parent(parent), start_new_session=True
+        )
+        try:
+            group = ray.util.placement_group([self._bundle(job)] * job.nodes, strategy="SPREAD")
+            agents = RayAgents(ray, group, job)
+            while coordinator.poll() is None:
+                agents.look_after()
+                time.sleep(LOOK)
+            agents.end()
+        except KeyboardInterrupt:
+            coordinator.send_signal(signal.SIGINT)
+        finally:
+            code = coordinator.wait()
+            ray.shutdown()
+        if code == Interrupted.exit_code:
+            raise Interrupted(f"interrupted; the same command with --out {job.run} goes on")
+        if code:
+            error = TaskError(f"the coordinator ended with exit code {code}")
+            error.exit_code = code
+            raise error
+        return f"run folder: {job.run}"
+
+    def _bundle(self, job: Job) -> dict[str, float]:
+        gpus = job.per_node * job.gpus_per_worker
+        return {"CPU": job.per_node * job.threads} | ({"GPU": gpus} if gpus else {})
+
+    def _coordinator(self, job: Job) -> list[str]:
+        again = (job.run / "manifest.json").exists()
+        how = (
+            ["resume", str(job.run)]
+            if again
+            else ["launch", "--config", str(job.config), "--out", str(job.run)]
+        )
+        address = own_address() or "127.0.0.1"
+        come_in = ["--remote-workers", str(job.workers), "--bind", f"tcp://{address}:*"]
+        return [*FEDSIM, *how, *come_in, "--join-within", str(JOIN_WITHIN)]
+
+    def _connected(self, job: Job) -> Any:
+        options = dict(job.options or {})
+        address = options.pop("address", "auto")
+        if options:
+            raise UsageError(
+                f"--engine-option {next(iter(options))}: on ray there is address=auto or ray://HEAD"
+            )
+        try:
+            import ray
+        except ImportError:
+            raise UsageError("--on ray needs the package ray: pip install 'fedsim[ray]'") from None
+        try:
+            _answers(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError) as e:
+            raise UsageError(
+                f"--on ray: no cluster at {address!r} ({e}); ray start --head makes one"
+            ) from None
+        return ray
+
+
+def _answers(address: str) -> None:
+    """Ask whether anything listens at HOST:PORT or ray://HOST:PORT: ray.init itself waits for minutes.
+
+    Raises:
+        OSError: if nothing does.
+        ValueError: if the port is no number.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon:
+        socket.create_connection((host, int(port)), timeout=ANSWER).close()
