@@ -131,7 +131,6 @@ def test_the_participation_page_is_written_from_runs(tmp_path: Path, monkeypatch
     page, folder = recipe("participation"), tmp_path / "docs" / "recipes"
     folder.mkdir(parents=True)
     (folder / "participation_two.toml").write_text(PARTICIPATION)
-    (folder / "participation_answers.md").write_text("# Answers\n")
     runs, out = tmp_path / "runs", tmp_path / "out"
     command = ["sweep", str(folder / "participation_two.toml"), "--runs", str(runs), "--jobs", "2", "--quiet"]
     subprocess.run([sys.executable, "-m", "launch", *command], check=True, timeout=300)
@@ -139,6 +138,9 @@ def test_the_participation_page_is_written_from_runs(tmp_path: Path, monkeypatch
     monkeypatch.setattr(page, "RECIPES", ("two",))
     page.main(["--runs", str(runs), "--out", str(out)])
     text = (out / "participation.md").read_text()
-    assert text.startswith("# Answers") and (out / "participation_two.png").stat().st_size > 10_000
+    assert (
+        text.startswith("# What partial participation costs")
+        and (out / "participation_two.png").stat().st_size > 10_000
+    )
     assert text.count(r"| fedlap, rho 1/\|S\| |") == 4  # accuracy, worst client, megabytes, waste
     assert "Sum of duals: in 6 runs" in text
