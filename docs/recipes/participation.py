@@ -167,11 +167,12 @@ def picture(lines: Sequence[Cell], title: str, path: Path) -> None:
         colour = COLOURS[labels.index(cell.label) % len(COLOURS)]
         dashes = "-" if labels.index(cell.label) < len(COLOURS) else "--"
         for axis, x in zip(axes, ("round", "MB"), strict=True):
-            curve = cell.runs[0].metrics[x]
+            curve = np.asarray(cell.runs[0].metrics[x], dtype=float)
             heights = np.mean([100 * run.metrics["test_accuracy"] for run in cell.runs], axis=0)
+            drawn = curve > 0 if x == "MB" else curve >= 0  # a logarithm has no place for round 0
             axis.plot(
-                curve,
-                heights,
+                curve[drawn],
+                heights[drawn],
                 color=colour,
                 linestyle=":" if full else dashes,
                 linewidth=1.0 if full else 1.8,
