@@ -109,7 +109,7 @@ class Ray:
         try:
             import ray
         except ImportError:
-            raise UsageError("--on ray needs the package ray: pip install -e '.[ray]' in fedsim's folder") from None
+            raise UsageError("--on ray needs the package ray: pip install -e '.[ray]'") from None
         try:
             _answers(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
