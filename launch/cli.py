@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from launch.options import (
     configuration_of,
     sweep_configuration,
 )
+from launch.worker_commands import FILE, FOLDER, PATH, node, prepare_torch, revoke, run_argument, worker
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -33,27 +32,15 @@ def main() -> None:
     """
 
 
-_PATH = click.Path(path_type=Path)
-_FOLDER: dict[str, Any] = {"metavar": "DIR", "type": _PATH}
-_FILE: dict[str, Any] = {"metavar": "FILE", "type": _PATH}
-_run = click.argument("run", type=_PATH, shell_complete=run_folders)
 _quiet = click.option("--quiet", "-q", is_flag=True, help="Print nothing but what was made: its path.")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
-_data_dir = click.option("--data-dir", **_FOLDER, help="Folder of the data files.  [the run's]")
+_data_dir = click.option("--data-dir", **FOLDER, help="Folder of the data files.  [the run's]")
 
 
 def _say(path: Path | None, quiet: bool) -> None:
     """With --quiet the one line of stdout: what a script goes on with."""
     if quiet and path is not None:
         click.echo(path)
-
-
-def _prepare_torch(numerics: str = "native") -> None:
-    """Set the environment that torch reads when it is imported; numerics: the run's, if there is one."""
-    from launch.processes.fork_server import ENVIRONMENT
-    from workers.portable import environment_for
-
-    os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
 
 
 def _numerics_of(run: Path | None) -> str:
@@ -124,7 +111,7 @@ def resume(run: Path, quiet: bool, **options: Any) -> None:
 
 
 @main.command(short_help="Compute a run's last rounds again and compare the bits.")
-@_run
+@run_argument
 @click.option("--rounds", type=click.IntRange(min=1), metavar="N", help="The last N that can be.  [all]")
 @click.option("--clients", metavar="IDS", help="Of these clients, such as 0,4.  [all]")
 @click.option("--twice", is_flag=True, help="Compute every task twice, and compare these, too.")
@@ -137,14 +124,14 @@ def verify(run: Path, **options: Any) -> None:
     whose predecessor's checkpoint is kept, the last ones, and the first. Compares the digests of the summary
     with the files, too. Exit code 1 if anything differs; nothing in the folder is changed.
     """
-    _prepare_torch(_numerics_of(run))
+    prepare_torch(_numerics_of(run))
     from launch.commands.verify import verify
 
     verify(run, **options)
 
 
 @main.command(short_help="Fold a run's kept uploads again, without clients.")
-@_run
+@run_argument
 @_data_dir
 def replay(run: Path, data_dir: Path | None) -> None:
     """Fold the uploads of RUN again, from the start to the end, and compare the results.
@@ -152,88 +139,14 @@ def replay(run: Path, data_dir: Path | None) -> None:
     For runs that were launched with --keep-uploads. Every broadcast is made again, no client computes. Exit
     code 1 if a checkpoint or the final model differs; nothing in the folder is changed.
     """
-    _prepare_torch(_numerics_of(run))
+    prepare_torch(_numerics_of(run))
     from launch.commands.replay import replay
 
     replay(run, data_dir)
 
 
-def _joining(seat: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options of whoever joins a run from elsewhere; seat: what --seat says."""
-    options = (
-        click.option("--join", "file", **_FILE, required=True, help="The run's join.json."),
-        click.option(
-            "--connect", "url", metavar="URL", help="The coordinator as seen from here.  [the file's]"
-        ),
-        click.option(
-            "--data-dir", **_FOLDER, help="Folder of the data files on this machine.  [FEDSIM_DATA]"
-        ),
-        click.option("--seat", "--worker", "seat", metavar="I|auto", help=seat),
-        click.option("--devices", metavar="LIST", default="auto", help="As of launch, here.  [auto]"),
-        click.option(
-            "--patience", type=float, metavar="SECONDS", default=60.0, help="Give up after that.  [60]"
-        ),
-        click.option("--algo", **_FILE, help="A copy of the run's own algorithm file.  [the run's path]"),
-        click.option("--model", **_FILE, help="The same of its model.  [the run's path]"),
-        click.option("--dataset", **_FILE, help="The same of its data set.  [the run's path]"),
-        click.option("--partition", **_FILE, help="The same of its partition.  [the run's path]"),
-        click.option("--codec", "codecs", multiple=True, **_FILE, help="The same of a codec; repeatable."),
-    )
-
-    def add(command: Callable[..., None]) -> Callable[..., None]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
-@main.command(short_help="Take part in a run on another machine.")
-@_joining("As which worker; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
-def worker(file: Path, **options: Any) -> None:
-    """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
-
-    The file holds this run's keys: copy it over a channel that you trust, and keep it to yourself (0600).
-    Files of your own (--algo FILE.py:NAME and the like) are not sent: copy them, too. They are compared by
-    their digests.
-    """
-    from workers.transport.join_credentials import JoinCredentials
-
-    _prepare_torch(JoinCredentials.read(file).numerics)
-    from launch.remote_workers import join
-
-    join(file, **options)
-
-
-@main.command(short_help="Take part in a run with several workers of this machine.")
-@_joining("The first of their numbers; auto: rank times K.  [the free ones]")
-@click.option("--workers", type=click.IntRange(min=1), metavar="K", default=1, help="How many.  [1]")
-@click.option("--threads", type=click.IntRange(min=1), metavar="T", default=1, help="Cores for each.  [1]")
-@click.option("--logs", **_FOLDER, help="Folder of their logs.  [none is kept]")
-def node(file: Path, **options: Any) -> None:
-    """Join a run as `fedsim worker` does, with K workers from one import of torch.
-
-    Each is pinned to cores and a GPU of those that this process may use (CUDA_VISIBLE_DEVICES, affinity), and
-    is started again if it is killed. The workers end with this process, and it ends when the run is over.
-    """
-    from launch.node import serve
-
-    serve(file, **options)
-
-
-@main.command(short_help="Shut a worker on another machine out of a run.")
-@_run
-@click.argument("workers", nargs=-1, required=True, type=int, metavar="WORKER...")
-def revoke(run: Path, workers: tuple[int, ...]) -> None:
-    """Take the keys of RUN's remote workers back, while it goes on: WORKER is 0, 1, ...
-
-    A connection that is open ends within a second, other workers take over its tasks (the bits of the
-    result stay the same), and no worker can join with this key again. The keys of the other workers are
-    not affected, but every machine that has the whole join.json has all keys.
-    """
-    from launch.remote_workers import revoke
-
-    revoke(run, workers)
+for joined in (worker, node, revoke):
+    main.add_command(joined)
 
 
 @main.command("list", short_help="Show what there is to choose from.")
@@ -261,7 +174,7 @@ def describe(algo: str, as_json: bool) -> None:
 
 
 @main.command(short_help="Compare all codecs on the messages of a run.")
-@click.argument("run", required=False, type=_PATH, shell_complete=run_folders)
+@click.argument("run", required=False, type=PATH, shell_complete=run_folders)
 @_data_dir
 @click.option(
     *("--keep", "fractions"),
@@ -272,7 +185,7 @@ def describe(algo: str, as_json: bool) -> None:
     metavar="P",
     help="Fraction that csr, bitmap, best and topk keep; repeatable.",
 )
-@click.option("--csv", "file", **_FILE, help="Write the figures there, too.")
+@click.option("--csv", "file", **FILE, help="Write the figures there, too.")
 @_json
 def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> None:
     """Show bytes, speed and error of every codec on the messages that RUN would send next.
@@ -280,7 +193,7 @@ def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> No
     One client, the largest of the next round's, computes its next task here from its committed state;
     nothing in the folder is changed. Without RUN, the main job is trained for 3 rounds first.
     """
-    _prepare_torch(_numerics_of(run))
+    prepare_torch(_numerics_of(run))
     from launch.commands.codecs import codecs
 
     codecs(run, fractions=fractions, **options)
@@ -295,8 +208,8 @@ def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> No
     help="Values to combine, of an option, a hyperparameter, or codec.FIELD; repeatable.",
 )
 @click.option("--seeds", metavar="S,S", help="Seeds, 0,1,2 or 0-2.  [0]")
-@click.option("--out", **_FOLDER, help="Write NAME.md, NAME.csv and the plots there.")
-@click.option("--runs", **_FOLDER, default="runs/sweep", show_default=True, help="Folder of the runs.")
+@click.option("--out", **FOLDER, help="Write NAME.md, NAME.csv and the plots there.")
+@click.option("--runs", **FOLDER, default="runs/sweep", show_default=True, help="Folder of the runs.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs side by side.  [one per core]")
 @click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
@@ -363,7 +276,7 @@ def schedule(spec: str, clients: int, **options: Any) -> None:
 
 
 @main.command(short_help="Show where a run's bytes went.")
-@_run
+@run_argument
 @click.option(
     "--by",
     type=click.Choice(["kind", "field", "round", "client"]),
@@ -371,7 +284,7 @@ def schedule(spec: str, clients: int, **options: Any) -> None:
 )
 @click.option("--all", "everything", is_flag=True, help="Control and simulation traffic too.  [algorithm]")
 @click.option("--cumulative", is_flag=True, help="Sums so far, by round.")
-@click.option("--csv", "export", **_FILE, help="Write round,sender,receiver,bytes; no tables without --by.")
+@click.option("--csv", "export", **FILE, help="Write round,sender,receiver,bytes; no tables without --by.")
 @_json
 def ledger(run: Path, by: str | None, **options: Any) -> None:
     """Show a run's ledger: by kind, field and layer, round, client; broadcasts per recipient and once."""
@@ -398,7 +311,7 @@ def plan(as_json: bool, **options: Any) -> None:
 
 
 @main.command(short_help="List runs: their state, rounds, accuracy and bytes.")
-@click.argument("folders", nargs=-1, metavar="[DIR]...", type=_PATH, shell_complete=run_folders)
+@click.argument("folders", nargs=-1, metavar="[DIR]...", type=PATH, shell_complete=run_folders)
 @_json
 def runs(folders: tuple[Path, ...], as_json: bool) -> None:
     """List the runs in DIR, or in runs/, in the order in which they were begun.
@@ -412,8 +325,8 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
 
 
 @main.command(short_help="Write a run's page, RUN/report.html.")
-@_run
-@click.option("--out", **_FILE, help="Write the page there.  [RUN/report.html]")
+@run_argument
+@click.option("--out", **FILE, help="Write the page there.  [RUN/report.html]")
 def report(run: Path, out: Path | None) -> None:
     """Write one HTML file that loads nothing: curves, bytes, participation, timeline, configuration."""
     from launch.results.run_page import report
@@ -422,14 +335,14 @@ def report(run: Path, out: Path | None) -> None:
 
 
 @main.command(short_help="Compare runs: accuracy against bytes, tables, one page.")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=_PATH, shell_complete=run_folders)
-@click.option("--out", **_FILE, help="Write the page there.  [comparisons/TIME.html, a new one each time]")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=PATH, shell_complete=run_folders)
+@click.option("--out", **FILE, help="Write the page there.  [comparisons/TIME.html, a new one each time]")
 @click.option(
     "--to", multiple=True, metavar="ACCURACY", help="Show the bytes until it (0.75 or 75%); repeatable."
 )
 @click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only runs with it; repeatable.")
-@click.option("--markdown", **_FILE, help="Write the tables there, too.")
-@click.option("--csv", **_FILE, help="Write one line per group of runs there, too.")
+@click.option("--markdown", **FILE, help="Write the tables there, too.")
+@click.option("--csv", **FILE, help="Write one line per group of runs there, too.")
 @_json
 def compare(runs: tuple[Path, ...], **options: Any) -> None:
     """Compare runs, or folders of runs such as runs/sweep.

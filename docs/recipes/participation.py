@@ -68,7 +68,7 @@ Tables without words are in [participation_digits_10.md](participation_digits_10
   worse in every column where somebody is silent: fedadmm 56 against 85 % (0.1, ten clients), and ivon_admm
   does not learn at all where few take part (10 %), because K stale posteriors outvote the participants.
 - rho = 20/K and gamma = 2/K for ivon_admm, its defaults. With the fixed values 2 and 0.2, which are the
-  same at K = 10, a hundred clients learned nothing (16 % with all clients, where the rules give 93 %; [decision
+  same at K = 10, a hundred clients learned nothing (16 % with all clients; the rules give 93 %; [decision
   022](../decisions/022-ivon-admm-defaults.md)).
 - `size:N` (participants in proportion to their rows) is better than uniform thirds in 9 of 11 rows with ten
   clients, for no additional byte.

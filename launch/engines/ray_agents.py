@@ -71,10 +71,10 @@ class RayAgents:
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=bundle
         )
-        wanted = self._group.bundle_specs[bundle]
+        bundle_spec = self._group.bundle_specs[bundle]
         actor = self._ray.remote(NodeActor).options(
-            num_cpus=wanted["CPU"],
-            num_gpus=wanted.get("GPU", 0),
+            num_cpus=bundle_spec["CPU"],
+            num_gpus=bundle_spec.get("GPU", 0),
             max_restarts=0,
             scheduling_strategy=strategy,
         )

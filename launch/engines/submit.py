@@ -49,8 +49,8 @@ def _job(overrides: Overrides, engine: EngineOptions) -> Job:
     """
     tcp = replace(overrides, execution={**overrides.execution, "transport": "tcp"})
     experiment, execution = tcp.resolve()
-    if given := [name for name in ("remote_workers", "bind") if name in overrides.execution]:
-        option = given[0].replace("_", "-")
+    if clashing := [name for name in ("remote_workers", "bind") if name in overrides.execution]:
+        option = clashing[0].replace("_", "-")
         raise UsageError(f"--{option} does not go with --on {engine.on}: its workers find their coordinator")
     if not execution.workers:
         raise UsageError(f"--workers 0 computes in one process; on {engine.on} there are workers")

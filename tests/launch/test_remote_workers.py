@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -156,13 +157,16 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
 
 
 def test_a_join_that_is_refused_is_booked_as_control_traffic(federation: Federation) -> None:
-    """Two workers with one join file both ask for the first seat; one is refused and takes the next."""
+    """Two workers with copies of one join file both ask for the first seat; one is refused and takes the
+    next. With the file itself they would agree by a lock on it."""
     launched = federation.launch(*EXPERIMENT, "--verify-bytes")
     eventually(federation.join_credentials.exists, "join.json")
     relay = Relay(int(JoinCredentials.read(federation.join_credentials).url.rpartition(":")[2]))
     first = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}")
     first.wait_for("worker 0 of run")
-    second = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}")
+    copy = federation.folder / "copy.json"
+    shutil.copy(federation.join_credentials, copy)
+    second = federation.join("--connect", f"tcp://127.0.0.1:{relay.port}", file=copy)
     output = [ends(launched), ends(first), ends(second)]
     relay.close()
     assert "residual 0" in output[0] and "worker 1 of run" in output[2]

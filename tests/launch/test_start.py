@@ -43,7 +43,8 @@ def test_help_and_mistyped_options_import_nothing_heavy(arguments: Sequence[str]
 def test_every_field_of_the_configuration_has_an_option_or_says_that_it_has_none() -> None:
     generated = {parameter.name for parameter in main.commands["launch"].params}
     known = {field.name for kind in (Experiment, Execution) for field in fields(kind)}
-    assert generated == known - {"device"} | {"config", "preset", "quiet"}
+    engine = {"on", "nodes", "gpus_per_worker", "engine_options", "dry_run"}
+    assert generated == known - {"device"} | {"config", "preset", "quiet"} | engine
 
 
 def test_the_fork_server_is_made_by_a_process_that_has_imported_nothing_heavy() -> None:

@@ -22,7 +22,7 @@ from msgspec import Meta
 from fedsim.errors import DataError, DiskError, UsageError
 from workers.storage.atomic_files import write_atomically
 
-FORMAT = 2
+FORMAT, REVOKED_FORMAT = 2, 1
 JOIN = "join.json"
 REVOKED = "revoked.json"
 Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
@@ -140,8 +140,8 @@ class Revocations:
             return frozenset()
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             raise DataError(f"{self.path} is damaged: {e}; remove it and revoke again") from None
-        if result.format != FORMAT:
-            raise DataError(f"{self.path} has format {result.format}; this fedsim reads {FORMAT}")
+        if result.format != REVOKED_FORMAT:
+            raise DataError(f"{self.path} has format {result.format}; this fedsim reads {REVOKED_FORMAT}")
         return frozenset(result.workers)
 
     def add(self, workers: Iterable[int]) -> None:
@@ -157,7 +157,7 @@ class Revocations:
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX)
                 together = tuple(sorted({*self._read(), *workers}))
-                temporary.write_bytes(msgspec.json.encode(_Revoked(FORMAT, together)) + b"\n")
+                temporary.write_bytes(msgspec.json.encode(_Revoked(REVOKED_FORMAT, together)) + b"\n")
                 temporary.rename(self.path)
             finally:
                 os.close(folder)

@@ -1,0 +1,101 @@
+"""The commands of workers on other machines: worker, node, revoke. Heavy imports happen inside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launch.completion import run_folders
+
+PATH = click.Path(path_type=Path)
+FOLDER: dict[str, Any] = {"metavar": "DIR", "type": PATH}
+FILE: dict[str, Any] = {"metavar": "FILE", "type": PATH}
+run_argument = click.argument("run", type=PATH, shell_complete=run_folders)
+
+
+def prepare_torch(numerics: str = "native") -> None:
+    """Set the environment that torch reads when it is imported; numerics: the run's, if there is one."""
+    from launch.processes.fork_server import ENVIRONMENT
+    from workers.portable import environment_for
+
+    os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
+
+
+def _joining(seat: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options of whoever joins a run from elsewhere; seat: what --seat says."""
+    options = (
+        click.option("--join", "file", **FILE, required=True, help="The run's join.json."),
+        click.option(
+            "--connect", "url", metavar="URL", help="The coordinator as seen from here.  [the file's]"
+        ),
+        click.option("--data-dir", **FOLDER, help="Folder of the data files on this machine.  [FEDSIM_DATA]"),
+        click.option("--seat", "--worker", "seat", metavar="I|auto", help=seat),
+        click.option("--devices", metavar="LIST", default="auto", help="As of launch, here.  [auto]"),
+        click.option(
+            "--patience", type=float, metavar="SECONDS", default=60.0, help="Give up after that.  [60]"
+        ),
+        click.option("--algo", **FILE, help="A copy of the run's own algorithm file.  [the run's path]"),
+        click.option("--model", **FILE, help="The same of its model.  [the run's path]"),
+        click.option("--dataset", **FILE, help="The same of its data set.  [the run's path]"),
+        click.option("--partition", **FILE, help="The same of its partition.  [the run's path]"),
+        click.option("--codec", "codecs", multiple=True, **FILE, help="The same of a codec; repeatable."),
+    )
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+@click.command(short_help="Take part in a run on another machine.")
+@_joining("As which worker; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
+def worker(file: Path, **options: Any) -> None:
+    """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
+
+    The file holds this run's keys: copy it over a channel that you trust, and keep it to yourself (0600).
+    Files of your own (--algo FILE.py:NAME and the like) are not sent: copy them, too. They are compared by
+    their digests.
+    """
+    from workers.transport.join_credentials import JoinCredentials
+
+    prepare_torch(JoinCredentials.read(file).numerics)
+    from launch.remote_workers import join
+
+    join(file, **options)
+
+
+@click.command(short_help="Take part in a run with several workers of this machine.")
+@_joining("The first of their numbers; auto: rank times K.  [the free ones]")
+@click.option("--workers", type=click.IntRange(min=1), metavar="K", default=1, help="How many.  [1]")
+@click.option("--threads", type=click.IntRange(min=1), metavar="T", default=1, help="Cores for each.  [1]")
+@click.option("--logs", **FOLDER, help="Folder of their logs.  [none is kept]")
+def node(file: Path, **options: Any) -> None:
+    """Join a run as `fedsim worker` does, with K workers from one import of torch.
+
+    Each is pinned to cores and a GPU of those that this process may use (CUDA_VISIBLE_DEVICES, affinity), and
+    is started again if it is killed. The workers end with this process, and it ends when the run is over.
+    """
+    from launch.node import serve
+
+    serve(file, **options)
+
+
+@click.command(short_help="Shut a worker on another machine out of a run.")
+@run_argument
+@click.argument("workers", nargs=-1, required=True, type=int, metavar="WORKER...")
+def revoke(run: Path, workers: tuple[int, ...]) -> None:
+    """Take the keys of RUN's remote workers back, while it goes on: WORKER is 0, 1, ...
+
+    A connection that is open ends within a second, other workers take over its tasks (the bits of the
+    result stay the same), and no worker can join with this key again. The keys of the other workers are
+    not affected, but every machine that has the whole join.json has all keys.
+    """
+    from launch.remote_workers import revoke
+
+    revoke(run, workers)
