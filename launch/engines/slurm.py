@@ -54,7 +54,9 @@ fi
 wait "$coordinator"; code=$?
 [ "$asked" = 1 ] && {{ wait "$coordinator"; code=$?; }}  # the first wait was ended by the signal
 wait  # the node agents end with the run
-[ "$asked" = 1 ] && [ "$code" = 130 ] && scontrol requeue "$SLURM_JOB_ID"
+if [ "$asked" = 1 ] && [ "$code" = 130 ]; then
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60  # until Slurm ends this script
+fi
 exit "$code"
 """
 

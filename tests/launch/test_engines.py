@@ -300,8 +300,11 @@ def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str
             ["scontrol", "requeue"] if interruption == "requeue" else ["scancel", "--batch", "--signal=TERM"]
         )
         cluster.command(*how, "1")
-        eventually(lambda: " PD " in cluster.command("squeue"), "the job in the queue again")
+        eventually(
+            lambda: "BeginTime" in cluster.command("squeue", "--format=%r"), "the job in the queue again"
+        )
         until = time.monotonic() + DEADLINE  # Slurm lets a requeued job wait two minutes
+        time.sleep(4)  # let it end what it kills: the end of the first batch script would end the second
         while "goes on after round" not in log.read_text():
             assert time.monotonic() < until, log.read_text()
             cluster.command("scontrol", "update", "JobId=1", "StartTime=now")
