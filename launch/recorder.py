@@ -55,6 +55,8 @@ class Recorder:
     """The digest of the manifest's experiment."""
     journal: FileDigest | None = None
     """What the journal held when it was closed."""
+    _facts: Facts | None = None
+    """What the manifest has of the workers."""
     _bytes_of_rounds: dict[int, int] = field(default_factory=dict)
     """The algorithm's bytes up to committed rounds that are not evaluated yet."""
 
@@ -104,6 +106,9 @@ class Recorder:
             facts: What the run's bits depend on, as far as it is known now.
             drift: How the worker's bits may differ; '' if they do not.
         """
+        if facts == self._facts and not drift:
+            return  # the same as of the worker before: the manifest has it
+        self._facts = facts
         path = self.rundir.path / manifest.NAME
         before = manifest.json_of(path)
         after = manifest.with_workers(before, facts, [f"worker {worker}: {drift}"] if drift else [])

@@ -10,6 +10,9 @@ from typing import Any, Protocol
 
 from fedsim.errors import DiskError, UsageError
 
+JOIN_WITHIN = 600
+"""Seconds for an engine's workers to come; they are started after the coordinator."""
+
 
 @dataclass(frozen=True)
 class Job:

@@ -24,13 +24,12 @@ import time
 from typing import Any
 
 from fedsim.errors import Interrupted, TaskError, UsageError
-from launch.engines.job import Job
+from launch.engines.job import JOIN_WITHIN, Job
 from launch.engines.ray_agents import FEDSIM, RayAgents
 from launch.listen_address import own_address
 from launch.processes.fork_server import die_with_parent
 from workers.transport.join_credentials import JOIN
 
-JOIN_WITHIN = 600
 LOOK = 0.2
 """Seconds between two looks at coordinator and actors."""
 ANSWER = 5.0

@@ -19,12 +19,10 @@ import sys
 from collections.abc import Iterator
 
 from fedsim.errors import TaskError, UsageError
-from launch.engines.job import Job
+from launch.engines.job import JOIN_WITHIN, Job
 
 NOTICE = 90
 """Seconds between SIGTERM and the end of the time limit; a commit takes a fraction of one."""
-JOIN_WITHIN = 600
-"""Seconds for the nodes' workers to come; the step that starts them begins after the coordinator."""
 INHERITED = ("CPUS_PER_TASK", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "NTASKS_PER_NODE", "TRES_PER_TASK")
 """Variables SLURM_* of the batch step that srun would take as options of the nodes' step."""
 SUBMIT_DEADLINE = 60.0

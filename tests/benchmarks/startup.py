@@ -15,17 +15,14 @@ import time
 from pathlib import Path
 
 from tests.benchmarks.common import options_of, spread, summary
+from tests.support.process_tree import children_of
 
 COMMAND = [sys.executable, "-m", "launch", "launch", "--algo", "fedlap_cov"]
 
 
 def family(pid: int) -> list[int]:
     """A process and all its descendants."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except FileNotFoundError:
-        return []
-    return [pid, *(p for child in children for p in family(int(child)))]
+    return [pid, *children_of(pid)]
 
 
 def pss(pid: int) -> int:
