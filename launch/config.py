@@ -23,7 +23,7 @@ from launch.presets import Preset, remark
 class Execution:
     """How a run is carried out: nothing here changes a bit of its result.
 
-    With remote workers, `workers` is their number, too.
+    workers counts those of other machines, too; on the command line it is those of this machine.
     """
 
     workers: Annotated[
@@ -35,7 +35,9 @@ class Execution:
             ge=0,
         ),
     ] = 10
-    remote_workers: Annotated[int, option("Start none here, wait for K (--bind).", "K", default="", ge=0)] = 0
+    remote_workers: Annotated[
+        int, option("Workers of other machines to wait for (--bind).", "K", default="", ge=0)
+    ] = 0
     bind: Annotated[
         str, option("Where they come in: tcp://ADDRESS:PORT of this machine.", "URL", default="")
     ] = ""
@@ -57,6 +59,11 @@ class Execution:
     """A worker that computes sends a heartbeat every second from inside its loop, however slow it is."""
     patience: Annotated[float, option("Stop if nothing happens for so long.", "SECONDS", gt=0)] = 3600.0
     """Longer than the longest task."""
+
+    @property
+    def local_workers(self) -> int:
+        """Worker processes that the run starts on this machine."""
+        return self.workers - self.remote_workers
 
 
 EXECUTION = tuple(f.name for f in fields(Execution))
@@ -155,7 +162,7 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
     """
     execution = convert(Execution, values, overrides.where("execution"))
     if execution.remote_workers:
-        execution = _remote(execution, "workers" in overrides.execution)
+        execution = _remote(execution, execution.workers if "workers" in values else 0)
     elif execution.bind:
         raise UsageError("--bind is where --remote-workers K come in; workers of this machine need none")
     if execution.verify_bytes and (execution.transport != "tcp" or not execution.workers):
@@ -207,14 +214,12 @@ def _refuse_unset(experiment: Mapping[str, Any]) -> None:
             raise UsageError(f"{option} {value}: must be a whole number of at least {least}{otherwise}")
 
 
-def _remote(execution: Execution, has_workers: bool) -> Execution:
-    """Make the number of remote workers the number of workers, over tcp.
+def _remote(execution: Execution, here: int) -> Execution:
+    """Count remote workers and those of this machine together, all over tcp.
 
     Raises:
         UsageError: if remote workers do not go with the rest.
     """
-    if has_workers and execution.workers != execution.remote_workers:
-        raise UsageError("--workers starts workers here and --remote-workers waits for others: give one")
     if not execution.bind:
         raise UsageError(
             f"--remote-workers {execution.remote_workers} needs to know where they come in: "
@@ -225,7 +230,7 @@ def _remote(execution: Execution, has_workers: bool) -> Execution:
             f"--remote-workers: --bind {execution.bind!r} is no tcp://ADDRESS:PORT of this machine; "
             "port * lets the system choose"
         )
-    return replace(execution, workers=execution.remote_workers, transport="tcp")
+    return replace(execution, workers=here + execution.remote_workers, transport="tcp")
 
 
 def _codec_setting(text: str) -> tuple[str, str]:

@@ -169,7 +169,8 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
     e, workers = problem.experiment, execution.workers
     where = f"{counted(workers, 'worker')} over {execution.transport}" if workers else "in process"
     if execution.remote_workers:
-        where = counted(workers, "remote worker")
+        here = f"{counted(execution.local_workers, 'worker')} and " if execution.local_workers else ""
+        where = here + counted(execution.remote_workers, "remote worker")
     until = f" or until {percent(e.until)}" if e.until else ""
     devices = ", ".join(dict.fromkeys(str(placed) for placed in placements))
     # commas, because rich takes a word between two colons for an emoji

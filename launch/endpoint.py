@@ -14,7 +14,15 @@ from launch.recorder import Recorder
 from launch.terminal import counted
 from workers.devices import Placement
 from workers.transport.endpoint import Endpoint, Loopback
-from workers.transport.join_credentials import FORMAT, JOIN, REVOKED, JoinCredentials, KeyPair, Revocations
+from workers.transport.join_credentials import (
+    FORMAT,
+    JOIN,
+    JOIN_HERE,
+    REVOKED,
+    JoinCredentials,
+    KeyPair,
+    Revocations,
+)
 from workers.transport.listeners import CurveListener, local_listener
 from workers.transport.router import ZmqEndpoint
 from workers.worker.runtime import WorkerRuntime
@@ -55,22 +63,23 @@ def curve_endpoint(
     path, revocations = folder / JOIN, Revocations(folder / REVOKED)
     path.unlink(missing_ok=True)
     revocations.clear()
-    server, count = KeyPair.new(), execution.remote_workers
-    pairs = tuple(KeyPair.new() for _ in range(count))
+    server, remote = KeyPair.new(), execution.remote_workers
+    pairs = tuple(KeyPair.new() for _ in range(execution.workers))
     listener = CurveListener(execution.bind, server, pairs, revocations)
     largest = STATE_FACTOR * max_frame
     endpoint = ZmqEndpoint(ledger, listener, largest, pending(largest))
     try:
         largest_sent = max(largest, to_workers)
-        JoinCredentials(FORMAT, run, endpoint.address, server.public, largest_sent, pairs, numerics).write(
-            path
-        )
+        keys = JoinCredentials(FORMAT, run, endpoint.address, server.public, largest_sent, pairs, numerics)
+        if execution.local_workers:
+            keys.part(range(remote, execution.workers)).write(folder / JOIN_HERE)
+        keys.part(range(remote)).write(path)
     except BaseException:
         endpoint.close()
         raise
     note(
-        f"waiting for {counted(count, 'worker')} at {endpoint.address}, at most {execution.join_within:g} s; "
-        f"elsewhere: fedsim worker --join {path.resolve()}"
+        f"waiting for {counted(remote, 'worker')} at {endpoint.address}, at most {execution.join_within:g} "
+        f"s; elsewhere: fedsim worker --join {path.resolve()}"
     )
     return endpoint
 

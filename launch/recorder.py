@@ -21,6 +21,7 @@ from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.coordinator.task_timeline import Span
 from workers.numerics import DRIFT, Facts
+from workers.place import Place
 from workers.storage.client_states import ClientStates
 from workers.storage.growing_file import FileDigest
 from workers.storage.journal import Journal
@@ -98,14 +99,16 @@ class Recorder:
             self.display.note(f"worker {worker} comes from {hello.host}, process {hello.pid}")
             self.supervisor.note_remote_worker(worker, hello.pid, hello.host)
 
-    def admitted(self, worker: int, facts: Facts, drift: str) -> None:
-        """Record in the manifest what the first worker of its kind has brought, and that one's bits differ.
+    def admitted(self, worker: int, facts: Facts, drift: str, place: Place) -> None:
+        """Record where a worker computes, what the first of its kind has brought, and that one's bits differ.
 
         Args:
             worker: The worker.
             facts: What the run's bits depend on, as far as it is known now.
             drift: How the worker's bits may differ; '' if they do not.
+            place: Where it computes.
         """
+        self.supervisor.note_place(worker, place)
         if facts == self._facts and not drift:
             return  # the same as of the worker before: the manifest has it
         self._facts = facts

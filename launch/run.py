@@ -95,7 +95,7 @@ def _placements(execution: Execution, threads: int) -> tuple[Placement, ...]:
             "that they all compute on; fedsim worker --devices says which one of their machine"
         )
     placed = Placement(ELSEWHERE if execution.devices == "cuda" else None, ())
-    return (placed,) * execution.remote_workers
+    return (placed,) * execution.workers
 
 
 def launch(

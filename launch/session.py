@@ -19,6 +19,7 @@ from fedsim.problem import Problem
 from launch.config import Execution
 from launch.display import Display, header
 from launch.endpoint import open_endpoint
+from launch.processes.local_node import LocalNode
 from launch.processes.supervisor import Supervisor
 from launch.recorder import Recorder
 from launch.runs import manifest
@@ -44,7 +45,7 @@ from workers.storage.journal import Journal
 from workers.storage.recovery import NOTHING, Recovery, recover
 from workers.storage.upload_archive import uploads_folder
 from workers.transport.eventfd import Wakeup
-from workers.transport.join_credentials import JOIN
+from workers.transport.join_credentials import JOIN, JOIN_HERE
 from workers.worker.main import fix_numerics, set_malloc_thresholds
 
 
@@ -211,6 +212,10 @@ class Session:
             endpoint = open_endpoint(problem, e, self.placements, folder, self.run_name, recorder)
             closing.callback(endpoint.close)
             closing.callback((folder / JOIN).unlink, missing_ok=True)  # its keys open nothing any more
+            local = self._local_node() if e.remote_workers and e.local_workers else None
+            if local is not None:
+                closing.callback((folder / JOIN_HERE).unlink, missing_ok=True)
+                closing.callback(local.end, gently=False)
             closing.callback(recorder.close_ledger)
             remarks = [escape(self.remark)] if self.remark else []
             recorder.display.header([*header(problem, e, self.placements), *remarks])
@@ -231,7 +236,19 @@ class Session:
             outcome = coordinator.run()
             write_model(folder / "model.safetensors", problem, outcome.model)
             recorder.supervisor.stop(gently=True)  # while the socket is open: closing it may drop envelopes
+            if local is not None:
+                local.end(gently=True)
             return outcome
+
+    def _local_node(self) -> LocalNode:
+        """Start the workers of this machine, in a run that others join as well."""
+        e, experiment = self.execution, self.problem.experiment
+        return LocalNode(
+            (self.folder / JOIN_HERE).resolve(),
+            threads=experiment.threads,
+            devices="auto" if experiment.device == "cuda" else "cpu",
+            data_dir=str(Path(e.data_dir).resolve()) if e.data_dir else None,
+        )
 
     @property
     def _own_workers(self) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -36,6 +36,7 @@ from fedsim.learning.gaussian import (
 from fedsim.round_events import TaskId
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, blob, decode, pack
 from fedsim.wire.schema import Dims, Draws, FullPrecision, Mean, Precision
+from workers.place import Place, Printable
 
 NO_PAYLOAD = Payload((), ())
 
@@ -55,21 +56,19 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index: int = NONE
 
 
-Printable = Annotated[str, msgspec.Meta(max_length=500, pattern="^[ -~]*$")]
-"""Text of a worker that is shown on the coordinator's terminal: it has no control characters."""
-
-
 class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker has once it is set up.
 
     data: Problem.data_digest, '' if it was not computed. sources: the user's own files and their sha256.
     facts: workers.numerics.facts_of_process. processor: what its processor calls itself.
+    place: where it is, which is not compared.
     """
 
     data: str
     sources: dict[str, str]
     facts: dict[Printable, Printable] = {}
     processor: Printable = ""
+    place: Place = Place()
 
     @staticmethod
     def of(envelope: Envelope) -> WorkerManifest:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import select
 import signal
 import time
@@ -21,6 +22,7 @@ from fedsim.errors import Interrupted, TaskError
 from launch.processes.fork_server import ForkServer
 from workers.coordinator.worker_pool import ProcessExit
 from workers.devices import Placement
+from workers.place import Place, engine_of
 from workers.transport.eventfd import Wakeup
 
 START_DEADLINE = 120.0
@@ -30,7 +32,8 @@ LAST_WORDS = 12
 
 @dataclass
 class Process:
-    """One row of processes.json."""
+    """One row of processes.json. node: the machine. gpu: a GPU's UUID, '' for none. engine: what has placed the
+    process, '' if that is not known."""
 
     role: str
     index: int
@@ -39,6 +42,9 @@ class Process:
     log: str
     started: str
     ended: str | None = None
+    node: str = ""
+    gpu: str = ""
+    engine: str = ""
 
 
 class Supervisor:
@@ -194,9 +200,18 @@ class Supervisor:
     # ---- remote workers, of whom we only hear
 
     def note_remote_worker(self, index: int, pid: int, host: str) -> None:
-        self._workers[index] = _process("remote worker", index, pid, host, "")
+        """A worker has come from a machine."""
+        self._workers[index] = _process("remote worker", index, pid, "", "")
+        self._workers[index].node = host
         self.processes.append(self._workers[index])
         self.changed(self.processes)
+
+    def note_place(self, index: int, place: Place) -> None:
+        """A worker has said where it computes."""
+        row = self._workers.get(index)
+        if row is not None and row.ended is None:
+            row.node, row.device, row.gpu, row.engine = place.node, place.device, place.gpu, place.engine
+            self.changed(self.processes)
 
     def note_left(self, index: int) -> None:
         self._workers[index].ended = _now()
@@ -225,7 +240,7 @@ class Supervisor:
 
 
 def _process(role: str, index: int, pid: int, device: str, log: str) -> Process:
-    return Process(role, index, pid, device, log, _now())
+    return Process(role, index, pid, device, log, _now(), node=platform.node(), engine=engine_of(os.environ))
 
 
 def _now() -> str:

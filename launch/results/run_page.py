@@ -17,6 +17,7 @@ from fedsim.experiment import dotted
 from launch.results import html
 from launch.results.client_scores import client_scores
 from launch.results.participation_grid import participation_grid
+from launch.results.processes import processes
 from launch.results.run_bill import bill, bytes_by_field, clients, units
 from launch.results.run_curves import calibration, diagnostics, learning
 from launch.results.tables import NONE
@@ -74,6 +75,7 @@ def render(run: Run) -> str:
             html.section("Participation", participation_grid(run, _rounds(summary, metrics))),
             html.section("Clients", *(clients(rows, experiment, summary) if len(rows) else ())),
             html.section("Timeline", timeline(run.path / "timeline.csv")),
+            html.section("Processes", *processes(run)),
             html.section("Data", *_data(run, metrics)),
             html.section("Provenance", _provenance(run)),
             html.section("Settings", _settings(run)),

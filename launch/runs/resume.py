@@ -123,10 +123,15 @@ class Stored:
     def _execution(self, supplied: Overrides) -> Execution:
         known = {f.name for f in fields(Execution)}
         values = {k: v for k, v in self.manifest.get("execution", {}).items() if k in known}
-        if "workers" in supplied.execution or not values.get("remote_workers"):
-            values |= {"remote_workers": 0, "bind": ""}
-        if supplied.execution.get("remote_workers"):
+        remote, begun_with = values.get("remote_workers", 0), values.get("workers", 0)
+        if "remote_workers" in supplied.execution:
             values.pop("workers", None)
+        elif "workers" in supplied.execution or not remote:
+            values |= {"remote_workers": 0, "bind": ""}
+        elif begun_with > remote:
+            values["workers"] = begun_with - remote
+        else:
+            values.pop("workers")
         values.pop("allow_drift", None)  # said anew for every start
         return check_execution({**values, **supplied.execution, "out": str(self.folder)}, supplied)
 

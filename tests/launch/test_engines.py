@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -20,11 +21,14 @@ from launch.engines.job import Job
 from launch.engines.ray import Ray
 from launch.engines.slurm import Slurm
 from launch.engines.submit import EngineOptions, submit
+from launch.results.processes import read
+from launch.results.run_page import render
 from launch.runs.reader import Run
 from tests.launch.test_remote_workers import Federation, ends, eventually, here, same_bits
 from tests.support import slurm_cluster
 from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.process_tree import alive, children_of, command_line
+from workers.transport.join_credentials import JoinCredentials
 
 EXPERIMENT = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "4", "--model", "logistic")
 SLOW = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "6", "--set", "local.epochs=20")
@@ -45,6 +49,50 @@ def node(federation: Federation, *options: str, **env: str) -> Command:
 def workers_of(agent: Command) -> list[int]:
     """The processes below an agent that are no fork server: they have no children."""
     return [pid for pid in children_of(agent.process.pid) if not children_of(pid)]
+
+
+# ---- workers here and elsewhere
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.1:*", "tcp://0.0.0.0:*"])
+def test_workers_here_and_elsewhere_share_a_run(federation: Federation, bind: str) -> None:
+    federation.bind = bind
+    launched = federation.launch(*EXPERIMENT, "--workers", "2", "--verify-bytes", workers=1)
+    eventually(federation.join_credentials.exists, "join.json")
+    port = JoinCredentials.read(federation.join_credentials).url.rpartition(":")[2]
+    joined = federation.join(
+        "--connect", f"tcp://127.0.0.1:{port}", "--seat", "auto", RANK="0", SLURM_JOB_ID="7"
+    )
+    output = ends(launched)
+    assert "residual 0" in output and "2 workers and 1 remote worker" in output
+    ends(joined)
+    run = Run.open(federation.run)
+    same_bits(run, here(federation.folder / "local", *EXPERIMENT))
+    assert set(run.ledger[run.ledger.kind == "algorithm"].worker) == {0, 1, 2}
+    rows = [row for row in read(run.path / "processes.json") if row["role"] == "remote worker"]
+    assert {row["index"]: row["engine"] for row in rows} == {0: "slurm job 7", 1: "", 2: ""}
+    assert all(row["node"] == platform.node() and row["device"].startswith("cpu ") for row in rows)
+    assert not [*run.path.glob("join*.json")] and not left_over(run.path)
+    assert "slurm job 7" in render(run)
+
+
+@pytest.mark.process
+def test_a_mixed_run_goes_on_with_as_many_workers_here_as_before(federation: Federation) -> None:
+    launched = federation.launch(*SLOW, "--workers", "1", workers=1)
+    federation.join()
+    eventually(lambda: metrics(federation.run) >= 2, "a round")
+    launched.process.kill()
+    launched.process.wait()
+    eventually(
+        lambda: not [p for p in left_over(federation.run) if "join-here" in p], "the end of its own agent"
+    )
+    first = federation.join_credentials.read_bytes()
+    resumed = federation.command((), "resume", str(federation.run))
+    eventually(lambda: federation.join_credentials.read_bytes() != first, "new keys")
+    federation.join()
+    assert "1 worker and 1 remote worker" in ends(resumed)
+    same_bits(Run.open(federation.run), here(federation.folder / "local", *SLOW))
 
 
 # ---- node agents

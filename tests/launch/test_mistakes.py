@@ -46,7 +46,7 @@ def launch(out: Path, *arguments: str) -> Result:
         (["--patience", "inf"], "patience = inf: must be a finite number"),
         (["--fraction", "2"], "fraction = 2.0: must be a number above 0 and at most 1"),
         (["--clients", "100000"], "100,000 clients cannot divide 1,442 training examples: use fewer clients"),
-        (["--remote-workers", "2"], "--workers starts workers here"),
+        (["--remote-workers", "2"], "--remote-workers 2 needs to know where they come in"),
         (["--lr", "0.1"], "--lr is no option. A hyperparameter is set by --set lr=0.1"),
         (["--lr=0.1"], "--lr is no option. A hyperparameter is set by --set lr=0.1"),
         (["--batch-size", "8"], "--set batch_size=8"),

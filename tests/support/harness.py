@@ -37,6 +37,7 @@ from workers.coordinator.run_records import RunIdentity, Storage
 from workers.coordinator.task_timeline import Span
 from workers.coordinator.worker_pool import NoWorkerPool
 from workers.numerics import Facts
+from workers.place import Place
 from workers.probe import SHORT
 from workers.protocol_messages import WorkerConfig, WorkerManifest
 from workers.storage.checkpoints import Checkpoint, Checkpoints, read_checkpoint
@@ -100,7 +101,7 @@ class Recorder:
     def spans(self, spans: list[Span]) -> None:
         self.timeline += spans
 
-    def admitted(self, worker: int, facts: Facts, drift: str) -> None:
+    def admitted(self, worker: int, facts: Facts, drift: str, place: Place) -> None:
         """Nothing to record."""
 
     def joined(self, worker: int, hello: Hello) -> None:

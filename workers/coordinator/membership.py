@@ -25,6 +25,7 @@ from workers.coordinator.registration import Registration
 from workers.coordinator.responses import ProtocolViolation
 from workers.coordinator.worker_pool import ProcessExit, WorkerPool
 from workers.numerics import Facts
+from workers.place import Place
 from workers.storage.journal import Journal
 from workers.transport.endpoint import Endpoint
 from workers.transport.handshake import Hello, refusal
@@ -42,7 +43,7 @@ class WorkerCallbacks(Protocol):
 
     def left(self, worker: int, why: str) -> None: ...
 
-    def admitted(self, worker: int, facts: Facts, drift: str) -> None: ...
+    def admitted(self, worker: int, facts: Facts, drift: str, place: Place) -> None: ...
 
     def waits(self, why: str) -> None: ...
 
@@ -193,7 +194,8 @@ class Membership:
         except WireError as e:
             raise ProtocolViolation(f"sends {e}") from None
         if not why:
-            self.callbacks.admitted(worker, self.registration.facts, drift)
+            registration = self.registration
+            self.callbacks.admitted(worker, registration.facts, drift, registration.places[worker])
             if not self.begun:
                 return []
             self._stop_accepting()

@@ -6,6 +6,7 @@ import msgspec
 
 from fedsim.wire.envelope import Envelope
 from workers.numerics import Difference, differences
+from workers.place import Place
 from workers.protocol_messages import WorkerConfig, WorkerManifest
 
 
@@ -27,6 +28,8 @@ class Registration:
         self.allow_drift = allow_drift
         self.facts = dict(manifest.facts)
         """What the bits depend on; what the coordinator does not know is that of the first worker."""
+        self.places: dict[int, Place] = {}
+        """Where each worker is that has come."""
         self.ready: set[int] = set()
         self.setting_up: set[int] = set()
         """Workers that were told what to set up, and have not answered yet."""
@@ -58,6 +61,7 @@ class Registration:
             WireError: If its message cannot be read.
         """
         theirs = WorkerManifest.of(envelope)
+        self.places[worker] = theirs.place
         drift = list(differences(theirs.facts, self.facts))
         why = theirs.differ(self.manifest)
         if not why and drift and not self.allow_drift:

@@ -24,6 +24,8 @@ from workers.storage.atomic_files import write_atomically
 
 FORMAT, REVOKED_FORMAT = 2, 1
 JOIN = "join.json"
+JOIN_HERE = "join-here.json"
+"""The keys of workers that the run starts on its own machine beside remote ones."""
 REVOKED = "revoked.json"
 Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
 

@@ -25,6 +25,7 @@ from fedsim.wire.envelope import Envelope
 from protocols import find
 from workers import protocol_messages as messages
 from workers.numerics import facts_of_process, processor_name
+from workers.place import place_of_process
 from workers.portable import check_numerics
 from workers.probe import probe
 from workers.transport.dealer import Connection
@@ -155,6 +156,7 @@ def announce(
         {(names or {}).get(path, path): sha for path, sha in sources},
         facts_of_process(problem.net.device.type, probe(problem)),
         processor_name(),
+        place_of_process(problem.net.device.type),
     )
     connection.send(messages.ready(runtime.run, manifest))
 

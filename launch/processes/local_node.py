@@ -1,0 +1,72 @@
+"""The node agent of the coordinator's own machine, in a run whose other workers are elsewhere.
+
+Workers of this machine then come in as all others do: with a key, over CURVE. So a run has one kind of
+worker, and what one is told, sends and is billed for does not depend on where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from fedsim.errors import DiskError
+from launch.processes.fork_server import die_with_parent
+from workers.transport.join_credentials import JoinCredentials
+
+END = 10.0
+"""Seconds for the agent to end with the run, before it is killed."""
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""Addresses that one can listen at but not connect to, and what this machine connects to instead."""
+
+
+class LocalNode:
+    """`fedsim node` for the last of the run's workers; it ends with this process."""
+
+    def __init__(self, join: Path, *, threads: int, devices: str, data_dir: str | None) -> None:
+        """Start it.
+
+        Args:
+            join: The join file of these workers.
+            threads: Cores for each.
+            devices: As of `fedsim node`.
+            data_dir: The folder of the data files.
+
+        Raises:
+            DiskError: if its log cannot be written.
+        """
+        keys = JoinCredentials.read(join)
+        host, _, port = keys.url.removeprefix("tcp://").rpartition(":")
+        logs = join.parent / "logs"
+        command = [
+            *(sys.executable, "-m", "launch", "node", "--join", str(join), "--seat", str(keys.first)),
+            *("--workers", str(len(keys.workers)), "--threads", str(threads), "--devices", devices),
+            *("--connect", f"tcp://{ANYWHERE.get(host, host)}:{port}", "--logs", str(logs)),
+            *(("--data-dir", data_dir) if data_dir else ()),
+        ]
+        parent = os.getpid()
+        try:
+            logs.mkdir(exist_ok=True)
+            with open(logs / "node.log", "ab") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    preexec_fn=lambda: die_with_parent(parent),
+                    start_new_session=True,  # Ctrl-C is for the coordinator, which commits first
+                )
+        except OSError as e:
+            raise DiskError(f"cannot start the workers of this machine: {e.strerror}") from None
+
+    def end(self, gently: bool) -> None:
+        """Wait until it has ended with the run, or end it; no process of it is left."""
+        if not gently:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
