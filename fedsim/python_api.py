@@ -97,6 +97,7 @@ class ExecutionOptions(TypedDict, total=False):
 
     remote_workers: int
     bind: str
+    keys: str
     join_within: float
     verify_bytes: bool
     keep_uploads: bool

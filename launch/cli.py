@@ -11,6 +11,7 @@ import fedsim
 from launch import PROGRAM_START, names
 from launch.command_errors import Commands
 from launch.completion import named, run_folders
+from launch.engines import options as engine_options
 from launch.options import (
     PLANNED,
     RESUMED,
@@ -54,20 +55,8 @@ def _numerics_of(run: Path | None) -> str:
 @main.command(cls=Configured, short_help="Run an experiment with real worker processes.")
 @_quiet
 @configuration
-@click.option("--on", type=click.Choice(["slurm", "ray"]), help="Run it there, as a job.  [this machine]")
-@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Machines of the job.  [1]")
-@click.option("--gpus-per-worker", type=float, metavar="X", help="GPUs, or a share of one.  [0]")
-@click.option("--engine-option", "engine_options", multiple=True, metavar="K=V", help="Repeatable.")
-@click.option("--dry-run", is_flag=True, help="Print the job and submit nothing.")
-def launch(
-    quiet: bool,
-    on: str | None,
-    nodes: int | None,
-    gpus_per_worker: float | None,
-    engine_options: tuple[str, ...],
-    dry_run: bool,
-    **options: Any,
-) -> None:
+@engine_options.of_launch
+def launch(quiet: bool, **options: Any) -> None:
     """Run an experiment and leave a run folder.
 
     \b
@@ -79,15 +68,12 @@ def launch(
     """
     from launch.config import Overrides
 
+    engine = engine_options.EngineOptions.taken(options)
     overrides = Overrides.of(options)
-    if on is not None:
-        from launch.engines.submit import EngineOptions, say
+    if engine is not None:
+        from launch.engines.submit import say
 
-        return say(overrides, EngineOptions(on, nodes or 1, gpus_per_worker or 0.0, engine_options, dry_run))
-    if nodes or gpus_per_worker or engine_options or dry_run:
-        raise click.UsageError(
-            "--nodes, --gpus-per-worker, --engine-option and --dry-run go with --on ENGINE"
-        )
+        return say(overrides, engine)
     experiment, execution = overrides.resolve()
     from launch import run
 
@@ -214,6 +200,7 @@ def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> No
 @click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
 @click.option("--no-run", is_flag=True, help="Show and write what the runs that are there give.")
+@engine_options.of_sweep
 @_quiet
 @sweep_configuration
 def sweep(
@@ -238,8 +225,9 @@ def sweep(
 
     The options of launch hold for all runs; with a RECIPE (docs/recipes/*.toml), which says them itself, they
     are refused. A configuration that is in --runs already is not run again, so an interrupted sweep goes on
-    where it was. Tables show mean and standard deviation over the seeds.
+    where it was. Tables show mean and standard deviation over the seeds. With --on, all machines see --runs.
     """
+    engine = engine_options.EngineOptions.taken(options)
     from launch.sweep.command import sweep
     from launch.sweep.from_options import select_recipe
 
@@ -254,6 +242,7 @@ def sweep(
         dry=dry_run,
         run=not no_run,
         quiet=quiet,
+        engine=engine,
     )
     _say(page, quiet)
 

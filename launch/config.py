@@ -41,6 +41,9 @@ class Execution:
     bind: Annotated[
         str, option("Where they come in: tcp://ADDRESS:PORT of this machine.", "URL", default="")
     ] = ""
+    keys: Annotated[
+        str | None, option("Their keys, made before the run by --on kubernetes.", "FILE", default="new ones")
+    ] = None
     join_within: Annotated[float, option("Stop if workers are missing after that.", "SECONDS", gt=0)] = 120.0
     transport: Annotated[Literal["ipc", "tcp"], option("How frames travel.")] = "ipc"
     devices: Annotated[str, option("auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).", "LIST")] = (
@@ -163,8 +166,8 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
     execution = convert(Execution, values, overrides.where("execution"))
     if execution.remote_workers:
         execution = _remote(execution, execution.workers if "workers" in values else 0)
-    elif execution.bind:
-        raise UsageError("--bind is where --remote-workers K come in; workers of this machine need none")
+    elif execution.bind or execution.keys:
+        raise UsageError("--bind and --keys are of --remote-workers K; workers of this machine need none")
     if execution.verify_bytes and (execution.transport != "tcp" or not execution.workers):
         raise UsageError(
             "--verify-bytes asks the kernel, which counts TCP streams: add --transport tcp and workers"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.schema import all_fields
@@ -14,17 +16,10 @@ from launch.recorder import Recorder
 from launch.terminal import counted
 from workers.devices import Placement
 from workers.transport.endpoint import Endpoint, Loopback
-from workers.transport.join_credentials import (
-    FORMAT,
-    JOIN,
-    JOIN_HERE,
-    REVOKED,
-    JoinCredentials,
-    KeyPair,
-    Revocations,
-)
+from workers.transport.join_credentials import JOIN, JOIN_HERE, REVOKED, Revocations
 from workers.transport.listeners import CurveListener, local_listener
 from workers.transport.router import ZmqEndpoint
+from workers.transport.run_keys import RunKeys
 from workers.worker.runtime import WorkerRuntime
 
 STATE_FACTOR = 16
@@ -47,7 +42,8 @@ def curve_endpoint(
 ) -> Endpoint:
     """Open the CURVE listener and write RUN/join.json.
 
-    The keys are new: those of an earlier start open nothing, and which of them were revoked is forgotten.
+    New keys are of this start alone: those of an earlier one open nothing, and which of them were revoked is
+    forgotten. Keys that the user has in a file are the same at every start, and stay revoked.
 
     Args:
         folder: The run folder.
@@ -62,18 +58,21 @@ def curve_endpoint(
     """
     path, revocations = folder / JOIN, Revocations(folder / REVOKED)
     path.unlink(missing_ok=True)
-    revocations.clear()
-    server, remote = KeyPair.new(), execution.remote_workers
-    pairs = tuple(KeyPair.new() for _ in range(execution.workers))
-    listener = CurveListener(execution.bind, server, pairs, revocations)
+    remote = execution.remote_workers
+    if execution.keys:
+        keys = RunKeys.read(Path(execution.keys), execution.workers)
+    else:
+        revocations.clear()
+        keys = RunKeys.new(execution.workers)
+    listener = CurveListener(execution.bind, keys.server, keys.workers, revocations)
     largest = STATE_FACTOR * max_frame
     endpoint = ZmqEndpoint(ledger, listener, largest, pending(largest))
     try:
-        largest_sent = max(largest, to_workers)
-        keys = JoinCredentials(FORMAT, run, endpoint.address, server.public, largest_sent, pairs, numerics)
+        join = keys.join(run, numerics, endpoint.address, max(largest, to_workers))
         if execution.local_workers:
-            keys.part(range(remote, execution.workers)).write(folder / JOIN_HERE)
-        keys.part(range(remote)).write(path)
+            here = msgspec.structs.replace(join, url=endpoint.address)
+            here.part(range(remote, execution.workers)).write(folder / JOIN_HERE)
+        join.part(range(remote)).write(path)
     except BaseException:
         endpoint.close()
         raise

@@ -59,7 +59,7 @@ class Node:
             UsageError: if the join file or a number does not fit.
             AccessError: if the run refuses a worker.
             TaskError: if one fails, or is killed too often.
-            Interrupted: after Ctrl-C or SIGTERM.
+            Interrupted: after Ctrl-C or SIGTERM, or if the run was interrupted.
         """
         credentials = JoinCredentials.read(self.join)
         seats = self._seats(credentials)
@@ -145,6 +145,8 @@ class Node:
 
 def _error(ended: ProcessExit) -> FedsimError:
     """The error of a worker that has ended with one."""
+    if ended.status == Interrupted.exit_code:
+        return Interrupted("the run was interrupted; once it is resumed, these workers may join again")
     kind = AccessError if ended.status == AccessError.exit_code else TaskError
     return kind(f"worker process {ended.worker} {ended.how}.\n{ended.log_tail}")
 

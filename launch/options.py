@@ -24,10 +24,10 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Participation and the virtual clock": ("participation", "link", "compute", "deadline"),
     "Evaluation": ("eval_every", "eval_samples", "evaluate_on", "until"),
     "How it is carried out": (
-        *("workers", "devices", "remote_workers", "bind", "join_within", "lease", "patience"),
+        *("workers", "devices", "remote_workers", "bind", "keys", "join_within", "lease", "patience"),
         "allow_drift",
     ),
-    "On an engine": ("on", "nodes", "gpus_per_worker", "engine_options", "dry_run"),
+    "On an engine": ("on", "nodes", "gpus_per_worker", "image", "engine_options", "dry_run"),
     "Output": ("out", "keep_uploads", "quiet", "json", "as_json"),
 }
 """The options of launch, plan and resume in the order of the help. Others stand under "Other options"."""
@@ -66,7 +66,7 @@ RESUMED = frozenset(
         "workers",
         "devices",
     }
-    | {"remote_workers", "bind", "join_within", "lease", "patience"}
+    | {"remote_workers", "bind", "keys", "join_within", "lease", "patience"}
 )
 """What may change when a run goes on. resume takes the others, too, to say that they may not."""
 

@@ -93,6 +93,9 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
+INTERRUPTED = b"interrupted"
+
+
 def welcome(run: str, config: WorkerConfig) -> Envelope:
     """Return the answer to a hello: the worker's configuration."""
     fields, frames = blob("welcome", msgspec.json.encode(config))
@@ -117,9 +120,17 @@ def ready(run: str, manifest: WorkerManifest) -> Envelope:
     return pack(Header(VERSION, "ready", run, fields=fields), frames)
 
 
-def stop(run: str) -> Envelope:
-    """Return the message that ends a worker."""
-    return pack(Header(VERSION, "stop", run))
+def stop(run: str, interrupted: bool = False) -> Envelope:
+    """Return the message that ends a worker; interrupted: the run has rounds left, and may be resumed."""
+    if not interrupted:
+        return pack(Header(VERSION, "stop", run))
+    fields, frames = blob("reason", INTERRUPTED)
+    return pack(Header(VERSION, "stop", run, fields=fields), frames)
+
+
+def was_interrupted(envelope: Envelope) -> bool:
+    """Whether a 'stop' ends a run that has rounds left."""
+    return any(bytes(frame) == INTERRUPTED for frame in envelope.frames)
 
 
 # ---- tasks

@@ -71,19 +71,20 @@ class Job:
         Raises:
             DiskError: if that is not possible.
         """
-        self.write(self.config, self.toml())
+        write(self.config, self.toml())
 
-    def write(self, path: Path, text: str) -> None:
-        """Write a file of the job, and the folder around it.
 
-        Raises:
-            DiskError: if that is not possible.
-        """
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as e:
-            raise DiskError(f"cannot write {path}: {e.strerror}") from None
+def write(path: Path, text: str) -> None:
+    """Write a file that an engine reads, and the folder around it.
+
+    Raises:
+        DiskError: if that is not possible.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as e:
+        raise DiskError(f"cannot write {path}: {e.strerror}") from None
 
 
 class Engine(Protocol):

@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsim.errors import Interrupted, TaskError, UsageError
@@ -56,7 +57,7 @@ class Ray:
             TaskError: if the coordinator fails.
             Interrupted: after Ctrl-C.
         """
-        ray = self._connected(job)
+        ray = connected(job.options or {})
         job.write_config()
         (job.run / JOIN).unlink(missing_ok=True)  # an earlier start's: its keys open nothing any more
         parent = os.getpid()
@@ -98,25 +99,27 @@ class Ray:
         come_in = ["--remote-workers", str(job.workers), "--bind", f"tcp://{address}:*"]
         return [*FEDSIM, *how, *come_in, "--join-within", str(JOIN_WITHIN)]
 
-    def _connected(self, job: Job) -> Any:
-        options = dict(job.options or {})
-        address = options.pop("address", "auto")
-        if options:
-            raise UsageError(
-                f"--engine-option {next(iter(options))}: on ray there is address=auto or ray://HEAD"
-            )
-        try:
-            import ray
-        except ImportError:
-            raise UsageError("--on ray needs the package ray: pip install -e '.[ray]'") from None
-        try:
-            _answers(address)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, RuntimeError, ValueError) as e:
-            raise UsageError(
-                f"--on ray: no cluster at {address!r} ({e}); ray start --head makes one"
-            ) from None
-        return ray
+
+def connected(options: Mapping[str, str] | Sequence[str]) -> Any:
+    """The module ray, connected to the cluster that the option address names.
+
+    Raises:
+        UsageError: if Ray is not installed, has no cluster, or for another option.
+    """
+    pairs = dict(options if isinstance(options, Mapping) else (o.partition("=")[::2] for o in options))
+    address = pairs.pop("address", "auto")
+    if pairs:
+        raise UsageError(f"--engine-option {next(iter(pairs))}: on ray there is address=auto or ray://HEAD")
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("--on ray needs the package ray: pip install -e '.[ray]'") from None
+    try:
+        _answers(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError) as e:
+        raise UsageError(f"--on ray: no cluster at {address!r} ({e}); ray start --head makes one") from None
+    return ray
 
 
 def _answers(address: str) -> None:

@@ -17,9 +17,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 from fedsim.errors import TaskError, UsageError
-from launch.engines.job import JOIN_WITHIN, Job
+from launch.engines.job import JOIN_WITHIN, Job, write
 
 NOTICE = 90
 """Seconds between SIGTERM and the end of the time limit; a commit takes a fraction of one."""
@@ -99,28 +100,43 @@ class Slurm:
         yield "requeue"
         yield f"signal=B:TERM@{NOTICE}"
         for name, value in (job.options or {}).items():
-            if "\n" in name + value:
-                raise UsageError(f"--engine-option {name}: an option of sbatch is one line")
-            yield f"{name}={value}" if value else name
+            yield one_line(f"{name}={value}" if value else name)
 
     def submit(self, job: Job) -> str:
         """Write script and config beside the run folder, and give the script to sbatch."""
-        script, path = self.plan(job), job.folder / "job.sh"
-        if shutil.which("sbatch") is None:
-            raise UsageError("--on slurm: there is no sbatch on this machine; --dry-run prints the script")
+        script = self.plan(job)
         job.write_config()
-        job.write(path, script)
-        try:
-            done = subprocess.run(
-                ["sbatch", "--parsable", str(path)],
-                capture_output=True,
-                text=True,
-                timeout=SUBMIT_DEADLINE,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise TaskError(f"sbatch has not answered within {SUBMIT_DEADLINE:g} s") from None
-        if done.returncode:
-            raise TaskError(f"sbatch refuses {path}: {done.stderr.strip()}")
-        number = done.stdout.strip().partition(";")[0]
+        number = submit_script(script, job.folder / "job.sh")
         return f"job {number}: {job.folder / 'job.log'} has its output, {job.run} its run folder"
+
+
+def one_line(option: str) -> str:
+    """A user's option of sbatch.
+
+    Raises:
+        UsageError: if it would end the line of its directive.
+    """
+    if "\n" in option:
+        raise UsageError(f"--engine-option {option.partition('=')[0]}: an option of sbatch is one line")
+    return option
+
+
+def submit_script(script: str, path: Path) -> str:
+    """Write a batch script and give it to sbatch; returns the job's number.
+
+    Raises:
+        UsageError: if there is no Slurm here.
+        TaskError: if Slurm refuses it.
+        DiskError: if it cannot be written.
+    """
+    if shutil.which("sbatch") is None:
+        raise UsageError("--on slurm: there is no sbatch on this machine; --dry-run prints the script")
+    write(path, script)
+    command = ["sbatch", "--parsable", str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SUBMIT_DEADLINE, check=False)
+    except subprocess.TimeoutExpired:
+        raise TaskError(f"sbatch has not answered within {SUBMIT_DEADLINE:g} s") from None
+    if done.returncode:
+        raise TaskError(f"sbatch refuses {path}: {done.stderr.strip()}")
+    return done.stdout.strip().partition(";")[0]

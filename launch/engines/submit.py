@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -11,24 +11,15 @@ import click
 from fedsim.errors import UsageError
 from launch.config import Overrides
 from launch.engines.job import Engine, Job
+from launch.engines.kubernetes import Kubernetes
+from launch.engines.options import EngineOptions
 from launch.engines.ray import Ray
 from launch.engines.slurm import Slurm
 from launch.runs.writer import RunDir
 
-ENGINES: Mapping[str, Callable[[], Engine]] = {"slurm": Slurm, "ray": Ray}
-OWN = ("workers", "out", "remote_workers", "bind", "transport", "join_within")
+ENGINES: Mapping[str, Callable[[], Engine]] = {"slurm": Slurm, "ray": Ray, "kubernetes": Kubernetes}
+OWN = ("workers", "out", "remote_workers", "bind", "keys", "transport", "join_within")
 """Keys of an execution that the engine's job sets itself."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What `fedsim launch` says of the engine. options: KEY=VALUE or KEY, of the engine's own."""
-
-    on: str
-    nodes: int = 1
-    gpus_per_worker: float = 0.0
-    options: Sequence[str] = ()
-    dry_run: bool = False
 
 
 def submit(overrides: Overrides, engine: EngineOptions) -> str:
@@ -49,7 +40,7 @@ def _job(overrides: Overrides, engine: EngineOptions) -> Job:
     """
     tcp = replace(overrides, execution={**overrides.execution, "transport": "tcp"})
     experiment, execution = tcp.resolve()
-    if clashing := [name for name in ("remote_workers", "bind") if name in overrides.execution]:
+    if clashing := [name for name in ("remote_workers", "bind", "keys") if name in overrides.execution]:
         option = clashing[0].replace("_", "-")
         raise UsageError(f"--{option} does not go with --on {engine.on}: its workers find their coordinator")
     if not execution.workers:

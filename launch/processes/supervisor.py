@@ -32,8 +32,8 @@ LAST_WORDS = 12
 
 @dataclass
 class Process:
-    """One row of processes.json. node: the machine. gpu: a GPU's UUID, '' for none. engine: what has placed the
-    process, '' if that is not known."""
+    """One row of processes.json. node: the machine. gpu: a GPU's UUID, '' for none. engine: what has placed
+    the process, '' if that is not known."""
 
     role: str
     index: int

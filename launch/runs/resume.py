@@ -127,7 +127,7 @@ class Stored:
         if "remote_workers" in supplied.execution:
             values.pop("workers", None)
         elif "workers" in supplied.execution or not remote:
-            values |= {"remote_workers": 0, "bind": ""}
+            values |= {"remote_workers": 0, "bind": "", "keys": None}
         elif begun_with > remote:
             values["workers"] = begun_with - remote
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import shlex
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from rich.table import Table as RichTable
 
 from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DiskError, TaskError, UsageError
+from launch.engines.options import EngineOptions
+from launch.engines.sweeps import run_on_ray, submit_array
 from launch.results.tables import Grid
 from launch.sweep.columns import check_columns
 from launch.sweep.figures import draw
@@ -24,6 +27,10 @@ from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import Progress, carry_out
 from launch.sweep.table import Results, grid, write_csv, write_tables
+from launch.sweep.task import Tasks
+
+JOBS = ".jobs"
+"""The folder, beside the runs, of what was submitted to Slurm, and of its output."""
 
 
 def sweep(
@@ -37,11 +44,13 @@ def sweep(
     dry: bool = False,
     run: bool = True,
     quiet: bool = False,
+    engine: EngineOptions | None = None,
 ) -> Path | None:
     """Run what is missing, unless `run` is false; tabulate what there is.
 
     file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
-    the options of this command.
+    the options of this command. engine: what carries the runs out, None: this machine. On Slurm they are
+    submitted only, and the tables come later.
 
     Returns:
         The page, if there is one.
@@ -67,7 +76,16 @@ def sweep(
         return None
     execution = recipe.how(str(Path(data_dir).resolve()) if data_dir else None)
     errors: dict[str, str] = {}
-    if run:
+    if engine is not None and missing:
+        tasks, name = Tasks.of(trials, execution, pool), f"{file.stem}-{secrets.token_hex(4)}.json"
+        if engine.on == "slurm":
+            console.print(
+                submit_array(tasks, engine, runs.resolve() / JOBS / name, side_by_side), soft_wrap=True
+            )
+            return None
+        with _Watch(console) as watch:
+            errors = run_on_ray(tasks, engine, side_by_side, watch.show)
+    elif run:
         with _Watch(console) as watch:
             errors = carry_out(trials, execution, pool, side_by_side or _cores(), watch.show)
     results = Results(recipe, pool, trials)

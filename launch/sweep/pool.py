@@ -8,12 +8,19 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from launch.runs.manifest import json_or_empty
 from launch.runs.reader import Curve
 from launch.runs.source_commit import commit
-from launch.sweep.recipe import Trial
+
+
+class Named(Protocol):
+    """A trial, or what stands for it on another machine."""
+
+    @property
+    def id(self) -> str:
+        """Trial.id, the name of its folder."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +30,22 @@ class Pool:
 
     path: Path
 
-    def folder(self, trial: Trial) -> Path:
+    def folder(self, trial: Named) -> Path:
         return self.path / trial.id
 
-    def done(self, trial: Trial) -> bool:
+    def done(self, trial: Named) -> bool:
         return self.status(trial) == "done" and (self.folder(trial) / "sweep.json").is_file()
 
-    def status(self, trial: Trial) -> str:
+    def status(self, trial: Named) -> str:
         """'missing', or what its summary says."""
         return str(self.summary(trial).get("status", "missing"))
 
-    def error(self, trial: Trial) -> str:
+    def error(self, trial: Named) -> str:
         return str(
             json_or_empty(self.folder(trial) / "summary.json").get("error") or "no summary was written"
         )
 
-    def claim(self, trial: Trial) -> int | None:
+    def claim(self, trial: Named) -> int | None:
         """A descriptor that holds this run for one sweep until it is closed, or None: another has it."""
         self.path.mkdir(parents=True, exist_ok=True)
         held = os.open(self.path / f".{trial.id}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -49,23 +56,23 @@ class Pool:
             return None
         return held
 
-    def clear(self, trial: Trial) -> None:
+    def clear(self, trial: Named) -> None:
         """Remove what an earlier attempt has left."""
         shutil.rmtree(self.folder(trial), ignore_errors=True)
 
-    def sign(self, trial: Trial, seconds: float) -> None:
+    def sign(self, trial: Named, seconds: float) -> None:
         """Record when and from what a finished run came."""
         label = {"seconds": round(seconds, 1), "commit": commit()}
         (self.folder(trial) / "sweep.json").write_text(json.dumps(label) + "\n")
 
-    def signed(self, trial: Trial) -> dict[str, Any]:
+    def signed(self, trial: Named) -> dict[str, Any]:
         return json_or_empty(self.folder(trial) / "sweep.json")
 
-    def summary(self, trial: Trial) -> dict[str, Any]:
+    def summary(self, trial: Named) -> dict[str, Any]:
         return json_or_empty(self.folder(trial) / "summary.json")
 
-    def manifest(self, trial: Trial) -> dict[str, Any]:
+    def manifest(self, trial: Named) -> dict[str, Any]:
         return json_or_empty(self.folder(trial) / "manifest.json")
 
-    def curve(self, trial: Trial) -> Curve:
+    def curve(self, trial: Named) -> Curve:
         return Curve.read(self.folder(trial))

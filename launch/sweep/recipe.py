@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -257,3 +257,14 @@ class Trial:
             }
         text = json.dumps(described, sort_keys=True)
         return f"{plugins.short(self.experiment.algo)}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def one_numerics(numerics: Collection[str]) -> str:
+    """The one that all runs of a sweep have.
+
+    Raises:
+        UsageError: if there are several.
+    """
+    if len(numerics) > 1:
+        raise UsageError("a sweep's runs share one import of torch: numerics is native or portable for all")
+    return next(iter(numerics), "native")

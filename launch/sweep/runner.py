@@ -18,12 +18,12 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from fedsim.errors import FedsimError, Interrupted, UsageError
+from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, convert
 from launch.config import Execution
 from launch.processes.fork_server import ENVIRONMENT
 from launch.sweep.pool import Pool
-from launch.sweep.recipe import Trial
+from launch.sweep.recipe import Trial, one_numerics
 from workers.portable import environment_for
 
 LOOK = 1.0
@@ -83,10 +83,8 @@ def carry_out(
     progress = Progress(len(waiting), side_by_side=side_by_side)
     if not waiting:
         return {}
-    numerics = {trial.experiment.numerics for trial in waiting}
-    if len(numerics) > 1:
-        raise UsageError("a sweep's runs share one import of torch: numerics is native or portable for all")
-    os.environ.update({**ENVIRONMENT, **environment_for(*numerics)})
+    numerics = one_numerics({trial.experiment.numerics for trial in waiting})
+    os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["launch.run", "launch.session"])  # else every run imports them
     running: list[Running] = []
@@ -160,10 +158,10 @@ def _one(worker_config: str) -> None:
         with contextlib.redirect_stdout(text):
             launch(experiment, execution, quiet=True)
     except FedsimError as e:
-        _leave(Path(str(execution.out)), str(e))
+        leave_summary(Path(str(execution.out)), str(e))
         sys.exit(e.exit_code)
     except BaseException:
-        _leave(Path(str(execution.out)), traceback.format_exc())
+        leave_summary(Path(str(execution.out)), traceback.format_exc())
         sys.exit(1)
 
 
@@ -177,7 +175,7 @@ def _end_with(sweep: int) -> None:
     os._exit(1)
 
 
-def _leave(folder: Path, error: str) -> None:
+def leave_summary(folder: Path, error: str) -> None:
     """A summary that says what went wrong, where the run could not write one."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "summary.json"

@@ -18,12 +18,16 @@ import pytest
 from fedsim.errors import UsageError
 from launch.config import Overrides
 from launch.engines.job import Job
+from launch.engines.options import ENGINES as NAMES
+from launch.engines.options import EngineOptions
 from launch.engines.ray import Ray
 from launch.engines.slurm import Slurm
-from launch.engines.submit import EngineOptions, submit
+from launch.engines.submit import ENGINES, submit
+from launch.engines.sweeps import array_script
 from launch.results.processes import read
 from launch.results.run_page import render
 from launch.runs.reader import Run
+from launch.sweep.task import Task, Tasks
 from tests.launch.test_remote_workers import Federation, ends, eventually, here, same_bits
 from tests.support import slurm_cluster
 from tests.support.commands import DEADLINE, Command, fedsim, start
@@ -31,6 +35,10 @@ from tests.support.process_tree import alive, children_of, command_line
 from workers.transport.join_credentials import JoinCredentials
 
 EXPERIMENT = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "4", "--model", "logistic")
+SWEEP = (
+    *("--over", "algo=fedavg,fedlap_cov", "--seeds", "0-2", "--clients", "4", "--rounds", "4"),
+    *("--set", "local.epochs=10"),
+)
 SLOW = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "6", "--set", "local.epochs=20")
 
 
@@ -266,7 +274,29 @@ def test_without_a_cluster_or_with_an_unknown_option_the_error_says_what_to_do(t
     assert "no cluster at" in fedsim("launch", "--on", "ray", *nowhere, "--out", str(tmp_path / "r"), code=2)
 
 
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_sweep_on_ray_is_that_of_one_machine_also_when_a_node_is_lost(
+    ray_cluster: RayCluster, tmp_path: Path
+) -> None:
+    here = ("sweep", *SWEEP, "--runs", str(tmp_path / "here"))
+    table = fedsim(*here, "--jobs", "2").splitlines()[-3:]
+    runs = tmp_path / "there"
+    there = ("sweep", *SWEEP, "--runs", str(runs), "--on", "ray", "--jobs", "3")
+    carried = start(*there, "--engine-option", f"address={ray_cluster.address}")
+    eventually(lambda: len([*runs.glob("*/sweep.json")]) >= 1, "a run")
+    ray_cluster.tell("remove 0")
+    assert ends(carried).strip().splitlines()[-3:] == table
+    assert digests(runs) == digests(tmp_path / "here")
+
+
 # ---- Slurm
+
+
+def digests(runs: Path) -> dict[str, tuple[str, str]]:
+    """Of the runs of a sweep, by folder."""
+    found = {folder.parent.name: Run.open(folder.parent).summary for folder in runs.glob("*/sweep.json")}
+    return {name: (s["model_sha256"], s["clients_sha256"]) for name, s in found.items()}
 
 
 def job(folder: Path, **changes: object) -> Job:
@@ -296,6 +326,46 @@ def test_what_the_job_reads_is_what_was_said(tmp_path: Path) -> None:
 def test_an_option_cannot_end_its_line(tmp_path: Path, options: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         Slurm().plan(job(tmp_path, options=options))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_keeps_the_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What launch.engines.job.Engine promises, of each engine."""
+    engine = ENGINES[name]()
+    options = {"image": "i"} if name == "kubernetes" else {}
+    described = engine.plan(job(tmp_path, options=options))
+    assert "--workers 2" in described or "--workers\n        - '2'" in described, "workers of one node"
+    assert "remote-workers 4" in described and "join-within 600" in described
+    assert not [*tmp_path.iterdir()], "a plan leaves nothing"
+    with pytest.raises(UsageError, match="--workers 4 on --nodes 3"):
+        engine.plan(job(tmp_path, options=options, nodes=3))
+    monkeypatch.setenv("PATH", str(tmp_path))  # without sbatch and kubectl
+    absent = {"address": "127.0.0.1:1"} if name == "ray" else options
+    with pytest.raises(UsageError, match=f"--on {name}: "):
+        engine.submit(job(tmp_path, options=absent))
+    assert set(ENGINES) == set(NAMES)
+
+
+def test_options_of_engines_need_one(tmp_path: Path) -> None:
+    for arguments in (
+        ("launch", "--nodes", "2"),
+        ("launch", "--image", "i"),
+        ("launch", "--on", "ray", "--image", "i"),
+        ("sweep", "--seeds", "0", "--gpus-per-worker", "1"),
+    ):
+        assert "goes with --on" in fedsim(*arguments, code=2).replace("go with", "goes with")
+
+
+def test_an_array_has_an_element_for_each_run(tmp_path: Path) -> None:
+    tasks = Tasks("pool", {}, tuple(Task(str(i), f"run {i}", {"threads": 2}) for i in range(5)))
+    engine = EngineOptions("slurm", options=("partition=gpu",), gpus_per_worker=1.0)
+    script = array_script(tasks, engine, tmp_path / "a b.json", jobs=3)
+    assert {"#SBATCH --array=0-4%3", "#SBATCH --cpus-per-task=2", "#SBATCH --gres=gpu:1"} <= set(
+        script.splitlines()
+    )
+    assert "#SBATCH --partition=gpu" in script
+    with pytest.raises(UsageError, match="one line"):
+        array_script(tasks, EngineOptions("slurm", options=("a\nb",)), tmp_path / "x", None)
 
 
 def test_jobs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
@@ -362,3 +432,15 @@ def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str
     assert result.status == "done", log.read_text()
     same_bits(result, here(tmp_path / "local", *SLOW))
     assert not left_over(run)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_a_sweep_on_slurm_is_that_of_one_machine(cluster: slurm_cluster.Cluster, tmp_path: Path) -> None:
+    runs = ("sweep", *SWEEP, "--runs", str(tmp_path / "there"))
+    paths = {name: cluster.environment[name] for name in ("PATH", "SLURM_CONF")}
+    assert "job 1: 6 runs" in ends(start(*runs, "--on", "slurm", **paths))
+    eventually(lambda: not cluster.command("squeue", "--noheader").strip(), "the end of the array")
+    table = fedsim(*runs, "--no-run").splitlines()[-3:]
+    assert table == fedsim("sweep", *SWEEP, "--runs", str(tmp_path / "here")).splitlines()[-3:]
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")

@@ -130,8 +130,8 @@ class Dispatch:
         self._models_sent.pop(worker, None)
         self.timeline.left(worker)
 
-    def stop(self, workers: int) -> None:
-        """Tell all workers that the run is over."""
+    def stop(self, workers: int, farewell: Envelope) -> None:
+        """Send all workers the message that ends them."""
         for worker in range(workers):
             with suppress(TaskError):  # it has ended already
-                self.endpoint.send(worker, messages.stop(self.run))
+                self.endpoint.send(worker, farewell)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedsim.errors import FedsimError, TaskError
+from fedsim.errors import FedsimError, Interrupted, TaskError
 from fedsim.learning.gaussian import Model
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
@@ -136,18 +136,19 @@ class Coordinator:
         """
         try:
             outcome = self._run()
-        except BaseException:
+        except BaseException as e:
             if self.timeouts.remote:  # the supervisor ends those of this machine
-                self._stop_workers()
+                self._stop_workers(isinstance(e, Interrupted))
             raise
         self._stop_workers()
         return outcome
 
-    def _stop_workers(self) -> None:
+    def _stop_workers(self, interrupted: bool = False) -> None:
         """Tell all workers that this start of the run is over, and wait until remote ones have gone."""
-        self.dispatch.stop(self.members.size)
+        farewell = messages.stop(self.dispatch.run, interrupted)
+        self.dispatch.stop(self.members.size, farewell)
         if self.timeouts.remote:
-            self.endpoint.see_off(messages.stop(self.dispatch.run), SEE_OFF)
+            self.endpoint.see_off(farewell, SEE_OFF)
 
     def _run(self) -> Outcome:
         try:

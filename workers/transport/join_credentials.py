@@ -45,7 +45,8 @@ class KeyPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """workers: key pairs of the workers `first`, `first` + 1, ... max_frame: the largest frame that a peer
-    sends, in bytes. numerics: the run's, which a worker must know before it imports torch."""
+    sends, in bytes. numerics: the run's, which a worker must know before it imports torch. lasting: a
+    coordinator that has ended may come back at this address with these keys."""
 
     format: int
     run: str
@@ -55,6 +56,7 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: Annotated[tuple[KeyPair, ...], Meta(min_length=1, max_length=4096)]
     numerics: str = "native"
     first: Annotated[int, Meta(ge=0)] = 0
+    lasting: bool = False
 
     @property
     def seats(self) -> range:
@@ -97,18 +99,31 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             DataError: if it is damaged.
         """
         try:
-            data, mode = path.read_bytes(), path.stat().st_mode
-        except OSError as e:
-            raise UsageError(f"{path}: {e.strerror}") from None
-        if mode & 0o077:
-            raise UsageError(f"{path}: others can read its keys; chmod 600 {path}")
-        try:
-            result = msgspec.json.decode(data, type=JoinCredentials)
+            result = msgspec.json.decode(read_private(path), type=JoinCredentials)
         except (msgspec.DecodeError, UnicodeDecodeError) as e:
             raise DataError(f"{path} is not a join.json of fedsim: {e}") from None
         if result.format != FORMAT:
             raise UsageError(f"{path} has format {result.format}; this fedsim reads {FORMAT}")
         return result
+
+
+def read_private(path: Path) -> bytes:
+    """What is in a file of secrets.
+
+    A file of root's that another user reads through its group is a Secret that Kubernetes has mounted for
+    that user (fsGroup): nobody else is in the container.
+
+    Raises:
+        UsageError: if it is not there, or open to others.
+    """
+    try:
+        data, status = path.read_bytes(), path.stat()
+    except OSError as e:
+        raise UsageError(f"{path}: {e.strerror}") from None
+    mounted = status.st_uid == 0 != os.geteuid()
+    if status.st_mode & (0o037 if mounted else 0o077):
+        raise UsageError(f"{path}: others can read its keys; chmod 600 {path}")
+    return data
 
 
 class _Revoked(msgspec.Struct, forbid_unknown_fields=True):

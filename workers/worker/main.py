@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedsim import plugins
-from fedsim.errors import AccessError, ConnectionLost, UsageError, WireError
+from fedsim.errors import AccessError, ConnectionLost, Interrupted, UsageError, WireError
 from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
@@ -170,6 +170,16 @@ def warm_up(problem: Problem) -> None:
     minimise(blank, problem.start, how=LocalTraining(epochs=1), rng=RandomStream(0, "warm up"), round=1)
 
 
+def check_over(farewell: Envelope) -> None:
+    """Look whether the run that a 'stop' ends has rounds left.
+
+    Raises:
+        Interrupted: if it has.
+    """
+    if messages.was_interrupted(farewell):
+        raise Interrupted("the run was interrupted; once it is resumed, this worker may join again")
+
+
 def serve(
     connection: Connection,
     runtime: WorkerRuntime,
@@ -182,6 +192,7 @@ def serve(
     Raises:
         AccessError: if the coordinator refuses.
         ConnectionLost: if the connection has ended.
+        Interrupted: if the run was.
     """
     heartbeat, unanswered = Heartbeat(connection), 0
     runtime.problem.net.module.register_forward_pre_hook(heartbeat)
@@ -198,6 +209,7 @@ def serve(
         if envelope.header.kind == "heartbeat":
             continue
         if envelope.header.kind == "stop":
+            check_over(envelope)
             return
         if envelope.header.kind == "refused":
             raise AccessError(f"refused: {refusal_reason(envelope)}")

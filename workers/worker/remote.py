@@ -27,7 +27,7 @@ from workers.transport.dealer import Connection, CurveKeys, KeyRefused
 from workers.transport.handshake import Hello, refusal_reason
 from workers.transport.join_credentials import JoinCredentials
 from workers.worker.local_files import LocalFiles, names_elsewhere
-from workers.worker.main import IDLE, JOIN_DEADLINE, UNANSWERED, announce, serve, set_up
+from workers.worker.main import IDLE, JOIN_DEADLINE, UNANSWERED, announce, check_over, serve, set_up
 from workers.worker.runtime import WorkerRuntime
 from workers.worker.seats import SeatLocks
 
@@ -58,6 +58,7 @@ class RemoteWorker:
             AccessError: if the run refuses this worker.
             TaskError: if the coordinator does not answer, and whatever setting up raises.
             UsageError: if a file of the user's is not here.
+            Interrupted: if the run was, and has rounds left.
         """
         mine: int | None = None
         patience, again = 0.0, False
@@ -80,6 +81,7 @@ class RemoteWorker:
         with ExitStack() as closing:
             closing.callback(connection.close, linger=1.0)
             if registration_reply.header.kind == "stop":  # it came as the run ended
+                check_over(registration_reply)
                 return
             run, config = registration_reply.header.run, messages.read_welcome(registration_reply)
             experiment = config.experiment
@@ -193,6 +195,7 @@ class RemoteWorker:
             keys.public.encode(), keys.secret.encode(), join_credentials.server_key.encode()
         )
         hello = Hello("", index, os.getpid(), platform.node())
+        again = again and not join_credentials.lasting
         return Connection(self.url, hello, join_credentials.max_frame, curve_keys, self.patience, again)
 
 

@@ -1,0 +1,71 @@
+"""The options of `fedsim launch` and `fedsim sweep` that say on which engine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+ENGINES = ("slurm", "ray", "kubernetes")
+FOR_SWEEPS = ("slurm", "ray")
+Command = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What a command says of the engine. options: KEY=VALUE or KEY, of the engine's own."""
+
+    on: str
+    nodes: int = 1
+    gpus_per_worker: float = 0.0
+    options: Sequence[str] = ()
+    dry_run: bool = False
+
+    @staticmethod
+    def taken(options: dict[str, Any]) -> EngineOptions | None:
+        """Take what engine_options has added out of a command's options; None: no engine.
+
+        Raises:
+            click.UsageError: for an option without an engine, or with one that has no use for it.
+        """
+        on, image = options.pop("on"), options.pop("image", None)
+        names = ("nodes", "gpus_per_worker", "engine_options", "dry_run")
+        nodes, gpus, own, dry = (options.pop(name, None) for name in names)
+        if on is None and (nodes or gpus or own or dry or image):
+            raise click.UsageError(
+                "--nodes, --gpus-per-worker, --image, --engine-option and --dry-run go with --on ENGINE"
+            )
+        if image and on != "kubernetes":
+            raise click.UsageError("--image goes with --on kubernetes")
+        own = (*(own or ()), *([f"image={image}"] if image else []))
+        return EngineOptions(on, nodes or 1, gpus or 0.0, own, bool(dry)) if on else None
+
+
+_OF_BOTH = (
+    click.option("--gpus-per-worker", type=float, metavar="X", help="GPUs, or a share of one.  [0]"),
+    click.option("--engine-option", "engine_options", multiple=True, metavar="K=V", help="Repeatable."),
+)
+_OF_LAUNCH = (
+    click.option("--on", type=click.Choice(ENGINES), help="Run it there, as a job.  [this machine]"),
+    click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Machines of the job.  [1]"),
+    click.option("--image", metavar="IMAGE", help="A container image with fedsim (kubernetes)."),
+    *_OF_BOTH,
+    click.option("--dry-run", is_flag=True, help="Print the job and submit nothing."),
+)
+_OF_SWEEP = (
+    click.option("--on", type=click.Choice(FOR_SWEEPS), help="Run them there.  [this machine]"),
+    *_OF_BOTH,
+)
+
+
+def of_launch(command: Command) -> Command:
+    """Add those of `fedsim launch`."""
+    return functools.reduce(lambda made, option: option(made), reversed(_OF_LAUNCH), command)
+
+
+def of_sweep(command: Command) -> Command:
+    """Add those of `fedsim sweep`."""
+    return functools.reduce(lambda made, option: option(made), reversed(_OF_SWEEP), command)

@@ -1,0 +1,135 @@
+"""`fedsim sweep --on ENGINE`: a run is an element of a job array (Slurm) or a task (Ray).
+
+A run of a sweep computes in one process, so the engine only has to place it. All machines see the folder of
+runs, which is what a sweep on one machine leaves; so either can go on with what the other has begun.
+
+References:
+    https://slurm.schedmd.com/job_array.html
+    https://docs.ray.io/en/latest/ray-core/fault_tolerance/tasks.html (a task whose node is lost runs again)
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import Interrupted, UsageError
+from launch.engines.options import EngineOptions
+from launch.engines.ray import connected
+from launch.engines.slurm import one_line, submit_script
+from launch.sweep.runner import Progress
+from launch.sweep.task import Tasks, carry_out
+
+LOOK = 0.5
+"""Seconds between two looks at how far the tasks have come."""
+RETRIES = 20
+"""How often a task begins again whose node was lost."""
+
+SCRIPT = """#!/bin/bash
+{directives}
+exec {python} -m launch.sweep.task {file} "$SLURM_ARRAY_TASK_ID"
+"""
+
+
+def array_script(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | None) -> str:
+    """The batch script of an array with an element for each run, at most `jobs` of them at a time.
+
+    Raises:
+        UsageError: for an option that is no option of sbatch.
+    """
+    at_once = f"%{jobs}" if jobs else ""
+    own = [
+        f"job-name=fedsim-{file.stem}",
+        f"array=0-{len(tasks.tasks) - 1}{at_once}",
+        f"cpus-per-task={_threads(tasks)}",
+        *([f"gres=gpu:{engine.gpus_per_worker:g}"] if engine.gpus_per_worker else []),
+        f"output={file.parent}/{file.stem}-%a.log",
+        "open-mode=append",
+        "requeue",
+        *(one_line(text) for text in engine.options),
+    ]
+    directives = "\n".join(f"#SBATCH --{text}" for text in own)
+    return SCRIPT.format(
+        directives=directives, python=shlex.quote(sys.executable), file=shlex.quote(str(file))
+    )
+
+
+def submit_array(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | None) -> str:
+    """Submit the array; returns a line on it. The tables come from the same command with --no-run.
+
+    Raises:
+        UsageError: if there is no Slurm here, or an option is wrong.
+        TaskError: if Slurm refuses it.
+        DiskError: if a file cannot be written.
+    """
+    script = array_script(tasks, engine, file, jobs)
+    tasks.write(file)
+    number = submit_script(script, file.with_suffix(".sh"))
+    what = f"job {number}: {len(tasks.tasks)} runs, which leave their output beside {file}"
+    return f"{what}; once they are done, --no-run instead of --on shows the tables"
+
+
+def run_on_ray(
+    tasks: Tasks, engine: EngineOptions, jobs: int | None, watch: Callable[[Progress], None]
+) -> dict[str, str]:
+    """Carry the runs out as tasks; returns what went wrong, by trial id.
+
+    Args:
+        tasks: The runs.
+        engine: The option address, and gpus_per_worker for each run.
+        jobs: At most so many at a time; None: as many as the cluster has room for.
+        watch: Is shown how far they have come.
+
+    Raises:
+        UsageError: if Ray is not installed, or has no cluster.
+        Interrupted: after Ctrl-C; runs that were under way count as not run.
+    """
+    ray = connected(engine.options)
+    count = len(tasks.tasks)
+    progress, errors = Progress(count, side_by_side=jobs or 1), {}
+    try:
+        one = ray.remote(carry_out).options(
+            num_cpus=_threads(tasks),
+            num_gpus=engine.gpus_per_worker,
+            max_retries=RETRIES,
+            runtime_env={"env_vars": dict(tasks.environment())},
+        )
+        described = ray.put(tasks)
+        waiting, running = list(range(count)), dict[Any, tuple[int, float]]()
+        while waiting or running:
+            while waiting and len(running) < (jobs or count):
+                number = waiting.pop(0)
+                running[one.remote(described, number, True)] = number, time.monotonic()
+            ended, _ = ray.wait([*running], num_returns=len(running), timeout=LOOK)
+            for future in ended:
+                number, began = running.pop(future)
+                error = _outcome(ray, future)
+                if error:
+                    errors[tasks.tasks[number].id] = error
+                progress.failed, progress.done = len(errors), progress.done + (not error)
+                progress.seconds += time.monotonic() - began
+            watch(progress)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted: {progress.done} runs are done and kept in {tasks.pool}") from None
+    finally:
+        ray.shutdown()
+    return errors
+
+
+def _outcome(ray: Any, future: Any) -> str:
+    """What went wrong with a task, '' if nothing did."""
+    try:
+        return str(ray.get(future))
+    except ray.exceptions.RayError as e:
+        return f"Ray gave the task up: {type(e).__name__}"
+
+
+def _threads(tasks: Tasks) -> int:
+    """Cores of a run: the most of all."""
+    if not tasks.tasks:
+        raise UsageError("no runs are to be done")
+    return max(int(task.experiment["threads"]) for task in tasks.tasks)

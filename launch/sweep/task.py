@@ -1,0 +1,116 @@
+"""One run of a sweep on whatever machine an engine has chosen: `python -m launch.sweep.task FILE NUMBER`.
+
+The machine sees the pool's folder. There it takes the run's lock, so that no other machine computes it, and
+leaves a run folder as a sweep on one machine does. A run that was ended in the middle is begun anew.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedsim.errors import FedsimError
+from fedsim.experiment import Experiment, convert
+from launch.config import Execution
+from launch.engines.job import write
+from launch.processes.fork_server import ENVIRONMENT
+from launch.sweep.pool import Pool
+from launch.sweep.recipe import Trial, one_numerics
+from workers.portable import environment_for
+
+LOOK = 0.5
+"""Seconds between two tries to take a lock that another process holds: the kernel frees it when that ends."""
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A run. id: Trial.id; name: for people."""
+
+    id: str
+    name: str
+    experiment: dict[str, Any]
+
+
+class Tasks(msgspec.Struct, frozen=True):
+    """The runs of a sweep that are to be done. pool: the folder of their runs; execution: of all of them."""
+
+    pool: str
+    execution: dict[str, Any]
+    tasks: tuple[Task, ...]
+
+    @staticmethod
+    def of(trials: Sequence[Trial], execution: Execution, pool: Pool) -> Tasks:
+        """The runs that the pool does not have, each once."""
+        missing = {trial.id: trial for trial in trials if not pool.done(trial)}.values()
+        tasks = tuple(Task(t.id, f"{t.row.name}, seed {t.seed}", asdict(t.experiment)) for t in missing)
+        return Tasks(str(pool.path.resolve()), asdict(execution), tasks)
+
+    def environment(self) -> Mapping[str, str]:
+        """What must be set before torch is imported.
+
+        Raises:
+            UsageError: if the runs do not agree.
+        """
+        return {
+            **ENVIRONMENT,
+            **environment_for(one_numerics({t.experiment["numerics"] for t in self.tasks})),
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the file.
+
+        Raises:
+            DiskError: if that is not possible.
+        """
+        write(path, msgspec.json.format(msgspec.json.encode(self)).decode())
+
+
+def carry_out(tasks: Tasks, number: int, embedded: bool = False) -> str:
+    """Carry a run out; returns what went wrong, '' if nothing did.
+
+    Args:
+        tasks: The runs.
+        number: Which one.
+        embedded: This process is an engine's, and will carry out others.
+    """
+    from launch.run import launch
+    from launch.sweep.runner import leave_summary
+
+    task, pool = tasks.tasks[number], Pool(Path(tasks.pool))
+    while (claim := pool.claim(task)) is None:
+        time.sleep(LOOK)
+    try:
+        if pool.done(task):
+            return ""
+        pool.clear(task)
+        began, folder = time.monotonic(), pool.folder(task)
+        try:
+            experiment = convert(Experiment, task.experiment, "a sweep's experiment")
+            execution = convert(Execution, tasks.execution, "a sweep's execution")
+            launch(experiment, replace(execution, out=str(folder)), quiet=True, embedded=embedded)
+        except FedsimError as e:
+            leave_summary(folder, str(e))
+            return f"{task.name}: {e}"
+        pool.sign(task, time.monotonic() - began)
+        return ""
+    finally:
+        os.close(claim)  # only now: until it is signed, a run is not done
+
+
+def main(file: str, number: str) -> int:
+    """Returns the exit code."""
+    tasks = msgspec.json.decode(Path(file).read_bytes(), type=Tasks)
+    os.environ.update(tasks.environment())
+    error = carry_out(tasks, int(number))
+    print(error or tasks.tasks[int(number)].name, flush=True)
+    return 1 if error else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""A run's keys: the coordinator's, and one pair for each of its workers.
+
+A coordinator makes them when it starts. Where its workers are described before it exists, as in a manifest of
+Kubernetes, they are made before and given to it with `--keys FILE`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from fedsim.errors import DataError, UsageError
+from workers.transport.join_credentials import FORMAT, JoinCredentials, KeyPair, read_private
+
+KEYS_FORMAT = 1
+LONGEST_FRAME = 2**40
+"""Of what a coordinator may send to workers whose keys were made before its model was known. They hold its
+public key, and trust it."""
+
+
+class RunKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """url: the coordinator as its workers see it, at every start; '' for keys of one start."""
+
+    format: int
+    url: str
+    server: KeyPair
+    workers: Annotated[tuple[KeyPair, ...], Meta(min_length=1, max_length=4096)]
+
+    @staticmethod
+    def new(workers: int, url: str = "") -> RunKeys:
+        """Make keys for so many workers."""
+        return RunKeys(KEYS_FORMAT, url, KeyPair.new(), tuple(KeyPair.new() for _ in range(workers)))
+
+    @staticmethod
+    def read(path: Path, workers: int) -> RunKeys:
+        """Read a file of keys for so many workers.
+
+        Raises:
+            UsageError: if it is not there, open to others, or for another number of workers.
+            DataError: if it is damaged.
+        """
+        try:
+            result = msgspec.json.decode(read_private(path), type=RunKeys)
+        except (msgspec.DecodeError, UnicodeDecodeError) as e:
+            raise DataError(f"{path} is not a file of keys of fedsim: {e}") from None
+        if result.format != KEYS_FORMAT:
+            raise UsageError(f"{path} has format {result.format}; this fedsim reads {KEYS_FORMAT}")
+        if len(result.workers) != workers:
+            raise UsageError(
+                f"--keys {path} has keys for {len(result.workers)} workers, this run has {workers}"
+            )
+        return result
+
+    def join(self, run: str, numerics: str, url: str = "", max_frame: int = LONGEST_FRAME) -> JoinCredentials:
+        """What the workers of a run join with.
+
+        Args:
+            run: The run's name.
+            numerics: The run's.
+            url: The coordinator's address, if the keys do not say it.
+            max_frame: The longest frame that the coordinator sends, in bytes.
+        """
+        public, lasting = self.server.public, bool(self.url)
+        return JoinCredentials(
+            *(FORMAT, run, self.url or url, public, max_frame, self.workers, numerics), lasting=lasting
+        )
