@@ -33,7 +33,7 @@ class Kubernetes:
     keys: Callable[[int, str], RunKeys] = RunKeys.new
 
     def plan(self, job: Job) -> str:
-        """The manifests, as YAML: kubectl apply takes them."""
+        """The manifests, as YAML: kubectl apply takes them. None is read here."""
         try:
             import yaml
         except ImportError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -152,7 +151,7 @@ def _pod(
     reads = {"data": {"mountPath": DATA, "readOnly": True}}
     volumes, mounts = ({**volumes, **data}, {**mounts, **reads}) if options.data else (volumes, mounts)
     if options.memory:
-        number = options.memory.rstrip(string.ascii_letters)
+        number = "".join(c for c in options.memory if c.isdecimal())
         total = int(number) * max(1, workers)
         limits = {**limits, "memory": f"{total}{options.memory.removeprefix(number)}"}
     described = {

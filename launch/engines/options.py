@@ -63,9 +63,9 @@ _OF_SWEEP = (
 
 def of_launch(command: Command) -> Command:
     """Add those of `fedsim launch`."""
-    return functools.reduce(lambda made, option: option(made), reversed(_OF_LAUNCH), command)
+    return functools.reduce(lambda extended, option: option(extended), reversed(_OF_LAUNCH), command)
 
 
 def of_sweep(command: Command) -> Command:
     """Add those of `fedsim sweep`."""
-    return functools.reduce(lambda made, option: option(made), reversed(_OF_SWEEP), command)
+    return functools.reduce(lambda extended, option: option(extended), reversed(_OF_SWEEP), command)

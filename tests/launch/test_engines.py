@@ -295,8 +295,8 @@ def test_a_sweep_on_ray_is_that_of_one_machine_also_when_a_node_is_lost(
 
 def digests(runs: Path) -> dict[str, tuple[str, str]]:
     """Of the runs of a sweep, by folder."""
-    found = {folder.parent.name: Run.open(folder.parent).summary for folder in runs.glob("*/sweep.json")}
-    return {name: (s["model_sha256"], s["clients_sha256"]) for name, s in found.items()}
+    signed = {path.parent.name: Run.open(path.parent).summary for path in runs.glob("*/sweep.json")}
+    return {name: (s["model_sha256"], s["clients_sha256"]) for name, s in signed.items()}
 
 
 def job(folder: Path, **changes: object) -> Job:
