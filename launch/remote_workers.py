@@ -13,7 +13,7 @@ from launch.runs.manifest import StoredManifest
 from workers.devices import assign_devices
 from workers.storage.atomic_files import RunLock
 from workers.transport.join_credentials import JOIN, REVOKED, JoinCredentials, Revocations
-from workers.worker.seats import SeatLocks, rank
+from workers.worker.seats import rank
 
 
 def join(
@@ -43,19 +43,15 @@ def join(
     Raises:
         FedsimError: any FedsimError.
     """
-    credentials, worker = JoinCredentials.read(file), _worker(seat)
-    [*_, placed] = assign_devices(devices, max(1, (worker or 0) - credentials.first + 1), 1)
+    worker = _worker(seat)
+    [*_, placed] = assign_devices(devices, max(1, (worker or 0) - JoinCredentials.read(file).first + 1), 1)
     os.environ["CUDA_VISIBLE_DEVICES"] = placed.gpu or ""
-    from workers.worker.local_files import LocalFiles
-    from workers.worker.remote import RemoteWorker  # imports torch
+    from workers.worker.remote import remote_worker  # imports torch
 
-    folder = data_dir.resolve() if data_dir else None
-    files = LocalFiles({name: path for name, path in choices.items() if path}, tuple(codecs))
     try:
-        locks = SeatLocks(file if worker is None else None)
-        RemoteWorker(credentials, url or credentials.url, folder, patience, worker, files, locks).run(
-            click.echo
-        )
+        remote_worker(
+            file, seat=worker, url=url, data_dir=data_dir, patience=patience, choices=choices, codecs=codecs
+        ).run(click.echo)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the run goes on without this worker") from None
 

@@ -31,7 +31,8 @@ from launch.sweep.task import Task, Tasks
 from tests.launch.test_remote_workers import Federation, ends, eventually, here, same_bits
 from tests.support import slurm_cluster
 from tests.support.commands import DEADLINE, Command, fedsim, start
-from tests.support.process_tree import alive, children_of, command_line
+from tests.support.process_tree import alive, children_of, left_over
+from tests.support.ray_cluster import RayCluster
 from workers.transport.join_credentials import JoinCredentials
 
 EXPERIMENT = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "4", "--model", "logistic")
@@ -184,34 +185,6 @@ def test_a_starters_ranks_are_the_workers(federation: Federation, starter: list[
 # ---- Ray
 
 
-class RayCluster:
-    """A cluster in a process of its own; this one must not have Ray's threads."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.support.ray_cluster", "2"]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
-        )
-        self.address = self._answer()
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def tell(self, line: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
-        assert self._answer().endswith("done")
-
-    def close(self) -> None:
-        with self._process as process:
-            try:
-                process.communicate(timeout=30)
-            finally:
-                process.kill()
-
-
 @pytest.fixture
 def ray_cluster() -> Iterator[RayCluster]:
     created = RayCluster()
@@ -224,12 +197,6 @@ def on_ray(cluster: RayCluster, run: Path, *options: str) -> Command:
         *("launch", "--on", "ray", "--nodes", "2", "--workers", "4", "--out", str(run)),
         *("--engine-option", f"address={cluster.address}", *options),
     )
-
-
-def left_over(run: Path) -> list[str]:
-    """Command lines of processes of a run."""
-    everyone = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    return [command_line(pid) for pid in everyone if alive(pid) and str(run) in command_line(pid)]
 
 
 @pytest.mark.process

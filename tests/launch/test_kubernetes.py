@@ -26,9 +26,10 @@ from launch.engines.kubernetes import Kubernetes
 from launch.engines.kubernetes_objects import PORT
 from launch.results.processes import read
 from launch.runs.reader import Run
-from tests.launch.test_engines import SLOW, left_over, metrics
+from tests.launch.test_engines import SLOW, metrics
 from tests.launch.test_remote_workers import ends, eventually, here, same_bits
 from tests.support.commands import Command, fedsim
+from tests.support.process_tree import left_over
 from workers.transport.join_credentials import JoinCredentials, KeyPair, read_private
 from workers.transport.run_keys import KEYS_FORMAT, RunKeys
 
@@ -72,7 +73,7 @@ def test_the_manifests_have_the_published_form(name: str, version: str) -> None:
 
 
 def test_the_manifests_are_these() -> None:
-    """The golden file changes only with a manifest: read its difference."""
+    """The golden file changes only with a manifest: read its difference. This module, run, writes it."""
     assert Kubernetes(fixed_keys).plan(JOBS["plain"]) == GOLDEN.read_text()
 
 
@@ -259,3 +260,7 @@ def test_the_image_is_the_readmes_install() -> None:
     ignored = (root / ".dockerignore").read_text().splitlines()
     for name in ("fedsim", "protocols", "workers", "launch", "setup.cfg", "pyproject.toml", "README.md"):
         assert f"!{name}" in ignored
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(Kubernetes(fixed_keys).plan(JOBS["plain"]))

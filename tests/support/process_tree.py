@@ -29,3 +29,9 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
         return ""
+
+
+def left_over(run: Path) -> list[str]:
+    """Command lines of processes of a run."""
+    everyone = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [command_line(pid) for pid in everyone if alive(pid) and str(run) in command_line(pid)]

@@ -5,7 +5,9 @@ python -m tests.support.ray_cluster 2            prints its address, and lives u
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 ARGUMENTS: dict[str, Any] = {
@@ -14,19 +16,47 @@ ARGUMENTS: dict[str, Any] = {
 }
 
 
+class RayCluster:
+    """A cluster in a process of its own; this one must not have Ray's threads."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        command = [sys.executable, "-m", "tests.support.ray_cluster", str(nodes)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        self.address = self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        assert self._answer().endswith("done")
+
+    def close(self) -> None:
+        with self._process as process:
+            try:
+                process.communicate(timeout=30)
+            finally:
+                process.kill()
+
+
 def main() -> None:
     """One line on standard input ends a node without grace: `remove I`; the answer is `removed`."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={**ARGUMENTS, "num_cpus": 0})
-    nodes = [cluster.add_node(**ARGUMENTS, num_cpus=4, num_gpus=2) for _ in range(int(sys.argv[1]))]
+    nodes = [cluster.add_node(**ARGUMENTS, num_cpus=5, num_gpus=2) for _ in range(int(sys.argv[1]))]
     print(cluster.address, flush=True)
     for line in sys.stdin:
         word, number = line.split()
         if word == "remove":
             cluster.remove_node(nodes[int(number)], allow_graceful=False)
         elif word == "add":
-            nodes.append(cluster.add_node(**ARGUMENTS, num_cpus=4, num_gpus=2))
+            nodes.append(cluster.add_node(**ARGUMENTS, num_cpus=5, num_gpus=2))
         print(f"{word} done", flush=True)
     cluster.shutdown()
 

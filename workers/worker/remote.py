@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,6 +199,37 @@ class RemoteWorker:
         return Connection(self.url, hello, join_credentials.max_frame, curve_keys, self.patience, again)
 
 
+def remote_worker(
+    join: Path,
+    *,
+    seat: int | None,
+    url: str | None = None,
+    data_dir: Path | None = None,
+    patience: float = 60.0,
+    choices: Mapping[str, Path | None] | None = None,
+    codecs: Sequence[Path] = (),
+) -> RemoteWorker:
+    """The worker that a join file and the options of `fedsim worker` describe.
+
+    Args:
+        join: The join file.
+        seat: The worker's number, None: a free one.
+        url: The coordinator's address as seen from here, if it is not the file's.
+        data_dir: The folder of the data files on this machine.
+        patience: Seconds after which a coordinator that does not answer is given up.
+        choices: Files of the algorithm, model, data set and partition on this machine.
+        codecs: Files of codecs on this machine.
+
+    Raises:
+        UsageError: if the join file is not there, or open to others.
+        DataError: if it is damaged.
+    """
+    credentials = JoinCredentials.read(join)
+    files = LocalFiles({name: path for name, path in (choices or {}).items() if path}, tuple(codecs))
+    locks, folder = SeatLocks(join if seat is None else None), data_dir.resolve() if data_dir else None
+    return RemoteWorker(credentials, url or credentials.url, folder, patience, seat, files, locks)
+
+
 def run_joined(spec: Mapping[str, Any]) -> int:
     """Be one worker of a node agent (launch/node.py); returns the exit code, and errors go to the log.
 
@@ -206,17 +237,15 @@ def run_joined(spec: Mapping[str, Any]) -> int:
         spec: join: the join file; seat: the worker's number, None: a free one; options: url, data_dir,
             patience, choices and codecs as of `fedsim worker`.
     """
-    path, options, seat = Path(spec["join"]), spec["options"], spec["seat"]
+    options = dict(spec["options"])
+    data_dir = Path(options["data_dir"]) if options.get("data_dir") else None
+    options |= {
+        "data_dir": data_dir,
+        "choices": {name: Path(file) for name, file in options.get("choices", {}).items()},
+        "codecs": [Path(file) for file in options.get("codecs", ())],
+    }
     try:
-        credentials = JoinCredentials.read(path)
-        choices = {name: Path(file) for name, file in options.get("choices", {}).items()}
-        files = LocalFiles(choices, tuple(Path(file) for file in options.get("codecs", ())))
-        data_dir = Path(options["data_dir"]) if options.get("data_dir") else None
-        locks = SeatLocks(path if seat is None else None)
-        worker = RemoteWorker(
-            *(credentials, options.get("url") or credentials.url, data_dir, options.get("patience", 60.0)),
-            *(seat, files, locks),
-        )
+        worker = remote_worker(Path(spec["join"]), seat=spec["seat"], **options)
         worker.run(lambda text: print(text, flush=True))
     except FedsimError as e:
         print(f"fedsim: {e}", file=sys.stderr, flush=True)
