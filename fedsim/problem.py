@@ -55,6 +55,9 @@ class Problem:
     scale: float
     public: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Training rows whose inputs the server and all clients have, without labels."""
+    split: tuple[np.ndarray, ...] = ()
+    """The rows of all `experiment.clients`: what scores per client are about. It is `clients` but for a
+    centralised algorithm. An outline has none."""
 
     @staticmethod
     def build(
@@ -84,7 +87,7 @@ class Problem:
         examples, seed = len(dataset.train_targets), experiment.seed
         clients, held = hold_out(experiment.evaluate_on, examples, clients, seed)
         clients, public = set_aside(algorithm.public_inputs, clients, seed)
-        clients = _held_by(algorithm, clients)
+        split, clients = clients, _held_by(algorithm, clients)
         if held is not None:
             inputs, targets = dataset.train_inputs[held], dataset.train_targets[held]
             dataset = replace(dataset, test_inputs=inputs, test_targets=targets)
@@ -94,7 +97,8 @@ class Problem:
             if name.endswith("optimiser") and value == "exact":
                 raise UsageError(f"{name} = exact needs clients with a quadratic loss; a network has none")
         scale = dataset.scale if experiment.inputs == "scaled" else 1.0
-        problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot().cpu(), scale, public)
+        start = net.snapshot().cpu()
+        problem = Problem(experiment, algorithm, dataset, clients, net, start, scale, public, split)
         lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
@@ -256,10 +260,13 @@ class Problem:
 
     @cached_property
     def label_shares(self) -> LabelShares | None:
-        """The classes of every client's rows, which scores per client follow from; None without classes."""
+        """The classes of every client's rows, which scores per client follow from; None without classes.
+
+        A centralised algorithm's has all K clients that the rows come from.
+        """
         if self.measure.per_class is None:
             return None
-        return LabelShares.of(self.dataset.train_targets, self.clients, self.dataset.classes)
+        return LabelShares.of(self.dataset.train_targets, self.split, self.dataset.classes)
 
     @property
     def eval_samples(self) -> int:

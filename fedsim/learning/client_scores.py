@@ -13,7 +13,8 @@ the inputs of a class are distributed alike at all clients: so for partitions by
 feature skew, such as hospitals with other devices or writers with another hand.
 
 Mean, worst and spread (the population standard deviation) are over clients, each of which counts once,
-whatever the number of its rows. The worst accuracy is the smallest, the worst nll the largest.
+whatever the number of its rows. The worst accuracy is the smallest, the worst nll the largest. A centralised
+algorithm is scored on the K clients that its rows come from.
 """
 
 from __future__ import annotations

@@ -53,6 +53,11 @@ PRINTS = {
         r"^resume to the first commit: [\d.]+ s ",
         r"^a worker killed in a run of two: -?[\d.]+ s longer",
     ],
+    "run_times": [
+        r"^MLP, MNIST's shape \| fedlap_cov \| [\d.]+ s .* \| [\d.]+ ",
+        r"^cnn_acar, CIFAR-10's shape \| ivon_admm \| [\d.]+ s ",
+        r"^cnn_acar, CIFAR-10's shape \| fedlap_cov, curvature of 10 clients \| [\d.]+ s ",
+    ],
     "soak": [
         r"^done after 400 rounds",
         r"^ +round +\d+: [\d.]+, [\d.]+, [\d.]+ MB",

@@ -104,6 +104,21 @@ def test_the_streamed_recurrence_gives_every_prefixs_delta(rho: float) -> None:
         assert (folded.delta - exact).norm() < 1e-13 * exact.norm()
 
 
+@pytest.mark.usefixtures("recipes")
+def test_a_larger_shrinkage_turns_fedpas_deltas_away_from_fedavgs() -> None:
+    from fedsim.problem import Problem
+    from protocols.fedpa import FedPA
+
+    problem = Problem.build(fedsim.Experiment(algo="fedpa", clients=3, model="logistic"), FedPA(), None)
+    deltas = recipe("fedpa_covariance").deltas
+    none, strong = (list(deltas(problem, problem.start, rho, 6)) for rho in (0.0, 100.0))
+    assert len(none) == 3
+    for (weak, _, near), (large, _, far) in zip(none, strong, strict=True):
+        assert weak == 0
+        assert large > 1
+        assert far < near
+
+
 PARTICIPATION = """
 title = "Partial participation: three schedules"
 seeds = [0, 1]

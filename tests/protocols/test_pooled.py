@@ -93,6 +93,28 @@ def test_the_bill_is_zero_and_the_weights_travel_as_simulation(tmp_path: Path) -
     assert list(planned.took_part) == [3]
 
 
+@pytest.mark.parametrize("evaluate_on", ["test", "fold:2/4"])
+def test_scores_by_client_are_of_the_clients_that_the_rows_come_from(evaluate_on: str) -> None:
+    federated = built(FedAvg(), evaluate_on=evaluate_on).label_shares
+    pooled = built(Pooled(), evaluate_on=evaluate_on).label_shares
+    assert federated is not None
+    assert pooled is not None
+    assert len(pooled.shares) == 5
+    assert np.array_equal(pooled.shares, federated.shares)
+
+
+def test_worst_client_and_spread_at_the_start_are_those_of_the_federation(tmp_path: Path) -> None:
+    """The start is the same, so the scores are: a run's histogram counts five clients."""
+    pooled, fedavg = (play(built(a), tmp_path / a.name).metrics for a in (Pooled(), FedAvg()))
+    start, end = pooled[0], pooled[-1]
+    assert {k: v for k, v in start.items() if k.startswith("client_")} == {
+        k: v for k, v in fedavg[0].items() if k.startswith("client_")
+    }
+    assert end["client_accuracy_worst"] < end["client_accuracy_mean"]
+    assert end["client_accuracy_spread"] > 0
+    assert sum(end["client_accuracy_histogram"]) == 5
+
+
 def test_manifest_summary_and_report_of_a_run(launched: Callable[..., Path]) -> None:
     run = Run.open(launched("run", algo="pooled", eval_every=1, **TASK))
     assert run.experiment["clients"] == 5
