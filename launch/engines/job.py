@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.errors import DiskError, UsageError
+from fedsim.errors import DiskError, TaskError, UsageError
 
+SUBMIT_DEADLINE = 60.0
+"""Seconds for an engine's own command."""
 JOIN_WITHIN = 600
 """Seconds for an engine's workers to come; they are started after the coordinator."""
 
@@ -85,6 +88,25 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as e:
         raise DiskError(f"cannot write {path}: {e.strerror}") from None
+
+
+def asked(command: Sequence[str], text: str = "") -> str:
+    """What an engine's own command prints.
+
+    Args:
+        command: Its words.
+        text: What it reads.
+
+    Raises:
+        TaskError: if it fails, or has not answered in time.
+    """
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SUBMIT_DEADLINE)
+    except subprocess.TimeoutExpired:
+        raise TaskError(f"{command[0]} has not answered within {SUBMIT_DEADLINE:g} s") from None
+    if done.returncode:
+        raise TaskError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 class Engine(Protocol):

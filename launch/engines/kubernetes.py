@@ -13,17 +13,14 @@ References:
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedsim.errors import TaskError, UsageError
-from launch.engines.job import Job
+from fedsim.errors import UsageError
+from launch.engines.job import Job, asked
 from launch.engines.kubernetes_objects import RUNS, manifests, name_of
 from workers.transport.run_keys import RunKeys
-
-SUBMIT_DEADLINE = 60.0
 
 
 @dataclass(frozen=True)
@@ -56,12 +53,6 @@ class Kubernetes:
             raise UsageError(
                 "--on kubernetes: there is no kubectl on this machine; --dry-run prints the manifests"
             )
-        apply = ["kubectl", "apply", "--filename", "-"]
-        try:
-            done = subprocess.run(apply, input=text, capture_output=True, text=True, timeout=SUBMIT_DEADLINE)
-        except subprocess.TimeoutExpired:
-            raise TaskError(f"kubectl has not answered within {SUBMIT_DEADLINE:g} s") from None
-        if done.returncode:
-            raise TaskError(f"kubectl apply: {done.stderr.strip()}")
+        asked(["kubectl", "apply", "--filename", "-"], text)
         follow = f"kubectl logs --follow job/{name} shows the run"
         return f"{follow}; its folder is {RUNS}/{job.run.name} of its claim"

@@ -1,32 +1,30 @@
 """`fedsim launch --on slurm`: one batch job with the coordinator and the node agents.
 
 The batch step, on the first node of the allocation, is the coordinator: no process stays on a login node, and
-nothing comes in from outside. One more step has a node agent on every node. Before its time is over, or when
-it is pre-empted, Slurm sends SIGTERM: the coordinator commits and ends with exit code 130, and the job puts
-itself back into the queue, where it resumes. It resumes after kill -9 as well.
+nothing comes in from outside. Every node has a step with its node agent, which is started again when it was
+killed. Before its time is over, or when it is pre-empted, Slurm sends SIGTERM: the coordinator commits and
+ends with exit code 130, and the job puts itself back into the queue, where it resumes, as after kill -9.
 
 References:
     https://slurm.schedmd.com/sbatch.html (--requeue, --signal)
-    https://slurm.schedmd.com/srun.html (--overlap, --kill-on-bad-exit)
+    https://slurm.schedmd.com/srun.html (--overlap, --nodelist)
 """
 
 from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedsim.errors import TaskError, UsageError
-from launch.engines.job import JOIN_WITHIN, Job, write
+from fedsim.errors import UsageError
+from launch.engines.job import JOIN_WITHIN, Job, asked, write
 
 NOTICE = 90
 """Seconds between SIGTERM and the end of the time limit; a commit takes a fraction of one."""
 INHERITED = ("CPUS_PER_TASK", "GPUS", "GPUS_PER_NODE", "GPUS_PER_TASK", "NTASKS_PER_NODE", "TRES_PER_TASK")
 """Variables SLURM_* of the batch step that srun would take as options of the nodes' step."""
-SUBMIT_DEADLINE = 60.0
 
 SCRIPT = """#!/bin/bash
 {directives}
@@ -45,10 +43,21 @@ until [ -e "$run/join.json" ]; do
     kill -0 "$coordinator" 2>/dev/null || break
     sleep 0.1
 done
+agent() {{  # on node $1, with {per_node} seats from $2 on; a step that was killed is started again
+    for attempt in 1 2 3; do
+        kill -0 "$coordinator" 2>/dev/null || return
+        srun --nodes=1 --ntasks=1 --nodelist="$1" --cpus-per-task={cores}{gres} --overlap \\
+            "${{fedsim[@]}}" node --join "$run/join.json" --workers {per_node} --threads {threads} \\
+            --seat "$2" --logs {logs}
+        case $? in 0 | 2 | 4 | 130) return ;; esac  # the run is over, or the agent of no use
+    done
+}}
 if [ -e "$run/join.json" ]; then
-    srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cores}{gres} --overlap \\
-        --kill-on-bad-exit=0 "${{fedsim[@]}}" node --join "$run/join.json" --workers {per_node} \\
-        --threads {threads} --seat auto --logs {logs} &
+    seat=0
+    for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+        agent "$node" "$seat" &
+        seat=$((seat + {per_node}))
+    done
 fi
 wait "$coordinator"; code=$?
 [ "$asked" = 1 ] && {{ wait "$coordinator"; code=$?; }}  # the first wait was ended by the signal
@@ -75,7 +84,6 @@ class Slurm:
             config=shlex.quote(str(job.config)),
             workers=job.workers,
             within=JOIN_WITHIN,
-            nodes=job.nodes,
             cores=cores,
             gres=f" --gres=gpu:{gpus}" if gpus else "",
             per_node=job.per_node,
@@ -98,6 +106,7 @@ class Slurm:
         yield f"output={job.folder / 'job.log'}"
         yield "open-mode=append"
         yield "requeue"
+        yield "no-kill"  # a node that fails takes its own step only
         yield f"signal=B:TERM@{NOTICE}"
         for name, value in (job.options or {}).items():
             yield one_line(f"{name}={value}" if value else name)
@@ -132,11 +141,4 @@ def submit_script(script: str, path: Path) -> str:
     if shutil.which("sbatch") is None:
         raise UsageError("--on slurm: there is no sbatch on this machine; --dry-run prints the script")
     write(path, script)
-    command = ["sbatch", "--parsable", str(path)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SUBMIT_DEADLINE, check=False)
-    except subprocess.TimeoutExpired:
-        raise TaskError(f"sbatch has not answered within {SUBMIT_DEADLINE:g} s") from None
-    if done.returncode:
-        raise TaskError(f"sbatch refuses {path}: {done.stderr.strip()}")
-    return done.stdout.strip().partition(";")[0]
+    return asked(["sbatch", "--parsable", str(path)]).strip().partition(";")[0]

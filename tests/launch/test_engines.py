@@ -368,23 +368,40 @@ def metrics(run: Path) -> int:
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize("interruption", ["none", "requeue", "term"])
+@pytest.mark.parametrize("interruption", ["none", "step", "requeue", "term", "kill"])
 def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str) -> None:
-    """Two nodes; the job is requeued or told to end in the middle; it resumes with the same bits."""
+    """Two nodes; a step is killed, the job is requeued or told to end, or its coordinator is killed and
+    the job submitted again: the bits of one process, and no process is left."""
     run = tmp_path / "run"
-    submitted = start(
-        *("launch", "--on", "slurm", "--nodes", "2", "--workers", "4", "--out", str(run)),
+    paths = {name: cluster.environment[name] for name in ("PATH", "SLURM_CONF")}
+    verified = ("--verify-bytes",) if interruption == "none" else ()
+    command = (
+        "launch",
+        "--on",
+        "slurm",
+        "--nodes",
+        "2",
+        "--workers",
+        "4",
+        "--out",
+        str(run),
         *SLOW,
-        **{name: cluster.environment[name] for name in ("PATH", "SLURM_CONF")},
+        *verified,
     )
-    assert "job 1" in ends(submitted)
+    assert "job 1" in ends(start(*command, **paths))
     log = run.with_name("run.job") / "job.log"
     if interruption != "none":
         eventually(lambda: metrics(run) >= 2, "two rounds")
-        how = (
-            ["scontrol", "requeue"] if interruption == "requeue" else ["scancel", "--batch", "--signal=TERM"]
-        )
-        cluster.command(*how, "1")
+    if interruption == "step":
+        cluster.command("scancel", "--signal=KILL", "1.0")
+    if interruption == "kill":
+        os.kill(coordinator_of(run), signal.SIGKILL)
+        eventually(lambda: not cluster.command("squeue", "--noheader").strip(), "the end of the job")
+        eventually(lambda: not left_over(run), "the end of its processes")
+        assert "job 2" in ends(start(*command, **paths))
+    if interruption in ("requeue", "term"):
+        to_the_batch_step = ("scancel", "--batch", "--signal=TERM")
+        cluster.command(*(("scontrol", "requeue") if interruption == "requeue" else to_the_batch_step), "1")
         eventually(
             lambda: "BeginTime" in cluster.command("squeue", "--format=%r"), "the job in the queue again"
         )
@@ -399,6 +416,13 @@ def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str
     assert result.status == "done", log.read_text()
     same_bits(result, here(tmp_path / "local", *SLOW))
     assert not left_over(run)
+    text = log.read_text()
+    assert "residual 0" in text if verified else "goes on after round" in text or interruption == "step"
+
+
+def coordinator_of(run: Path) -> int:
+    """The process that carries a run out."""
+    return next(row["pid"] for row in read(run / "processes.json") if row["role"] == "coordinator")
 
 
 @pytest.mark.process
