@@ -225,6 +225,7 @@ def picture(
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = pyplot.subplots(figsize=(7.6, 4.6), dpi=120, layout="constrained")
     for n, (name, band) in enumerate(bands.items()):
@@ -237,6 +238,8 @@ def picture(
         axes.fill_between(band.x, low, high, color=colour, alpha=0.12, linewidth=0)
     if logx:
         axes.set_xscale("log")
+    elif all(band.x.dtype != object and not (band.x % 1).any() for band in bands.values()):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(*limits)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
