@@ -82,7 +82,7 @@ def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ())
     """The schedule that `--participation` names.
 
     Args:
-        spec: BASE[+gone:P][+lost:P].
+        spec: `BASE[+gone:P][+lost:P]`.
         clients: How many clients there are.
         seed: The seed of the draws.
         sizes: N_k of every client, if known.

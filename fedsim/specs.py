@@ -1,4 +1,5 @@
-"""One grammar for specs of the command line and of configuration files: NAME[:ARG,...][+MODIFIER:P...].
+"""One grammar for specs of the command line and of configuration files:
+`NAME[:ARG,...][+MODIFIER:P...]`.
 
 It imports nothing heavy, because options are resolved before the fork server imports numpy.
 """

@@ -109,8 +109,8 @@ def _cell(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text in which Markdown sees no tag and no emphasis."""
-    for sign in "<*":
+    """Text in which Markdown sees no tag, no emphasis and no link."""
+    for sign in "<*[":
         text = text.replace(sign, f"\\{sign}")
     return text
 

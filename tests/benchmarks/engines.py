@@ -1,11 +1,12 @@
 """Measures runs and sweeps on Slurm and Ray, on pretended nodes of this machine.
 
-    python -m tests.benchmarks.engines [--trials 20] [--runs 40] [--tiny]
+    python -m tests.benchmarks.engines [--only sweep,ray,slurm] [--trials 20] [--runs 40] [--tiny]
 
-first round: seconds from the coordinator's start to the end of round 1, ten workers on two nodes.
-trials: runs whose job is requeued (Slurm), or one of whose two nodes is removed without grace (Ray), at an
-instant drawn anew for each; how many have the digests of one process, and how many processes were left over.
 sweep: small runs on Ray against the same sweep with --jobs 2 on this machine, as speed-up over --jobs 1.
+ray, slurm: seconds from the coordinator's start to the end of round 1, ten workers on two nodes; then runs
+one of whose two nodes is removed without grace (Ray), or whose job is requeued (Slurm), at an instant between
+the first evaluation and the end that is drawn anew for each: how many have the digests of one process, how
+many processes were left over, and the seconds that it cost.
 
 Slurm's parts are left out, and named, where its commands are not.
 """
@@ -24,14 +25,14 @@ from datetime import datetime
 from pathlib import Path
 
 from launch.runs.reader import Run
-from tests.benchmarks.common import launch, options_of, spread, summary
+from tests.benchmarks.common import launch, options_of, round_seconds, spread, summary
 from tests.benchmarks.nodes import rounds_of
 from tests.support import slurm_cluster
 from tests.support.process_tree import left_over
 from tests.support.ray_cluster import RayCluster
 
 FEDSIM = (sys.executable, "-m", "launch")
-RUN = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "6", "--set", "local.epochs=20")
+RUN = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "12", "--set", "local.epochs=30")
 MAIN = ("--algo", "fedlap_cov", "--rounds", "5")
 DEADLINE = 300.0
 
@@ -50,8 +51,8 @@ class Place:
         """Make good what disturb has broken."""
 
     def carry_out(self, run: Path, *arguments: str, workers: int, after: float | None = None) -> str:
-        """A run on two nodes, disturbed so many seconds after its submission; returns when that was."""
-        began, when = time.monotonic(), "undisturbed"
+        """A run on two nodes, disturbed so many seconds after its first evaluation; returns when that was."""
+        began, when, evaluated = time.monotonic(), "undisturbed", 0.0
         command = [*FEDSIM, "launch", "--on", self.name, *self.options, "--nodes", "2", "--out", str(run)]
         started = subprocess.Popen(
             [*command, "--workers", str(workers), *arguments],
@@ -60,7 +61,9 @@ class Place:
         )
         while not self._over(run, started):
             assert time.monotonic() < began + DEADLINE, f"{self.name}: {run} is not over"
-            if after is not None and time.monotonic() >= began + after:
+            if not evaluated and rounds_of(run):
+                evaluated = time.monotonic()
+            if after is not None and evaluated and time.monotonic() >= evaluated + after:
                 when, after = f"after {rounds_of(run)} evaluations", None
                 self.disturb()
             time.sleep(0.05)
@@ -135,17 +138,21 @@ def digests(run: Path) -> tuple[str, str]:
 def trials(place: Place, folder: Path, count: int, seed: int) -> str:
     """Disturb so many runs, and compare each with the run in one process."""
     alone = digests(launch(folder / f"alone-{place.name}", *RUN, "--workers", "0"))
-    began = time.monotonic()
-    place.carry_out(folder / f"undisturbed-{place.name}", *RUN, workers=4)
-    span, rng = time.monotonic() - began, random.Random(seed)
-    equal, left, instants = 0, 0, Counter[str]()
+    quiet, rng = folder / f"undisturbed-{place.name}", random.Random(seed)
+    place.carry_out(quiet, *RUN, workers=4)
+    span = sum(round_seconds(quiet, 0))
+    equal, left, cost, instants = 0, 0, list[float](), Counter[str]()
     for n in range(count):
         run = folder / f"{place.name}-{n}"
         instants[place.carry_out(run, *RUN, workers=4, after=rng.uniform(0, span))] += 1
         equal += digests(run) == alone
         left += len(left_over(run))
+        cost.append(sum(round_seconds(run, 0)) - span)
     where = ", ".join(f"{instant}: {times}" for instant, times in sorted(instants.items()))
-    return f"{place.name}: {equal} of {count} identical, {left} processes left over ({where})"
+    return (
+        f"{place.name}: {equal} of {count} identical, {left} processes left over ({where}); rounds of "
+        f"{span:.1f} s took longer by {spread(cost, ' s', 1)}"
+    )
 
 
 def sweep(cluster: RayCluster, folder: Path, runs: int) -> str:
@@ -170,24 +177,29 @@ def sweep(cluster: RayCluster, folder: Path, runs: int) -> str:
 
 def main() -> None:
     parser = options_of(__doc__)
+    parser.add_argument("--only", default="sweep,ray,slurm")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--runs", type=int, default=40)
     options = parser.parse_args()
     count, runs, workers, repeats = (1, 2, 4, 1) if options.tiny else (options.trials, options.runs, 10, 3)
+    only = options.only.split(",")
     print(f"{datetime.now():%Y-%m-%d}, {'tiny' if options.tiny else f'{count} trials an engine'}", flush=True)
     with ExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
-        cluster = RayCluster()
-        closing.callback(cluster.close)
-        places: list[Place] = [OnRay(cluster)]
-        if lacking := slurm_cluster.missing():
+        places: list[Place] = []
+        if "sweep" in only or "ray" in only:
+            cluster = RayCluster()
+            closing.callback(cluster.close)
+            if "sweep" in only:
+                print(sweep(cluster, folder, runs), flush=True)
+            places += [OnRay(cluster)] if "ray" in only else []
+        if "slurm" in only and (lacking := slurm_cluster.missing()):
             print(f"slurm: not measured, there is no {', '.join(lacking)}", flush=True)
-        else:
-            slurm = slurm_cluster.Cluster(2, cpus=5 if not options.tiny else 2)
+        elif "slurm" in only:
+            slurm = slurm_cluster.Cluster(2, cpus=5)
             closing.callback(slurm.stop)
             slurm.start()
             places.append(OnSlurm(slurm))
-        print(sweep(cluster, folder, runs), flush=True)
         for place in places:
             figures = spread([*first_round(place, folder, workers, repeats)], " s", 1)
             print(
