@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 import zmq
@@ -98,13 +98,33 @@ class JoinCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             UsageError: if it is not there or open to others.
             DataError: if it is damaged.
         """
-        try:
-            result = msgspec.json.decode(read_private(path), type=JoinCredentials)
-        except (msgspec.DecodeError, UnicodeDecodeError) as e:
-            raise DataError(f"{path} is not a join.json of fedsim: {e}") from None
-        if result.format != FORMAT:
-            raise UsageError(f"{path} has format {result.format}; this fedsim reads {FORMAT}")
-        return result
+        return read_keys(path, JoinCredentials, FORMAT, "a join.json")
+
+
+class _Keys(Protocol):
+    """A file of keys."""
+
+    @property
+    def format(self) -> int: ...
+
+
+K = TypeVar("K", bound=_Keys)
+
+
+def read_keys(path: Path, kind: type[K], format: int, what: str) -> K:
+    """A file of keys, of this format.
+
+    Raises:
+        UsageError: if it is not there, open to others, or of another format.
+        DataError: if it is damaged.
+    """
+    try:
+        result = msgspec.json.decode(read_private(path), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise DataError(f"{path} is not {what} of fedsim: {e}") from None
+    if result.format != format:
+        raise UsageError(f"{path} has format {result.format}; this fedsim reads {format}")
+    return result
 
 
 def read_private(path: Path) -> bytes:

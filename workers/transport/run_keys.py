@@ -12,8 +12,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from fedsim.errors import DataError, UsageError
-from workers.transport.join_credentials import FORMAT, JoinCredentials, KeyPair, read_private
+from fedsim.errors import UsageError
+from workers.transport.join_credentials import FORMAT, JoinCredentials, KeyPair, read_keys
 
 KEYS_FORMAT = 1
 LONGEST_FRAME = 2**40
@@ -42,12 +42,7 @@ class RunKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             UsageError: if it is not there, open to others, or for another number of workers.
             DataError: if it is damaged.
         """
-        try:
-            result = msgspec.json.decode(read_private(path), type=RunKeys)
-        except (msgspec.DecodeError, UnicodeDecodeError) as e:
-            raise DataError(f"{path} is not a file of keys of fedsim: {e}") from None
-        if result.format != KEYS_FORMAT:
-            raise UsageError(f"{path} has format {result.format}; this fedsim reads {KEYS_FORMAT}")
+        result = read_keys(path, RunKeys, KEYS_FORMAT, "a file of keys")
         if len(result.workers) != workers:
             raise UsageError(
                 f"--keys {path} has keys for {len(result.workers)} workers, this run has {workers}"
