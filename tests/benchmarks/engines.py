@@ -32,7 +32,8 @@ from tests.support.process_tree import left_over
 from tests.support.ray_cluster import RayCluster
 
 FEDSIM = (sys.executable, "-m", "launch")
-RUN = ("--algo", "fedlap_cov", "--clients", "8", "--rounds", "12", "--set", "local.epochs=30")
+RUN = ("--algo", "fedlap_cov", "--clients", "8")
+LONG, SHORT = (("--rounds", "12", "--set", "local.epochs=30"), ("--rounds", "4"))
 MAIN = ("--algo", "fedlap_cov", "--rounds", "5")
 DEADLINE = 300.0
 
@@ -135,16 +136,16 @@ def digests(run: Path) -> tuple[str, str]:
     return known["model_sha256"], known["clients_sha256"]
 
 
-def trials(place: Place, folder: Path, count: int, seed: int) -> str:
+def trials(place: Place, folder: Path, count: int, length: tuple[str, ...], seed: int = 17) -> str:
     """Disturb so many runs, and compare each with the run in one process."""
-    alone = digests(launch(folder / f"alone-{place.name}", *RUN, "--workers", "0"))
+    alone = digests(launch(folder / f"alone-{place.name}", *RUN, *length, "--workers", "0"))
     quiet, rng = folder / f"undisturbed-{place.name}", random.Random(seed)
-    place.carry_out(quiet, *RUN, workers=4)
+    place.carry_out(quiet, *RUN, *length, workers=4)
     span = sum(round_seconds(quiet, 0))
     equal, left, cost, instants = 0, 0, list[float](), Counter[str]()
     for n in range(count):
         run = folder / f"{place.name}-{n}"
-        instants[place.carry_out(run, *RUN, workers=4, after=rng.uniform(0, span))] += 1
+        instants[place.carry_out(run, *RUN, *length, workers=4, after=rng.uniform(0, span))] += 1
         equal += digests(run) == alone
         left += len(left_over(run))
         cost.append(sum(round_seconds(run, 0)) - span)
@@ -155,7 +156,7 @@ def trials(place: Place, folder: Path, count: int, seed: int) -> str:
     )
 
 
-def sweep(cluster: RayCluster, folder: Path, runs: int) -> str:
+def sweep(cluster: RayCluster, folder: Path, runs: int, rounds: int) -> str:
     """Speed-ups over --jobs 1, of --jobs 2 and of Ray with as many at a time."""
     grid = ("--over", "algo=fedavg,fedlap_cov", "--seeds", f"0-{runs // 2 - 1}", "--clients", "4")
     seconds = {}
@@ -165,7 +166,17 @@ def sweep(cluster: RayCluster, folder: Path, runs: int) -> str:
         ("ray", ("--jobs", "2", "--on", "ray", "--engine-option", f"address={cluster.address}")),
     ):
         began = time.monotonic()
-        command = [*FEDSIM, "sweep", *grid, "--rounds", "20", "--runs", str(folder / name), "--quiet", *how]
+        command = [
+            *FEDSIM,
+            "sweep",
+            *grid,
+            "--rounds",
+            str(rounds),
+            "--runs",
+            str(folder / name),
+            "--quiet",
+            *how,
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=3600)
         seconds[name] = time.monotonic() - began
     two, ray = (seconds["one"] / seconds[name] / 2 for name in ("two", "ray"))
@@ -191,7 +202,7 @@ def main() -> None:
             cluster = RayCluster()
             closing.callback(cluster.close)
             if "sweep" in only:
-                print(sweep(cluster, folder, runs), flush=True)
+                print(sweep(cluster, folder, runs, 2 if options.tiny else 20), flush=True)
             places += [OnRay(cluster)] if "ray" in only else []
         if "slurm" in only and (lacking := slurm_cluster.missing()):
             print(f"slurm: not measured, there is no {', '.join(lacking)}", flush=True)
@@ -205,7 +216,7 @@ def main() -> None:
             print(
                 f"{place.name}: the coordinator's start to the end of round 1, {workers} workers: {figures}"
             )
-            print(trials(place, folder, count, seed=17), flush=True)
+            print(trials(place, folder, count, SHORT if options.tiny else LONG), flush=True)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def test_help_and_mistyped_options_import_nothing_heavy(arguments: Sequence[str]
 def test_every_field_of_the_configuration_has_an_option_or_says_that_it_has_none() -> None:
     generated = {parameter.name for parameter in main.commands["launch"].params}
     known = {field.name for kind in (Experiment, Execution) for field in fields(kind)}
-    engine = {"on", "nodes", "gpus_per_worker", "engine_options", "dry_run"}
+    engine = {"on", "nodes", "gpus_per_worker", "image", "engine_options", "dry_run"}
     assert generated == known - {"device"} | {"config", "preset", "quiet"} | engine
 
 

@@ -5,6 +5,7 @@ python -m tests.support.ray_cluster 2            prints its address, and lives u
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,15 @@ class RayCluster:
     def __init__(self, nodes: int = 2) -> None:
         command = [sys.executable, "-m", "tests.support.ray_cluster", str(nodes)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "TMPDIR": "/tmp"},  # a socket's path has at most 107 bytes
         )
         self.address = self._answer()
+        assert self.address, "no cluster"
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
