@@ -8,7 +8,7 @@ one of whose two nodes is removed without grace (Ray), or whose job is requeued 
 the first evaluation and the end that is drawn anew for each: how many have the digests of one process, how
 many processes were left over, and the seconds that it cost.
 
-Slurm's parts are left out, and named, where its commands are not.
+Slurm's parts are left out, and named, where its commands are not; --tiny has none of them.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=40)
     options = parser.parse_args()
     count, runs, workers, repeats = (1, 2, 4, 1) if options.tiny else (options.trials, options.runs, 10, 3)
-    only = options.only.split(",")
+    only = "sweep,ray" if options.tiny else options.only
     print(f"{datetime.now():%Y-%m-%d}, {'tiny' if options.tiny else f'{count} trials an engine'}", flush=True)
     with ExitStack() as closing:
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))

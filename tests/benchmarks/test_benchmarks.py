@@ -30,7 +30,6 @@ PRINTS = {
         r"^sweep of 2 runs, two at a time: [\d.]+ of linear on Ray",
         r"^ray: the coordinator's start to the end of round 1, 4 workers: [\d.]+ s",
         r"^ray: 1 of 1 identical, 0 processes left over",
-        r"^slurm: (not measured|1 of 1 identical, 0 processes left over)",
     ],
     "envelope_cost": [r"pack an upload.*\d", r"unpack a heartbeat.*\d"],
     "flood": [
