@@ -14,6 +14,7 @@ import msgspec
 from fedsim.errors import UsageError
 from launch.engines.job import Job
 from launch.processes.fork_server import die_with_parent
+from workers.place import ENGINE
 from workers.transport.join_credentials import JOIN, JoinCredentials
 
 FEDSIM = (sys.executable, "-m", "launch")
@@ -35,7 +36,9 @@ class NodeActor:
             keys.write(path)
             what = ("node", "--join", str(path), "--workers", str(workers), "--seat", str(keys.first))
             return subprocess.Popen(
-                [*FEDSIM, *what, "--threads", str(threads)], preexec_fn=lambda: die_with_parent(parent)
+                [*FEDSIM, *what, "--threads", str(threads)],
+                env={**os.environ, ENGINE: "ray"},
+                preexec_fn=lambda: die_with_parent(parent),
             ).wait()
 
 

@@ -76,7 +76,7 @@ def sweep(
         return None
     execution = recipe.how(str(Path(data_dir).resolve()) if data_dir else None)
     errors: dict[str, str] = {}
-    if engine is not None and missing:
+    if run and engine is not None and missing:
         tasks, name = Tasks.of(trials, execution, pool), f"{file.stem}-{secrets.token_hex(4)}.json"
         if engine.on == "slurm":
             console.print(

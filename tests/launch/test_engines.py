@@ -214,6 +214,8 @@ def test_ray(ray_cluster: RayCluster, tmp_path: Path) -> None:
         assert lost or "residual 0" in output
         same_bits(Run.open(run), alone)
         assert not left_over(run)
+        rows = [row for row in read(run / "processes.json") if row["role"] == "remote worker"]
+        assert {row["engine"] for row in rows} == {"ray"}
 
 
 @pytest.mark.process
@@ -321,6 +323,12 @@ def test_options_of_engines_need_one(tmp_path: Path) -> None:
         ("sweep", "--seeds", "0", "--gpus-per-worker", "1"),
     ):
         assert "goes with --on" in fedsim(*arguments, code=2).replace("go with", "goes with")
+
+
+def test_without_runs_a_sweep_submits_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # without sbatch: a submission would be an error
+    fedsim("sweep", *SWEEP, "--runs", str(tmp_path / "runs"), "--no-run", "--on", "slurm")
+    assert not (tmp_path / "runs" / ".jobs").exists()
 
 
 def test_an_array_has_an_element_for_each_run(tmp_path: Path) -> None:
