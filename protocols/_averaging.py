@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.learning.blocks import add_by_blocks
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
@@ -97,7 +98,7 @@ def weighted_means(ups: Iterable[tuple[int, tuple[Tensor, ...]]], sizes: tuple[i
     for k, values in ups:
         totals = totals or [torch.zeros_like(x, dtype=torch.float64) for x in values]
         for total, x in zip(totals, values, strict=True):
-            total.add_(x, alpha=sizes[k])
+            add_by_blocks(total, x, sizes[k])
         weight += sizes[k]
     if not totals:
         raise ValueError("nothing to average")

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import mul
 from typing import Annotated, Literal
 
 import torch
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from fedsim.algorithm import OverK
 from fedsim.errors import TaskError
+from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Gaussian, is_full, relative, times
 
 Silent = Annotated[
@@ -127,6 +129,10 @@ class DualRule:
     def _linear(self, change: Gaussian) -> Gaussian:
         return Gaussian(change.shift, 0.0) if self.fixed else change
 
+    def _times_change(self, total: Gaussian, sent: Gaussian, q: Gaussian, k: int) -> Gaussian:
+        """prod t_k, or prod z_k, with what an upload changes."""
+        return total * (sent if self.silent == "last" else self.dual_step(k, sent, q))
+
     def upload(self, k: int, dual: Dual, local: Gaussian, q: Gaussian) -> Gaussian:
         """q_k itself, or the increment of the client's z_k."""
         if dual.z is None:
@@ -163,13 +169,13 @@ class DualRule:
         """
         total, product, count = server.total, None, 0
         for k, sent in ups:
-            change = sent if self.silent == "last" else self.dual_step(k, sent, q)
-            total = total * change
-            product = sent if product is None else product * sent
+            total = by_blocks(self._times_change, total, sent, q, k)
+            if self.silent == "participants":
+                product = sent if product is None else by_blocks(mul, product, sent)
             count += 1
-        mean = MeanFactor(product if self.silent == "participants" else None, count)
-        new = proper(project(self.server_step(prior, total, mean)), "the global posterior q_g")
-        moved = times(new.precision, new.mean - q.mean)
+        step = by_blocks(self.server_step, prior, total, MeanFactor(product, count))
+        new = proper(project(step), "the global posterior q_g")
+        moved = by_blocks(lambda new, q: times(new.precision, new.mean - q.mean), new, q)
         dual_residual = self.rho * math.sqrt(self.K) * float(torch.linalg.vector_norm(moved))
         return Consensus(new, total, dual_residual, started=True)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsim.algorithm import AnyShard
 from fedsim.hyperparameters import GgnEstimator
+from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Gaussian, identity, packed, unpacked
 from fedsim.seeds import RandomStream
 from fedsim.wire.schema import FullPrecision, Mean, Precision, Scalar
@@ -59,8 +60,12 @@ class Form(ABC):
 
     def posterior(self, sites: Gaussian, delta: float) -> Gaussian:
         """N(0, I/delta) times the product of all sites."""
-        prior = identity(sites.shift, delta, full=self.full)
-        return self.floored(Gaussian(sites.shift, prior + sites.precision), delta)
+
+        def times_prior(sites: Gaussian) -> Gaussian:
+            prior = identity(sites.shift, delta, full=self.full)
+            return self.floored(Gaussian(sites.shift, prior + sites.precision), delta)
+
+        return by_blocks(times_prior, sites)
 
     @abstractmethod
     def field(self, precision: Tensor | float) -> Tensor:

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Task
+from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Gaussian, Penalty, Point, product
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
@@ -211,8 +212,12 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
         if not task.round:
             return client
-        q, sent = self.family.posterior(down, client.precision), self.family.factor(up, client.precision)
-        return replace(client, dual=self.rule(task.at).commit(task.client, client.dual, sent, q))
+        rule, family = self.rule(task.at), self.family
+
+        def commit(dual: Dual, down: Any, up: Any, S: Tensor | float) -> Dual:
+            return rule.commit(task.client, dual, family.factor(up, S), family.posterior(down, S))
+
+        return replace(client, dual=by_blocks(commit, client.dual, down, up, client.precision))
 
     def server_update(self, server: Consensus, down: Any, ups: Ups, ctx: Context) -> Consensus:
         if self.set_up is not None and not ctx.round:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
 from fedsim.hyperparameters import PriorPrecision, ProxNorm
+from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Mean, Scalar
@@ -103,7 +105,12 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
         return Client(client.dual, fit.carried), Up(fit.weights, fit.loss)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        return Client(client.dual + self.dual_step(down, up, task.at), client.moments)
+        dual = by_blocks(partial(self.stepped, task.at), client.dual, down, up)
+        return Client(dual, client.moments)
+
+    def stepped(self, at: At, dual: Tensor, down: Down, up: Up) -> Tensor:
+        """v_k, or the sum of all, after client k's dual step, (P,) float64."""
+        return dual + self.dual_step(down, up, at)
 
     def dual_step(self, down: Down, up: Up, at: At) -> Tensor:
         """rho (w_k - w_g), (P,) float64."""
@@ -112,9 +119,9 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
-        dual = server.dual.clone()
+        dual = server.dual
         for k, up in ups:
-            dual += self.dual_step(down, up, ctx.at(k))
+            dual = by_blocks(partial(self.stepped, ctx.at(k)), dual, down, up)
         return Server(dual, started=True)
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:

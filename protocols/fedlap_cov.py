@@ -36,12 +36,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
 from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
+from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from protocols._laplace_forms import Covariance, Form, check_covariance, form
@@ -97,7 +99,7 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
         return self.form.down(q.mean, self.form.field(q.precision))
 
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
-        cavity = self.form.floored(self.form.gaussian(down) / client.site, self.delta)
+        cavity = by_blocks(self.cavity, down, client.site)
         fit = minimise(
             shard,
             down.mean if task.started else task.start,
@@ -112,8 +114,17 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
         up = self.form.up(fit.weights, self.form.field(hessian + cavity.precision), fit.loss)
         return Client(client.site, fit.carried), up
 
+    def cavity(self, down: Any, site: Gaussian) -> Gaussian:
+        """q / t_k, of a precision of at least delta."""
+        return self.form.floored(self.form.gaussian(down) / site, self.delta)
+
     def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
-        return Client(client.site * self.site_change(down, up, task.at), client.moments)
+        site = by_blocks(partial(self.stepped, task.at), client.site, down, up)
+        return Client(site, client.moments)
+
+    def stepped(self, at: At, sites: Gaussian, down: Any, up: Any) -> Gaussian:
+        """t_k, or the product of all, after client k's dual step."""
+        return sites * self.site_change(down, up, at)
 
     def site_change(self, down: Any, up: Any, at: At) -> Gaussian:
         """(q_k / q_g)^rho: the steps of v_k and V_k, float64."""
@@ -124,7 +135,7 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
     ) -> Server:
         sites = server.sites
         for k, up in ups:
-            sites = sites * self.site_change(down, up, ctx.at(k))
+            sites = by_blocks(partial(self.stepped, ctx.at(k)), sites, down, up)
         return Server(sites, started=True)
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:

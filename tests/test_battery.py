@@ -31,6 +31,7 @@ from torch import Tensor
 
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, resolved_hyperparameters
+from fedsim.learning import blocks
 from fedsim.participation import Participation, schedule
 from fedsim.problem import Problem
 from fedsim.wire.codecs import codec
@@ -425,6 +426,14 @@ def test_the_coordinator_plays_the_box(algorithm: Class, dense: Callable[[Class]
     run = dense(algorithm)
     assert frozen(run.outcome.server) == frozen(servers[-1])
     assert frozen(*run.states) == frozen(*(step.committed for step in created[-clients_of(algorithm) :]))
+
+
+def test_formulas_in_blocks_give_the_bits_of_whole_vectors(
+    algorithm: Class, dense: Callable[[Class], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 97)
+    assert P > 97
+    assert play(problem_of(algorithm), tmp_path / "run").bits == dense(algorithm).bits
 
 
 # ---- arrival order

@@ -33,6 +33,8 @@ _DTYPES = {
     "bool": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+HEAD = 20
+"""Bytes before the header."""
 MAX_DIMS = 8
 MAX_HEADER = 1 << 19
 """Bytes; of a foreign file they may become seventy times as many in memory before they are refused."""
@@ -119,8 +121,8 @@ def encode_state(state: object) -> bytes:
     return b"".join(state_chunks(state))
 
 
-def decode_state(kind: type[S], data: bytes, owner: str) -> S:
-    """The state of class `kind`.
+def decode_state(kind: type[S], data: bytes | memoryview, owner: str) -> S:
+    """The state of class `kind`; of a writable buffer its tensors are views.
 
     Raises:
         WireError: beginning with `owner`.
@@ -146,9 +148,14 @@ def state_header(data: bytes, owner: str) -> dict[str, Any]:
     return header
 
 
-def _opened(data: bytes, owner: str) -> tuple[Any, memoryview]:
+def tensors_begin(head: bytes) -> int:
+    """Where the tensors of a state begin, by the first HEAD bytes of it; 0 if it is none."""
+    return HEAD + int(struct.unpack(">I", head[16:HEAD])[0]) if len(head) == HEAD else 0
+
+
+def _opened(data: bytes | memoryview, owner: str) -> tuple[Any, memoryview]:
     """The header of a state and the bytes of its tensors."""
-    if data[:8] != MAGIC or len(data) < 20:
+    if data[:8] != MAGIC or len(data) < HEAD:
         raise WireError(f"{owner}: not a fedsim state")
     body = memoryview(data)[16:]
     if struct.unpack(">Q", data[8:16])[0] != xxhash.xxh3_64_intdigest(body):

@@ -46,8 +46,10 @@ ENVIRONMENT = {
     "MKL_DYNAMIC": "FALSE",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "THP_MEM_ALLOC_ENABLE": "1",
 }
-"""Threads per task are set by --threads; what a library would start by itself is one thread."""
+"""Threads per task are set by --threads; what a library would start by itself is one thread. Tensors of 2 MiB
+and more lie on huge pages: a fresh one of 65 MB costs a third (docs/decisions/026-large-models.md)."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -13,16 +13,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from multiprocessing import get_context
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from fedsim.experiment import Experiment, build_algorithm
-from fedsim.learning.gaussian import Point
-from fedsim.learning.solvers.first_order import minimise
-from fedsim.problem import Problem
-from protocols import find
+from fedsim.experiment import Experiment
 from tests.benchmarks.common import (
     FEW,
     FULL,
@@ -32,7 +25,7 @@ from tests.benchmarks.common import (
     round_seconds,
     spread,
 )
-from workers.worker.main import fix_numerics
+from tests.benchmarks.floor import floor
 
 WARM = 5
 SETTINGS = {"epochs": 1, "carry": False}
@@ -49,46 +42,6 @@ def experiment(algo: str, rounds: int) -> Experiment:
         rounds=rounds,
         hyperparameters=SETTINGS,
     )
-
-
-def half_of_the_work(algo: str, data: Path, index: int, rounds: int, warm: int, barrier: Barrier) -> None:
-    """Every second client's training and every second piece of the evaluation, `rounds` times, after
-    `warm` rounds that are not counted."""
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[index % os.cpu_count()]})  # type: ignore[operator]
-    fix_numerics(1, "cpu")
-    algorithm = build_algorithm(find(algo), SETTINGS)
-    problem = Problem.build(experiment(algo, rounds), algorithm, data)
-    for r in range(-warm, rounds):
-        if not r:
-            barrier.wait(120)
-        for k in range(index, 10, 2):
-            task = problem.task(warm + r, 1, k)
-            shard = problem.shard(k)
-            fit = minimise(shard, problem.start, how=algorithm.local, rng=task.rng, round=1)  # type: ignore[attr-defined]
-            if algo == "fedlap_cov":
-                shard.curvature(fit.weights, "exact", task.rng)
-        for chunk in range(index if r % 2 else 1 - index, problem.chunks, 2):
-            problem.score(Point(problem.start), chunk, warm + r)
-    barrier.wait(600)
-
-
-def floor(algo: str, data: Path, rounds: int, warm: int) -> float:
-    """Seconds per round of two processes that only compute; set-up is not counted."""
-    context = get_context("spawn")
-    barrier = context.Barrier(3)
-    children = [
-        context.Process(target=half_of_the_work, args=(algo, data, i, rounds, warm, barrier))
-        for i in range(2)
-    ]
-    for child in children:
-        child.start()
-    barrier.wait(120)
-    began = time.monotonic()
-    barrier.wait(600)
-    seconds = (time.monotonic() - began) / rounds
-    for child in children:
-        child.join(30)
-    return seconds
 
 
 def measured(algo: str, data: Path, rounds: int, warm: int, out: Path) -> float:
@@ -115,7 +68,7 @@ def main() -> None:
         for algo in ("fedavg", "fedlap_cov"):
             floors, ours, ratios = [], [], []
             for i in range(repeats):
-                floors.append(floor(algo, data, rounds, warm))
+                floors.append(floor(experiment(algo, rounds), data, warm))
                 ours.append(measured(algo, data, rounds, warm, Path(scratch) / f"{algo}-{i}"))
                 ratios.append(ours[-1] / floors[-1])
             print(f"{algo}: floor {spread(floors, ' s')}, fedsim {spread(ours, ' s')}")

@@ -13,16 +13,20 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
-from fedsim.wire.state_file import decode_state, encode_state, state_chunks
+from fedsim.wire.state_file import HEAD, decode_state, encode_state, state_chunks, tensors_begin
 from workers.storage.atomic_files import disk_errors, write_atomically
 from workers.storage.descriptors import patiently
 
-CACHE_BYTES = 256 * 2**20
-"""Encoded bytes of the states that a process keeps decoded."""
+CACHE_BYTES = max(64 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 64)
+"""Encoded bytes of the states that a process keeps decoded, by the machine's memory; the page cache has the
+others."""
+ALIGNMENT = 64
+"""Bytes: what torch itself aligns its buffers to."""
 SMALL_BYTES = 4096
 """A state file up to this size is compared with its predecessor, and linked to it if they are equal."""
 
@@ -51,7 +55,7 @@ class ClientStates:
         if hit is not None:
             return hit[0]
         owner = f"the state of client {client}, {self.path(client, version)}"
-        return decode_state(self.kind, self.read(client, version), owner)
+        return decode_state(self.kind, self._read_aligned(client, version), owner)
 
     def read(self, client: int, version: int) -> bytes:
         """Return the bytes of a state's file.
@@ -62,6 +66,25 @@ class ClientStates:
         path = self.path(client, version)
         with disk_errors(f"the state of client {client}, {path}"):
             return patiently(path.read_bytes)
+
+    def _read_aligned(self, client: int, version: int) -> memoryview:
+        """Return the bytes of a state's file in a fresh buffer, with its tensors at an aligned address: they
+        are views of it, and nothing is copied again.
+
+        Raises:
+            DiskError: If it cannot be read.
+        """
+        path = self.path(client, version)
+        with (
+            disk_errors(f"the state of client {client}, {path}"),
+            patiently(lambda: open(path, "rb")) as file,
+        ):
+            size = os.fstat(file.fileno()).st_size
+            room = torch.empty(size + ALIGNMENT, dtype=torch.uint8).numpy()
+            at = -(room.ctypes.data + tensors_begin(file.read(HEAD))) % ALIGNMENT
+            file.seek(0)
+            view = room[at : at + size].data
+            return view[: file.readinto(view)]
 
     def put(self, client: int, version: int, data: bytes) -> None:
         """Write a state's file from the bytes of another one.
@@ -91,10 +114,12 @@ class ClientStates:
         size = sum(memoryview(chunk).nbytes for chunk in chunks)
         if size > SMALL_BYTES or not self._linked(client, version, b"".join(chunks)):
             write_atomically(path, chunks)
-        _, replaced = self._cache.pop((client, version), (None, 0))  # a task may be computed again
+        self._cached_bytes -= self._cache.pop((client, version), (None, 0))[1]  # a task may be computed again
+        if size > CACHE_BYTES:
+            return
         self._cache[client, version] = (state, size)
-        self._cached_bytes += size - replaced
-        while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
+        self._cached_bytes += size
+        while self._cached_bytes > CACHE_BYTES:
             self._cached_bytes -= self._cache.popitem(last=False)[1][1]
 
     def _linked(self, client: int, version: int, data: bytes) -> bool:

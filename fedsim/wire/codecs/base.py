@@ -144,11 +144,12 @@ def raw_bytes(x: Tensor) -> memoryview:
 
 
 def from_bytes(data: memoryview, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor over `data` without a copy where the buffer is writable (treat it as read-only)."""
+    """A tensor over `data`, without a copy where the buffer is writable and lies at a multiple of the dtype's
+    size (treat it as read-only)."""
     array = np.frombuffer(data, dtype=np.uint8)
     if not array.size:  # torch cannot view an empty array as another dtype
         return torch.empty(shape, dtype=dtype)
-    if not array.flags.writeable:  # torch has no read-only tensors
+    if not array.flags.writeable or array.ctypes.data % dtype.itemsize:  # torch has no read-only tensors
         array = array.copy()
     return torch.from_numpy(array).view(dtype).reshape(shape)
 

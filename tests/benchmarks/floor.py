@@ -1,0 +1,60 @@
+"""The floor of a round: two processes that only train, take the curvature and evaluate.
+
+They exchange no messages and write no files.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.learning.gaussian import Point
+from fedsim.learning.solvers.first_order import minimise
+from fedsim.problem import Problem
+from protocols import find
+from workers.worker.main import fix_numerics
+
+DEADLINE = 900.0
+
+
+def half_of_the_work(experiment: Experiment, data: Path | None, index: int, warm: int, end: Barrier) -> None:
+    """Every second client's training and every second piece of the evaluation, in every round, after `warm`
+    rounds that are not counted."""
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[index % os.cpu_count()]})  # type: ignore[operator]
+    fix_numerics(1, "cpu")
+    algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
+    problem = Problem.build(experiment, algorithm, data)
+    for r in range(-warm, experiment.rounds):
+        if not r:
+            end.wait(DEADLINE)
+        for k in range(index, experiment.clients, 2):
+            task = problem.task(warm + r, 1, k)
+            shard = problem.shard(k)
+            fit = minimise(shard, problem.start, how=algorithm.local, rng=task.rng, round=1)  # type: ignore[attr-defined]
+            if experiment.algo == "fedlap_cov":
+                shard.curvature(fit.weights, "exact", task.rng)
+        for chunk in range(index if r % 2 else 1 - index, problem.chunks, 2):
+            problem.score(Point(problem.start), chunk, warm + r)
+    end.wait(DEADLINE)
+
+
+def floor(experiment: Experiment, data: Path | None, warm: int) -> float:
+    """Seconds per round of two processes that only compute; set-up is not counted."""
+    context = get_context("spawn")
+    barrier = context.Barrier(3)
+    children = [
+        context.Process(target=half_of_the_work, args=(experiment, data, i, warm, barrier)) for i in range(2)
+    ]
+    for child in children:
+        child.start()
+    barrier.wait(DEADLINE)
+    began = time.monotonic()
+    barrier.wait(DEADLINE)
+    seconds = (time.monotonic() - began) / experiment.rounds
+    for child in children:
+        child.join(30)
+    return seconds
