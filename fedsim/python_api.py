@@ -104,6 +104,7 @@ class ExecutionOptions(TypedDict, total=False):
     allow_drift: bool
     lease: float
     patience: float
+    durability: Literal["", "process", "power"]
 
 
 class _Launcher(Protocol):

@@ -58,6 +58,14 @@ class Execution:
     keep_uploads: Annotated[bool, option("Leave every upload in the run folder, for replay.")] = False
     allow_drift: Annotated[bool, option("Let workers and machines in that compute other bits.")] = False
     """They are named in manifest, summary and report: what they compute depends on who computes it."""
+    durability: Annotated[
+        Literal["", "process", "power"],
+        option(
+            "What a finished round survives: kill -9 (process), or a power cut too (power).",
+            default="power; process from 4 million parameters on",
+        ),
+    ] = ""
+    """power syncs a round's files before it counts; process leaves that to the kernel."""
     lease: Annotated[float, option("Replace a worker that hangs for so long.", "SECONDS", gt=0)] = 120.0
     """A worker that computes sends a heartbeat every second from inside its loop, however slow it is."""
     patience: Annotated[float, option("Stop if nothing happens for so long.", "SECONDS", gt=0)] = 3600.0

@@ -40,6 +40,7 @@ from workers.probe import probe
 from workers.protocol_messages import WorkerConfig, WorkerManifest
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.client_states import ClientStates
+from workers.storage.durability import by_size
 from workers.storage.growing_file import JOURNAL, LEDGER, METRICS, TIMELINE
 from workers.storage.journal import Journal
 from workers.storage.recovery import NOTHING, Recovery, recover
@@ -203,7 +204,8 @@ class Session:
             # a resume reads the first four, and a run that is done has all of them
             synced = (JOURNAL, LEDGER, METRICS, TIMELINE, "model.safetensors")
             beside = [folder / name for name in synced]
-            checkpoints = Checkpoints(folder / "checkpoints", self._states(), beside)
+            durability = e.durability or by_size(problem.net.layout.size)
+            checkpoints = Checkpoints(folder / "checkpoints", self._states(), beside, durability)
             if self.recovery is not None:
                 checkpoints.adopt(self.recovery.kept)
             closing.callback(checkpoints.close)

@@ -167,11 +167,11 @@ class DualRule:
         Raises:
             TaskError: if q_g is no distribution.
         """
-        total, product, count = server.total, None, 0
+        total, product, count = server.total**1, None, 0
         for k, sent in ups:
-            total = by_blocks(self._times_change, total, sent, q, k)
+            total = by_blocks(self._times_change, total, sent, q, k, out=total)
             if self.silent == "participants":
-                product = sent if product is None else by_blocks(mul, product, sent)
+                product = sent if product is None else by_blocks(mul, product, sent, out=product)
             count += 1
         step = by_blocks(self.server_step, prior, total, MeanFactor(product, count))
         new = proper(project(step), "the global posterior q_g")

@@ -119,9 +119,9 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
-        dual = server.dual
+        dual = server.dual.clone()
         for k, up in ups:
-            dual = by_blocks(partial(self.stepped, ctx.at(k)), dual, down, up)
+            dual = by_blocks(partial(self.stepped, ctx.at(k)), dual, down, up, out=dual)
         return Server(dual, started=True)
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:

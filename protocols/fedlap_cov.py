@@ -99,7 +99,7 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
         return self.form.down(q.mean, self.form.field(q.precision))
 
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
-        cavity = by_blocks(self.cavity, down, client.site)
+        cavity = by_blocks(lambda *q: self.cavity(*q).to(shard.like), down, client.site)
         fit = minimise(
             shard,
             down.mean if task.started else task.start,
@@ -111,7 +111,8 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
             moments=client.moments,
         )
         hessian = self.form.curvature(shard, fit.weights, self.curvature, task.rng)
-        up = self.form.up(fit.weights, self.form.field(hessian + cavity.precision), fit.loss)
+        precision = by_blocks(lambda H, *q: H + self.cavity(*q).precision, hessian, down, client.site)
+        up = self.form.up(fit.weights, self.form.field(precision), fit.loss)
         return Client(client.site, fit.carried), up
 
     def cavity(self, down: Any, site: Gaussian) -> Gaussian:
@@ -133,9 +134,9 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
     def server_update(
         self, server: Server, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context
     ) -> Server:
-        sites = server.sites
+        sites = server.sites**1
         for k, up in ups:
-            sites = by_blocks(partial(self.stepped, ctx.at(k)), sites, down, up)
+            sites = by_blocks(partial(self.stepped, ctx.at(k)), sites, down, up, out=sites)
         return Server(sites, started=True)
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:

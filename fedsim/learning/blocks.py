@@ -21,7 +21,7 @@ BLOCK = 65_536
 T = TypeVar("T")
 
 
-def by_blocks(formula: Callable[..., T], *values: Any) -> T:
+def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> T:
     """Return formula(*values), computed block by block.
 
     Args:
@@ -30,13 +30,16 @@ def by_blocks(formula: Callable[..., T], *values: Any) -> T:
         values: Tensors and (nested) dataclasses of tensors. Vectors (P,) are cut; tensors without dimensions
             are passed as they are. With a matrix among them, with short vectors, or on a GPU the formula is
             called once, with everything.
+        out: Where the result may be written, which can be one of `values`: a sum of this caller's own.
     """
     tensors = [t for value in values for t in _tensors(value)]
     size = max((t.numel() for t in tensors), default=0)
     if size <= BLOCK or not all(_can_be_cut(t, size) for t in tensors):
         return formula(*values)
     whole: list[Tensor] = []
-    result: Any = None
+    result: Any = out
+    if out is not None:
+        whole = _tensors(out)
     for at in range(0, size, BLOCK):
         part = slice(at, at + BLOCK)
         block = formula(*(_cut(value, part) for value in values))
@@ -44,9 +47,9 @@ def by_blocks(formula: Callable[..., T], *values: Any) -> T:
         if result is None:
             result = block
             whole = [t.new_empty(size) if t.dim() else t for t in pieces]
-        for out, piece in zip(whole, pieces, strict=True):
+        for vector, piece in zip(whole, pieces, strict=True):
             if piece.dim():
-                out[part] = piece
+                vector[part] = piece
     remaining = iter(whole)
     return map_tensors(result, lambda _: next(remaining))  # type: ignore[no-any-return]
 

@@ -76,6 +76,11 @@ class Shard:
         """N_k, the number of examples."""
         return len(self.targets)
 
+    @property
+    def like(self) -> Tensor:
+        """A number in the dtype and on the device of its computations."""
+        return self.net.weights[0]
+
     def floats(self, rows: Tensor) -> Tensor:
         """Stored inputs, flattened or not, as the network takes them: (n, *shape) float32."""
         return as_floats(rows, tuple(self.inputs.shape[1:]), self.scale)
@@ -159,6 +164,11 @@ class QuadraticShard:
 
     exact: ClassVar[bool] = True
     """Whether the loss has a minimiser in closed form."""
+
+    @property
+    def like(self) -> Tensor:
+        """A number in the dtype and on the device of its computations."""
+        return self.linear[0]
 
     def minimiser(self, weight: float, penalties: tuple[Penalty, ...]) -> Tensor:
         """argmin weight/N_k * l_k(w) - sum of log factors.

@@ -33,8 +33,6 @@ _DTYPES = {
     "bool": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-HEAD = 20
-"""Bytes before the header."""
 MAX_DIMS = 8
 MAX_HEADER = 1 << 19
 """Bytes; of a foreign file they may become seventy times as many in memory before they are refused."""
@@ -122,7 +120,7 @@ def encode_state(state: object) -> bytes:
 
 
 def decode_state(kind: type[S], data: bytes | memoryview, owner: str) -> S:
-    """The state of class `kind`; of a writable buffer its tensors are views.
+    """The state of class `kind`.
 
     Raises:
         WireError: beginning with `owner`.
@@ -148,14 +146,9 @@ def state_header(data: bytes, owner: str) -> dict[str, Any]:
     return header
 
 
-def tensors_begin(head: bytes) -> int:
-    """Where the tensors of a state begin, by the first HEAD bytes of it; 0 if it is none."""
-    return HEAD + int(struct.unpack(">I", head[16:HEAD])[0]) if len(head) == HEAD else 0
-
-
 def _opened(data: bytes | memoryview, owner: str) -> tuple[Any, memoryview]:
     """The header of a state and the bytes of its tensors."""
-    if data[:8] != MAGIC or len(data) < HEAD:
+    if data[:8] != MAGIC or len(data) < 20:
         raise WireError(f"{owner}: not a fedsim state")
     body = memoryview(data)[16:]
     if struct.unpack(">Q", data[8:16])[0] != xxhash.xxh3_64_intdigest(body):

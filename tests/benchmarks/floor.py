@@ -15,8 +15,9 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers.first_order import minimise
 from fedsim.problem import Problem
+from launch.processes.fork_server import ENVIRONMENT
 from protocols import find
-from workers.worker.main import fix_numerics
+from workers.worker.main import fix_numerics, set_malloc_thresholds
 
 DEADLINE = 900.0
 
@@ -26,6 +27,7 @@ def half_of_the_work(experiment: Experiment, data: Path | None, index: int, warm
     rounds that are not counted."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[index % os.cpu_count()]})  # type: ignore[operator]
     fix_numerics(1, "cpu")
+    set_malloc_thresholds()
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
     problem = Problem.build(experiment, algorithm, data)
     for r in range(-warm, experiment.rounds):
@@ -43,7 +45,9 @@ def half_of_the_work(experiment: Experiment, data: Path | None, index: int, warm
 
 
 def floor(experiment: Experiment, data: Path | None, warm: int) -> float:
-    """Seconds per round of two processes that only compute; set-up is not counted."""
+    """Seconds per round of two processes that only compute, with the settings of a worker; set-up is not
+    counted."""
+    os.environ.update(ENVIRONMENT)
     context = get_context("spawn")
     barrier = context.Barrier(3)
     children = [

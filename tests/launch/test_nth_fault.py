@@ -19,7 +19,8 @@ from launch.config import Execution
 from launch.run import launch, resume
 from launch.runs.resume import Stored
 from tests.support.reproducible import fresh_processes, without_seconds
-from workers.storage import atomic_files
+from workers.storage import atomic_files, client_states
+from workers.storage.durability import Durability
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos]
 
@@ -58,6 +59,10 @@ class Torn:
         self.fault(lambda: (self.file.write(half), self.file.flush()))
         return self.file.write(data)
 
+    def truncate(self) -> None:
+        self.fault()
+        self.file.truncate()
+
     def __enter__(self) -> Torn:
         return self
 
@@ -85,15 +90,17 @@ def inject(fault: Fault) -> None:
 
     def opened(path: Any, mode: str = "r", **more: Any) -> Any:
         file = builtins.open(path, mode, **more)  # noqa: SIM115
-        return Torn(file, fault) if mode == "wb" else file
+        return Torn(file, fault) if mode in ("wb", "r+b") else file
 
     atomic_files.open = opened  # type: ignore[attr-defined]
 
 
-def first_start(folder: str, at: int, dies: bool) -> None:
+def first_start(folder: str, at: int, dies: bool, survives: Durability = "power") -> None:
+    if survives == "process":
+        client_states.SPARE_BYTES = 0  # every state is written over an older one
     inject(Fault(at, dies))
     try:
-        launch(EXPERIMENT, Execution(workers=0, out=folder), quiet=True)
+        launch(EXPERIMENT, Execution(workers=0, out=folder, durability=survives), quiet=True)
     except DiskError:
         os._exit(FULL)
     os._exit(UNTOUCHED)
@@ -123,17 +130,23 @@ def digests(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("dies", [True, False], ids=["dies", "finds the disk full"])
-def test_whatever_is_written_may_be_the_last(dies: bool, ended: Callable[..., int], tmp_path: Path) -> None:
-    assert ended(first_start, str(tmp_path / "plain"), MOST, dies) == UNTOUCHED
+@pytest.mark.parametrize(
+    ("dies", "survives", "every"),
+    [(True, "power", 1), (False, "power", 1), (True, "process", 3)],
+    ids=["dies", "finds the disk full", "dies, without fsync and over older states"],
+)
+def test_whatever_is_written_may_be_the_last(
+    dies: bool, survives: Durability, every: int, ended: Callable[..., int], tmp_path: Path
+) -> None:
+    assert ended(first_start, str(tmp_path / "plain"), MOST, dies, survives) == UNTOUCHED
     expected, hits = digests(tmp_path / "plain"), 0
-    for at in range(1, MOST):
+    for at in range(1, MOST, every):
         folder = tmp_path / str(at)
-        code = ended(first_start, str(folder), at, dies)
+        code = ended(first_start, str(folder), at, dies, survives)
         if code == UNTOUCHED:
             break
         hits += 1
         assert code == (DIED if dies else FULL), f"call {at}"
         assert ended(second_start, str(folder)) == UNTOUCHED, f"call {at}: it does not go on"
         assert digests(folder) == expected, f"call {at}"
-    assert 25 < hits < MOST - 1
+    assert 25 < every * hits < MOST - 1

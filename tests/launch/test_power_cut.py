@@ -34,8 +34,9 @@ from launch.runs.summary import stored_model_digest
 from protocols import find
 from tests.launch.test_nth_fault import digests
 from tests.support.reproducible import fresh_processes
-from workers.storage import atomic_files, durability
+from workers.storage import atomic_files, client_states, durability
 from workers.storage.client_states import ClientStates
+from workers.storage.durability import Durability
 from workers.storage.recovery import NOTHING, recover
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos]
@@ -307,7 +308,9 @@ class Folder:
 # ---- what is done with it, each in a process of its own
 
 
-def first_start(folder: str, experiment: Experiment, seconds: float, dies_at: str) -> None:
+def first_start(
+    folder: str, experiment: Experiment, seconds: float, dies_at: str, survives: Durability
+) -> None:
     """Record a run; dies_at: the file's name with whose first appearance it is killed -9."""
     durability.SYNC_SECONDS = seconds
     recorder = Recorder(Path(folder) / "disk")
@@ -319,7 +322,10 @@ def first_start(folder: str, experiment: Experiment, seconds: float, dies_at: st
             os._exit(DIED)
 
     recorder.watch(dies)
-    launch(experiment, Execution(workers=0, out=str(recorder.root / "run")), quiet=True)
+    if survives == "process":
+        client_states.SPARE_BYTES = 0  # every state is written over an older one
+    run = str(recorder.root / "run")
+    launch(experiment, Execution(workers=0, out=run, durability=survives), quiet=True)
     keep(folder, recorder)
 
 
@@ -342,8 +348,11 @@ def kept(folder: Path) -> Recorder:
     return msgspec.msgpack.decode(data, type=Recorder, dec_hook=lambda kind, text: kind(text))
 
 
-def check(path: str, start: int, experiment: Experiment) -> None:
-    """Recover from every crash state, and go on from a sample of them; leaves a report."""
+def check(path: str, start: int, experiment: Experiment, survives: Durability) -> None:
+    """Recover from every crash state, and go on from a sample of them; leaves a report.
+
+    With durability = process a run may refuse to go on, and what it goes on from is right all the same.
+    """
     os.fsync = lambda handle: None
     home = Path(path)
     log = kept(home).log
@@ -356,6 +365,7 @@ def check(path: str, start: int, experiment: Experiment) -> None:
     created = list(cuts(log, start, whole))
     wrong: list[str] = []
     result: list[int] = []
+    refused = 0
     folder = Folder(home)
     for cut in created:
         run = folder.hold(cut.tree)
@@ -363,6 +373,10 @@ def check(path: str, start: int, experiment: Experiment) -> None:
             result.append(recovered(run, cut, problem, whole))
             if complete(run):
                 compare(run, problem, expected)
+        except FedsimError as e:
+            refused += 1
+            if survives == "power":
+                wrong.append(f"{cut.where}: {e!r}")
         except Exception as e:  # of whatever kind: the next state is of interest, too
             wrong.append(f"{cut.where}: {e!r}")
     sample = Random(0).sample(created, min(RESUMED, len(created)))
@@ -374,7 +388,7 @@ def check(path: str, start: int, experiment: Experiment) -> None:
                 resume(run, {}, quiet=True)
             compare(run, problem, expected)
         except FedsimError as e:  # without a manifest it never became a run
-            if cut.floor > NOTHING or "manifest.json" not in str(e):
+            if survives == "power" and (cut.floor > NOTHING or "manifest.json" not in str(e)):
                 wrong.append(f"{cut.where}, resumed: {e!r}")
         except Exception as e:
             wrong.append(f"{cut.where}, resumed: {e!r}")
@@ -385,6 +399,7 @@ def check(path: str, start: int, experiment: Experiment) -> None:
         "resumed": len(sample),
         "durable": sorted({cut.floor for cut in created}),
         "found": sorted(set(result)),
+        "refused": refused,
         "wrong": wrong,
     }
     (home / "report").write_text(json.dumps(report))
@@ -433,20 +448,25 @@ def alone() -> Callable[..., int]:
 
 
 @pytest.mark.parametrize(
-    ("algo", "participation", "seconds", "dies_at"),
+    ("algo", "participation", "seconds", "dies_at", "survives"),
     [
-        ("fedlap", "full", 0.0, ""),
-        ("fedlap", "full", durability.SYNC_SECONDS, ""),
-        ("fedavg", "full", durability.SYNC_SECONDS, ""),
-        ("fedlap", "0.5", durability.SYNC_SECONDS, "000003.checkpoint"),
+        ("fedlap", "full", 0.0, "", "power"),
+        ("fedlap", "full", durability.SYNC_SECONDS, "", "power"),
+        ("fedavg", "full", durability.SYNC_SECONDS, "", "power"),
+        ("fedlap", "0.5", durability.SYNC_SECONDS, "000003.checkpoint", "power"),
+        ("fedlap", "full", 0.0, "", "process"),
     ],
-    ids=["synced every round", "synced at first and at last", "linked states", "killed and resumed"],
+    ids=[
+        *("synced every round", "synced at first and at last", "linked states", "killed and resumed"),
+        "never synced",
+    ],
 )
 def test_a_power_cut_costs_at_most_the_rounds_not_yet_synced(
     algo: str,
     participation: str,
     seconds: float,
     dies_at: str,
+    survives: Durability,
     alone: Callable[..., int],
     tmp_path: Path,
 ) -> None:
@@ -459,14 +479,18 @@ def test_a_power_cut_costs_at_most_the_rounds_not_yet_synced(
         hyperparameters={"local.epochs": 1},
     )
     folder, start = str(tmp_path), 0
-    assert alone(first_start, folder, experiment, seconds, dies_at) == (DIED if dies_at else 0)
+    assert alone(first_start, folder, experiment, seconds, dies_at, survives) == (DIED if dies_at else 0)
     if dies_at:
         start = len(kept(tmp_path).log)
         assert alone(second_start, folder) == 0
-    assert alone(check, folder, start, experiment) == 0
+    assert alone(check, folder, start, experiment, survives) == 0
     report = json.loads((tmp_path / "report").read_text())
     print(report | {"wrong": len(report["wrong"])})
     assert not report["wrong"], "\n".join(report["wrong"][:20])
-    assert report["durable"][-1] == report["found"][-1] == ROUNDS
-    if not seconds:
+    assert report["found"][-1] == ROUNDS
+    if survives == "power":
+        assert report["durable"][-1] == ROUNDS
+    else:
+        assert report["refused"]
+    if not seconds and survives == "power":
         assert len(report["durable"]) > 3

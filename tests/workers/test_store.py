@@ -204,7 +204,7 @@ def test_three_checkpoints_and_exactly_the_states_that_they_name(
         history.append(tuple(versions))
         checkpoints.commit(r, Server(torch.ones(1)), history[-1], folded)
     checkpoints.close()
-    assert KEEP == 3
+    assert KEEP["power"] == 3
     assert tree(tmp_path / "checkpoints") == {f"{r:06d}.checkpoint" for r in (6, 7, 8)}
     for kept in history[-3:]:
         for k, version in enumerate(kept):
@@ -269,6 +269,43 @@ def test_checkpoints_whose_models_are_not_evaluated_are_kept(
         checkpoints.commit(r, Server(torch.ones(1)), (0,), (), needed=2 if r < 7 else last)
     checkpoints.close()
     assert sorted(int(p.stem) for p in (tmp_path / "checkpoints").iterdir()) == left
+
+
+# ---- durability = process
+
+
+def test_process_syncs_nothing_and_keeps_two_checkpoints(
+    tmp_path: Path, states: ClientStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(durability, "fsync", synced.append)
+    (tmp_path / "checkpoints").mkdir()
+    created = Checkpoints(tmp_path / "checkpoints", states, [tmp_path], "process")
+    for r in range(1, 6):
+        states.save(0, r, client(r))
+        created.commit(r, Server(torch.ones(1)), (r,), (0,))
+    assert not synced
+    created.close()
+    assert synced == [tmp_path, tmp_path]  # what lies beside, and the folder that names it
+    assert tree(tmp_path / "checkpoints") == {"000004.checkpoint", "000005.checkpoint"}
+    assert saved(states, 0) == [4, 5]
+
+
+@pytest.mark.parametrize("size", [8, 3, 20])
+def test_a_large_state_is_written_over_one_that_is_needed_no_more(
+    size: int, states: ClientStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_states, "SPARE_BYTES", 0)
+    monkeypatch.setattr(client_states, "SMALL_BYTES", 0)
+    for version in (1, 2):
+        states.save(0, version, client(version))
+    inode = states.path(0, 1).stat().st_ino
+    states.remove(0, below=2, spare=True)
+    assert tree(states.folder) == {"000000/000002.state", "000000/spare"}
+    states.save(0, 3, client(3, size))
+    assert states.path(0, 3).stat().st_ino == inode
+    assert states.path(0, 3).read_bytes() == encode_state(client(3, size))
+    assert saved(states, 0) == [2, 3]
 
 
 # ---- what a power cut may not take

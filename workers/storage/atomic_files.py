@@ -26,21 +26,31 @@ def disk_errors(what: str | Path) -> Iterator[None]:
         raise DiskError(f"{what}: {e.strerror}") from None
 
 
-def write_atomically(path: Path, chunks: Iterable[Buffer], mode: int = 0o666) -> int:
+def write_atomically(
+    path: Path, chunks: Iterable[Buffer], mode: int = 0o666, spare: Path | None = None
+) -> int:
     """Write under a temporary name and rename; returns the bytes.
 
     Args:
         path: The file; one that is there is replaced.
         chunks: Its content.
         mode: Its permissions, less the process's umask; 0o600 for secrets.
+        spare: A file that may be there and is not needed any more: it is written over and becomes this one,
+            because new pages of the page cache can cost more than what is written into them.
 
     Raises:
         DiskError: with the path.
     """
     temporary = f"{path.parent}/.{path.name}.{os.getpid()}"
     try:
-        with patiently(lambda: open(temporary, "wb", opener=partial(os.open, mode=mode))) as file:
+        how = "wb"
+        if spare is not None:
+            with suppress(FileNotFoundError):
+                os.rename(spare, temporary)
+                how = "r+b"
+        with patiently(lambda: open(temporary, how, opener=partial(os.open, mode=mode))) as file:
             size = sum(file.write(chunk) for chunk in chunks)
+            file.truncate()
         os.rename(temporary, path)
     except OSError as e:
         with suppress(OSError):

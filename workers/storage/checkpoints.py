@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -24,12 +24,12 @@ from fedsim.errors import DiskError, WireError
 from fedsim.wire.state_file import decode_state, state_chunks, state_header
 from workers.storage.atomic_files import disk_errors, write_atomically
 from workers.storage.client_states import ClientStates
-from workers.storage.durability import Syncer, Written
+from workers.storage.durability import Durability, NoSyncer, Syncer, Written
 from workers.storage.growing_file import LEDGER, FileDigest
 
 Server = TypeVar("Server")
-KEEP = 3
-"""Checkpoints that are kept in any case."""
+KEEP: Mapping[Durability, int] = {"power": 3, "process": 2}
+"""Checkpoints that are kept in any case: the states that they name are what a run has on its disk."""
 DISK_DEADLINE = 120.0
 """Seconds that the disk may take for one checkpoint."""
 
@@ -120,18 +120,26 @@ class Checkpoints:
     round just committed and what was under way, and no round waits for fsync.
     """
 
-    def __init__(self, folder: Path, states: ClientStates, beside: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        states: ClientStates,
+        beside: Sequence[Path] = (),
+        durability: Durability = "power",
+    ) -> None:
         """beside: the run's other files that are made durable before a checkpoint is; they may not be there
         yet."""
-        self.folder, self.states = folder, states
+        self.folder, self.states, self._keep = folder, states, KEEP[durability]
+        self._spares = durability == "process"
+        """Files are written over: not with durability = power, where an older name may come back."""
         self._kept: deque[Written] = deque()
         self._to_write: queue.SimpleQueue[tuple[Written, Checkpoint[Any]] | None] = queue.SimpleQueue()
         self._writing = threading.Semaphore(1)
-        self._syncer = Syncer(folder, beside)
+        self._syncer = Syncer(folder, beside) if durability == "power" else NoSyncer(folder, beside)
         self._error: BaseException | None = None
         self._threads = (
             threading.Thread(target=self._write, name="checkpoints", daemon=True),
-            self._syncer.thread,
+            *self._syncer.threads,
         )
         self._threads[0].start()
 
@@ -146,7 +154,7 @@ class Checkpoints:
         files: tuple[FileDigest, ...] = (),
         experiment: str = "",
     ) -> None:
-        """Write the checkpoint of a round, and drop what is needed no more: the last three are kept, those
+        """Write the checkpoint of a round, and drop what is needed no more: the last KEEP are kept, those
         from round `needed` on (whose models are still to be evaluated), and the newest durable one with what
         it needs; of states, those that any of them names.
 
@@ -214,11 +222,11 @@ class Checkpoints:
         self._syncer.close()
 
     def _drop(self) -> None:
-        """What neither the last three nor the newest durable one needs: a power cut may leave nothing newer.
+        """What neither the last KEEP nor the newest durable one needs: a power cut may leave nothing newer.
         Before one is durable, nothing."""
         durable = self._syncer.durable
         dropped: list[Written] = []
-        while durable and len(self._kept) > KEEP and self._kept[0].round < durable.needed:
+        while durable and len(self._kept) > self._keep and self._kept[0].round < durable.needed:
             dropped.append(self._kept.popleft())
         for old in dropped:
             old.path.unlink(missing_ok=True)
@@ -226,4 +234,4 @@ class Checkpoints:
             oldest = self._kept[0].versions
             for k, version in enumerate(dropped[0].versions):
                 if version != oldest[k]:
-                    self.states.remove(k, below=oldest[k])
+                    self.states.remove(k, below=oldest[k], spare=self._spares)

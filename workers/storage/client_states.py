@@ -6,6 +6,7 @@ named by the round's checkpoint (workers.storage.checkpoints).
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections import OrderedDict
 from contextlib import suppress
@@ -13,20 +14,21 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
-from fedsim.wire.state_file import HEAD, decode_state, encode_state, state_chunks, tensors_begin
+from fedsim.wire.state_file import decode_state, encode_state, state_chunks
 from workers.storage.atomic_files import disk_errors, write_atomically
 from workers.storage.descriptors import patiently
 
 CACHE_BYTES = max(64 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 64)
 """Encoded bytes of the states that a process keeps decoded, by the machine's memory; the page cache has the
 others."""
-ALIGNMENT = 64
-"""Bytes: what torch itself aligns its buffers to."""
+SPARE = "spare"
+"""A client's file whose version is needed no more."""
+SPARE_BYTES = 1 << 20
+"""Smaller files are deleted."""
 SMALL_BYTES = 4096
 """A state file up to this size is compared with its predecessor, and linked to it if they are equal."""
 
@@ -55,7 +57,7 @@ class ClientStates:
         if hit is not None:
             return hit[0]
         owner = f"the state of client {client}, {self.path(client, version)}"
-        return decode_state(self.kind, self._read_aligned(client, version), owner)
+        return decode_state(self.kind, self._mapped(client, version), owner)
 
     def read(self, client: int, version: int) -> bytes:
         """Return the bytes of a state's file.
@@ -67,9 +69,8 @@ class ClientStates:
         with disk_errors(f"the state of client {client}, {path}"):
             return patiently(path.read_bytes)
 
-    def _read_aligned(self, client: int, version: int) -> memoryview:
-        """Return the bytes of a state's file in a fresh buffer, with its tensors at an aligned address: they
-        are views of it, and nothing is copied again.
+    def _mapped(self, client: int, version: int) -> memoryview:
+        """Return a state's file as read-only memory, of which decoding copies each tensor once.
 
         Raises:
             DiskError: If it cannot be read.
@@ -79,12 +80,9 @@ class ClientStates:
             disk_errors(f"the state of client {client}, {path}"),
             patiently(lambda: open(path, "rb")) as file,
         ):
-            size = os.fstat(file.fileno()).st_size
-            room = torch.empty(size + ALIGNMENT, dtype=torch.uint8).numpy()
-            at = -(room.ctypes.data + tensors_begin(file.read(HEAD))) % ALIGNMENT
-            file.seek(0)
-            view = room[at : at + size].data
-            return view[: file.readinto(view)]
+            if not os.fstat(file.fileno()).st_size:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     def put(self, client: int, version: int, data: bytes) -> None:
         """Write a state's file from the bytes of another one.
@@ -113,7 +111,7 @@ class ClientStates:
         chunks = state_chunks(state)
         size = sum(memoryview(chunk).nbytes for chunk in chunks)
         if size > SMALL_BYTES or not self._linked(client, version, b"".join(chunks)):
-            write_atomically(path, chunks)
+            write_atomically(path, chunks, spare=path.parent / SPARE)
         self._cached_bytes -= self._cache.pop((client, version), (None, 0))[1]  # a task may be computed again
         if size > CACHE_BYTES:
             return
@@ -140,13 +138,19 @@ class ClientStates:
         for key in [k for k in self._cache if k[0] == client and k[1] < below]:
             self._cached_bytes -= self._cache.pop(key)[1]
 
-    def remove(self, client: int, below: int) -> None:
-        """Delete the files of all versions older than `below`, also of drafts that no round committed."""
+    def remove(self, client: int, below: int, spare: bool = False) -> None:
+        """Delete the files of all versions older than `below`, also of drafts that no round committed.
+
+        spare: Leave a large one to be written over by the client's next version.
+        """
         folder = self.path(client, 0).parent
         for name in patiently(lambda: os.listdir(folder)):
             if name.endswith(".state") and int(name.removesuffix(".state")) < below:
                 with suppress(FileNotFoundError):
-                    os.unlink(folder / name)
+                    if spare and os.stat(folder / name).st_size > SPARE_BYTES:
+                        os.rename(folder / name, folder / SPARE)
+                    else:
+                        os.unlink(folder / name)
 
     def digest(self, client: int, version: int) -> bytes:
         """Return the sha256 of a state's file.

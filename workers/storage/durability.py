@@ -1,4 +1,4 @@
-"""The fsyncs behind a run, so that a power cut costs at most the rounds not yet synced.
+"""What a run survives, and the fsyncs behind it, so that a power cut costs at most the rounds not yet synced.
 
 A file that has been renamed survives kill -9. What is sure after a power cut is only this: a file holds what
 it held at its last fsync, and a folder names what it named at its own; of everything since, any part may be
@@ -17,10 +17,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fedsim.errors import DiskError
 from workers.storage.descriptors import patiently
 
+Durability = Literal["process", "power"]
+"""What a committed round survives: the end of any process, however it ends, or a power cut too."""
+LARGE_PARAMETERS = 4_000_000
+"""From so many parameters on, the default is process: a state that a client keeps is 64 MB and more, and
+syncing it takes longer than the round (docs/decisions/026-large-models.md)."""
 SYNC_SECONDS = 1.0
 """Checkpoints are made durable at most this often; what a power cut costs is rounds not yet synced."""
 
@@ -50,6 +56,37 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
+def by_size(parameters: int) -> Durability:
+    """The default for a model of P parameters."""
+    return "process" if parameters >= LARGE_PARAMETERS else "power"
+
+
+class NoSyncer:
+    """durability = process: a checkpoint counts as soon as it has been renamed, and the kernel writes it to
+    the disk when it likes. Only the results of a run that ends are synced."""
+
+    threads: tuple[threading.Thread, ...] = ()
+
+    def __init__(self, folder: Path, beside: Sequence[Path]) -> None:
+        """folder: of the checkpoints. beside: the run's other files, which may not be there yet."""
+        self.folder, self.beside = folder, beside
+        self.durable: Written | None = None
+        self.error: DiskError | None = None
+
+    def adopt(self, written: Written) -> None:
+        """Nothing has to be done."""
+
+    def add(self, written: Written) -> None:
+        self.durable = written
+
+    def close(self) -> None:
+        """Sync the other files: a summary that says done is only believed with them."""
+        try:
+            _sync_files(self.beside, self.folder.parent)
+        except OSError as e:
+            self.error = _not_durable(e, self.folder)
+
+
 class Syncer:
     """Makes checkpoints durable in a thread of its own: no round waits for it.
 
@@ -65,8 +102,8 @@ class Syncer:
         self._written: queue.SimpleQueue[Written | None] = queue.SimpleQueue()
         self._unsynced: list[Written] = []
         self._last = -math.inf
-        self.thread = threading.Thread(target=self._run, name="fsync", daemon=True)
-        self.thread.start()
+        self.threads = (threading.Thread(target=self._run, name="fsync", daemon=True),)
+        self.threads[0].start()
 
     def adopt(self, written: Written) -> None:
         """One that an earlier start of the run has left, synced or not: it is synced with the next that is
@@ -90,7 +127,7 @@ class Syncer:
             else:
                 self._sync_beside()  # lines and rows may have come after the last checkpoint
         except OSError as e:
-            self.error = DiskError(f"cannot make {e.filename or self.folder} durable: {e.strerror}")
+            self.error = _not_durable(e, self.folder)
 
     def _gather(self) -> bool:
         """Wait for a checkpoint, and until the next sync is due; False once closed."""
@@ -128,7 +165,16 @@ class Syncer:
         self._unsynced.clear()
 
     def _sync_beside(self) -> None:
-        for path in self.beside:
-            with suppress(FileNotFoundError):
-                fsync(path)
-        fsync(self.folder.parent)
+        _sync_files(self.beside, self.folder.parent)
+
+
+def _sync_files(files: Sequence[Path], folder: Path) -> None:
+    """Sync those files that are there, and the folder that names them."""
+    for path in files:
+        with suppress(FileNotFoundError):
+            fsync(path)
+    fsync(folder)
+
+
+def _not_durable(e: OSError, folder: Path) -> DiskError:
+    return DiskError(f"cannot make {e.filename or folder} durable: {e.strerror}")

@@ -40,9 +40,9 @@ IDLE = 5.0
 it up meanwhile, its answer is that it must join again; else it answers with the same."""
 UNANSWERED = 3
 """So often in a row it may say so and hear nothing. Then the connection is as good as lost."""
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-LARGE = 16 << 20
-"""Bytes from which a buffer is mapped by itself."""
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
+LARGE = 256 << 20
+"""Bytes from which a buffer is mapped by itself, and given back when it is freed."""
 
 
 def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
@@ -67,17 +67,17 @@ def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
 
 
 def set_malloc_thresholds() -> None:
-    """Give back what the set-up left behind, then keep what training and messages free, up to LARGE.
+    """Give back what the set-up left behind, then keep what training and messages free, in one heap.
 
     Buffers come and go with every message and batch; mapping them anew each time costs a worker 5 % of its
-    time in page faults. Larger ones are mapped anew, on huge pages, and given back at once: in a heap they
-    leave gaps between each other that no other vector fits in. Does nothing where the C library has no such
-    settings.
+    time in page faults, and with vectors of 65 MB half of it (docs/decisions/026-large-models.md). Does
+    nothing where the C library has no such settings.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return
     libc.malloc_trim(0)
+    libc.mallopt(M_ARENA_MAX, 1)
     libc.mallopt(M_MMAP_THRESHOLD, LARGE)
     libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
     libc.mallopt(M_TOP_PAD, 1 << 24)
