@@ -145,7 +145,7 @@ def run(
     deadline: str = "",
     bad_uploads: Literal["stop", "skip", "retry"] = "stop",
     max_norm: float = 0.0,
-    workers: int = 0,
+    workers: int | Literal["auto"] = 0,
     transport: Literal["ipc", "tcp"] = "ipc",
     devices: str = "auto",
     data_dir: str | Path | None = None,
@@ -170,7 +170,7 @@ def run(
             a function (population) that returns a function (round) to a fedsim.Participation or the ids.
         hyperparameters: by short or dotted names, {"lr": 0.1} or {"local.lr": 0.1}, or nested.
         codecs: by field, {"up.precision": "log8"}.
-        workers: worker processes; 0 computes in this process.
+        workers: worker processes; 0 computes in this process; "auto": as cores and memory allow.
         data_dir: the folder of data files; None is $FEDSIM_DATA.
         out: the run folder; None is runs/<time>-<algo>-<seed>.
         quiet: print nothing.
@@ -237,7 +237,7 @@ def resume(
     *,
     rounds: int | None = None,
     until: float | None = None,
-    workers: int | None = None,
+    workers: int | Literal["auto"] | None = None,
     transport: Literal["ipc", "tcp"] | None = None,
     devices: str | None = None,
     data_dir: str | Path | None = None,

@@ -18,6 +18,9 @@ from launch import names
 from launch.config_files import merged, read_config
 from launch.presets import Preset, remark
 
+AUTO = -1
+"""The number of workers that stands for: choose it (launch.worker_count)."""
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -29,10 +32,10 @@ class Execution:
     workers: Annotated[
         int,
         option(
-            "Worker processes; 0: in process.",
-            "K",
+            "Worker processes; 0: in process; auto: as cores and memory allow.",
+            "K|auto",
             default="10, or as many as clients if these are fewer",
-            ge=0,
+            ge=AUTO,
         ),
     ] = 10
     remote_workers: Annotated[
@@ -171,7 +174,10 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
     Raises:
         UsageError: if they do not.
     """
+    values = with_auto(values, overrides.where("execution"))
     execution = convert(Execution, values, overrides.where("execution"))
+    if execution.remote_workers and execution.workers == AUTO:
+        raise UsageError("--workers auto is for workers of this machine alone: give a number")
     if execution.remote_workers:
         execution = _remote(execution, execution.workers if "workers" in values else 0)
     elif execution.bind or execution.keys:
@@ -181,6 +187,18 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
             "--verify-bytes asks the kernel, which counts TCP streams: add --transport tcp and workers"
         )
     return execution
+
+
+def with_auto(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Put the number that stands for `workers = auto` in its place.
+
+    Raises:
+        UsageError: for that number itself.
+    """
+    workers = values.get("workers")
+    if workers == AUTO:
+        raise UsageError(f"{where}: workers = {AUTO}: give a number of at least 0, or auto")
+    return {**values, "workers": AUTO} if workers == "auto" else values
 
 
 USERS = ("algo", "model", "dataset", "partition")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import click
 from msgspec import Meta
 
+from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
 from launch import completion, names
 from launch.config import Execution
@@ -152,7 +153,7 @@ def _options(
         if extra["name"] == "" or field.name in without:
             continue
         name = extra["name"] or "--" + field.name.replace("_", "-")
-        values = {"type": _until} if field.name == "until" else _values(hint)
+        values = {"type": PARSED[field.name]} if field.name in PARSED else _values(hint)
         yield click.option(
             name,
             field.name,
@@ -171,6 +172,23 @@ def _until(text: str) -> float:
         UsageError: for another text.
     """
     return 0.0 if text == NONE else parsed(text, "--until")
+
+
+def _workers(text: str) -> int | str:
+    """Read a number of workers, or auto.
+
+    Raises:
+        UsageError: for another text.
+    """
+    if text == "auto":
+        return text
+    if not text.isdigit():
+        raise UsageError(f"--workers {text}: give a number of at least 0, or auto")
+    return int(text)
+
+
+PARSED: Mapping[str, Callable[[str], Any]] = {"until": _until, "workers": _workers}
+"""Fields whose texts are not those of their type."""
 
 
 def _annotation(hint: Any) -> tuple[Any, Meta]:

@@ -11,12 +11,13 @@ import os
 import resource
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment
-from launch.config import Execution
+from launch.config import AUTO, Execution
 from launch.listen_address import check_bind
 from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
@@ -24,7 +25,8 @@ from launch.runs.resume import Stored
 from launch.runs.source_commit import commit, look_up
 from launch.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close
-from workers.devices import ELSEWHERE, Placement, assign_devices
+from launch.worker_count import by_cores
+from workers.devices import ELSEWHERE, Placement, assign_devices, visible_gpus
 from workers.portable import environment_for
 from workers.transport.eventfd import Wakeup
 
@@ -127,6 +129,11 @@ def launch(
         FedsimError: any FedsimError, after summary.json has been written with the status.
     """
     started = time.time() if started is None else started
+    why = ""
+    if execution.workers == AUTO:
+        gpus = sum(p.gpu is not None for p in assign_devices(execution.devices, len(visible_gpus()) or 1, 1))
+        workers, why = by_cores(experiment.threads, experiment.clients, gpus)
+        execution = replace(execution, workers=workers)
     allow_open_files(execution.workers)
     if execution.remote_workers:
         check_bind(execution.bind)
@@ -151,8 +158,10 @@ def launch(
 
             start = Start(started, time.time() - started)
             say("reading and dividing the data")
-            session = Session.prepare(experiment, execution, placements, supervisor, start, quiet, stored)
-            session.remark = remark
+            session = Session.prepare(
+                experiment, execution, placements, supervisor, start, quiet, stored, why
+            )
+            session.remarks = (*session.remarks, *([remark] if remark else []))
             session.run(wakeup, signals.started)
         except (StopRequested, Interrupted):
             if not signals.starting:

@@ -28,6 +28,7 @@ from launch.runs.summary import Start, write_model
 from launch.runs.writer import RunDir
 from launch.stop_signals import StopRequested
 from launch.terminal import counted
+from launch.worker_count import chosen
 from protocols import find
 from workers.coordinator.loop import Coordinator, Outcome
 from workers.coordinator.membership import Timeouts, Workers
@@ -64,7 +65,8 @@ class Session:
     run_name: str = field(default_factory=lambda: secrets.token_hex(8))
     described: Mapping[str, Any] = field(default_factory=dict)
     """The manifest's experiment."""
-    remark: str = ""
+    remarks: tuple[str, ...] = ()
+    """Lines of the header, after those on the experiment."""
     probe: Mapping[str, str] = field(default_factory=dict)
     """The probe digest of this process, by the kind of device."""
     _began: bool = False
@@ -83,6 +85,7 @@ class Session:
         start: Start,
         quiet: bool,
         stored: Stored | None = None,
+        auto: str = "",
     ) -> Session:
         """Check everything that can be wrong, then make the run folder with its manifest.
 
@@ -94,6 +97,7 @@ class Session:
             start: When the program began.
             quiet: Print nothing.
             stored: The run to go on with, if it is not a new one.
+            auto: Why there are so many workers; only if memory may lower their number.
 
         Raises:
             FedsimError: any FedsimError.
@@ -105,6 +109,10 @@ class Session:
         fix_numerics(experiment.threads, "cpu" if execution.workers else device, experiment.numerics)
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
+        remarks: tuple[str, ...] = ()
+        if auto:
+            workers, why = chosen(execution.workers, auto, problem)
+            execution, placements, remarks = replace(execution, workers=workers), placements[:workers], (why,)
         participations = problem.schedule()
         problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
@@ -113,6 +121,7 @@ class Session:
             display = Display(problem.experiment.rounds, quiet)
             recorder = Recorder(problem, rundir, display, supervisor, bool(execution.remote_workers))
             session = Session(problem, execution, placements, participations, recorder, start)
+            session.remarks = remarks
             experiment_entry, name = manifest.described(problem), session.run_name
             session.probe = probe(problem)
             today = manifest.describe(experiment_entry, execution, name, session.probe)
@@ -219,7 +228,7 @@ class Session:
                 closing.callback((folder / JOIN_HERE).unlink, missing_ok=True)
                 closing.callback(local.end, gently=False)
             closing.callback(recorder.close_ledger)
-            remarks = [escape(self.remark)] if self.remark else []
+            remarks = map(escape, self.remarks)
             recorder.display.header([*header(problem, e, self.placements), *remarks])
             pool = recorder.supervisor if self._own_workers else NoWorkerPool(wakeup)
             timeouts = Timeouts(e.join_within, e.lease, e.patience, bool(e.remote_workers))

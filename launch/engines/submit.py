@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from fedsim.errors import UsageError
-from launch.config import Overrides
+from launch.config import AUTO, Overrides
 from launch.engines.job import Engine, Job
 from launch.engines.kubernetes import Kubernetes
 from launch.engines.options import EngineOptions
@@ -43,6 +43,8 @@ def _job(overrides: Overrides, engine: EngineOptions) -> Job:
     if clashing := [name for name in ("remote_workers", "bind", "keys") if name in overrides.execution]:
         option = clashing[0].replace("_", "-")
         raise UsageError(f"--{option} does not go with --on {engine.on}: its workers find their coordinator")
+    if execution.workers == AUTO:
+        raise UsageError(f"--workers auto looks at this machine; on {engine.on} give a number")
     if not execution.workers:
         raise UsageError(f"--workers 0 computes in one process; on {engine.on} there are workers")
     out = Path(execution.out) if execution.out else RunDir.default_path(experiment.algo, experiment.seed)

@@ -1,0 +1,68 @@
+"""--workers auto: as many as cores, memory and clients let work at the same time, and why."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # it imports torch, before which the fork server is made
+    from fedsim.problem import Problem
+
+SHARE = 0.7
+"""Of the memory that is available: the rest is for the page cache and for others."""
+PROCESS_BYTES = 60 * 2**20
+"""Of a process beside its vectors."""
+VECTORS, PER_STATE_VECTOR = 20, 6
+"""Vectors of P float32 of a process: so many, and so many more for every one of a client's first state
+(docs/benchmarks.md, "Models of millions of parameters")."""
+
+
+def by_cores(threads: int, clients: int, gpus: int) -> tuple[int, str]:
+    """The number before the model is known: one a GPU, or one for every `threads` cores; at most the clients.
+
+    Args:
+        threads: Threads of a worker.
+        clients: Clients of the experiment.
+        gpus: GPUs that the run uses; 0: it computes on the CPU.
+
+    Returns:
+        The number, and why.
+    """
+    cores = len(os.sched_getaffinity(0))
+    workers, why = (gpus, f"{gpus} GPUs") if gpus else (max(1, cores // threads), f"{cores} cores")
+    if not gpus and threads > 1:
+        why += f" with {threads} threads a worker"
+    return (workers, why) if workers <= clients else (clients, f"{clients} clients")
+
+
+def by_memory(problem: Problem) -> int:
+    """How many workers fit into the memory that is available, beside the coordinator; at least 1."""
+    from fedsim.wire.state_file import state_chunks
+
+    state = problem.algorithm.client_init(problem.context(0, 0), 0)
+    held = sum(memoryview(chunk).nbytes for chunk in state_chunks(state))
+    process = PROCESS_BYTES + VECTORS * 4 * problem.net.layout.size + PER_STATE_VECTOR * held
+    return max(1, int(SHARE * available_memory()) // process - 1)
+
+
+def available_memory() -> int:
+    """Bytes that new processes may use: of the machine, or of the control group if it has less left."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    available = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return available if limit == "max" else min(available, int(limit) - int(used))
+    except (OSError, ValueError):
+        return available
+
+
+def chosen(workers: int, why: str, problem: Problem) -> tuple[int, str]:
+    """The number for this problem, and one line on it."""
+    fit = by_memory(problem)
+    if fit < workers:
+        memory = f"{available_memory() / 2**30:.0f} GiB of memory for {problem.net.layout.size:,} parameters"
+        why = f"{memory}; {why} would allow {workers}"
+        workers = fit
+    return workers, f"workers auto: {workers}, for there are {why}"

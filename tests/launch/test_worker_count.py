@@ -1,0 +1,90 @@
+"""--workers auto: cores, clients, GPUs and memory, whichever is least, and the line that says so."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from fedsim.errors import UsageError
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.problem import Problem
+from launch import worker_count
+from launch.config import AUTO, Overrides
+from launch.worker_count import by_cores, by_memory, chosen
+from protocols import find
+from tests.support.commands import fedsim
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize(
+    ("threads", "clients", "gpus", "expected"),
+    [
+        (1, 10, 0, (8, "8 cores")),
+        (3, 10, 0, (2, "8 cores with 3 threads a worker")),
+        (16, 10, 0, (1, "8 cores with 16 threads a worker")),
+        (1, 5, 0, (5, "5 clients")),
+        (1, 10, 2, (2, "2 GPUs")),
+    ],
+)
+def test_the_least_of_cores_gpus_and_clients(
+    threads: int, clients: int, gpus: int, expected: tuple[int, str]
+) -> None:
+    assert by_cores(threads, clients, gpus) == expected
+
+
+def problem(algo: str) -> Problem:
+    experiment = Experiment(algo=algo, model="mlp_small", clients=4)
+    return Problem.build(experiment, build_algorithm(find(algo), {}), None)
+
+
+def test_memory_counts_vectors_and_the_state_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    vector = 4 * problem("fedavg").net.layout.size
+    monkeypatch.setattr(worker_count, "PROCESS_BYTES", 0)
+    monkeypatch.setattr(worker_count, "available_memory", lambda: int(210 * vector / worker_count.SHARE))
+    assert by_memory(problem("fedavg")) == 9  # ten processes, of which one is the coordinator
+    assert by_memory(problem("fedlap_cov")) == 3  # its state has four vectors of float32
+    monkeypatch.setattr(worker_count, "available_memory", lambda: 0)
+    assert by_memory(problem("fedavg")) == 1
+
+
+def test_the_line_names_what_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_count, "by_memory", lambda problem: 3)
+    monkeypatch.setattr(worker_count, "available_memory", lambda: 5 * 2**30)
+    p = problem("fedavg")
+    assert chosen(2, "2 cores", p) == (2, "workers auto: 2, for there are 2 cores")
+    workers, line = chosen(8, "8 cores", p)
+    assert workers == 3
+    assert "5 GiB of memory" in line
+    assert "8 cores would allow 8" in line
+
+
+def test_available_memory_is_of_this_machine() -> None:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < worker_count.available_memory() <= total
+
+
+def test_auto_is_a_word_and_its_number_is_refused() -> None:
+    assert Overrides.typed({"workers": "auto"}).resolve()[1].workers == AUTO
+    with pytest.raises(UsageError, match="a number of at least 0, or auto"):
+        Overrides.typed({"workers": AUTO}).resolve()
+    with pytest.raises(UsageError, match="this machine alone"):
+        Overrides.typed({"workers": "auto", "remote_workers": 1, "bind": "tcp://127.0.0.1:*"}).resolve()
+
+
+@pytest.mark.process
+def test_a_run_says_how_many_and_why(tmp_path: Path) -> None:
+    options = ("--algo", "fedavg", "--clients", "4", "--rounds", "1", "--model", "logistic")
+    done = fedsim("launch", "--workers", "auto", "--out", str(tmp_path / "run"), *options)
+    expected, _ = by_cores(1, 4, 0)
+    assert f"workers auto: {expected}, for there are" in done
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["execution"]["workers"] == expected
+    assert "give a number of at least 0, or auto" in fedsim("launch", "--workers", "many", code=2)
