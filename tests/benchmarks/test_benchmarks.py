@@ -36,7 +36,16 @@ PRINTS = {
         r"^tcp on 127\.0\.0\.1.*: \d+ MiB without, \d+ with",
         r"^CURVE listener.*: \d+ MiB without",
     ],
+    "growth": [
+        r"^\| 20 \| \d+ \| [\d.]+ \| \d+ \|",
+        r"^\| 2 \| [\d.]+ \| \d+ \| -?\d+ \|",
+    ],
     "ivon_cost": [r"^ivon-opt +\d+ us", r"^ours, duals / adam: [\d.]+ "],
+    "model_size": [
+        r"^fedavg: ratio [\d.]+ ",
+        r"^fedlap_cov: memory [\d,]+ MB, [\d,]+ vectors",
+        r"^fedlap_cov: disk [\d,]+ MB, at most \d states a client",
+    ],
     "nodes": [
         r"^agents' start to the end of round 1, 4 workers: [\d.]+ s",
         r"^a round on node agents / with local workers: [\d.]+",
