@@ -28,7 +28,7 @@ WARM = 5
 
 @dataclass(frozen=True)
 class Measured:
-    """seconds: the median of a warm round. first: seconds to the end of round 1. memory: bytes at the peak."""
+    """seconds: the median of a warm round. first: seconds to the end of round 1. memory: bytes, the peak."""
 
     seconds: float
     first: float
