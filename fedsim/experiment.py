@@ -82,6 +82,15 @@ class Experiment:
             "Model (fedsim list models), or path/to/file.py:NAME.", "NAME", default="the algorithm's default"
         ),
     ] = ""
+    train: Annotated[
+        str,
+        option(
+            "Train only these parameters: head.*,*.bias (fedsim describe --model).", "PATTERNS", default="all"
+        ),
+    ] = ""
+    freeze: Annotated[
+        str, option("Do not train these; they never cross the wire.", "PATTERNS", default="none")
+    ] = ""
     clients: Annotated[int, option("Clients, whatever the number of workers.", "N", ge=1)] = 10
     rounds: Annotated[int, option("Rounds.", "R", default="20; bcm 1", ge=UNSET)] = UNSET
     until: Annotated[

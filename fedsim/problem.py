@@ -27,6 +27,7 @@ from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.experiment import Experiment, resolved_hyperparameters
 from fedsim.learning.client_scores import LabelShares
+from fedsim.learning.frozen import freeze, frozen_digest
 from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, likelihood
 from fedsim.learning.models.registry import build_model
@@ -140,6 +141,11 @@ class Problem:
         """The digest of everything that the experiment reads (fedsim.data.arrays.data_digest)."""
         d = self.dataset
         return data_digest((d.train_inputs, d.train_targets), (d.test_inputs, d.test_targets), self.clients)
+
+    @cached_property
+    def frozen_digest(self) -> str:
+        """The digest of what is not trained (fedsim.learning.frozen); '' if everything is."""
+        return frozen_digest(self.net.module)
 
     @cached_property
     def dims(self) -> Dims:
@@ -317,4 +323,5 @@ def _network(experiment: Experiment, dataset: Dataset, device: torch.device) -> 
     shape = tuple(dataset.train_inputs.shape[1:])
     with seeded_torch(experiment.seed):
         module = build_model(experiment.model, shape, dataset.classes, dataset.likelihood)
+        freeze(module, experiment.train, experiment.freeze)
         return Net(module, device, likelihood(dataset.likelihood))

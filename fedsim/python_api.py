@@ -127,6 +127,8 @@ def run(
     inputs: Literal["", "raw", "scaled"] = "",
     partition: PartitionChoice = "two_dirichlet",
     model: ModelChoice = "",
+    train: str = "",
+    freeze: str = "",
     clients: int = 10,
     rounds: int = -1,
     until: float = 0.0,
@@ -165,6 +167,8 @@ def run(
         dataset: a name, a fedsim.Dataset, or a function without arguments that returns one.
         partition: a name, or a function (targets, clients, seed) that returns the rows of every client.
         model: a name, or a class or function (shape, classes) that makes a new torch module.
+        train: patterns of the parameters to train, "head.*,*.bias"; "" is all.
+        freeze: patterns of parameters not to train, which never cross the wire.
         until: end with the first evaluated round of this test accuracy (0.78); 0 is none.
         participation: as the command line has it; a float is a share of the clients, an int their number; or
             a function (population) that returns a function (round) to a fedsim.Participation or the ids.
@@ -191,6 +195,8 @@ def run(
         inputs=inputs,
         partition=_choice(partition, "partition"),
         model=_choice(model, "model"),
+        train=train,
+        freeze=freeze,
         clients=clients,
         rounds=rounds,
         until=until,

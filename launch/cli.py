@@ -148,15 +148,37 @@ def list_(what: str, as_json: bool) -> None:
     show(what, as_json)
 
 
-@main.command(short_help="Show an algorithm's messages, cost and hyperparameters.")
-@click.argument("algo", shell_complete=named("algorithms"))
+@main.command(short_help="Show an algorithm's messages, cost and hyperparameters, or a model's parameters.")
+@click.argument("algo", required=False, shell_complete=named("algorithms"))
+@click.option("--model", metavar="NAME", help="Describe this model instead, or path/to/file.py:NAME.")
+@click.option("--dataset", metavar="NAME", default="digits", help="The data it is for.  [digits]")
+@click.option("--train", metavar="PATTERNS", default="", help="As in launch.")
+@click.option("--freeze", metavar="PATTERNS", default="", help="As in launch.")
+@_data_dir
 @_json
-def describe(algo: str, as_json: bool) -> None:
-    """Describe an algorithm: its box, its messages and their cost in P, its hyperparameters."""
+def describe(
+    algo: str | None, model: str | None, data_dir: Path | None, as_json: bool, **choices: str
+) -> None:
+    """Describe an algorithm: its box, its messages and their cost in P, its hyperparameters.
+
+    With --model, the parameters of a model: which are trained and travel, and which are frozen.
+    """
+    if (algo is None) == (model is None):
+        raise click.UsageError("name an algorithm (fedsim describe fedlap_cov), or a model with --model")
+    if algo is None:
+        prepare_torch()
+        from fedsim.experiment import Experiment
+        from launch.commands.model_parameters import describe_model
+        from launch.config import absolute_paths
+
+        selected = absolute_paths({"algo": "fedavg", "clients": 1, "model": model, **choices})
+        experiment = Experiment(**selected)
+        names.check(experiment)
+        return describe_model(experiment, data_dir, as_json)
     names.check_name("algorithms", algo)
     from launch.commands.catalogue import describe
 
-    describe(algo, as_json)
+    return describe(algo, as_json)
 
 
 @main.command(short_help="Compare all codecs on the messages of a run.")

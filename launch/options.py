@@ -19,7 +19,18 @@ from launch.target_accuracy import NONE, parsed
 Command = Callable[..., None]
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "What is learned": ("dataset", "data_dir", "fraction", "inputs", "partition", "clients", "model", "seed"),
+    "What is learned": (
+        "dataset",
+        "data_dir",
+        "fraction",
+        "inputs",
+        "partition",
+        "clients",
+        "model",
+        "train",
+        "freeze",
+        "seed",
+    ),
     "The algorithm": ("algo", "hyperparameters", "rounds", "threads", "numerics", "preset", "config"),
     "On the wire": ("codecs", "error_feedback", "bad_uploads", "max_norm", "transport", "verify_bytes"),
     "Participation and the virtual clock": ("participation", "link", "compute", "deadline"),
@@ -49,7 +60,19 @@ _FILES: tuple[Callable[[Command], Command], ...] = (
 
 
 PLANNED = frozenset(
-    {"algo", "dataset", "fraction", "partition", "model", "clients", "rounds", "participation", "seed"}
+    {
+        "algo",
+        "dataset",
+        "fraction",
+        "partition",
+        "model",
+        "train",
+        "freeze",
+        "clients",
+        "rounds",
+        "participation",
+        "seed",
+    }
     | {"hyperparameters", "codecs", "data_dir", "config", "until"}
 )
 """What the bytes of a plan depend on. plan takes the others, too: any `launch` can be planned."""

@@ -38,7 +38,7 @@ from workers.coordinator.worker_pool import NoWorkerPool
 from workers.devices import Placement
 from workers.numerics import facts_of_machine, facts_of_process, processor_name
 from workers.probe import probe
-from workers.protocol_messages import WorkerConfig, WorkerManifest
+from workers.protocol_messages import WorkerConfig, WorkerManifest, frozen_part
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.client_states import ClientStates
 from workers.storage.durability import by_size
@@ -277,7 +277,10 @@ class Session:
             run_dir=None if remote else str(self.folder.resolve()),
         )
         expected = WorkerManifest(
-            data, plugins.sources(plugins.computing_choices(e)), self._facts(), processor_name()
+            data,
+            plugins.sources(plugins.computing_choices(e)) | frozen_part(problem.frozen_digest),
+            self._facts(),
+            processor_name(),
         )
         return Registration(worker_config, expected, execution.workers, execution.allow_drift)
 

@@ -46,7 +46,7 @@ class MBSGD(Pseudogradient):
             return LocalFit(shard.gradient(mean) / shard.size, shard.loss(mean))
         net = shard.net
         net.load(mean)
-        net.module.train()
+        net.train()
         size = self.batch_size or shard.size
         inputs, targets = next(iter(shard.batches(size, task.rng.torch("batches"))))
         with net.noise(task.rng.key("dropout")):

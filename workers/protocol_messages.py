@@ -93,6 +93,11 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
+def frozen_part(digest: str) -> dict[str, str]:
+    """What WorkerManifest.sources has of the parameters that are not trained, if there are any."""
+    return {"frozen parameters": digest} if digest else {}
+
+
 INTERRUPTED = b"interrupted"
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from fedsim.errors import UsageError
+from fedsim.learning.frozen import kept_in_evaluation
 from fedsim.learning.likelihoods import CATEGORICAL, Likelihood
 from fedsim.seeds import seeded_torch
 
@@ -30,14 +31,14 @@ class Slice:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of parameters in the flat vector: module.parameters() order, each row-major."""
+    """The order of trained parameters in the flat vector: module.parameters() order, each row-major."""
 
     slices: tuple[Slice, ...]
 
     @staticmethod
     def of(module: nn.Module) -> Layout:
         slices, offset = [], 0
-        for name, parameter in module.named_parameters():
+        for name, parameter in _trained(module):
             slices.append(Slice(name, tuple(parameter.shape), offset, parameter.numel()))
             offset += parameter.numel()
         return Layout(tuple(slices))
@@ -58,7 +59,7 @@ class Layout:
 
 
 class Net:
-    """A module on flat buffers: `weights` and `grads` (P,) float32; its leaves are views of them.
+    """A module on flat buffers: `weights` and `grads` (P,) float32; its trained leaves are views of them.
 
     The buffers are the scratch space of one task; no result is ever read from them later. `weights`
     does not require gradients, so that each view can be a leaf; backward adds into the views of
@@ -69,15 +70,15 @@ class Net:
         self, module: nn.Module, device: torch.device | None = None, likelihood: Likelihood = CATEGORICAL
     ) -> None:
         device = device or torch.device("cpu")
-        names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-        if len(names) != len(list(module.parameters())):
+        names = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
+        if len(names) != len(_trained(module)):
             raise UsageError("the model shares a parameter between modules; views would untie it silently")
         module = module.to(device)
         self.module = module
         self.device = device
         self.likelihood = likelihood
         self.layout = Layout.of(module)
-        self.weights = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+        self.weights = torch.cat([p.detach().reshape(-1) for _, p in _trained(module)])
         if self.weights.dtype != torch.float32:
             raise UsageError(f"a model trains in float32; this one has {self.weights.dtype}")
         self.grads = torch.zeros_like(self.weights)
@@ -87,17 +88,19 @@ class Net:
             leaf = nn.Parameter(view)
             leaf.grad = grads[name]
             setattr(module.get_submodule(owner_name), leaf_name, leaf)
-        if any(buffer.is_floating_point() for buffer in module.buffers()):
-            raise UsageError(
-                "the model has floating-point buffers (running statistics), which would be state "
-                "outside the parameter vector; use GroupNorm or LayerNorm instead of BatchNorm"
-            )
+        self._evaluating = kept_in_evaluation(module)
         self.stochastic = any(_may_draw(m) for m in module.modules())
         """A forward pass in training mode may draw from torch's own generators."""
 
     def noise(self, key: int) -> AbstractContextManager[None]:
         """A block in which the module's own draws (dropout) are those of `key`, and no one else's change."""
         return seeded_torch(key, self.device) if self.stochastic else nullcontext()
+
+    def train(self) -> None:
+        """Go into training mode, except for frozen modules with running statistics."""
+        self.module.train()
+        for part in self._evaluating:
+            part.eval()
 
     def load(self, weights: Tensor) -> None:
         self.weights.copy_(weights)
@@ -120,6 +123,10 @@ class Net:
         with torch.no_grad():
             outputs: Tensor = self.module(inputs)
         return outputs
+
+
+def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 
 def _may_draw(module: nn.Module) -> bool:

@@ -49,7 +49,7 @@ class Batch:
         The gradient is the network's own buffer, valid until its next use.
         """
         self.net.load(weights)
-        self.net.module.train()
+        self.net.train()
         loss = self.net.loss_gradient(self.inputs, self.targets, 1.0)
         return self.net.grads, float(loss)
 

@@ -64,6 +64,7 @@ def described(problem: Problem) -> dict[str, Any]:
     return asdict(experiment) | {
         "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
         "params": problem.net.layout.size,
+        **({"frozen": problem.frozen_digest} if problem.frozen_digest else {}),
         "client_sizes": list(problem.sizes),
         "data": problem.data_digest,
         "sources": plugins.sources(plugins.all_choices(experiment))

@@ -203,7 +203,8 @@ class Run:
         weights = load_file(self._file("model.safetensors"))
         module = stored.problem.net.module
         for name, parameter in module.named_parameters():
-            parameter.data.copy_(weights[name])
+            if parameter.requires_grad:
+                parameter.data.copy_(weights[name])
         return module.eval()
 
     def _file(self, name: str) -> Path:

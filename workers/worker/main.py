@@ -157,7 +157,8 @@ def announce(
     sources = plugins.sources(plugins.computing_choices(e)).items()
     manifest = messages.WorkerManifest(
         data,
-        {(names or {}).get(path, path): sha for path, sha in sources},
+        {(names or {}).get(path, path): sha for path, sha in sources}
+        | messages.frozen_part(problem.frozen_digest),
         facts_of_process(problem.net.device.type, probe(problem)),
         processor_name(),
         place_of_process(problem.net.device.type),

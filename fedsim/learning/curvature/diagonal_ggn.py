@@ -50,7 +50,7 @@ def diagonal_ggn(
     columns: str = "exact",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """diag(sum_n J_n' H_n J_n) of the SUMMED cross-entropy, in module.parameters() order.
+    """diag(sum_n J_n' H_n J_n) of the SUMMED cross-entropy, over the trained module.parameters().
 
     Args:
         module: maps (m, *shape) to logits (m, C), examples independent of each other in eval mode.
@@ -69,7 +69,7 @@ def diagonal_ggn(
 
     Raises:
         UsageError: for a module whose curvature would be wrong or missing: parameters outside
-            Linear, Conv2d, GroupNorm, BatchNorm2d, LayerNorm; frozen or shared parameters; a module
+            Linear, Conv2d, GroupNorm, BatchNorm2d, LayerNorm; shared parameters; a module
             called twice, or never, in one forward pass; padding other than by zeros and numbers,
             grouped convolutions; batch statistics in eval mode; examples mixed along the first
             axis; a layer's input changed in place after its use.
@@ -203,8 +203,8 @@ def _check_layers(module: nn.Module) -> dict[nn.Module, str]:
         if isinstance(m, _BatchNorm) and m.running_mean is None:
             raise _error(name, m, "without running statistics it mixes the examples of a batch")
         own = dict(m.named_parameters(recurse=False, remove_duplicate=False))
-        if not own:
-            continue
+        if not any(p.requires_grad for p in own.values()):
+            continue  # frozen layers only have to pass gradients on
         # The exact type: a subclass may compute something else from the same parameters.
         if type(m) not in _RULES or not own.keys() <= {"weight", "bias"}:
             known = ", ".join(t.__name__ for t in _RULES)
@@ -215,14 +215,12 @@ def _check_layers(module: nn.Module) -> dict[nn.Module, str]:
             if m.groups != 1:
                 raise _error(name, m, "grouped convolutions are not supported")
         for key, parameter in own.items():
-            if not parameter.requires_grad:
-                raise _error(name, m, f"its {key} is frozen (requires_grad is False)")
             if id(parameter) in owners:
                 raise _error(name, m, f"its {key} is shared with {owners[id(parameter)]!r}")
             owners[id(parameter)] = f"{name}.{key}".lstrip(".")
         layers[m] = name
     if not layers:
-        raise _error("", module, "it has no parameters")
+        raise _error("", module, "it has no trained parameters")
     return layers
 
 
@@ -277,8 +275,8 @@ def _recording(layers: Mapping[nn.Module, str]) -> Iterator[dict[nn.Module, _Rec
 
 
 def _accumulators(module: nn.Module) -> tuple[Tensor, dict[int, Tensor]]:
-    """A zero vector (P,) and, by id of the parameter, its slices as one-dimensional views."""
-    parameters = list(module.parameters())
+    """A zero vector (P,) and, by id of the trained parameter, its slices as one-dimensional views."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
     total = torch.zeros(
         sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=parameters[0].device
     )
@@ -357,5 +355,5 @@ def _add(m: nn.Module, weight: Tensor, bias: Tensor, slots: Mapping[int, Tensor]
     """Add the squares to the slots of the parameters that the layer has."""
     own = dict(m.named_parameters(recurse=False))
     for key, part in (("weight", weight), ("bias", bias)):
-        if key in own:
+        if key in own and own[key].requires_grad:
             slots[id(own[key])].add_(part.reshape(-1))

@@ -23,7 +23,7 @@ def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor
     if net.likelihood.name != "tokens" and contracts(net.module):
         return squared_pullback(net.module, inputs, lambda outputs: _uphill(net, outputs, targets))
     net.module.eval()
-    values = {name: p.detach() for name, p in net.module.named_parameters()}
+    values = {name: p.detach() for name, p in net.module.named_parameters() if p.requires_grad}
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         logits: Tensor = functional_call(net.module, parameters, (x[None],))

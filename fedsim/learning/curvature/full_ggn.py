@@ -25,7 +25,7 @@ MEMORY = 64 << 20
 
 
 def full_ggn(module: nn.Module, chunks: Iterable[Tensor], *, memory: int = MEMORY) -> Tensor:
-    """sum_n J_n' H_n J_n of the SUMMED cross-entropy, in module.parameters() order.
+    """sum_n J_n' H_n J_n of the SUMMED cross-entropy, over the trained module.parameters().
 
     Args:
         module: maps (m, *shape) to logits (m, C), examples independent of each other. The caller puts it
@@ -40,7 +40,7 @@ def full_ggn(module: nn.Module, chunks: Iterable[Tensor], *, memory: int = MEMOR
     Raises:
         UsageError: the model does not return logits (m, C).
     """
-    weights = {name: p.detach() for name, p in module.named_parameters()}
+    weights = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     sample = next(iter(weights.values()))
     total = sample.new_zeros([sum(w.numel() for w in weights.values())] * 2)
     for x in chunks:
@@ -84,12 +84,16 @@ def _pullbacks(module: nn.Module, weights: dict[str, Tensor], x: Tensor, columns
 
 
 def _linear_head(module: nn.Module) -> tuple[nn.Module, nn.Linear] | None:
-    """(what computes a_n, the layer), if a last Linear layer has all parameters of the model."""
+    """(what computes a_n, the layer), if a last Linear layer has all trained parameters of the model."""
     layers = list(module) if type(module) is nn.Sequential else [module]
     if not layers or type(layers[-1]) is not nn.Linear:
         return None
     body = nn.Sequential(*layers[:-1])
-    return None if any(True for _ in body.parameters()) else (body, layers[-1])
+    if any(p.requires_grad for p in body.parameters()) or not all(
+        p.requires_grad for p in layers[-1].parameters()
+    ):
+        return None
+    return body, layers[-1]
 
 
 def _add_linear(p: Tensor, a: Tensor, head: nn.Linear, total: Tensor) -> None:

@@ -114,7 +114,7 @@ def minimise(
         return LocalFit(minimum, shard.loss(minimum))
     net, how = shard.net, how.in_round(round)
     net.load(start)
-    net.module.train()
+    net.train()
     cavities = tuple(p.to(net.weights) for p in penalties)
     carried = moments if how.carry else None
     step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how)
@@ -132,7 +132,7 @@ def minimise(
                     loss = smoothing.loss_gradient(net, inputs, targets, weight, draws)
                 if watch is not None:
                     watch(inputs, targets)
-                    net.module.train()
+                    net.train()
                 if part is not None:
                     part.add_gradient(net)
                 for cavity in cavities:
@@ -205,7 +205,7 @@ def corrected_sgd(
     with net.noise(rng.key("dropout")):
         for epoch in range(how.epochs):
             for inputs, targets in shard.batches(how.batch_size, order):
-                net.module.train()
+                net.train()
                 slope = constant.to(y)
                 for point, sign in ((anchor, -share), (y, share)):
                     if point is not None:

@@ -102,7 +102,7 @@ def _gradients(
         epoch = shard.batches(how.batch_size, order)
         for inputs, targets in islice(epoch, 1) if how.batches == "independent" else epoch:
             net.load(weights)
-            net.module.train()
+            net.train()
             loss = net.loss_gradient(inputs, targets, 1.0)
             yield net.grads, float(loss)
 

@@ -139,7 +139,7 @@ def ivon(
     if isinstance(shard, QuadraticShard):
         return _exact(shard, prior_mean, prior_precision, ess, dual)
     net, rng = shard.net, how.stream(rng)
-    net.module.train()
+    net.train()
     state = _Ivon(
         start.to(net.weights),
         lr=how.lr_in(round),

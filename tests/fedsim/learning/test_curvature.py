@@ -315,17 +315,17 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         VEC,
         "mixes the examples",
     ),
-    "frozen": (
-        lambda: two_layers(lambda a, b: b.requires_grad_(False)),
+    "all frozen": (
+        lambda: two_layers(lambda a, b: (a.requires_grad_(False), b.requires_grad_(False))),
         VEC,
-        "'1'.*weight is frozen",
+        "it has no trained parameters",
     ),
     "never called": (branches(lambda net, x: net.a(x)), VEC, "'b'.*not called"),
     "used elsewhere": (branches(lambda net, x: net.a(x) @ net.b.weight), VEC, "'b'.*not called"),
     "examples folded": (branches(fold), (2, 4), "'a'.*first axis"),
     "changed input": (branches(lambda net, x: net.b(net.a(x)) + x.relu_()), VEC, "'a'.*in place"),
     "not logits": (lambda: nn.Linear(4, 3), (2, 4), r"must return logits \(3, classes\)"),
-    "no parameters": (nn.ReLU, VEC, "it has no parameters"),
+    "no parameters": (nn.ReLU, VEC, "it has no trained parameters"),
 }
 
 

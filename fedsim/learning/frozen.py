@@ -1,0 +1,98 @@
+"""Which parameters are trained: the others never cross the wire; every process has them from its own files.
+
+A frozen parameter is part of the model and not of the Layout. Its values come from where the model comes from
+(a seed, a user's file), so every process makes them itself; their digest, which a run's manifest has, says
+that all have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from hashlib import sha256
+
+from torch import Tensor, nn
+
+from fedsim.errors import UsageError
+
+
+def freeze(module: nn.Module, train: str = "", freeze: str = "") -> None:
+    """Set requires_grad of all parameters, in place.
+
+    Args:
+        module: The model. What it has frozen itself stays frozen, unless `train` names it.
+        train: Comma-separated patterns of names, with * and ?; only what fits one is trained. '': all.
+        freeze: The same; what one of them fits is not trained.
+
+    Raises:
+        UsageError: If a pattern fits no parameter, or if nothing is left to train.
+    """
+    parameters = dict(module.named_parameters())
+    trained, frozen = _patterns(train, "--train", parameters), _patterns(freeze, "--freeze", parameters)
+    for name, parameter in parameters.items():
+        if trained:
+            parameter.requires_grad_(_fits(name, trained))
+        if _fits(name, frozen):
+            parameter.requires_grad_(False)
+    if not any(p.requires_grad for p in parameters.values()):
+        raise UsageError("no parameter of the model is left to train; see fedsim describe --model")
+
+
+def _patterns(text: str, option: str, names: dict[str, nn.Parameter]) -> tuple[str, ...]:
+    patterns = tuple(pattern.strip() for pattern in text.split(",") if pattern.strip())
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            few = ", ".join(list(names)[:8])
+            raise UsageError(f"{option} {pattern!r} fits no parameter of the model; it has {few}, ...")
+    return patterns
+
+
+def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def frozen_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Frozen parameters and the buffers of frozen modules, by name."""
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            yield name, parameter.detach()
+    for prefix, part in module.named_modules():
+        if is_frozen(part):
+            for name, buffer in part.named_buffers(recurse=False):
+                yield f"{prefix}.{name}".lstrip("."), buffer
+
+
+def frozen_digest(module: nn.Module) -> str:
+    """sha256 over names, shapes and values of what is frozen; '' if nothing is."""
+    hashed, empty = sha256(), True
+    for name, tensor in frozen_tensors(module):
+        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        hashed.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        empty = False
+    return "" if empty else hashed.hexdigest()
+
+
+def is_frozen(part: nn.Module) -> bool:
+    """Whether a module has parameters of its own, none of which is trained."""
+    own = list(part.parameters(recurse=False))
+    return bool(own) and not any(p.requires_grad for p in own)
+
+
+def kept_in_evaluation(module: nn.Module) -> list[nn.Module]:
+    """The frozen modules with floating-point buffers: training mode would change their running statistics.
+
+    Raises:
+        UsageError: If a module that is trained has such buffers.
+    """
+    kept = []
+    for name, part in module.named_modules():
+        if not any(b.is_floating_point() for b in part.buffers(recurse=False)):
+            continue
+        if not is_frozen(part):
+            raise UsageError(
+                f"the model has floating-point buffers (running statistics) in {name or 'itself'}, which "
+                "would be state outside the parameter vector; use GroupNorm or LayerNorm instead of "
+                "BatchNorm, or freeze it (--freeze)"
+            )
+        kept.append(part)
+    return kept
