@@ -28,7 +28,7 @@ from launch.runs.summary import Start, write_model
 from launch.runs.writer import RunDir
 from launch.stop_signals import StopRequested
 from launch.terminal import counted
-from launch.worker_count import chosen
+from launch.worker_count import decide
 from protocols import find
 from workers.coordinator.loop import Coordinator, Outcome
 from workers.coordinator.membership import Timeouts, Workers
@@ -111,7 +111,7 @@ class Session:
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
         remarks: tuple[str, ...] = ()
         if auto:
-            workers, why = chosen(execution.workers, auto, problem)
+            workers, why = decide(execution.workers, auto, problem)
             execution, placements, remarks = replace(execution, workers=workers), placements[:workers], (why,)
         participations = problem.schedule()
         problem.clock  # noqa: B018  (checks the options now)

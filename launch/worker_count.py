@@ -58,7 +58,7 @@ def available_memory() -> int:
         return available
 
 
-def chosen(workers: int, why: str, problem: Problem) -> tuple[int, str]:
+def decide(workers: int, why: str, problem: Problem) -> tuple[int, str]:
     """The number for this problem, and one line on it."""
     fit = by_memory(problem)
     if fit < workers:

@@ -13,7 +13,7 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from launch import worker_count
 from launch.config import AUTO, Overrides
-from launch.worker_count import by_cores, by_memory, chosen
+from launch.worker_count import by_cores, by_memory, decide
 from protocols import find
 from tests.support.commands import fedsim
 
@@ -59,8 +59,8 @@ def test_the_line_names_what_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_count, "by_memory", lambda problem: 3)
     monkeypatch.setattr(worker_count, "available_memory", lambda: 5 * 2**30)
     p = problem("fedavg")
-    assert chosen(2, "2 cores", p) == (2, "workers auto: 2, for there are 2 cores")
-    workers, line = chosen(8, "8 cores", p)
+    assert decide(2, "2 cores", p) == (2, "workers auto: 2, for there are 2 cores")
+    workers, line = decide(8, "8 cores", p)
     assert workers == 3
     assert "5 GiB of memory" in line
     assert "8 cores would allow 8" in line
