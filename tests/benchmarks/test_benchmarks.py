@@ -40,6 +40,11 @@ PRINTS = {
         r"^\| 20 \| \d+ \| [\d.]+ \| \d+ \|",
         r"^\| 2 \| [\d.]+ \| \d+ \| -?\d+ \|",
     ],
+    "holders": [
+        r"^fedlap_cov, a worker at its commit: \d+ bytes a parameter \(network 8, start 4, state 24,",
+        r"^ivon_admm, the coordinator after a fold: \d+ bytes a parameter \(",
+        r"^fedavg, a state on the disk: 8 bytes",
+    ],
     "ivon_cost": [r"^ivon-opt +\d+ us", r"^ours, duals / adam: [\d.]+ "],
     "model_size": [
         r"^fedavg: ratio [\d.]+ ",
