@@ -31,7 +31,7 @@ def launch(out: Path, *arguments: str) -> Result:
         (["--codec", "mean=bf17"], "did you mean 'bf16'"),
         (["--codec", "sideways.mean=bf16"], "the direction is"),
         (["--devices", "cuda:7"], "--devices cuda:7"),
-        (["--workers", "-1"], "workers = -1"),
+        (["--workers", "-1"], "--workers -1: give a number of at least 0, or auto"),
         (["--config", "/nowhere.toml"], "/nowhere.toml"),
         (["--partition", "natural"], "natural"),
         (["--model", "cnn_acar"], "cnn_acar"),

@@ -163,7 +163,7 @@ class _Drafts(ClientStates):
         super().__init__(folder, original.kind)
         self._original = original
 
-    def read(self, client: int, version: int) -> bytes:
+    def mapped(self, client: int, version: int) -> memoryview:
         if self.path(client, version).exists():
-            return super().read(client, version)
-        return self._original.read(client, version)
+            return super().mapped(client, version)
+        return self._original.mapped(client, version)

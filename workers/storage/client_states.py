@@ -57,7 +57,7 @@ class ClientStates:
         if hit is not None:
             return hit[0]
         owner = f"the state of client {client}, {self.path(client, version)}"
-        return decode_state(self.kind, self._mapped(client, version), owner)
+        return decode_state(self.kind, self.mapped(client, version), owner)
 
     def read(self, client: int, version: int) -> bytes:
         """Return the bytes of a state's file.
@@ -65,11 +65,9 @@ class ClientStates:
         Raises:
             DiskError: If it cannot be read.
         """
-        path = self.path(client, version)
-        with disk_errors(f"the state of client {client}, {path}"):
-            return patiently(path.read_bytes)
+        return bytes(self.mapped(client, version))
 
-    def _mapped(self, client: int, version: int) -> memoryview:
+    def mapped(self, client: int, version: int) -> memoryview:
         """Return a state's file as read-only memory, of which decoding copies each tensor once.
 
         Raises:
