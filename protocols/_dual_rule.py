@@ -171,7 +171,7 @@ class DualRule:
         for k, sent in ups:
             total = by_blocks(self._times_change, total, sent, q, k, out=total)
             if self.silent == "participants":
-                product = sent if product is None else by_blocks(mul, product, sent, out=product)
+                product = sent**1 if product is None else by_blocks(mul, product, sent, out=product)
             count += 1
         step = by_blocks(self.server_step, prior, total, MeanFactor(product, count))
         new = proper(project(step), "the global posterior q_g")

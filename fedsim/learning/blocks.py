@@ -36,17 +36,15 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
     size = max((t.numel() for t in tensors), default=0)
     if size <= BLOCK or not all(_can_be_cut(t, size) for t in tensors):
         return formula(*values)
-    whole: list[Tensor] = []
-    result: Any = out
-    if out is not None:
-        whole = _tensors(out)
+    whole: list[Tensor] = [] if out is None else _tensors(out)
+    result: Any = None
     for at in range(0, size, BLOCK):
         part = slice(at, at + BLOCK)
         block = formula(*(_cut(value, part) for value in values))
         pieces = _tensors(block)
         if result is None:
-            result = block
-            whole = [t.new_empty(size) if t.dim() else t for t in pieces]
+            result = block  # for its numbers; its tensors are replaced
+            whole = whole or [t.new_empty(size) if t.dim() else t for t in pieces]
         for vector, piece in zip(whole, pieces, strict=True):
             if piece.dim():
                 vector[part] = piece
