@@ -38,7 +38,7 @@ def nothing_kept() -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(patch.object(Checkpoints, "commit", lambda *_: None))
         patches.enter_context(patch.object(Journal, "append", lambda *_, **__: None))
-        patches.enter_context(patch("workers.storage.client_states.write_atomically", lambda path, _: 0))
+        patches.enter_context(patch("workers.storage.client_states.write_atomically", lambda *_, **__: 0))
         patches.enter_context(patch("launch.recorder.summarise", lambda *_, **__: SUMMARY))
         yield
 
