@@ -95,14 +95,14 @@ def measure(algo: str, hidden: int, scratch: Path) -> None:
     accounts: dict[str, Account] = {}
 
     def account() -> Account:
-        made = Account(params)
-        made.add("network", problem.net.weights, problem.net.grads)
-        made.add("start", problem.start)
-        made.add("state", held["state"])
-        made.add("broadcast", held["down"])
-        made.leave_out(held["elsewhere"])
-        made.add("cache of states", [state for state, _ in runtime.states._cache.values()])
-        return made
+        counted = Account(params)
+        counted.add("network", problem.net.weights, problem.net.grads)
+        counted.add("start", problem.start)
+        counted.add("state", held["state"])
+        counted.add("broadcast", held["down"])
+        counted.leave_out(held["elsewhere"])
+        counted.add("cache of states", [state for state, _ in runtime.states._cache.values()])
+        return counted
 
     def before_batch(*_: object) -> None:
         if held.get("training"):
