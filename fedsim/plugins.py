@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -50,8 +51,15 @@ def absolute(spec: str) -> str:
     return f"{path}:{name}" if name else str(path)
 
 
+MODEL_MODIFIER = re.compile(r"\+(?=(?:weights|lora):)")
+"""What separates a model from what is added to it (fedsim.model_specs)."""
+
+_FOLDERS = re.compile(r"((?:^hf|\+weights):)[^+,]*/")
+
+
 def short(choice: str) -> str:
-    """A spec for display, mine:Mine; a name of ours as it is."""
+    """A spec for display, mine:Mine; a name of ours as it is, without the folders of a model's files."""
+    choice = _FOLDERS.sub(r"\1", choice)
     if not is_spec(choice):
         return choice
     path, name = path_and_name(choice)
@@ -105,7 +113,7 @@ def sources(choices: Iterable[str]) -> dict[str, str]:
 def computing_choices(experiment: Experiment) -> tuple[str, ...]:
     """The choices of an experiment that every process resolves, and that may name a user's file."""
     e = experiment
-    return (e.algo, e.model, e.dataset, e.partition, *e.codecs.values())
+    return (e.algo, MODEL_MODIFIER.split(e.model)[0], e.dataset, e.partition, *e.codecs.values())
 
 
 def all_choices(experiment: Experiment) -> tuple[str, ...]:

@@ -193,6 +193,17 @@ class Problem:
         """Codecs by direction and field, from `--codec field=codec` or `up.field=codec`."""
         return select_codecs(self.experiment.codecs, self.exchanges, self._stored_as_bytes)
 
+    @property
+    def broadcast_type(self) -> type:
+        """Of the broadcast to which the next one refers, if it does: of an algorithm's only exchange."""
+        kind: type = self.algorithm.exchanges[-1].down
+        return kind
+
+    @cached_property
+    def refers_to_last(self) -> bool:
+        """Whether broadcasts refer to the ones before them."""
+        return any(codec(name).last for name in self.codecs["down"].values())
+
     def unfit(self, candidate: Codec, side: str, field: str, kind: FieldKind) -> str:
         """Why a codec cannot encode this field; '' if it can."""
         return unfit(candidate, side, field, kind, self.exchanges, self._stored_as_bytes)

@@ -104,7 +104,7 @@ class ExecutionOptions(TypedDict, total=False):
     allow_drift: bool
     lease: float
     patience: float
-    durability: Literal["", "process", "power"]
+    durability: Literal["", "process", "power", "none"]
 
 
 class _Launcher(Protocol):

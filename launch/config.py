@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fedsim import plugins, traces
+from fedsim import model_specs, plugins, traces
 from fedsim.errors import UsageError
 from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, parse_setting
 from launch import names
@@ -62,13 +62,14 @@ class Execution:
     allow_drift: Annotated[bool, option("Let workers and machines in that compute other bits.")] = False
     """They are named in manifest, summary and report: what they compute depends on who computes it."""
     durability: Annotated[
-        Literal["", "process", "power"],
+        Literal["", "process", "power", "none"],
         option(
-            "What a finished round survives: kill -9 (process), or a power cut too (power).",
+            "What a round survives: kill -9 (process), also a power cut (power), or a worker's end (none).",
             default="power; process from 4 million parameters on",
         ),
     ] = ""
-    """power syncs a round's files before it counts; process leaves that to the kernel."""
+    """power syncs a round's files before it counts; process leaves that to the kernel; none keeps states in
+    memory, and no run can be gone on with."""
     lease: Annotated[float, option("Replace a worker that hangs for so long.", "SECONDS", gt=0)] = 120.0
     """A worker that computes sends a heartbeat every second from inside its loop, however slow it is."""
     patience: Annotated[float, option("Stop if nothing happens for so long.", "SECONDS", gt=0)] = 3600.0
@@ -218,6 +219,8 @@ def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
 def absolute_users_files(values: Mapping[str, Any]) -> dict[str, Any]:
     """Make FILE.py:NAME of a user's algorithm, data and schedule mean the same in every working directory."""
     changes = {key: absolute_choice(values[key]) for key in USERS if isinstance(values.get(key), str)}
+    if isinstance(values.get("model"), str) and model_specs.is_model_spec(values["model"]):
+        changes["model"] = model_specs.absolute(values["model"])
     spec = values.get("participation")
     if isinstance(spec, str) and not spec.startswith(traces.PREFIX):
         base, modifiers = traces.split(spec)

@@ -17,6 +17,7 @@ from typing import Any
 from fedsim import plugins, traces
 from fedsim.errors import unknown
 from fedsim.experiment import Experiment, dotted
+from fedsim.model_specs import ModelSpec
 from fedsim.specs import Form, number, parse, split_modifiers
 
 FILE = Path(__file__).with_name("names.json")
@@ -74,10 +75,11 @@ def check(experiment: Experiment) -> None:
         UsageError: with the nearest names.
     """
     check_name("algorithms", experiment.algo)
-    check_name("datasets", experiment.dataset)
+    if not experiment.dataset.startswith("hf:"):
+        check_name("datasets", experiment.dataset)
     check_name("partitions", experiment.partition)
     if experiment.model:
-        check_name("models", experiment.model)
+        _check_model(experiment.model)
     check_schedule(experiment.participation)
     for codec in experiment.codecs.values():
         check_name("codecs", codec)
@@ -117,6 +119,18 @@ def check_name(kind: str, spec: str) -> None:
             raise unknown(_LABELS[kind], spec, names(kind))
         return
     parse(spec, _LABELS[kind], _forms(kind))
+
+
+def _check_model(text: str) -> None:
+    """Check the name of a model and what stands behind it.
+
+    Raises:
+        UsageError: Also if a file or a folder does not exist.
+    """
+    spec = ModelSpec.parse(text)
+    if not spec.library:
+        check_name("models", spec.base)
+    spec.files()
 
 
 def check_schedule(spec: str) -> None:

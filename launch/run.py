@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedsim import model_specs
 from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment
 from launch.config import AUTO, Execution
@@ -148,7 +149,7 @@ def launch(
             look_up()
             os.environ.update(environment_for(experiment.numerics))
             if execution.workers and not execution.remote_workers:
-                supervisor.start_server(fresh=embedded)
+                supervisor.start_server(embedded, model_specs.packages(experiment.model))
             else:
                 os.environ.update(ENVIRONMENT)
                 if placements[0].gpu is not None and not execution.workers:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from rich.markup import escape
 
-from fedsim import plugins
+from fedsim import model_specs, plugins
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.participation import Schedule
@@ -39,12 +39,14 @@ from workers.devices import Placement
 from workers.numerics import facts_of_machine, facts_of_process, processor_name
 from workers.probe import probe
 from workers.protocol_messages import WorkerConfig, WorkerManifest, frozen_part
+from workers.storage import memory_folder
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.client_states import ClientStates
 from workers.storage.durability import by_size
 from workers.storage.growing_file import JOURNAL, LEDGER, METRICS, TIMELINE
 from workers.storage.journal import Journal
 from workers.storage.recovery import NOTHING, Recovery, recover
+from workers.storage.shared_frozen import map_frozen, write_frozen
 from workers.storage.upload_archive import uploads_folder
 from workers.transport.eventfd import Wakeup
 from workers.transport.join_credentials import JOIN, JOIN_HERE
@@ -70,6 +72,8 @@ class Session:
     probe: Mapping[str, str] = field(default_factory=dict)
     """The probe digest of this process, by the kind of device."""
     _began: bool = False
+    _memory: Path | None = None
+    """Where states and checkpoints are, with durability = none."""
 
     @property
     def folder(self) -> Path:
@@ -176,6 +180,8 @@ class Session:
         supervisor.changed = recorder.rundir.write_processes
         set_malloc_thresholds()
         try:
+            if self.execution.durability == "none":
+                self._memory = memory_folder.put_in_memory(self.folder)
             if self._own_workers:
                 display.status(f"starting {counted(self.execution.workers, 'worker')}")
             outcome = self._carry_out(wakeup, started)
@@ -192,7 +198,11 @@ class Session:
                 recorder.rundir.discard()
             elif isinstance(e, Interrupted):
                 recorder.write_summary("interrupted", self.start)
-                where = f"interrupted after round {recorder.last_round}; fedsim resume {self.folder} goes on"
+                where = f"interrupted after round {recorder.last_round}; " + (
+                    f"fedsim resume {self.folder} goes on"
+                    if self._memory is None
+                    else "with --durability none nothing is left to go on with"
+                )
                 raise Interrupted(where) from None
             elif self._began or not isinstance(e, StopRequested):
                 error = str(e) if isinstance(e, FedsimError) else repr(e)
@@ -200,6 +210,8 @@ class Session:
             raise
         finally:
             display.stop()
+            if self._memory is not None:
+                memory_folder.remove(self.folder, self._memory)
             recorder.rundir.close()
 
     def _states(self) -> ClientStates:
@@ -233,6 +245,9 @@ class Session:
             pool = recorder.supervisor if self._own_workers else NoWorkerPool(wakeup)
             timeouts = Timeouts(e.join_within, e.lease, e.patience, bool(e.remote_workers))
             keep = uploads_folder(folder) if e.keep_uploads else None
+            if self._own_workers and (shared := write_frozen(problem.net.module, folder)) is not None:
+                closing.callback(shared.unlink, missing_ok=True)
+                map_frozen(problem.net.module, folder)
             lasting = manifest.lasting_digest(self.described)
             coordinator = Coordinator(
                 problem,
@@ -278,7 +293,9 @@ class Session:
         )
         expected = WorkerManifest(
             data,
-            plugins.sources(plugins.computing_choices(e)) | frozen_part(problem.frozen_digest),
+            plugins.sources(plugins.computing_choices(e))
+            | model_specs.sources(e.model)
+            | frozen_part(problem.frozen_digest),
             self._facts(),
             processor_name(),
         )

@@ -8,6 +8,8 @@ by_ivon       learned precision, diagonal: IVON, at the price of SGD ivon_admm, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from fedsim.learning.gaussian import Gaussian, Penalty
@@ -15,7 +17,7 @@ from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.learning.solvers.ivon import IvonMoments, IvonTraining, ivon
 from fedsim.learning.solvers.smoothing import Smoothing
 from fedsim.learning.solvers.von import VonTraining, check_samples, von
-from protocols._dual_rule import clipped_cavity, restored
+from protocols._dual_rule import ClippedCavity, clipped_cavity, restored
 from protocols._site_algorithm import LocalProblem, SiteFit
 from protocols._site_messages import Covariance, check_covariance
 
@@ -79,14 +81,32 @@ def by_von(
 
 
 def by_ivon(
-    problem: LocalProblem, cavity: Gaussian, how: IvonTraining, *, penalty: float, cap_dual: bool, tau: float
+    problem: LocalProblem,
+    cavity: Callable[[], Gaussian],
+    how: IvonTraining,
+    *,
+    penalty: float,
+    cap_dual: bool,
+    tau: float,
 ) -> SiteFit:
     """The client's problem in the units of Algorithm 2 (Moellenhoff et al. v2, App. D.4), solved by IVON:
-    the mean loss, lambda = N_k / (rho tau), and tau / N_k of the dual."""
+    the mean loss, lambda = N_k / (rho tau), and tau / N_k of the dual.
+
+    The cavity and what follows from it are computed before and after the training, and not kept in between:
+    eight vectors of P in float64.
+    """
     client, q, shard, task = problem.client, problem.q, problem.shard, problem.task
     assert client.moments is None or isinstance(client.moments, IvonMoments)
-    clipped = clipped_cavity(cavity, q, problem.site, penalty)
-    dual = q**penalty / clipped.factor if cap_dual else problem.site
+
+    def clipped() -> ClippedCavity:
+        return clipped_cavity(cavity(), q, problem.site, penalty)
+
+    def dual_and_info() -> tuple[list[Gaussian], dict[str, float]]:
+        bounded = clipped()
+        dual = q**penalty / bounded.factor if cap_dual else problem.site
+        return [dual ** (tau / shard.size)], {"dual_slack": bounded.slack, "capped": float(bounded.capped)}
+
+    dual, info = dual_and_info()
     fit = ivon(
         shard,
         problem.start,
@@ -96,14 +116,13 @@ def by_ivon(
         prior_mean=q.mean,
         prior_precision=torch.as_tensor(q.precision),
         ess=shard.size / (penalty * tau),
-        dual=dual ** (tau / shard.size),
+        dual=dual.pop(),  # so that the solver can give it back
         h0=None if problem.task.started else how.h0,
         moments=client.moments,
     )
     local = Gaussian.at(fit.solution.mean, fit.solution.precision)
     if cap_dual:
-        local = restored(local, clipped, q, penalty, fit.info["moved"])
-    info = {"dual_slack": clipped.slack, "capped": float(clipped.capped)}
+        local = restored(local, clipped(), q, penalty, fit.info["moved"])
     return SiteFit(local, fit.loss, fit.carried, info)
 
 

@@ -108,5 +108,9 @@ class IvonADMM(SiteAlgorithm):
         return rho_server, at.value(self.gamma)
 
     def solve(self, problem: LocalProblem) -> SiteFit:
-        rho, cavity = self.penalty(problem.at), self.cavity(problem.q, problem.site, problem.at)
+        rho = self.penalty(problem.at)
+
+        def cavity() -> Gaussian:
+            return self.cavity(problem.q, problem.site, problem.at)
+
         return by_ivon(problem, cavity, self.local, penalty=rho, cap_dual=self.cap_dual, tau=self.tau)

@@ -1,12 +1,13 @@
 """Every message that the coordinator and a registered worker exchange, as an envelope and back.
 
-    coordinator -> worker    welcome, state, task (or gone), evaluate, stop
+    coordinator -> worker    welcome, state, last, task (or gone), evaluate, stop
     worker -> coordinator    ready, alive, draft, upload (or absent), score, failed
 
 A task is answered with an upload, and a client that drops out after the download (gone) with absent. Remote
 workers do not share the run's folder: state carries a client's state to them before the task that starts from
-it, and draft carries the next state back before the upload. In a real federation a client keeps its own
-state, so both are simulation traffic.
+it, and draft carries the next state back before the upload. Where broadcasts refer to the ones before them,
+last carries one to a worker that does not have it. In a real federation a client keeps its own state and its
+last broadcast, so all three are simulation traffic.
 
 The envelopes of a connection's beginning are in workers.transport.handshake.
 """
@@ -176,6 +177,12 @@ def task_of(envelope: Envelope) -> TaskId:
 def state(of: Header, data: bytes) -> Envelope:
     """Return the message with the client state, encoded as in its file, from which the task `of` starts."""
     return _answer("state", of, *blob("state", data))
+
+
+def last_broadcast(of: Header, round: int, payload: Payload) -> Envelope:
+    """Return the message with the broadcast of an earlier round, to which that of the task `of` refers."""
+    header = msgspec.structs.replace(of, kind="last", base=round, fields=payload.fields)
+    return pack(header, payload.frames)
 
 
 def draft(of: Header, data: bytes) -> Envelope:

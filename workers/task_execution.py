@@ -7,7 +7,8 @@ from typing import Any
 
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
-from fedsim.wire.envelope import Payload, decode_own, encode, references
+from fedsim.wire.envelope import Payload, decode_own, encode
+from fedsim.wire.message_context import codec_stream, of_upload
 from fedsim.wire.schema import map_tensors
 
 
@@ -50,9 +51,9 @@ def execute(problem: Problem, of: TaskId, state: Any, down: Any, folds: int, ask
         task,
     )
     draft, up = map_tensors(draft, lambda t: t.cpu()), map_tensors(up, lambda t: t.cpu())
-    refs = references(down)
-    payload = encode(up, codecs, dims, refs, layout)
+    context = of_upload(down, codec_stream(problem.experiment.seed, of.round, of.exchange, of.client))
+    payload = encode(up, codecs, dims, context, layout)
     kind = problem.exchange(of.round, of.exchange).up
-    decoded: Any = decode_own(kind, payload, codecs, dims, refs, layout)
+    decoded: Any = decode_own(kind, payload, codecs, dims, context, layout)
     committed = algorithm.client_commit(draft, down, decoded, replace(task, start=problem.start))
     return TaskResult(draft, up, payload, decoded, committed)

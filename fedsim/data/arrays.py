@@ -1,9 +1,10 @@
 """The arrays of a data set: what a reader makes, what they must look like, and their digest.
 
     likelihood    inputs (n, *shape)    targets
-    categorical   float32 or uint8      (n,) int64, 0..C-1
+    categorical   float32, uint8, int32 (n,) int64, 0..C-1
     bernoulli     float32 or uint8      (n, C) uint8, 0 or 1
     tokens        int32 or int64 ids    (n, *shape) int64, -1..C-1 (fedsim/data/vocabulary.py)
+    token_classes int32 or int64 ids    (n, *shape) int64, -1..C-1
     gaussian      float32 or uint8      (n, C) float32
 
 The likelihoods are those of fedsim/learning/likelihoods.py. A reader of one file format makes the arrays, and
@@ -71,9 +72,10 @@ _NUMBERS = ("float32", "uint8")
 
 ARRAY_RULES: Mapping[str, ArrayRules] = MappingProxyType(
     {
-        "categorical": ArrayRules(_NUMBERS, "int64", 2),
+        "categorical": ArrayRules((*_NUMBERS, "int32"), "int64", 2),
         "bernoulli": ArrayRules(_NUMBERS, "uint8", 1),
         "tokens": ArrayRules(("int32", "int64"), "int64", vocabulary.SPECIALS + 1),
+        "token_classes": ArrayRules(("int32", "int64"), "int64", 2),
         "gaussian": ArrayRules(_NUMBERS, "float32", 1),
     }
 )
@@ -102,7 +104,7 @@ def checked(
             raise DataError(
                 f"{owner}: {len(inputs)} {part} inputs but {len(targets)} labels; they do not belong together"
             )
-        row = {"categorical": (), "tokens": shape}.get(likelihood, (classes,))
+        row = {"categorical": (), "tokens": shape, "token_classes": shape}.get(likelihood, (classes,))
         if targets.shape[1:] != row:
             raise DataError(
                 f"{owner}: the {part} targets have shape {targets.shape[1:]} each; {likelihood} targets of "
@@ -121,7 +123,7 @@ def checked(
 
 
 def _check_labels(what: str, targets: Array, classes: int, likelihood: str) -> None:
-    lowest = vocabulary.NO_TARGET if likelihood == "tokens" else 0
+    lowest = vocabulary.NO_TARGET if likelihood in ("tokens", "token_classes") else 0
     highest = 1 if likelihood == "bernoulli" else classes - 1
     if targets.min() < lowest or targets.max() > highest:
         raise DataError(f"{what} reach {_reach(targets)}, not {lowest} to {highest}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from fedsim import plugins
 from fedsim.data.arrays import ARRAY_RULES, REQUIRED, Array, Arrays, check_array, checked
 from fedsim.data.cache import cached
 from fedsim.data.catalogue import DATASETS, DatasetInfo
-from fedsim.data.readers import cifar, credit, digits, heart, idx, stackoverflow, tff
+from fedsim.data.readers import cifar, credit, digits, heart, hub, idx, stackoverflow, tff
 from fedsim.errors import DataError, UsageError, unknown
 from fedsim.specs import parse, whole
 
@@ -52,7 +53,8 @@ class Dataset:
 
 def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     """The data set `name` of DATASETS from `data_dir` (default: $FEDSIM_DATA), or path/to/file.py:NAME, a
-    Dataset or a callable without arguments that returns one. NAME:CLIENTS reads that many clients of a
+    Dataset or a callable without arguments that returns one, or hf:FOLDER (fedsim.data.readers.hub).
+    NAME:CLIENTS reads that many clients of a
     data set that is not read whole (DatasetInfo.clients).
 
     Raises:
@@ -61,6 +63,8 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     """
     if plugins.is_spec(name):
         return _users(name)
+    if name.startswith(hub.PREFIX):
+        return _of_hub(name, data_dir)
     info = _selected(name)
     if not info.files:
         arrays = digits.read_digits(digits.digits_file())
@@ -81,6 +85,27 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
         centres=arrays.get("centres"),
         likelihood=info.likelihood,
     )
+
+
+def _of_hub(spec: str, data_dir: Path | None) -> Dataset:
+    root = data_dir if data_dir is not None else os.environ.get("FEDSIM_DATA") or None
+    described = hub.HubDataset.parse(spec, Path(root).expanduser() if root else None)
+    options = hashlib.sha256(spec.encode()).hexdigest()[:8]
+    arrays = cached(f"hf-{described.folder.name}-{options}", described.files(), described.read)
+    classes, scale = (float(value) for value in arrays["facts"])
+    likelihood = hub.likelihood_of(arrays["train_targets"])
+    dataset = Dataset(
+        spec,
+        arrays["train_inputs"],
+        arrays["train_targets"],
+        arrays["test_inputs"],
+        arrays["test_targets"],
+        int(classes),
+        scale,
+        arrays.get("centres"),
+        likelihood,
+    )
+    return _checked(dataset, f"data set hf:{described.folder.name}")
 
 
 def _selected(name: str) -> DatasetInfo:
@@ -167,7 +192,7 @@ def _public(info: DatasetInfo, arrays: Arrays) -> Arrays:
 
 
 def _users(spec: str) -> Dataset:
-    """The data set of a user's file, with everything checked that an experiment relies on."""
+    """The data set of a user's file."""
     dataset, owner = plugins.load(spec, "--dataset"), f"--dataset {plugins.short(spec)}"
     if callable(dataset):
         with plugins.user_code_errors(spec, "--dataset", "calling it"):
@@ -177,6 +202,11 @@ def _users(spec: str) -> Dataset:
             f"{owner} must be a fedsim.data.Dataset, or a function without arguments that returns one; "
             f"it gives a {type(dataset).__name__}"
         )
+    return _checked(dataset, owner)
+
+
+def _checked(dataset: Dataset, owner: str) -> Dataset:
+    """A data set that is not ours, with everything checked that an experiment relies on, read-only."""
     if dataset.likelihood not in ARRAY_RULES:
         raise unknown(f"likelihood of {owner}", str(dataset.likelihood), ARRAY_RULES)
     names = REQUIRED if dataset.centres is None else (*REQUIRED, "centres")
@@ -194,7 +224,7 @@ def _users(spec: str) -> Dataset:
             f"{owner}: train_inputs are {dataset.train_inputs.dtype} but test_inputs "
             f"{dataset.test_inputs.dtype}; they share one scale, so make them alike"
         )
-    if dataset.likelihood == "tokens" and dataset.scale != 1:
+    if dataset.likelihood in ("tokens", "token_classes") and dataset.scale != 1:
         raise DataError(f"{owner}: tokens are ids, so scale must be 1, not {dataset.scale!r}")
     if dataset.centres is not None and len(dataset.centres) != len(dataset.train_targets):
         raise DataError(

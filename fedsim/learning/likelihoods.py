@@ -3,6 +3,7 @@
     categorical   outputs (n, C) logits,     targets (n,) int64 classes      cross-entropy
     bernoulli     outputs (n, C) logits,     targets (n, C) 0/1              summed over C tags
     tokens        outputs (n, T, C) logits,  targets (n, T) int64, -1: none  cross-entropy per token
+    token_classes as tokens, with classes of any meaning
     gaussian      outputs (n, C) means,      targets (n, C) float32          1/2 |y - f(x)|^2
 
 Losses are MEANS over the examples of the batch (tokens: over its tokens), in nats; constants are left out.
@@ -16,6 +17,7 @@ worker computes which part. Predictions that count as numbers of examples are wh
                                                                                      macro_f1, recall_at_5,
                                                                                      micro_recall_at_5
     tokens        share of content words (fedsim.data.vocabulary) per token
+    token_classes share of tokens                             per token
     gaussian      None                                        per example, 1/2 |y - f|^2
 
 All whose targets are classes have test_ece and test_brier, too (fedsim.learning.calibration): their tally
@@ -33,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -235,11 +238,12 @@ _TOKENS = 4
 _OF_TOKENS = slice(_TOKENS, _TOKENS + calibration.SIZE)
 
 
-def _tokens_tally(outputs: Tensor, targets: Tensor) -> Tally:
+def _tokens_tally(outputs: Tensor, targets: Tensor, every: bool = False) -> Tally:
+    """With `every`, all targets are content."""
     there = targets >= 0
     log_probabilities, target = outputs[there].log_softmax(dim=1), targets[there]
     nll = F.nll_loss(log_probabilities, target, reduction="sum")
-    content = (target >= 1) & (target <= vocabulary.words(outputs.shape[-1]))
+    content = (target >= 1) & (target <= vocabulary.words(outputs.shape[-1])) | every
     correct = (log_probabilities.argmax(dim=1) == target) & content
     own = (float(len(target)), float(nll), float(content.sum()), float(correct.sum()))
     return (*own, *calibration.of_classes(log_probabilities, target))
@@ -301,6 +305,15 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
                 rows=32,
             ),
             Likelihood(
+                "token_classes",
+                _tokens_loss,
+                lambda classes: _TOKENS,
+                partial(_tokens_tally, every=True),
+                _tokens_numbers,
+                calibration=_OF_TOKENS,
+                rows=32,
+            ),
+            Likelihood(
                 "gaussian",
                 _gaussian_loss,
                 lambda classes: 2,
@@ -311,6 +324,9 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
         )
     }
 )
+
+SEQUENCES = ("tokens", "token_classes")
+"""The likelihoods with outputs at every place of a row of ids."""
 
 CALIBRATION = ("test_ece", "test_brier")
 """Keys of metrics.jsonl that the likelihoods of classes have."""

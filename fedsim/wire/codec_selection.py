@@ -9,6 +9,7 @@ from torch import Tensor
 from fedsim.algorithm import Exchange
 from fedsim.errors import UsageError, unknown
 from fedsim.wire.codecs import Codec, codec
+from fedsim.wire.message_context import SCALES
 from fedsim.wire.schema import TRIANGLE, FieldKind, all_fields, schema
 
 
@@ -83,11 +84,31 @@ def unfit(
             "a broadcast has nothing to refer to, because a client may have missed the last one; "
             f"use it upwards (up.{field})"
         )
+    if candidate.last and side == "up":
+        return f"an upload refers to its broadcast, not to the last one; write {candidate.alone}"
+    if candidate.last and len(exchanges) > 1:
+        return (
+            "+last refers to the broadcast of the round before, and a round of this algorithm has several; "
+            f"write {candidate.alone}"
+        )
+    if candidate.scaled and not all(_has_scale(e, side, field) for e in exchanges):
+        return (
+            f"neither the broadcast nor the message with {field!r} has a precision or curvature of all "
+            "parameters to measure it by; use bf16, which needs none"
+        )
     if candidate.delta and not all(_refers(e, field, kind) for e in exchanges):
         return (
             f"the broadcast has no field {field!r} of the same shape to refer to; use zstd, which needs none"
         )
     return ""
+
+
+def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
+    """Whether every message of an exchange that has `field` goes with a precision of all parameters."""
+    messages = (exchange.down, exchange.up) if side == "up" else (exchange.down,)
+    if field not in {f.name for f in all_fields(messages[-1])}:
+        return True
+    return any(f.name in SCALES and f.kind.dims == ("P",) for m in messages for f in schema(m))
 
 
 def _refers(exchange: Exchange, field: str, kind: FieldKind) -> bool:

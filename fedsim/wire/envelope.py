@@ -7,7 +7,7 @@ come from the schema and the layout, and anything unexpected is a WireError befo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsim.errors import WireError
 from fedsim.learning.params import Layout
-from fedsim.wire.codecs import Spec, codec, pack_or_dense, unpack_checked
+from fedsim.wire.codecs import Codec, Spec, codec, pack_or_dense, unpack_checked
 from fedsim.wire.header import MAX_HEADER as MAX_HEADER
 from fedsim.wire.header import NONE as NONE
 from fedsim.wire.header import VERSION as VERSION
@@ -25,6 +25,7 @@ from fedsim.wire.header import Header as Header
 from fedsim.wire.header import PartHeader as PartHeader
 from fedsim.wire.header import digest as digest
 from fedsim.wire.header import read_header, write_header
+from fedsim.wire.message_context import NOTHING, SCALES, MessageContext, scale_of
 from fedsim.wire.schema import DTYPES, Dims, Field, optional_group, schema, values_of
 
 M = TypeVar("M")
@@ -95,34 +96,46 @@ def _as_tensor(value: Any, field: Field) -> Tensor:
     return torch.tensor(value, dtype=torch.float64).to(dtype)
 
 
-def references(down: object) -> dict[str, Tensor]:
-    """What an upload may refer to: the tensors that every client got in this decoded broadcast."""
-    return {f.name: getattr(down, f.name) for f in schema(type(down)) if f.python is Tensor}
-
-
-def field_spec(f: Field, shape: tuple[int, ...], dtype: str, layout: Layout | None) -> Spec:
+def field_spec(
+    f: Field, shape: tuple[int, ...], dtype: str, layout: Layout | None, context: MessageContext = NOTHING
+) -> Spec:
     """What both sides know of a field: one over the parameters has the model's layers."""
     layers = layout if f.kind.dims == ("P",) else None
-    return Spec.of(shape, DTYPES[dtype], layers, positive=f.kind.positive)
+    stream = replace(context.stream, purpose=f"{context.stream.purpose} {f.name}") if context.stream else None
+    known = Spec.of(shape, DTYPES[dtype], layers, positive=f.kind.positive)
+    return replace(known, scale=context.scale, stream=stream)
+
+
+def reference(selected: Codec, name: str, context: MessageContext) -> Tensor | None:
+    return (context.last if selected.last else context.fields).get(name)
+
+
+def _scaled_last(fields: Sequence[Field], codecs: Mapping[str, str]) -> list[int]:
+    """The places of fields in the order in which they are encoded: the scale before what it measures."""
+    return sorted(range(len(fields)), key=lambda i: codec(codecs.get(fields[i].name, "dense")).scaled)
 
 
 def encode(
     message: object,
     codecs: Mapping[str, str],
     dims: Dims,
-    refs: Mapping[str, Tensor] | None = None,
+    context: MessageContext = NOTHING,
     layout: Layout | None = None,
 ) -> Payload:
     """Encode every field of a message; `codecs` maps field names to codecs (others are dense).
 
-    refs: of an upload, `references` of its broadcast; layout: the layers of fields (P,), else one.
+    context: what the receiver has besides the message; layout: the layers of fields (P,), else one.
 
     Raises:
         WireError: if a tensor's shape is not what its schema and `dims` say (a defect of the algorithm that
             made it).
     """
-    headers, frames = [], []
-    for f, value in values_of(message):
+    all_values = values_of(message)
+    headers: dict[int, FieldHeader] = {}
+    frames: dict[int, list[Buffer]] = {}
+    scales = any(codec(c).scaled for c in codecs.values())
+    for place in _scaled_last([f for f, _ in all_values], codecs):
+        f, value = all_values[place]
         tensor = _as_tensor(value, f)
         shape = tuple(tensor.shape)
         if not f.fits(shape, dims):
@@ -132,12 +145,18 @@ def encode(
             )
         selected = codec(codecs.get(f.name, "dense"))
         dtype = "u8" if tensor.dtype == torch.uint8 else f.kind.dtype
-        spec = field_spec(f, shape, dtype, layout)
-        name, parts = pack_or_dense(selected, tensor, spec, (refs or {}).get(f.name))
-        frames += [data for _, data in parts]
+        if selected.last and f.name not in context.last:
+            selected = codec(selected.alone)
+        ref, spec = reference(selected, f.name, context), field_spec(f, shape, dtype, layout, context)
+        name, parts = pack_or_dense(selected, tensor, spec, ref)
+        if scales and context.scale is None and f.name in SCALES:  # as the other side will have it
+            seen = codec(name).unpack(tuple(data for _, data in parts), spec, ref)
+            context = replace(context, scale=scale_of(f.name, seen))
+        frames[place] = [data for _, data in parts]
         described = tuple(PartHeader(layer, data.nbytes, digest(data)) for layer, data in parts)
-        headers.append(FieldHeader(f.name, name, dtype, shape, described))
-    return Payload(tuple(headers), tuple(frames))
+        headers[place] = FieldHeader(f.name, name, dtype, shape, described)
+    ordered = range(len(all_values))
+    return Payload(tuple(headers[i] for i in ordered), tuple(b for i in ordered for b in frames[i]))
 
 
 def decode(
@@ -146,12 +165,12 @@ def decode(
     codecs: Mapping[str, str],
     dims: Dims,
     owner: str,
-    refs: Mapping[str, Tensor] | None = None,
+    context: MessageContext = NOTHING,
     layout: Layout | None = None,
 ) -> M:
     """The message of an envelope that unpack has checked, against schema, layout and codecs.
 
-    refs and layout as the sender had them. Tensors are views of the received frames: treat them as read-only.
+    context and layout as the sender had them. Tensors are views of the received frames: they are read-only.
 
     Raises:
         WireError: beginning with `owner`; no partial message is ever returned.
@@ -166,21 +185,30 @@ def decode(
             f"{owner}: fields {names} where {message.__qualname__} has {[f.name for f in expected]}"
         )
     values: dict[str, Any] = {}
-    at = 0
-    for f, h in zip(whole if has_part else expected, headers, strict=True):
+    present = whole if has_part else expected
+    begins = [0]
+    for h in headers:
+        begins.append(begins[-1] + len(h.parts))
+    for place in _scaled_last(present, codecs):
+        f, h, at = present[place], headers[place], begins[place]
         label = f"{owner}: field {f.name!r}"
-        name = codec(codecs.get(f.name, "dense")).name
-        if h.codec not in (name, "dense"):  # dense: what its codec would not have made smaller
-            raise WireError(f"{label} is encoded as {h.codec!r}; this run uses {name!r}")
+        selected = codec(codecs.get(f.name, "dense"))
+        # dense: what its codec would not have made smaller; alone: a broadcast with nothing to refer to
+        if h.codec not in (selected.name, "dense", *([selected.alone] if selected.last else [])):
+            raise WireError(f"{label} is encoded as {h.codec!r}; this run uses {selected.name!r}")
+        sent = codec(h.codec)
         if h.dtype not in f.dtypes:
             raise WireError(f"{label} has dtype {h.dtype!r}; its kind {f.kind.name!r} has {f.kind.dtype!r}")
         if not f.fits(h.shape, dims):
             raise WireError(f"{label} has shape {h.shape}; the model's layout says {f.shape(dims)}")
         frames = envelope.frames[at : at + len(h.parts)]
-        at += len(h.parts)
         parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
-        spec = field_spec(f, h.shape, h.dtype, layout)
-        tensor = unpack_checked(h.codec, parts, spec, label, (refs or {}).get(f.name))
+        spec, ref = field_spec(f, h.shape, h.dtype, layout, context), reference(sent, f.name, context)
+        if sent.last and ref is None:
+            raise WireError(f"{label} refers to the last broadcast, which is not here")
+        tensor = unpack_checked(h.codec, parts, spec, label, ref)
+        if context.scale is None and f.name in SCALES:
+            context = replace(context, scale=scale_of(f.name, tensor))
         values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, label)
     _same_rows(expected, values, owner)
     if part is not None and has_part:
@@ -217,12 +245,30 @@ def decode_own(
     payload: Payload,
     codecs: Mapping[str, str],
     dims: Dims,
-    refs: Mapping[str, Tensor] | None = None,
+    context: MessageContext = NOTHING,
     layout: Layout | None = None,
 ) -> M:
     """What the other side will decode from a payload of ours: both sides compute from that."""
     envelope = Envelope(Header(VERSION, "own", "", fields=payload.fields), b"", payload.frames)
-    return decode(message, envelope, codecs, dims, "own message", refs, layout)
+    return decode(message, envelope, codecs, dims, "own message", context, layout)
+
+
+def without_references(payload: Payload, message: object, dims: Dims, layout: Layout | None) -> Payload:
+    """An encoded broadcast for clients that do not have the last one: what refers to that is sent dense, so
+    that they decode the same values. message: the broadcast as it is decoded."""
+    if not any(codec(f.codec).last for f in payload.fields):
+        return payload
+    dense = encode(message, {}, dims, layout=layout)
+    headers: list[FieldHeader] = []
+    frames: list[Buffer] = []
+    at = there = 0
+    for f, plain in zip(payload.fields, dense.fields, strict=True):
+        own, instead = payload.frames[at:][: len(f.parts)], dense.frames[there:][: len(plain.parts)]
+        refers = codec(f.codec).last
+        headers.append(plain if refers else f)
+        frames += instead if refers else own
+        at, there = at + len(f.parts), there + len(plain.parts)
+    return Payload(tuple(headers), tuple(frames))
 
 
 def blob(name: str, data: bytes) -> tuple[tuple[FieldHeader, ...], tuple[Buffer, ...]]:

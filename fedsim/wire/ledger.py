@@ -24,6 +24,7 @@ KINDS = {
     "evaluate": "simulation",
     "score": "simulation",
     "state": "simulation",
+    "last": "simulation",
     "draft": "simulation",
 }
 """Kinds of envelopes by kind of entry; every other envelope is control. A "gone" envelope is a task, byte for

@@ -16,7 +16,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,13 @@ from torch import Tensor
 from fedsim import plugins
 from fedsim.errors import DiskError, UsageError
 from fedsim.experiment import Experiment
+from fedsim.learning.gaussian import kl_divergence
 from fedsim.problem import Problem
-from fedsim.wire.codecs import CODECS, Codec, Spec, codec
+from fedsim.wire.codecs import CODECS, Codec, CodecFamily, Spec, codec, sz
 from fedsim.wire.codecs.zstd import expanded
-from fedsim.wire.schema import Field, values_of
+from fedsim.wire.envelope import field_spec, reference
+from fedsim.wire.message_context import SCALES, scale_of
+from fedsim.wire.schema import DTYPES, Field, values_of
 from launch.config import Execution
 from launch.json_output import print_json
 from launch.run import launch
@@ -41,6 +44,10 @@ from launch.runs.restored import Message, StoredRun
 
 WIDTH = 110
 """Columns where there is no terminal."""
+STEPS = (0.005, 0.02, 0.25)
+"""Of codecs with a step."""
+BITS = (2, 4, 8)
+"""Of codecs with a number of bits."""
 ROUNDS = 3
 """Of the run that is trained if none is named."""
 
@@ -63,6 +70,7 @@ class Measured:
     values_bytes: int
     dense_bytes: int
     ratio: float
+    bits: float
     encode_mb_s: float | None
     decode_mb_s: float | None
     max_relative_error: float | None
@@ -97,11 +105,13 @@ def codecs(
 
 def _show(run: StoredRun, fractions: Sequence[float], file: Path | None, as_json: bool) -> None:
     client = run.largest_participant()
-    result = [m for message in run.next_messages(client) for m in measured(message, run.problem, fractions)]
+    sent = list(run.next_messages(client))
+    result = [m for message in sent for m in measured(message, run.problem, fractions)]
+    limits = [(m.exchange, bits) for m in sent if (bits := kl_bits(m)) is not None]
     if file is not None:
         write(file, result)
     if as_json:
-        return print_json(document(run, client, result))
+        return print_json(document(run, client, result, limits))
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDTH
@@ -113,13 +123,19 @@ def _show(run: StoredRun, fractions: Sequence[float], file: Path | None, as_json
     )
     console.print()
     console.print(table(result))
+    for exchange, bits in limits:
+        where = f" of exchange {exchange}" if len(sent) > 2 else ""
+        each = bits / p.net.layout.size
+        console.print(f"KL(q_k || q_g) of the upload{where}: {bits:,.1f} bits, {each:.2g} a parameter.")
     for paragraph in FOOTER:
         console.print(paragraph, markup=False)
     return None
 
 
-def document(run: StoredRun, client: int, result: Sequence[Measured]) -> dict[str, Any]:
-    """The table for --json; `codecs` has the columns of --csv."""
+def document(
+    run: StoredRun, client: int, result: Sequence[Measured], limits: Sequence[tuple[int, float]]
+) -> dict[str, Any]:
+    """The table for --json; `codecs` has the columns of --csv. limits: kl_bits by exchange."""
     e, p = run.problem.experiment, run.problem
     return {
         **{key: getattr(e, key) for key in ("algo", "dataset", "model")},
@@ -127,6 +143,7 @@ def document(run: StoredRun, client: int, result: Sequence[Measured]) -> dict[st
         "round": run.round + 1,
         "client": client,
         "examples": p.sizes[client],
+        "kl": [{"exchange": exchange, "bits": bits} for exchange, bits in limits],
         "codecs": result,
     }
 
@@ -139,25 +156,31 @@ def measured(message: Message, problem: Problem, fractions: Sequence[float]) -> 
     for f, x in values_of(message.value):
         if not isinstance(x, Tensor) or not f.kind.dims or not x.numel():
             continue
-        layout = problem.net.layout if f.kind.dims == ("P",) else None
-        spec = Spec.of(tuple(x.shape), x.dtype, layout, positive=f.kind.positive)
-        ref, own = message.refs.get(f.name), codec(problem.codecs[message.side].get(f.name, "dense"))
+        context, own = message.context, codec(problem.codecs[message.side].get(f.name, "dense"))
+        if context.scale is None:
+            own_scales = (scale_of(n, getattr(message.value, n)) for n in SCALES if hasattr(message.value, n))
+            context = replace(context, scale=next((s for s in own_scales if s is not None), None))
+        dtype = next(n for n, d in DTYPES.items() if d is x.dtype)
+        spec = field_spec(f, tuple(x.shape), dtype, problem.net.layout, context)
         for c in _candidates(problem, message.side, f, own, fractions):
-            parts = c.pack(x, spec, ref)
+            ref = reference(c, f.name, context)
+            parts = None if c.last and ref is None else c.pack(x, spec, ref)
             if parts is not None:
                 yield _measure(message, f, x, spec, ref, c, parts, c.name == own.name)
+
+
+def _names(family: CodecFamily, fractions: Sequence[float]) -> list[str]:
+    parameters = fractions if family.fraction else STEPS if family.step else BITS if family.bits else ()
+    return [f"{family.name}:{p!r}" for p in parameters] or [family.name]
 
 
 def _candidates(
     problem: Problem, side: str, field: Field, own: Codec, fractions: Sequence[float]
 ) -> list[Codec]:
     """In the table's order; the run's own codec is one of them."""
-    names = [
-        name
-        for family in CODECS.values()
-        for name in ([f"{family.name}:{p!r}" for p in fractions] if family.fraction else [family.name])
-    ]
-    every = dict.fromkeys([codec(name) for name in names] + [own])
+    names = [name for family in CODECS.values() for name in _names(family, fractions)]
+    compared = [sz.sz(bound) for bound in STEPS] if sz.available() else []
+    every = dict.fromkeys([codec(name) for name in names] + compared + [own])
     return [c for c in every if not problem.unfit(c, side, field.name, field.kind)]
 
 
@@ -192,6 +215,7 @@ def _measure(
         values_bytes=sizes["values"],
         dense_bytes=dense,
         ratio=dense / total,
+        bits=8 * total / x.numel(),
         encode_mb_s=encoding,
         decode_mb_s=decoding,
         max_relative_error=worst,
@@ -224,6 +248,16 @@ def fastest(job: Callable[[], object], budget: float = 0.03, least: int = 3) -> 
 # ---- floors
 
 
+def kl_bits(message: Message) -> float | None:
+    """KL(q_k || q_g) in bits, of an upload's posterior from its broadcast's; None if one of them has none."""
+    q, p = message.value, message.context.fields
+    if not all(isinstance(getattr(q, name, None), Tensor) and name in p for name in ("mean", "precision")):
+        return None
+    if not q.mean.shape == q.precision.shape == p["mean"].shape == p["precision"].shape:
+        return None
+    return kl_divergence(q.mean, q.precision, p["mean"], p["precision"]) / math.log(2)
+
+
 def entropy(counts: np.ndarray) -> float:
     """Bits per symbol of these counts."""
     p = counts[counts > 0] / counts.sum()
@@ -243,6 +277,8 @@ def indices_floor(selected: Codec, spec: Spec) -> float:
 
 def values_floor(selected: Codec, spec: Spec, part: memoryview) -> float:
     """Bytes; see the module."""
+    if selected.entropy is not None:
+        return selected.entropy(part, spec) / 8
     side = selected.side * len(spec.layout.slices)
     count, width = selected.numbers(spec), selected.width or spec.dtype.itemsize
     bound = next(b for b in selected.bounds(spec) if b.layer == "values")
@@ -257,12 +293,16 @@ def values_floor(selected: Codec, spec: Spec, part: memoryview) -> float:
 
 FOOTER = (
     "> the run's own codec. * not smaller than dense, which is sent in its place. Scalars are left out.",
+    "bits: for each value. KL: a sample of q_k could be sent in about as many bits to who has q_g; the "
+    "parameters of q_k, from which duals are computed, need more.",
     "MB/s: of the dense tensor, the fastest of several runs in this process.",
     "error: the largest |x' - x| / |x| over entries that are not 0; the same of the vectors' norms; - exact.",
     "indices / floor: bytes over P H(p) / 8 for p kept of P, summed over layers: the least for positions "
     "independent of each other; real ones are not (whole columns and units are large together).",
     "values / floor: bytes over the entropy of order 0 of the values' bytes, one histogram per byte plane "
-    "(all first bytes, all second bytes, ...). Neighbours alike beat it; of few values it is too low.",
+    "(all first bytes, all second bytes, ...); of sigma, ratio and qsgd over that of their integers, by "
+    "layer; of pco and sz it is not known, and 1. "
+    "Neighbours alike beat it; of few values it is too low.",
 )
 
 
@@ -272,7 +312,7 @@ def table(result: Sequence[Measured]) -> Table:
     out.add_column("field", no_wrap=True)
     out.add_column("codec", no_wrap=True)
     speeds, errors = ("encode\nMB/s", "decode\nMB/s"), ("largest\nerror", "L2\nerror")
-    for name in ("bytes", "ratio", *speeds, *errors, "indices\n/ floor", "values\n/ floor"):
+    for name in ("bytes", "ratio", "bits", *speeds, *errors, "indices\n/ floor", "values\n/ floor"):
         out.add_column(name, justify="right")
     several = any(m.exchange > 1 for m in result)
     for (direction, exchange, name), group in groupby(result, lambda m: (m.direction, m.exchange, m.field)):
@@ -285,6 +325,7 @@ def table(result: Sequence[Measured]) -> Table:
                 f"{'>' if m.of_the_run else ' '} {m.codec}{' *' if m.sent != m.codec else ''}",
                 f"{m.bytes:,}",
                 f"{m.ratio:.2f}" if m.ratio < 100 else f"{m.ratio:.0f}",
+                f"{m.bits:.2f}",
                 _rate(m.encode_mb_s),
                 _rate(m.decode_mb_s),
                 _error(m.max_relative_error),

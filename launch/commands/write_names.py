@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from fedsim import model_specs
 from fedsim.data.catalogue import DATASETS
 from fedsim.data.partitions import PARTITIONS
+from fedsim.data.readers import hub
 from fedsim.experiment import hyperparameter_names
 from fedsim.learning.models.registry import MODELS
 from fedsim.participation import BASES, SPECS
@@ -26,8 +28,12 @@ def text() -> str:
         "algorithms": {kind.name: _algorithm(kind()) for kind in REGISTRY},
         "datasets": {
             d.name: _entry(d.form, f"{d.description}{_needs(d.files)}", d.name) for d in DATASETS.values()
+        }
+        | {
+            "...hf": _entry(Form(hub.FORM.usage), "a local folder of the datasets package (docs/datasets.md)")
         },
-        "models": {m.name: _entry(Form(m.name), m.description) for m in MODELS.values()},
+        "models": {m.name: _entry(Form(m.name), m.description) for m in MODELS.values()}
+        | {f"...{form.name}": _entry(Form(usage), form.help) for usage, form in model_specs.FORMS.items()},
         "partitions": {p.name: _entry(p.form, p.description) for p in PARTITIONS.values()},
         "codecs": {c.name: _entry(c.form, c.description) for c in CODECS.values()},
         "schedules": {

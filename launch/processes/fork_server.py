@@ -31,11 +31,13 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fedsim.errors import DiskError
+from fedsim.errors import DiskError, UsageError
+from fedsim.extras import needed
 
 PR_SET_PDEATHSIG = 1
 ENVIRONMENT = {
@@ -60,13 +62,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def main(fd: int) -> None:
-    """The server's loop; `fd` is its end of the socket pair."""
+def main(fd: int, packages: Sequence[str] = ()) -> None:
+    """The server's loop; `fd` is its end of the socket pair, and `packages` are imported for all workers."""
     link = socket.socket(fileno=fd)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
-    _preload()
+    _preload(packages)
     gc.collect()
     gc.freeze()
     link.send(b'{"ready": true}')
@@ -107,7 +109,7 @@ def _tell(link: socket.socket, message: dict[str, Any]) -> None:
         os._exit(0)
 
 
-def _preload() -> None:
+def _preload(packages: Sequence[str]) -> None:
     """Import what every worker needs before the first fork, and set the BLAS up by one product.
 
     No backward: autograd's engine must not be started before a fork.
@@ -117,6 +119,9 @@ def _preload() -> None:
 
     import workers.worker.remote  # noqa: F401 (and with it workers.worker.main)
 
+    for package in packages:
+        with suppress(UsageError):  # the worker that needs it says so
+            needed(package, "the run's model")
     torch.set_num_threads(1)
     torch.nn.functional.linear(torch.zeros(32, 8), torch.zeros(8, 8))
 
@@ -152,12 +157,14 @@ def _become_worker(spec: dict[str, Any]) -> None:
 class ForkServer:
     """A running fork server: its pid, our end of the link, and what it printed."""
 
-    def __init__(self, fresh: bool = False) -> None:
+    def __init__(self, fresh: bool = False, packages: Sequence[str] = ()) -> None:
         """Start it; the kernel ends it when the calling thread ends.
 
         Args:
             fresh: Always start a new interpreter, which shares nothing with this process.
+            packages: What the workers of this run need besides: imported once, and shared by all.
         """
+        self._packages = tuple(packages)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._output: IO[bytes] = _temporary_file()
         pristine = not fresh and "torch" not in sys.modules and "numpy" not in sys.modules
@@ -190,7 +197,7 @@ class ForkServer:
             self.link.close()
             os.dup2(self._output.fileno(), 1)
             os.dup2(self._output.fileno(), 2)
-            main(theirs.detach())
+            main(theirs.detach(), self._packages)
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
@@ -201,7 +208,7 @@ class ForkServer:
         parent = os.getpid()
         paths = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "launch.processes.fork_server", str(theirs.fileno())],
+            [sys.executable, "-m", "launch.processes.fork_server", str(theirs.fileno()), *self._packages],
             pass_fds=[theirs.fileno()],
             preexec_fn=lambda: die_with_parent(parent),
             stdin=subprocess.DEVNULL,
@@ -245,4 +252,4 @@ def _threads() -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2:])

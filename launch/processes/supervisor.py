@@ -11,7 +11,7 @@ import platform
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -63,10 +63,10 @@ class Supervisor:
 
     # ---- starting
 
-    def start_server(self, fresh: bool = False) -> None:
+    def start_server(self, fresh: bool = False, packages: Sequence[str] = ()) -> None:
         """Start the fork server. Call from the main thread, before anything has imported torch; or as a fresh
         interpreter, from the thread that carries out the run."""
-        self._server = ForkServer(fresh)
+        self._server = ForkServer(fresh, packages)
         self.processes.append(_process("forkserver", 0, self._server.pid, "cpu", ""))
 
     def start_workers(self, specs: list[dict[str, Any]], placements: tuple[Placement, ...]) -> None:

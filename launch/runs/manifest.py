@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim import plugins, traces
+from fedsim import model_specs, plugins, traces
 from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment, convert, resolved_hyperparameters
 from launch.config import Execution
@@ -68,6 +68,7 @@ def described(problem: Problem) -> dict[str, Any]:
         "client_sizes": list(problem.sizes),
         "data": problem.data_digest,
         "sources": plugins.sources(plugins.all_choices(experiment))
+        | model_specs.sources(experiment.model)
         | traces.digest(experiment.participation)
         | ({experiment.link: traces.sha256(experiment.link)} if is_file(experiment.link) else {}),
     }
@@ -181,6 +182,23 @@ class StoredManifest:
         recorded = content.get("experiment_sha256")
         if recorded and recorded != digest(result.described):
             raise DataError(f"{path} was changed: its experiment_sha256 is of another experiment")
+        return result
+
+    @staticmethod
+    def open_states(folder: Path) -> StoredManifest:
+        """Read the manifest of a run whose checkpoints and states are to be read, too.
+
+        Raises:
+            UsageError: if it kept none.
+            DataError, MismatchError: as open.
+        """
+        result = StoredManifest.open(folder)
+        if any(start["execution"].get("durability") == "none" for start in result.starts):
+            raise UsageError(
+                f"{folder} was launched with --durability none: its states and checkpoints were in memory "
+                "and are gone. Its results are there (fedsim report, ledger, compare); to go on or to "
+                "verify, launch it again without"
+            )
         return result
 
     @staticmethod

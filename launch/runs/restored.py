@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fedsim import plugins
+from fedsim import model_specs, plugins
 from fedsim.errors import DataError, DiskError, WireError
 from fedsim.experiment import build_algorithm
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
-from fedsim.wire.envelope import decode_own, encode, references
+from fedsim.wire.envelope import decode_own, encode
+from fedsim.wire.message_context import MessageContext, codec_stream, of_broadcast, of_upload
 from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
 from launch.runs import manifest
@@ -33,13 +33,13 @@ from workers.worker.main import fix_numerics
 
 @dataclass(frozen=True)
 class Message:
-    """A message as it is before any codec, tensors in their dtype on the wire. refs: what an upload may
-    refer to, the decoded broadcast that it answers."""
+    """A message as it is before any codec, tensors in their dtype on the wire. context: what both ends have
+    besides."""
 
     side: str
     exchange: int
     value: Any
-    refs: Mapping[str, Tensor]
+    context: MessageContext
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StoredRun:
             UsageError: if this is no run.
             DataError: if its data or its files are not what they were.
         """
-        opened = StoredManifest.open(folder)
+        opened = StoredManifest.open_states(folder)
         result, described, experiment = opened.content, opened.described, opened.experiment
         algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)  # see Session.prepare
         device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
@@ -69,7 +69,7 @@ class StoredRun:
         for name, now in (("params", problem.net.layout.size), ("client_sizes", list(problem.sizes))):
             if name in described and described[name] != now:
                 raise DataError(f"{folder}: its {name} was {described[name]}; with this data it is {now}")
-        checkpoint = _newest(folder, problem.algorithm.server_type, len(problem.clients))
+        checkpoint = _newest(folder, problem)
         if checkpoint.experiment not in ("", manifest.lasting_digest(described)):
             raise DataError(
                 f"{folder / manifest.NAME} describes another experiment than the one that the checkpoint of "
@@ -102,7 +102,9 @@ class StoredRun:
         if not path.exists():
             return None
         try:
-            read: Checkpoint[Any] = read_checkpoint(path, self.problem.algorithm.server_type)
+            read: Checkpoint[Any] = read_checkpoint(
+                path, self.problem.algorithm.server_type, self.problem.broadcast_type
+            )
         except (DiskError, WireError) as e:
             raise DataError(str(e)) from None
         return read
@@ -158,7 +160,7 @@ class StoredRun:
             facts.append(("device", e.device, self.problem.net.device.type))
         facts.append(("data", was.get("data"), self.problem.data_digest))
         sources = was.get("sources", {})
-        for path, digest in plugins.sources(plugins.all_choices(e)).items():
+        for path, digest in (plugins.sources(plugins.all_choices(e)) | model_specs.sources(e.model)).items():
             facts.append((f"the sha256 of {path}", sources.get(path), digest))
         drift = self.manifest.get("drift", ())
         return [
@@ -197,12 +199,15 @@ class StoredRun:
             part = optional_group(types.down)
             if part is not None:
                 sent = replace(sent, **{part.name: algorithm.broadcast_to(server, client, ctx)})
-            yield Message("down", number, self._plain(sent), {})
-            payload = encode(sent, codecs["down"], dims, layout=layout)
-            down: Any = decode_own(types.down, payload, codecs["down"], dims, layout=layout)
+            seed, last = problem.experiment.seed, self.checkpoint.broadcast
+            context = of_broadcast(last, codec_stream(seed, round, number))
+            yield Message("down", number, self._plain(sent), context)
+            payload = encode(sent, codecs["down"], dims, context, layout)
+            down: Any = decode_own(types.down, payload, codecs["down"], dims, context, layout)
             check_values(down, f"broadcast of round {round}")
             result = execute(problem, TaskId(round, number, client, 0), state, down, folds, 1)
-            yield Message("up", number, self._plain(result.up), references(down))
+            context = of_upload(down, codec_stream(seed, round, number, client))
+            yield Message("up", number, self._plain(result.up), context)
             check_values(result.decoded, f"upload of client {client}")
             if number < len(algorithm.exchanges_in(round)):
                 state = result.committed
@@ -213,12 +218,14 @@ class StoredRun:
         return decode_own(type(message), encode(message, {}, self.problem.dims), {}, self.problem.dims)
 
 
-def _newest(folder: Path, server_type: type, clients: int) -> Checkpoint[Any]:
+def _newest(folder: Path, problem: Problem) -> Checkpoint[Any]:
     """The last checkpoint that can be read: a damaged one falls back to the one before."""
-    damage = ""
+    damage, clients = "", len(problem.clients)
     for path in sorted((folder / "checkpoints").glob("*.checkpoint"), reverse=True):
         try:
-            read: Checkpoint[Any] = read_checkpoint(path, server_type)
+            read: Checkpoint[Any] = read_checkpoint(
+                path, problem.algorithm.server_type, problem.broadcast_type
+            )
         except (WireError, DiskError) as e:
             damage = damage or f" that can be read: {e}"
             continue

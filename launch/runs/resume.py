@@ -41,7 +41,7 @@ class Stored:
             DataError: if its manifest is damaged.
             MismatchError: if it was begun with another wire format.
         """
-        return Stored(StoredManifest.open(folder), drift)
+        return Stored(StoredManifest.open_states(folder), drift)
 
     @property
     def folder(self) -> Path:

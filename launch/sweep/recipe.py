@@ -31,7 +31,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from fedsim import plugins, traces
+from fedsim import model_specs, plugins, traces
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import (
     DEFAULTS,
@@ -247,7 +247,11 @@ class Trial:
         for key in described.keys() - set(FIRST):
             if described[key] == getattr(DEFAULTS, key):
                 del described[key]
+        if model_specs.is_model_spec(self.experiment.model):
+            described["model"] = model_specs.fingerprint(self.experiment.model)
         for key, choice in described.items():  # a user's file by its bytes, wherever it is
+            if key == "model" and model_specs.is_model_spec(self.experiment.model):
+                continue
             if isinstance(choice, str) and plugins.is_spec(choice) and not choice.startswith(traces.PREFIX):
                 described[key] = plugins.fingerprint(choice)
         if described.get("codecs"):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,7 +22,9 @@ from fedsim.experiment import Experiment
 from fedsim.learning.curvature.diagonal_ggn import best_chunk, diagonal_ggn
 from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.params import Layout
+from fedsim.seeds import RandomStream
 from fedsim.wire.codecs import Spec, codec, pack_or_dense
+from fedsim.wire.message_context import scale_of
 from launch.commands.codecs import errors, fastest, indices_floor
 from launch.config import Execution
 from launch.run import launch
@@ -106,10 +108,8 @@ def by_fraction(title: str, x: Tensor, spec: Spec) -> None:
     print(f"\nwhatever p: {', '.join(whole)}")
 
 
-def line(
-    label: str, name: str, x: Tensor, layout: Layout, ref: Tensor | None = None, *, seconds: float = 0.3
-) -> str:
-    selected, spec = codec(name), Spec.of(tuple(x.shape), x.dtype, layout)
+def line(label: str, name: str, x: Tensor, spec: Spec, ref: Tensor | None, seconds: float) -> str:
+    selected = codec(name)
     sent, parts = pack_or_dense(selected, x, spec, ref)
     frames, total = tuple(part for _, part in parts), sum(part.nbytes for _, part in parts)
     assert sent == selected.name
@@ -186,16 +186,20 @@ def tables(result: Trained, plot: Path | None, seconds: float) -> None:
     )
     by_fraction("empirical Fisher", result.fisher, spec)
     by_fraction("diagonal GGN", result.ggn, spec)
+    known = replace(spec, scale=scale_of("curvature", result.ggn), stream=RandomStream(0, "codec"))
     print("\n| tensor | codec | bytes | ratio | encode / decode MB/s |")
     print("|---|---|---|---|---|")
     rows: list[tuple[str, str, Tensor, Tensor | None]] = [
         ("diagonal GGN", name, result.ggn, None)
-        for name in ("csr:0.1", "bitmap:0.1", "best:0.1", "log8", "zstd", "bf16")
+        for name in ("csr:0.1", "bitmap:0.1", "best:0.1", "log8", "zstd", "pco", "bf16", "ratio:0.25")
     ]
-    rows += [("client mean", name, result.mean, result.broadcast) for name in ("zstd", "delta+zstd")]
+    rows += [
+        ("client mean", name, result.mean, result.broadcast)
+        for name in ("zstd", "delta+zstd", "pco", "qsgd:4", "sigma:auto", "sigma:auto+dither")
+    ]
     rows += [("client's change", "topk:0.1", result.mean - result.broadcast, None)]
     for label, name, x, ref in rows:
-        print(line(label, name, x, layout, ref, seconds=seconds), flush=True)
+        print(line(label, name, x, known, ref, seconds), flush=True)
     if plot:
         draw(plot, {"empirical Fisher": result.fisher, "diagonal GGN": result.ggn}, spec)
 

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.slow
 
 RECIPES = Path(__file__).resolve().parents[2] / "docs" / "recipes"
 STUDIES = {
+    "adapters": ("adapters.md", "adapters.png"),
+    "few_bits": ("few_bits.md", "few_bits.png"),
     "fedpa_figure_1": ("fedpa_figure_1.png", "fedpa_figure_1.md"),
     "fedpa_table_1": ("fedpa_table_1.md",),
     "fedpa_figures_3_4": ("fedpa_figures_3_4.png", "fedpa_figures_3_4.md"),

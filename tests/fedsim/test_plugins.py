@@ -312,7 +312,7 @@ def test_a_users_data_set_is_a_function_or_an_object(write: Write) -> None:
     [
         (
             "train_inputs=x.astype(float)",
-            "must be float32 or uint8, not float64; convert it with .astype(numpy.float32)",
+            "must be float32 or uint8 or int32, not float64; convert it with .astype(numpy.float32)",
         ),
         ("train_targets=y[::2].astype(np.int32)", "train_targets must be int64, not int32"),
         ("train_inputs=x[::2].tolist()", "train_inputs must be a numpy array, not a list"),

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from click.testing import CliRunner, Result
 from fedsim.errors import DataError
 from fedsim.experiment import Experiment
 from fedsim.learning.params import Layout, Slice
+from fedsim.seeds import RandomStream
 from fedsim.wire.codecs import CODECS, Spec, codec
 from fedsim.wire.envelope import encode
 from launch.cli import main
@@ -27,7 +29,9 @@ from launch.run import launch
 from launch.runs.restored import StoredRun
 from workers.storage.journal import read_journal
 
-NAMES = sorted(f"{f.name}:0.3" if f.fraction else f.name for f in CODECS.values())
+NAMES = sorted(
+    f"{f.name}:0.3" if f.fraction or f.step else f"{f.name}:4" if f.bits else f.name for f in CODECS.values()
+)
 LAYERS = Layout((Slice("w", (40, 20), 0, 800), Slice("none", (0,), 800, 0), Slice("b", (10,), 800, 10)))
 
 
@@ -57,6 +61,7 @@ def test_positions_are_counted_per_layer() -> None:
 def test_every_codec_says_what_its_values_are(name: str) -> None:
     """Before compression: `side` bytes per layer, then `width` bytes of each value."""
     spec, selected = Spec.of((810,), torch.float32, LAYERS), codec(name)
+    spec = replace(spec, scale=torch.ones(810), stream=RandomStream(0, "codec"))
     x = torch.rand(810, generator=torch.Generator().manual_seed(1)) + 0.1
     parts = dict(selected.pack(x, spec, torch.zeros(810)) or ())
     (bound,) = (b for b in selected.bounds(spec) if b.layer == "values")
@@ -64,8 +69,9 @@ def test_every_codec_says_what_its_values_are(name: str) -> None:
     if bound.least == bound.most:
         assert parts["values"].nbytes == side + size
     else:
-        assert bound.least == side
-    assert side < values_floor(selected, spec, parts["values"]) <= side + size
+        assert bound.least == side or selected.entropy is not None
+    floor = values_floor(selected, spec, parts["values"])
+    assert (side < floor or selected.entropy is not None) and floor <= side + size
 
 
 def test_the_floor_of_values_is_the_entropy_of_their_byte_planes() -> None:
@@ -144,7 +150,10 @@ def test_the_table_of_a_run(run: Path, tmp_path: Path) -> None:
     by = {(r["direction"], r["field"], r["codec"]): r for r in rows}
     assert len(by) == len(rows)
     assert {k[:2] for k in by} == {(d, f) for d in ("down", "up") for f in ("mean", "precision")}
-    assert {c for d, f, c in by if (d, f) == ("up", "mean")} == {"dense", "bf16", "f16", "zstd", "delta+zstd"}
+    assert {c for d, f, c in by if (d, f) == ("up", "mean")} == {
+        *("dense", "bf16", "f16", "zstd", "delta+zstd", "pco", "qsgd:2", "qsgd:4", "qsgd:8"),
+        *(f"{family}:{step}" for family in ("sigma", "sz") for step in (0.005, 0.02, 0.25)),
+    }
     assert not [k for k in by if k[0] == "down" and k[2] == "delta+zstd"]
     csr = by["up", "precision", "csr:0.1"]
     assert int(csr["bytes"]) == 6488 and csr["sent"] == "csr:0.1"
@@ -156,6 +165,8 @@ def test_the_table_of_a_run(run: Path, tmp_path: Path) -> None:
         assert float(r["ratio"]) == pytest.approx(int(r["dense_bytes"]) / int(r["bytes"]))
         assert (r["encode_mb_s"] == "") == (r["codec"] == "dense")
         assert 0 < float(r["values_floor"]) <= int(r["dense_bytes"])
+        assert float(r["bits"]) == 8 * int(r["bytes"]) / 7510
+    assert "KL(q_k || q_g) of the upload: " in done.stdout
 
 
 def test_the_messages_are_those_that_the_run_sends_next(trained: Path, tmp_path: Path) -> None:
@@ -173,11 +184,11 @@ def test_the_messages_are_those_that_the_run_sends_next(trained: Path, tmp_path:
     )
     longer = launch(experiment, Execution(workers=0, devices="cpu", out=str(tmp_path / "run")), quiet=True)
     problem = stored.problem
-    encoded = encode(up.value, problem.codecs["up"], problem.dims, up.refs, problem.net.layout)
+    encoded = encode(up.value, problem.codecs["up"], problem.dims, up.context, problem.net.layout)
     journal = read_journal(longer / "journal")
     (sent,) = (e for e in journal if (e["what"], e.get("round"), e.get("client")) == ("upload", 3, client))
     assert [p.digest for f in encoded.fields for p in f.parts] == sent["xxh3"]
-    assert torch.equal(up.refs["mean"], down.value.mean)
+    assert torch.equal(up.context.fields["mean"], down.value.mean)
 
 
 def test_every_exchange_of_a_round_has_its_messages(tmp_path: Path) -> None:

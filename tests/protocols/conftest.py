@@ -20,7 +20,8 @@ from fedsim.algorithm import Algorithm, Context, Task
 from fedsim.learning.params import Layout
 from fedsim.learning.shards import QuadraticShard
 from fedsim.seeds import RandomStream
-from fedsim.wire.envelope import VERSION, Header, decode, encode, pack, references, unpack
+from fedsim.wire.envelope import VERSION, Header, decode, encode, pack, unpack
+from fedsim.wire.message_context import NOTHING, of_upload
 from fedsim.wire.schema import TRIANGLE, check_values, optional_group
 
 
@@ -140,7 +141,7 @@ class Federation:
             return message
         size, clients = len(self.start), len(self.shards)
         selected, dims = self.codecs[direction], {"P": size, TRIANGLE: size * (size + 1) // 2, "K": clients}
-        refs, layout = None if down is None else references(down), Layout.vector(size)
+        refs, layout = NOTHING if down is None else of_upload(down), Layout.vector(size)
         payload = encode(message, selected, dims, refs, layout)
         sent = pack(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
         envelope = unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")

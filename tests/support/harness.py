@@ -23,8 +23,9 @@ from fedsim.experiment import Experiment, build_algorithm, resolved_hyperparamet
 from fedsim.participation import Participation, Schedule
 from fedsim.problem import Problem
 from fedsim.round_events import Commit
-from fedsim.wire.envelope import VERSION, Envelope, Header, decode, encode, pack, references, unpack
+from fedsim.wire.envelope import VERSION, Envelope, Header, decode, encode, pack, unpack
 from fedsim.wire.ledger import Entry, Ledger
+from fedsim.wire.message_context import NOTHING, MessageContext, of_upload
 from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
 from launch.runs.summary import spread_of
@@ -246,19 +247,19 @@ def envelope_of(
     message: object,
     codecs: Mapping[str, str],
     problem: Problem,
-    refs: Mapping[str, Tensor] | None = None,
+    context: MessageContext = NOTHING,
 ) -> Envelope:
     """The message as it arrives: encoded, and opened from copies of its bytes."""
-    payload = encode(message, codecs, problem.dims, refs, problem.net.layout)
+    payload = encode(message, codecs, problem.dims, context, problem.net.layout)
     sent = pack(Header(VERSION, "task", "run", fields=payload.fields), payload.frames)
     return unpack([bytes(f) for f in (sent.head, *sent.frames)], "here")
 
 
 def carried(message: Any, problem: Problem, direction: str, down: Any = None) -> Any:
     """The message as the other side gets it; `down`: the decoded broadcast that an upload answers."""
-    codecs, refs = problem.codecs[direction], None if down is None else references(down)
-    envelope = envelope_of(message, codecs, problem, refs)
-    return decode(type(message), envelope, codecs, problem.dims, "here", refs, problem.net.layout)
+    codecs, context = problem.codecs[direction], NOTHING if down is None else of_upload(down)
+    envelope = envelope_of(message, codecs, problem, context)
+    return decode(type(message), envelope, codecs, problem.dims, "here", context, problem.net.layout)
 
 
 @dataclass(frozen=True)

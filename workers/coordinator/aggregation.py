@@ -17,7 +17,8 @@ import torch
 
 from fedsim.problem import Problem
 from fedsim.round_events import Open
-from fedsim.wire.envelope import NONE, Envelope, decode, references
+from fedsim.wire.envelope import NONE, Envelope, decode
+from fedsim.wire.message_context import codec_stream, of_upload
 from fedsim.wire.schema import check_values, scalars_of
 
 
@@ -138,7 +139,8 @@ def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = N
     sender = f" from worker {worker}" if worker != NONE else ""
     owner = f"upload of client {h.client} in round {h.round}{sender}"
     kind, layout = problem.exchange(h.round, h.exchange).up, problem.net.layout
-    up: Any = decode(kind, envelope, problem.codecs["up"], problem.dims, owner, references(down), layout)
+    context = of_upload(down, codec_stream(problem.experiment.seed, h.round, h.exchange, h.client))
+    up: Any = decode(kind, envelope, problem.codecs["up"], problem.dims, owner, context, layout)
     check_values(up, owner, problem.experiment.max_norm or math.inf)
     return up
 

@@ -10,11 +10,21 @@ from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.round_events import Give, Open, ScoreChunk
 from fedsim.virtual_clock import ExchangeClock
-from fedsim.wire.envelope import NONE, Envelope, Header, Payload, decode_own, encode
+from fedsim.wire.envelope import (
+    NONE,
+    Envelope,
+    Header,
+    Payload,
+    decode_own,
+    encode,
+    without_references,
+)
 from fedsim.wire.ledger import stream_bytes
+from fedsim.wire.message_context import codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
 from workers import protocol_messages as messages
 from workers.coordinator.task_timeline import Timeline
+from workers.storage.checkpoints import Checkpoint
 from workers.storage.client_states import ClientStates
 from workers.transport.endpoint import Endpoint
 
@@ -60,11 +70,26 @@ class Dispatch:
         self.endpoint = endpoint
         self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
         self.timeline = timeline
-        self._payload = Payload((), ())
+        self._payload, self._complete = Payload((), ()), Payload((), ())
         self._opened = Open(0, 0, (), False)
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
+        self._sent_in = self._last_in = NONE
+        """The rounds of `sent` and of `_last`."""
+        self._last: Any = None
+        self._broadcasts_held: dict[int, set[int]] = {}
+        """The rounds of which every worker has decoded the broadcast."""
         self._models_sent: dict[int, int] = {}
+
+    @property
+    def to_keep(self) -> tuple[Any, int]:
+        """The last broadcast as clients decode it, and its round, if the next one refers to it."""
+        return (self.sent, self._sent_in) if self.problem.refers_to_last else (None, 0)
+
+    def restore(self, checkpoint: Checkpoint[Any] | None) -> None:
+        """Go on behind a committed round: the next broadcast may refer to that round's."""
+        if checkpoint is not None:
+            self.sent, self._sent_in = checkpoint.broadcast, checkpoint.broadcast_round
 
     def encode_broadcast(self, server: Any, command: Open) -> Any:
         """Encode the broadcast of an exchange, once for all its tasks.
@@ -79,15 +104,25 @@ class Dispatch:
         self._opened = command
         ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
         down = problem.algorithm.broadcast(server, ctx)
-        codecs, layout = problem.codecs["down"], problem.net.layout
-        self._payload = encode(down, codecs, problem.dims, layout=layout)
-        self.sent = decode_own(type(down), self._payload, codecs, problem.dims, layout=layout)
+        codecs, layout, dims = problem.codecs["down"], problem.net.layout, problem.dims
+        if problem.refers_to_last:
+            self._last, self._last_in = self.sent, self._sent_in
+        stream = codec_stream(problem.experiment.seed, command.round, command.exchange)
+        context = of_broadcast(self._last, stream)
+        self._payload = encode(down, codecs, dims, context, layout)
+        self.sent, self._sent_in = (
+            decode_own(type(down), self._payload, codecs, dims, context, layout),
+            command.round,
+        )
+        self._complete = without_references(self._payload, self.sent, dims, layout)
         check_values(self.sent, f"the server's broadcast of round {command.round}")
         return self.sent
 
     def give(self, server: Any, give: Give) -> None:
         """Send a task: the broadcast, and behind it the fields that only this client gets."""
-        payload, problem, task = self._payload, self.problem, give.task
+        problem, task = self.problem, give.task
+        has_last = self._last is not None and task.base == problem.version(self._last_in, task.exchange)
+        payload = self._payload if has_last else self._complete
         folds, asked = self._opened.folded_rounds, self._opened.asked
         ctx = problem.context(task.round, task.exchange, folds, asked)
         extra = problem.algorithm.broadcast_to(server, task.client, ctx)
@@ -97,6 +132,8 @@ class Dispatch:
         envelope = messages.task(self.run, self.epoch, task, payload, give.dropout, folds, asked)
         if not give.dropout:
             self._transfer_state(give.worker, envelope.header)
+            if problem.refers_to_last:
+                self._transfer_last(give.worker, envelope.header, has_last)
         self.send(give.worker, envelope, give.retry)
         self.exchange_clock.gave(task.client, stream_bytes(envelope))
         self.timeline.gave(give.worker, task.round, task.exchange, task.client, envelope.header.kind)
@@ -107,6 +144,16 @@ class Dispatch:
             data = self.states.read(of.client, of.base)
             self.send(worker, messages.state(of, data))
             self.replicas.has(worker, of.client, of.base)
+
+    def _transfer_last(self, worker: int, of: Header, needed: bool) -> None:
+        """Send a worker the last broadcast, if a client of its has it and the worker does not: it may have
+        been another worker's client, or this process may be new."""
+        held = self._broadcasts_held.get(worker, set())
+        if needed and self._last_in not in held:
+            payload = encode(self._last, {}, self.problem.dims, layout=self.problem.net.layout)
+            self.send(worker, messages.last_broadcast(of, self._last_in, payload))
+            held = held | {self._last_in}
+        self._broadcasts_held[worker] = {r for r in held if r >= self._last_in} | {of.round}
 
     def give_score(self, score: ScoreChunk, model: Model | None) -> None:
         """Ask a worker to evaluate a chunk; the first request of a round carries the model."""
@@ -128,6 +175,7 @@ class Dispatch:
         if self.replicas is not None:
             self.replicas.forget(worker)
         self._models_sent.pop(worker, None)
+        self._broadcasts_held.pop(worker, None)
         self.timeline.left(worker)
 
     def stop(self, workers: int, farewell: Envelope) -> None:

@@ -26,8 +26,9 @@ class RoundRecords(Protocol):
     def committed(self, command: Commit, server: Any, seconds: float | None) -> None:
         """The round is folded; the next one is not open yet."""
 
-    def written(self, commit: Commit, server: Any) -> None:
-        """The round's files are due; the next one is on its way."""
+    def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
+        """The round's files are due; the next one is on its way. broadcast: of
+        Checkpoint, with its round."""
 
     def model(self, round: int) -> Model | None: ...
 
@@ -59,7 +60,7 @@ class CommandExecutor:
             WireError: If the algorithm's broadcast has values that must not be sent.
             DiskError: If the disk cannot be read or written.
         """
-        committed: list[tuple[Commit, Any]] = []
+        committed: list[tuple[Commit, Any, tuple[Any, int]]] = []
         for command in commands:
             match command:
                 case Open():
@@ -77,11 +78,11 @@ class CommandExecutor:
                     self.aggregation.close()
                 case Commit():
                     self.records.committed(command, self.server, self.dispatch.exchange_clock.close())
-                    committed.append((command, self.server))
+                    committed.append((command, self.server, self.dispatch.to_keep))
                 case Finish():
                     self.finished = True
-        for commit, server in committed:
-            self.records.written(commit, server)
+        for commit, server, broadcast in committed:
+            self.records.written(commit, server, broadcast)
 
     def take_fold(self) -> Fold:
         """Adopt the server's state of the fold that has just ended, and return the fold.

@@ -117,6 +117,7 @@ class Coordinator:
             ReplicaMap() if workers.timeouts.remote else None,
             Timeline(),
         )
+        self.dispatch.restore(before)
         self.records = RunRecords(problem, identity, storage, callbacks, self.dispatch, clock)
         server = before.server if before else algorithm.server_init(problem.context(0, 0))
         self.records.restore(server)

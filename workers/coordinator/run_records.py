@@ -133,7 +133,7 @@ class RunRecords:
         if r:  # the set-up does not change the start model, which is being evaluated
             record.model = self._model(server)
 
-    def written(self, commit: Commit, server: Any) -> None:
+    def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
         """Write a round's files in the order that workers.storage.recovery relies on.
 
         These are its spans and ledger rows, the journal's record, and the checkpoint with their digests.
@@ -153,6 +153,7 @@ class RunRecords:
             commit.folded_rounds,
             (*files, storage.journal.digest),
             storage.experiment,
+            broadcast,
         )
         record.committed = True
         experiment = self.problem.experiment

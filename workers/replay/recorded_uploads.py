@@ -16,7 +16,7 @@ class RecordedUploads:
     def __init__(self, run: Path) -> None:
         self.folder, self.read = uploads_folder(run), 0
 
-    def handle(self, envelope: Envelope) -> Envelope:
+    def handle(self, envelope: Envelope) -> Envelope | None:
         """Return the upload that the run has kept for a task, or absent for a dropout.
 
         Raises:
@@ -26,6 +26,8 @@ class RecordedUploads:
         h = envelope.header
         if h.kind == "gone":
             return absent(h)
+        if h.kind == "last":
+            return None
         path = upload_path(self.folder, h.round, h.exchange, h.client)
         result = read_upload(path, f"the upload of client {h.client} in round {h.round}")
         record, due = _description(result.header), _description(h)

@@ -59,6 +59,7 @@ class RoundReplayer:
             TaskError: If a task or a fold fails; it names client and round.
             FedsimError: Whatever the worker raises.
         """
+        self._dispatch.restore(before)
         machine, records = self._machine(before, last), _Commits(self._endpoint.ledger)
         wakeup, spool = Wakeup(), Spool(self._scratch / "spool")
         aggregation = AggregationThread(self.problem, spool.take, wakeup.set)
@@ -131,11 +132,18 @@ class _Commits:
     def committed(self, command: Commit, server: Any, seconds: float | None) -> None:
         """Do nothing until the round's files would be written."""
 
-    def written(self, commit: Commit, server: Any) -> None:
+    def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
         """Keep the checkpoint."""
         self._ledger.close(commit.round)
         self._checkpoints.append(
-            Checkpoint(commit.round, torch.tensor(commit.versions), server, folds=commit.folded_rounds)
+            Checkpoint(
+                commit.round,
+                torch.tensor(commit.versions),
+                server,
+                folds=commit.folded_rounds,
+                broadcast=broadcast[0],
+                broadcast_round=broadcast[1],
+            )
         )
 
     def model(self, round: int) -> Model | None:

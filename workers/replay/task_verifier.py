@@ -81,21 +81,21 @@ class TaskVerifier:
         self._worker = WorkerRuntime(problem, scratch, run, 0)
         self._worker.states = self._states
 
-    def handle(self, envelope: Envelope) -> Envelope:
+    def handle(self, envelope: Envelope) -> Envelope | None:
         h = envelope.header
-        if h.kind == "gone":
+        if h.kind in ("gone", "last"):
             return self._worker.handle(envelope)
         if self._is_left_out(h):
             self.left_out += 1
             return absent(h)
         reply = self._worker.handle(envelope)
-        if reply.header.kind != "upload":
+        if reply is None or reply.header.kind != "upload":
             return reply
         result = self._result(reply)
         whats = list(self._whats(h, result))
         if whats or self.twice:
             retry = self._worker.handle(envelope)
-            if retry.header.kind != "upload":
+            if retry is None or retry.header.kind != "upload":
                 return retry
             second = next(_apart(result, self._result(retry)), "")
             if whats or second:

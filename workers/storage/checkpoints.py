@@ -28,7 +28,7 @@ from workers.storage.durability import Durability, NoSyncer, Syncer, Written
 from workers.storage.growing_file import LEDGER, FileDigest
 
 Server = TypeVar("Server")
-KEEP: Mapping[Durability, int] = {"power": 3, "process": 2}
+KEEP: Mapping[Durability, int] = {"power": 3, "process": 2, "none": 1}
 """Checkpoints that are kept in any case: the states that they name are what a run has on its disk."""
 DISK_DEADLINE = 120.0
 """Seconds that the disk may take for one checkpoint."""
@@ -45,6 +45,8 @@ class Checkpoint(Generic[Server]):
         folds: How many rounds have folded an upload.
         files: What the run's growing files held when it was committed.
         experiment: The digest of the manifest's experiment.
+        broadcast: The last broadcast as clients decoded it, if the next one refers to it.
+        broadcast_round: The round of that.
     """
 
     round: int
@@ -53,6 +55,8 @@ class Checkpoint(Generic[Server]):
     folds: int = 0
     files: tuple[FileDigest, ...] = ()
     experiment: str = ""
+    broadcast: Any = None
+    broadcast_round: int = 0
 
     @property
     def vouches(self) -> bool:
@@ -73,23 +77,31 @@ class CommittedFiles:
     experiment: str
 
 
-def read_checkpoint(path: Path, server_type: type[Server]) -> Checkpoint[Server]:
+def read_checkpoint(
+    path: Path, server_type: type[Server], broadcast_type: type | None = None
+) -> Checkpoint[Server]:
     """Read a checkpoint; one that an earlier fedsim has written knows only where ledger.csv ends.
+
+    broadcast_type: of the broadcast that it may have.
 
     Raises:
         WireError: if the file is damaged or of another algorithm.
         DiskError: if it is not there.
     """
     data, owner = _bytes(path), f"checkpoint {path}"
-    common = [("round", int), ("versions", Tensor), ("server", server_type)]
-    if "ledger" in state_header(data, owner):
+    common: list[tuple[str, Any]] = [("round", int), ("versions", Tensor), ("server", server_type)]
+    header = state_header(data, owner)
+    if "ledger" in header:
         kind = make_dataclass("Checkpoint", [*common, ("ledger", int), ("folds", int)], frozen=True)
         old: Any = decode_state(kind, data, owner)
         files = (FileDigest(LEDGER, old.ledger, 0, ""),)
         return Checkpoint(old.round, old.versions, old.server, old.folds, files)
-    more = [("folds", int), ("files", tuple[FileDigest, ...]), ("experiment", str)]
+    more: list[tuple[str, Any]] = [("folds", int), ("files", tuple[FileDigest, ...]), ("experiment", str)]
+    if "broadcast" in header:
+        more += [("broadcast", (broadcast_type or server_type) | None), ("broadcast_round", int)]
     read: Any = decode_state(make_dataclass("Checkpoint", [*common, *more], frozen=True), data, owner)
-    return Checkpoint(read.round, read.versions, read.server, read.folds, read.files, read.experiment)
+    known = (read.round, read.versions, read.server, read.folds, read.files, read.experiment)
+    return Checkpoint(*known, getattr(read, "broadcast", None), getattr(read, "broadcast_round", 0))
 
 
 def read_committed_files(path: Path) -> CommittedFiles:
@@ -130,7 +142,7 @@ class Checkpoints:
         """beside: the run's other files that are made durable before a checkpoint is; they may not be there
         yet."""
         self.folder, self.states, self._keep = folder, states, KEEP[durability]
-        self._spares = durability == "process"
+        self._spares = durability != "power"
         """Files are written over: not with durability = power, where an older name may come back."""
         self._kept: deque[Written] = deque()
         self._to_write: queue.SimpleQueue[tuple[Written, Checkpoint[Any]] | None] = queue.SimpleQueue()
@@ -153,13 +165,14 @@ class Checkpoints:
         folds: int = 0,
         files: tuple[FileDigest, ...] = (),
         experiment: str = "",
+        broadcast: tuple[Any, int] = (None, 0),
     ) -> None:
         """Write the checkpoint of a round, and drop what is needed no more: the last KEEP are kept, those
         from round `needed` on (whose models are still to be evaluated), and the newest durable one with what
         it needs; of states, those that any of them names.
 
-        folded: whose versions changed. needed: never less than at an earlier commit. folds, files and
-        experiment are those of Checkpoint.
+        folded: whose versions changed. needed: never less than at an earlier commit. folds, files,
+        experiment and broadcast (with its round) are those of Checkpoint.
 
         Raises:
             DiskError: of an earlier write, or if the disk does not take one.
@@ -171,7 +184,7 @@ class Checkpoints:
         states = {k: self.states.path(k, versions[k]) for k in folded}
         first = round if needed is None else needed
         written = Written(self.path(round), round, versions, states, first)
-        checkpoint = Checkpoint(round, torch.tensor(versions), server, folds, files, experiment)
+        checkpoint = Checkpoint(round, torch.tensor(versions), server, folds, files, experiment, *broadcast)
         self._to_write.put((written, checkpoint))
 
     def close(self, deadline: float = 30.0) -> None:

@@ -22,8 +22,9 @@ from typing import Literal
 from fedsim.errors import DiskError
 from workers.storage.descriptors import patiently
 
-Durability = Literal["process", "power"]
-"""What a committed round survives: the end of any process, however it ends, or a power cut too."""
+Durability = Literal["process", "power", "none"]
+"""What a committed round survives: the end of any process, however it ends; a power cut too; or the end of
+workers only (workers.storage.memory_folder)."""
 LARGE_PARAMETERS = 4_000_000
 """From so many parameters on, the default is process: a state that a client keeps is 64 MB and more, and
 syncing it takes longer than the round (docs/decisions/026-large-models.md)."""

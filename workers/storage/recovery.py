@@ -137,7 +137,9 @@ def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]
     skipped = []
     for path in _checkpoints(folder):
         try:
-            kept[int(path.stem)] = read_checkpoint(path, problem.algorithm.server_type)
+            kept[int(path.stem)] = read_checkpoint(
+                path, problem.algorithm.server_type, problem.broadcast_type
+            )
         except (WireError, DiskError) as e:
             skipped.append(str(e))
     return kept, skipped

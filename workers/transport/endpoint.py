@@ -81,7 +81,7 @@ class Endpoint(ABC):
 class Worker(Protocol):
     """Answers envelopes, as workers.worker.runtime.WorkerRuntime does."""
 
-    def handle(self, envelope: Envelope) -> Envelope: ...
+    def handle(self, envelope: Envelope) -> Envelope | None: ...
 
 
 class Loopback(Endpoint):
@@ -104,6 +104,8 @@ class Loopback(Endpoint):
         if ready or not self._queue:
             return [], ready
         reply = self.runtime.handle(self._queue.popleft())
+        if reply is None:
+            return [], []
         envelope = unpack([reply.head, *reply.frames], "loopback")
         self._book(envelope, 0, "up")
         return [Incoming(0, envelope)], []

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsim import plugins
+from fedsim import model_specs, plugins
 from fedsim.errors import AccessError, ConnectionLost, Interrupted, UsageError, WireError
 from fedsim.experiment import Experiment, build_algorithm, convert
 from fedsim.learning.shards import Shard
@@ -28,6 +28,7 @@ from workers.numerics import facts_of_process, processor_name
 from workers.place import place_of_process
 from workers.portable import check_numerics
 from workers.probe import probe
+from workers.storage.shared_frozen import map_frozen
 from workers.transport.dealer import Connection
 from workers.transport.handshake import Hello, refusal_reason
 from workers.worker.heartbeat import Heartbeat
@@ -101,7 +102,7 @@ def run(spec: dict[str, Any]) -> int:
             return 1
         set_malloc_thresholds()
         announce(connection, runtime)
-        serve(connection, runtime, lambda envelope: [runtime.handle(envelope)])
+        serve(connection, runtime, lambda envelope: [r for r in [runtime.handle(envelope)] if r is not None])
         return 0
     finally:
         connection.close(linger=1.0)
@@ -131,6 +132,7 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
         fix_numerics(experiment.threads, device, experiment.numerics)
         data_dir = Path(config.data_dir) if config.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, device)
+        map_frozen(problem.net.module, Path(config.run_dir))
         warm_up(problem)
         return WorkerRuntime(problem, Path(config.run_dir), run, config.index)
     except Exception as e:
@@ -158,6 +160,7 @@ def announce(
     manifest = messages.WorkerManifest(
         data,
         {(names or {}).get(path, path): sha for path, sha in sources}
+        | model_specs.sources(e.model)
         | messages.frozen_part(problem.frozen_digest),
         facts_of_process(problem.net.device.type, probe(problem)),
         processor_name(),

@@ -272,6 +272,8 @@ class RemoteStateCache:
             states.put(h.client, h.base, bytes(envelope.frames[0]))
             return []
         reply = self.runtime.handle(envelope)
+        if reply is None:
+            return []
         if reply.header.kind != "upload":
             return [reply]
         data = states.read(h.client, self.runtime.problem.version(h.round, h.exchange))

@@ -13,6 +13,7 @@ from fedsim.errors import ConnectionLost, Interrupted, WireError
 from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope, decode
+from fedsim.wire.message_context import NOTHING, MessageContext, codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
 from workers import protocol_messages as messages
 from workers.storage.client_states import ClientStates
@@ -27,9 +28,13 @@ class WorkerRuntime:
         self.states = ClientStates(run_dir / "state", problem.algorithm.client_type)
         self._model: tuple[int, Model] | None = None
         """The model to evaluate, and its round."""
+        self._broadcasts: dict[int, Any] = {}
+        """Of the last rounds, as decoded, if broadcasts refer to the ones before them."""
 
-    def handle(self, envelope: Envelope) -> Envelope:
+    def handle(self, envelope: Envelope) -> Envelope | None:
         """Return the reply: upload, absent, score, or failed with the error and its task.
+
+        None: the envelope needs no reply.
 
         Raises:
             ConnectionLost: If the connection has ended meanwhile, so that nobody waits for the reply.
@@ -42,6 +47,9 @@ class WorkerRuntime:
                 return self._train(envelope)
             if h.kind == "gone":
                 return messages.absent(h)
+            if h.kind == "last":
+                self._keep(h.base, self._decoded(envelope, NOTHING))
+                return None
             if h.kind == "evaluate":
                 return self._evaluate(envelope)
             raise WireError(f"worker {self.index} got an envelope of kind {h.kind!r}")
@@ -53,12 +61,11 @@ class WorkerRuntime:
     def _train(self, envelope: Envelope) -> Envelope:
         began = time.monotonic_ns()
         h, problem = envelope.header, self.problem
-        owner = f"broadcast of round {h.round} to client {h.client}"
-        kind = problem.exchange(h.round, h.exchange).down
-        down: Any = decode(
-            kind, envelope, problem.codecs["down"], problem.dims, owner, layout=problem.net.layout
-        )
-        check_values(down, owner)
+        stream = codec_stream(problem.experiment.seed, h.round, h.exchange)
+        before = max((r for r in self._broadcasts if r < h.round), default=None)
+        last = None if before is None else self._broadcasts[before]
+        down = self._decoded(envelope, of_broadcast(last, stream))
+        self._keep(h.round, down)
         if h.base:
             state = self.states.load(h.client, h.base)
         else:
@@ -67,6 +74,20 @@ class WorkerRuntime:
         self.states.save(h.client, problem.version(h.round, h.exchange), result.committed)
         self.states.forget(h.client, h.base)
         return messages.upload(h, result.payload, (time.monotonic_ns() - began) // 1000)
+
+    def _decoded(self, envelope: Envelope, context: MessageContext) -> Any:
+        h, problem = envelope.header, self.problem
+        owner = f"broadcast of round {h.round} to client {h.client}"
+        kind, codecs = problem.exchange(h.round, h.exchange).down, problem.codecs["down"]
+        down: Any = decode(kind, envelope, codecs, problem.dims, owner, context, problem.net.layout)
+        check_values(down, owner)
+        return down
+
+    def _keep(self, round: int, down: Any) -> None:
+        """Keep this broadcast, and the newest before it, to which tasks of the same round refer."""
+        if self.problem.refers_to_last:
+            self._broadcasts[round] = down
+            self._broadcasts = {r: self._broadcasts[r] for r in sorted(self._broadcasts)[-2:]}
 
     def _evaluate(self, envelope: Envelope) -> Envelope:
         h = envelope.header

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedsim.learning.curvature.diagonal_ggn import contracts, squared_pullback
+from fedsim.learning.likelihoods import SEQUENCES
 from fedsim.learning.params import Net
 
 
@@ -20,7 +21,7 @@ def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor
     By one backward pass and a contraction per layer where all layers have a rule for it, else by vmap.
     """
     net.load(weights)
-    if net.likelihood.name != "tokens" and contracts(net.module):
+    if net.likelihood.name not in SEQUENCES and contracts(net.module):
         return squared_pullback(net.module, inputs, lambda outputs: _uphill(net, outputs, targets))
     net.module.eval()
     values = {name: p.detach() for name, p in net.module.named_parameters() if p.requires_grad}

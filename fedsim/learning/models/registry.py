@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -22,6 +23,9 @@ from torch import Tensor, nn
 
 from fedsim import plugins
 from fedsim.errors import UsageError, unknown
+from fedsim.learning.likelihoods import SEQUENCES
+from fedsim.learning.models.adapters import add_lora, load_weights
+from fedsim.learning.models.library_models import library_model
 from fedsim.learning.models.paper_models import (
     Shape,
     cnn_acar,
@@ -32,6 +36,7 @@ from fedsim.learning.models.paper_models import (
     resnet20,
 )
 from fedsim.learning.models.tff_models import cnn_emnist, lstm, resnet18_gn
+from fedsim.model_specs import ModelSpec, is_model_spec
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ class ModelInfo:
 
 
 def build_model(name: str, shape: Shape, classes: int, likelihood: str = "categorical") -> nn.Module:
-    """The model `name`, or path/to/file.py:NAME, for inputs (n, *shape) and `classes` outputs.
+    """The model `name`, path/to/file.py:NAME, or one of a library, with weights and adapters
+    (fedsim.model_specs), for inputs (n, *shape) and `classes` outputs.
 
     Draws the initialisation from torch's global generator; the caller seeds it.
 
@@ -56,22 +62,42 @@ def build_model(name: str, shape: Shape, classes: int, likelihood: str = "catego
         UsageError: If the name is unknown, the shape is empty, there are too few classes, the model cannot
             take inputs of this shape, its outputs do not suit the likelihood, or a user's own model is wrong.
     """
-    if name not in MODELS and not plugins.is_spec(name):
+    if not is_model_spec(name):
+        return _base(ModelSpec(name), shape, classes, likelihood)[0]
+    spec = ModelSpec.parse(name)
+    spec.files()  # they are missed first
+    module, missing = _base(spec, shape, classes, likelihood)
+    if spec.weights:
+        missing = load_weights(module, Path(spec.weights).expanduser())
+    return add_lora(module, spec.lora, missing, f"model {plugins.short(name)!r}") if spec.lora else module
+
+
+def _base(
+    spec: ModelSpec, shape: Shape, classes: int, likelihood: str
+) -> tuple[nn.Module, frozenset[str] | None]:
+    """The model without what stands behind a +, and which parameters have no pretrained values (None: none
+    have any)."""
+    name = spec.base
+    if name not in MODELS and not plugins.is_spec(name) and not spec.library:
         raise unknown("model", name, MODELS)
     if not shape or any(side < 1 for side in shape):
         raise UsageError(f"model {name!r}: an input shape needs sides of at least 1, got {shape}")
     if likelihood == "categorical" and classes < 2:
         raise UsageError(f"model {name!r}: a classifier needs at least 2 classes, got {classes}")
-    sequence = likelihood == "tokens"
+    sequence = likelihood in SEQUENCES
+    expected = (2, *shape, classes) if sequence else (2, classes)
+    if spec.library:
+        module, missing = library_model(spec, shape, classes, likelihood)
+        return _tried(module, f"model {plugins.short(name)!r}", shape, expected), missing
     if name not in MODELS:
-        return _users_model(name, shape, classes, (2, *shape, classes) if sequence else (2, classes))
+        return _users_model(name, shape, classes, expected), None
     if MODELS[name].sequence is not sequence:
         fit = ", ".join(info.name for info in MODELS.values() if info.sequence is sequence)
         has = "one row of outputs per example" if sequence else "outputs at every place of a sentence"
         raise UsageError(
             f"model {name!r} has {has}, and this data set's targets are {likelihood}; choose from: {fit}"
         )
-    return MODELS[name].build(shape, classes)
+    return MODELS[name].build(shape, classes), None
 
 
 def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.Module:
@@ -89,10 +115,17 @@ def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.M
         module = build(shape, classes)
     if not isinstance(module, nn.Module):
         raise UsageError(f"{owner} must return a torch.nn.Module; it returned a {type(module).__name__}")
-    with (
-        plugins.user_code_errors(spec, "--model", f"a forward pass of two examples of shape {shape}"),
-        torch.no_grad(),
-    ):
+    with plugins.user_code_errors(spec, "--model", f"a forward pass of two examples of shape {shape}"):
+        return _tried(module, owner, shape, expected)
+
+
+def _tried(module: nn.Module, owner: str, shape: Shape, expected: Shape) -> nn.Module:
+    """The same module, once it has given outputs of the expected shape for two blank examples.
+
+    Raises:
+        UsageError: If it has not.
+    """
+    with torch.no_grad():
         out = module.eval()(torch.zeros(2, *shape))
     if not isinstance(out, Tensor) or out.shape != expected:
         came = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"

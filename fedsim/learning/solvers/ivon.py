@@ -152,6 +152,7 @@ def ivon(
         h=h0 or 0.0,
         moments=moments if how.carry else None,
     )
+    del prior_mean, prior_precision, dual  # in float64; the state has what it needs of them
     _check_precision(state.precision())
     order, draws = rng.torch("batches"), rng.torch("ivon")
     eps = torch.empty(len(net.weights))

@@ -14,9 +14,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fedsim.errors import WireError
-from fedsim.specs import Form, number, parse
-from fedsim.wire.codecs import bitmap, csr, float_formats, log8, zstd
+from fedsim.errors import UsageError, WireError
+from fedsim.specs import Form, number, parse, whole
+from fedsim.wire.codecs import bitmap, csr, float_formats, log8, pco, qsgd, sigma, zstd
 from fedsim.wire.codecs.base import Codec, Part, Spec, from_bytes, raw_bytes
 from fedsim.wire.codecs.user_codec import users_codec
 
@@ -36,16 +36,30 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CodecFamily:
-    """A row of the table: one codec, or those that differ in a fraction p."""
+    """A row of the table: one codec, or those that differ in a fraction p, or in a step."""
 
     name: str
     description: str
     make: Callable[..., Codec]
     fraction: bool = False
+    step: str = ""
+    """The letter of a step, a positive number."""
+    bits: bool = False
+    """The parameter is a whole number of bits b."""
+    flags: tuple[str, ...] = ()
+    """What may stand behind it, +FLAG each."""
 
     @property
     def form(self) -> Form:
         """How the codec is written."""
+        if self.step:
+            what = f"the step {self.step}, a positive number, such as {self.name}:0.25"
+            if self.flags:
+                what += f", and behind it {' or '.join('+' + flag for flag in self.flags)}"
+            return Form(self.name, (self.step,), help=what)
+        if self.bits:
+            what = f"b bits, a whole number from {qsgd.FEWEST} to {qsgd.MOST}, such as {self.name}:4"
+            return Form(self.name, ("b",), help=what)
         if not self.fraction:
             return Form(self.name)
         return Form(self.name, ("p",), help=f"the fraction to keep, 0 < p <= 1, such as {self.name}:0.1")
@@ -56,6 +70,8 @@ class CodecFamily:
         return self.form.usage
 
 
+LARGEST_STEP = 16.0
+"""Of sigma and ratio: nothing is left of a posterior long before."""
 _KEEPS = "per layer the largest fraction p and the mean of the rest"
 _SIGNS = "precision and curvature only"
 
@@ -112,6 +128,30 @@ CODECS: Mapping[str, CodecFamily] = {
             "upwards only (up.field)",
             zstd.delta_zstd,
         ),
+        CodecFamily("pco", "lossless: pcodec, which models the numbers", pco.pco),
+        CodecFamily(
+            "qsgd",
+            "unbiased, b bits a value: random rounding in buckets of 512, entropy-coded; upwards of the "
+            "distance from the broadcast; mean, delta and gradient only",
+            qsgd.qsgd,
+            bits=True,
+        ),
+        CodecFamily(
+            "sigma",
+            "steps of c standard deviations from the broadcast, entropy-coded; needs a precision or "
+            "curvature in the broadcast or the message; mean only; auto: a tenth of the message's own change",
+            sigma.sigma,
+            step="c",
+            flags=("dither", "last"),
+        ),
+        CodecFamily(
+            "ratio",
+            "the logarithm of the ratio to the broadcast in steps of e, entropy-coded; relative error at "
+            f"most exp(e / 2) - 1; {_SIGNS}",
+            sigma.ratio,
+            step="e",
+            flags=("last",),
+        ),
     )
 }
 
@@ -128,14 +168,27 @@ def codec(name: str) -> Codec:
 
 @cache
 def _codec(name: str) -> Codec:
+    if name.partition(":")[0] == "sz":
+        raise UsageError(
+            "sz is for comparison only (fedsim codecs): its decoder does not check what it reads; use sigma, "
+            "ratio or qsgd"
+        )
     family_name, arguments = parse(name, "codec", {f.name: f.form for f in CODECS.values()})
     family = CODECS[family_name]
-    if not family.fraction:
+    if family.bits:
+        b = whole(arguments[0])
+        if not qsgd.FEWEST <= b <= qsgd.MOST:
+            raise family.form.misuse("codec", name)
+        return family.make(b)
+    if not family.fraction and not family.step:
         return family.make()
-    p = number(arguments[0])
-    if not 0 < p <= 1:
+    amount, *flags = arguments[0].split("+") if family.flags else arguments
+    if family.name == "sigma" and amount == sigma.AUTO and {*flags} <= {*family.flags}:
+        return family.make(None, **dict.fromkeys(flags, True))
+    p = number(amount)
+    if not 0 < p <= (LARGEST_STEP if family.step else 1) or not {*flags} <= {*family.flags}:
         raise family.form.misuse("codec", name)
-    return family.make(p)
+    return family.make(p, **dict.fromkeys(flags, True))
 
 
 def pack_or_dense(

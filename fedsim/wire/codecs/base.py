@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsim.errors import UsageError, WireError
 from fedsim.learning.params import Layout, Slice
+from fedsim.seeds import RandomStream
 
 Part = tuple[str, memoryview]
 """Layer ('values' or 'indices') and bytes: one frame on the wire."""
@@ -28,13 +29,16 @@ INCREMENTS = frozenset({"delta", "gradient"})
 class Spec:
     """The tensor that both sides know to expect: shape, dtype, and where its layers lie in it.
 
-    positive: the receiver refuses values <= 0, so a codec must not hide one.
+    positive: the receiver refuses values <= 0, so a codec must not hide one. scale: a precision that both
+    sides have, of the same shape, for a codec that is `scaled`. stream: for one that is `noisy`.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     layout: Layout
     positive: bool = False
+    scale: Tensor | None = field(default=None, compare=False, repr=False)
+    stream: RandomStream | None = None
 
     @staticmethod
     def of(
@@ -74,8 +78,11 @@ class Codec:
     """One encoding: a pure pair and the sizes that a receiver checks before it parses anything.
 
     lossy: the decoded tensor may differ from what was packed. kinds: the only kinds of field that it is
-    made for, if not all, and why. delta: both sides need `ref`, a tensor of the same shape that both have.
-    packer gives None for values that it cannot stand for; they are sent dense.
+    made for, if not all, and why. delta: both sides need `ref`, a tensor of the same shape that both have;
+    may_refer: they use it where there is one. scaled: both sides need the spec's scale. noisy: they need its
+    stream. last: `ref` is of the last broadcast, and `alone` the codec for who does not have that.
+    packer gives None for values that it cannot stand for; they are sent dense. entropy: of the part 'values',
+    if that is entropy-coded, the bits of its symbols' zeroth-order entropy.
 
     The part 'values' is, before any compression, `side` bytes per layer, then `width` bytes per value
     (None: as many as its dtype has) of `kept` entries of each layer (None: of all).
@@ -89,9 +96,15 @@ class Codec:
     kinds: frozenset[str] | None = None
     why: str = ""
     delta: bool = False
+    may_refer: bool = False
+    scaled: bool = False
+    noisy: bool = False
+    last: bool = False
+    alone: str = ""
     side: int = 0
     width: int | None = None
     kept: Callable[[int], int] | None = None
+    entropy: Callable[[memoryview, Spec], float] | None = None
 
     def pack(self, x: Tensor, spec: Spec | None = None, ref: Tensor | None = None) -> tuple[Part, ...] | None:
         """The parts of `x`.
@@ -124,7 +137,9 @@ class Codec:
         return sum(self.kept(s.size) if self.kept else s.size for s in spec.layout.slices)
 
     def _checked(self, ref: Tensor | None, spec: Spec) -> Tensor | None:
-        if not self.delta:
+        if not self.delta and not self.may_refer:
+            return None
+        if self.may_refer and (ref is None or tuple(ref.shape) != spec.shape):
             return None
         if ref is None or tuple(ref.shape) != spec.shape:
             raise UsageError(f"codec {self.name!r} needs the same field of the broadcast to refer to")

@@ -14,6 +14,7 @@ from fedsim.learning.gaussian import (
     diagonal,
     identity,
     is_full,
+    kl_divergence,
     packed,
     side_of,
     times,
@@ -304,3 +305,13 @@ def test_the_same_generator_draws_the_same_samples(kind: str) -> None:
 def test_an_improper_factor_cannot_be_sampled(improper: Gaussian) -> None:
     with pytest.raises(TaskError, match="not positive cannot be sampled"):
         next(improper.samples(1, torch.Generator().manual_seed(0)))
+
+
+def test_kl_divergence_is_that_of_torch_and_zero_for_equals() -> None:
+    draws = torch.Generator().manual_seed(8)
+    m, n = torch.randn(2, 50, generator=draws).double()
+    S, T = torch.exp(torch.randn(2, 50, generator=draws)).double()
+    normals = [torch.distributions.Normal(*both) for both in ((m, S**-0.5), (n, T**-0.5))]
+    expected = float(torch.distributions.kl_divergence(*normals).sum())
+    assert kl_divergence(m, S, n, T) == pytest.approx(expected, rel=1e-12)
+    assert kl_divergence(m, S, m, S) == 0.0

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsim.data.arrays import ARRAY_RULES, vocabulary
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihoods import CALIBRATION, EXTRA, LIKELIHOODS, Tally, added, likelihood
+from fedsim.learning.likelihoods import CALIBRATION, EXTRA, LIKELIHOODS, SEQUENCES, Tally, added, likelihood
 from fedsim.problem import Problem
 from protocols.fedavg import FedAvg
 
@@ -36,7 +36,7 @@ def outputs_and_targets(kind: str, n: int = 40) -> tuple[Tensor, Tensor]:
         targets[:3] = 0  # examples without a tag
         targets[:, 4], outputs[:, 4] = 0, -1  # a tag that neither occurs nor is predicted
         return outputs, targets
-    if kind == "tokens":
+    if kind in SEQUENCES:
         outputs = 3 * torch.randn(n, 7, CLASSES, generator=g).double()
         targets = torch.randint(-1, CLASSES, (n, 7), generator=g)
         return outputs, torch.where(targets == vocabulary.PAD, vocabulary.NO_TARGET, targets)

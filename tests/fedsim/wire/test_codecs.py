@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fedsim.errors import UsageError, WireError
 from fedsim.learning.params import Layout, Slice
+from fedsim.seeds import RandomStream
 from fedsim.wire.codecs import CODECS, Spec, codec, from_bytes, pack_or_dense, raw_bytes, unpack_checked
 from fedsim.wire.schema import DTYPES
 
@@ -22,7 +24,9 @@ SMALLEST_NORMAL = {"bf16": 2.0**-126, "f16": 2.0**-14}
 HALF_UNIT = {"bf16": 2.0**-8, "f16": 2.0**-11}
 """Largest relative error of rounding to nearest with 8 and with 11 bits of precision."""
 
-NAMES = sorted(f"{f.name}:0.3" if f.fraction else f.name for f in CODECS.values())
+NAMES = sorted(
+    f"{f.name}:0.3" if f.fraction or f.step else f"{f.name}:4" if f.bits else f.name for f in CODECS.values()
+)
 LOSSY = [n for n in NAMES if codec(n).lossy]
 ONE_SIGN = [n for n in NAMES if codec(n).kinds == {"precision", "curvature"}]
 CHECKED = [n for n in NAMES if codec(n).kinds is not None]
@@ -30,8 +34,10 @@ CHECKED = [n for n in NAMES if codec(n).kinds is not None]
 EXACT_SIZE = ["bf16", "dense", "f16"]
 
 
-def spec_of(x: Tensor) -> Spec:
-    return Spec.of(tuple(x.shape), x.dtype)
+def spec_of(x: Tensor, layout: Layout | None = None) -> Spec:
+    """With a precision of 1 and a stream, for codecs that need them."""
+    scale = torch.ones_like(x, dtype=torch.float32)
+    return replace(Spec.of(tuple(x.shape), x.dtype, layout), scale=scale, stream=RandomStream(0, "codec"))
 
 
 def packed(name: str, x: Tensor, ref: Tensor | None = None, spec: Spec | None = None) -> Any:
@@ -54,11 +60,12 @@ def dense_tensors(draw: Any) -> Tensor:
     return torch.frombuffer(data, dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
 
 
-@pytest.mark.parametrize("name", ["dense", "zstd"])
+@pytest.mark.parametrize("name", ["dense", "zstd", "pco"])
 @fixed
 @given(x=dense_tensors())
-def test_dense_and_zstd_are_exact_bit_for_bit(name: str, x: Tensor) -> None:
-    back = round_trip(name, x)
+def test_lossless_codecs_are_exact_bit_for_bit(name: str, x: Tensor) -> None:
+    selected, parts = pack_or_dense(codec(name), x, spec_of(x))
+    back = unpack_checked(selected, parts, spec_of(x), "x")
     assert (back.shape, back.dtype) == (x.shape, x.dtype)
     assert bytes(raw_bytes(back)) == bytes(raw_bytes(x))
 
@@ -103,7 +110,8 @@ def test_sizes_are_within_the_bounds(name: str, dtype: torch.dtype, shape: tuple
     assert [layer for layer, _ in parts] == [b.layer for b in bounds]
     assert all(b.least <= data.nbytes <= b.most for b, (_, data) in zip(bounds, parts, strict=True))
     back = round_trip(name, x)
-    assert (back.shape, back.dtype) == (x.shape, x.dtype) and torch.equal(back, x)
+    assert (back.shape, back.dtype) == (x.shape, x.dtype)
+    assert ((back - x).abs() <= (0.15 if name.startswith("sigma") else 0)).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -164,7 +172,9 @@ def test_codecs_of_floats_refuse_bytes(name: str) -> None:
 
 
 def test_every_codec_says_where_it_fits() -> None:
-    assert ONE_SIGN == ["best:0.3", "bitmap:0.3", "csr:0.3", "log8"]
+    assert ONE_SIGN == ["best:0.3", "bitmap:0.3", "csr:0.3", "log8", "ratio:0.3"]
+    assert {n for n in NAMES if codec(n).kinds == {"mean"}} == {"sigma:0.3"}
+    assert {n for n in NAMES if codec(n).kinds == {"mean", "delta", "gradient"}} == {"qsgd:4"}
     assert {n for n in NAMES if codec(n).kinds == {"delta", "gradient"}} == {"topk:0.3"}
     assert all((codec(n).kinds is None) == (not codec(n).why) for n in NAMES)
 
@@ -236,7 +246,7 @@ def test_values_that_the_receiver_must_see_are_sent_dense(name: str, bad: float)
     assert pack_or_dense(codec(name), x, spec_of(x))[0] == "dense"
 
 
-@pytest.mark.parametrize("name", [n for n in ONE_SIGN if n != "log8"])
+@pytest.mark.parametrize("name", [n for n in ONE_SIGN if n not in ("log8", "ratio:0.3")])
 @pytest.mark.parametrize("bad", [0.0, -1.0])
 def test_the_mean_hides_no_value_that_is_not_positive(name: str, bad: float) -> None:
     x = torch.arange(1.0, 1001)

@@ -27,9 +27,9 @@ from fedsim.wire.envelope import (
     decode_own,
     encode,
     pack,
-    references,
     unpack,
 )
+from fedsim.wire.message_context import of_upload
 from fedsim.wire.schema import TRIANGLE, Mean, Precision, Scalar, all_fields, check_values
 from launch.cli import main
 from launch.commands.lists import show
@@ -72,12 +72,12 @@ def envelope_of(message: object, codecs: dict[str, str], **label: Any) -> Envelo
 def test_a_letter_decodes_to_what_its_sender_decodes() -> None:
     up = upload()
     down = Down(up.mean * (1 + 1e-5), 1.0)
-    refs = references(down)
-    assert list(refs) == ["mean"]
+    refs = of_upload(down)
+    assert list(refs.fields) == ["mean"]
     codecs = {"mean": "delta+zstd", "precision": "best:0.1"}
     payload = encode(up, codecs, DIMS, refs, LAYOUT)
     own = decode_own(Up, payload, codecs, DIMS, refs, LAYOUT)
-    envelope = envelope_of(up, codecs, refs=refs, layout=LAYOUT)
+    envelope = envelope_of(up, codecs, context=refs, layout=LAYOUT)
     there = decode(Up, envelope, codecs, DIMS, "here", refs, LAYOUT)
     assert torch.equal(own.mean, up.mean) and torch.equal(there.mean, up.mean)
     assert torch.equal(own.precision, there.precision) and not torch.equal(own.precision, up.precision)

@@ -25,7 +25,10 @@ from torch import Tensor
 
 from fedsim.errors import WireError
 from fedsim.learning.params import Layout, Slice
+from fedsim.seeds import RandomStream
+from fedsim.wire.codecs import CODECS as ALL
 from fedsim.wire.envelope import VERSION, Header, decode, digest, encode, pack, unpack
+from fedsim.wire.message_context import MessageContext
 from fedsim.wire.schema import (
     DTYPES,
     Delta,
@@ -73,6 +76,14 @@ CODECS: tuple[dict[str, str], ...] = (
     {"precision": "log8", "delta": "topk:0.1", "logits": "bf16", "inputs": "zstd", "owners": "zstd"},
     {"mean": "delta+zstd", "precision": "csr:0.2", "delta": "zstd", "sums": "bf16", "weights": "f16"},
     {"mean": "zstd", "precision": "bitmap:0.1", "delta": "delta+zstd", "sums": "zstd", "logits": "f16"},
+    {"mean": "sigma:0.01", "precision": "ratio:0.25", "delta": "zstd"},
+    {
+        "mean": "sigma:0.02+dither",
+        "precision": "ratio:1.0",
+        "delta": "qsgd:4",
+        "logits": "pco",
+        "owners": "pco",
+    },
     {"mean": "bf16", "precision": "best:0.1", "delta": "f16", "sums": "delta+zstd", "loss": "f16"},
 )
 
@@ -86,7 +97,9 @@ def draw_up(seed: int) -> Up:
     return Up(*vectors, torch.randn(4, generator=d).double(), torch.randn(7, 4, generator=d), 0.5, True, own)
 
 
-REFS = {name: getattr(draw_up(0), name) for name in ("mean", "delta", "sums")}
+REFS = MessageContext(
+    {name: getattr(draw_up(0), name) for name in ("mean", "delta", "sums")}, stream=RandomStream(0, "codec")
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,7 @@ def test_the_samples_are_sound_and_show_every_codec() -> None:
     for sample in SAMPLES:
         assert received(sample, msgpack.packb(sample.header), list(sample.frames)) is not None
     families = {name.partition(":")[0] for name in CODED}
-    assert families == {"dense", "bf16", "f16", "log8", "csr", "bitmap", "best", "topk", "zstd", "delta+zstd"}
+    assert families == {name.partition(":")[0] for name in ALL}
 
 
 def placements(value: Any, at: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:

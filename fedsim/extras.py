@@ -1,0 +1,24 @@
+"""Packages that only some data sets and models need: optional extras, imported when one needs them."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+from fedsim.errors import UsageError
+
+
+def needed(package: str, owner: str) -> Any:
+    """An optional package. Hugging Face's packages are told not to use the network: a run downloads nothing.
+
+    Raises:
+        UsageError: If it is not installed.
+    """
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        return import_module(package)
+    except ImportError:
+        raise UsageError(
+            f"{owner} needs the package {package}: pip install 'fedsim-wire[models]' (or {package} alone)"
+        ) from None

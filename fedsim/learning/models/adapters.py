@@ -1,0 +1,110 @@
+"""Pretrained weights and low-rank adapters (LoRA) of any model.
+
+A linear layer W (O, I) of the target becomes W x + (alpha / r) B A x. W is frozen; A (r, I) and B (O, r) are
+trained, with B = 0 at the start, so that the start is the model as it was. Convolutions and embeddings have
+the forms that the peft package gives them.
+
+Source: Hu et al. 2021, Sec. 4.1, https://arxiv.org/abs/2106.09685; https://huggingface.co/docs/peft
+(inject_adapter_in_model).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from fedsim.errors import UsageError
+from fedsim.extras import needed
+from fedsim.model_specs import Lora
+
+
+def load_weights(module: nn.Module, path: Path) -> frozenset[str]:
+    """Put the tensors of a safetensors file in place, by name.
+
+    Returns:
+        The names of parameters that the file does not have, or has in another shape, such as a head for other
+        classes: they stay as they are.
+
+    Raises:
+        UsageError: If the file cannot be read, or if no tensor of it fits.
+    """
+    try:
+        values = load_file(path)
+    except (OSError, SafetensorError) as e:
+        raise UsageError(f"model +weights:{path}: no safetensors file can be read there ({e})") from None
+    missing, fits = set(), 0
+    for name, tensor in module.state_dict().items():
+        value = values.get(name)
+        if value is None or value.shape != tensor.shape:
+            missing.add(name)
+            continue
+        with torch.no_grad():
+            tensor.copy_(value)
+        fits += 1
+    if not fits:
+        few = ", ".join(list(values)[:4])
+        raise UsageError(
+            f"model +weights:{path}: no tensor of it fits by name and shape; it has {few}, the model "
+            f"{', '.join(list(module.state_dict())[:4])}"
+        )
+    return frozenset(missing & {name for name, _ in module.named_parameters()})
+
+
+def add_lora(module: nn.Module, lora: Lora, missing: Collection[str] | None, owner: str) -> nn.Module:
+    """Freeze a model and put adapters beside the layers of the target.
+
+    Args:
+        module: The model; it is changed.
+        lora: The adapters.
+        missing: Parameters without pretrained values; None: the model is not pretrained.
+        owner: The model in error texts.
+
+    Raises:
+        UsageError: If a name fits no module, or if parameters would stay frozen at random values beside
+            pretrained ones.
+    """
+    peft = needed("peft", "+lora:")
+    names = [name for name, _ in module.named_modules() if name]
+    for text in (*lora.target, *lora.also):
+        if not any(_ends(name, text) for name in names):
+            leaves = dict.fromkeys(
+                name for name, m in module.named_modules() if name and not list(m.children())
+            )
+            few = ", ".join(list(leaves)[:12])
+            raise UsageError(f"{owner}: +lora: no module's name ends with {text!r}; some are {few}")
+    trained = {
+        name
+        for name, _ in module.named_parameters()
+        if any(_ends(name.rpartition(".")[0], text, inside=True) for text in lora.also)
+    }
+    known = {name for name, _ in module.named_parameters()}  # a tied parameter has one of its names here
+    if left := sorted(known.intersection(missing or ()) - trained):
+        heads = "/".join(dict.fromkeys(name.removeprefix("model.").partition(".")[0] for name in left))
+        raise UsageError(
+            f"{owner}: {', '.join(left[:4])} have no pretrained values and would be frozen at random ones; "
+            f"train them beside the adapters: also={heads}"
+        )
+    config: Any = peft.LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=list(lora.target)
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on layers whose weight is stored as (I, O); peft sees to it
+            adapted: nn.Module = peft.inject_adapter_in_model(config, module)
+    except ValueError as e:
+        raise UsageError(f"{owner}: +lora: {' '.join(str(e).split())[:300]}") from None
+    for name, parameter in adapted.named_parameters():
+        parameter.requires_grad_("lora_" in name or name in trained)
+    return adapted
+
+
+def _ends(name: str, text: str, inside: bool = False) -> bool:
+    """Whether a module's name ends with the text at a dot; `inside`: or one that contains it does."""
+    return f".{name}".endswith(f".{text}") or (inside and f".{text}." in f".{name}.")

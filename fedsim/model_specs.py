@@ -1,0 +1,198 @@
+"""How a model is written: BASE[+weights:FILE][+lora:r=R,target=NAMES,...].
+
+    BASE            a name of fedsim list models, or FILE.py:NAME
+    hf:FOLDER       a model of transformers: a folder with config.json and, if it is pretrained, *.safetensors
+    timm:NAME,...   a model of timm, with keywords of timm.create_model: timm:vit_tiny_patch16_224,img_size=32
+    +weights:FILE   start from this safetensors file where names and shapes fit
+    +lora:...       freeze the model, and train low-rank adapters of its layers
+
+It imports nothing heavy, because options are resolved before the fork server is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from fedsim import plugins
+from fedsim.errors import UsageError, unknown
+from fedsim.plugins import MODEL_MODIFIER, short
+from fedsim.specs import Form, key_values, number, whole
+
+WEIGHTS = Form("weights", ("FILE",), help="a safetensors file to start from")
+LORA = Form(
+    "lora",
+    ("r=R", "target=NAMES", "alpha=A", "dropout=P", "also=NAMES"),
+    3,
+    "where NAMES are ends of module names with / between them",
+)
+
+FORMS: Mapping[str, Form] = {
+    "hf:FOLDER": Form("hf", help="a model of transformers (docs/models.md); adapters and weights as below"),
+    "timm:NAME[,KEY=VALUE,...]": Form("timm", help="a model of timm, keywords of its create_model"),
+    "...+weights:FILE": replace(WEIGHTS, help="start from a safetensors file where names and shapes fit"),
+    "...+lora:r=R,target=NAMES": replace(LORA, help="train adapters of these layers; also=NAMES: and these"),
+}
+"""How models are written that have no name of ours, for `fedsim list models`."""
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters: a layer W of the target computes W x + (alpha / r) B A x, A (r, I) and B (O, r).
+
+    Attributes:
+        rank: r.
+        target: Ends of names of the modules that have an adapter.
+        alpha: The numerator of the scale; r, that is a scale of 1, unless it is given.
+        dropout: Probability of dropout in front of A.
+        also: Ends of names of modules that are trained whole beside the adapters, such as a new head.
+    """
+
+    rank: int
+    target: tuple[str, ...]
+    alpha: float
+    dropout: float = 0.0
+    also: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model in its parts: where it comes from, a file of weights ('': none), adapters (None: none)."""
+
+    base: str
+    weights: str = ""
+    lora: Lora | None = None
+
+    @staticmethod
+    def parse(text: str) -> ModelSpec:
+        """Take a spec apart.
+
+        Raises:
+            UsageError: If a modifier is wrong or stands twice.
+        """
+        base, *modifiers = MODEL_MODIFIER.split(text)
+        spec = ModelSpec(base)
+        for modifier in modifiers:
+            kind, _, rest = modifier.partition(":")
+            if spec.weights if kind == "weights" else spec.lora:
+                raise UsageError(f"model {text!r}: +{kind} stands twice")
+            if not rest:
+                raise (WEIGHTS if kind == "weights" else LORA).misuse("model", f"+{modifier}")
+            spec = replace(spec, weights=rest) if kind == "weights" else replace(spec, lora=_lora(rest))
+        return spec
+
+    @property
+    def library(self) -> str:
+        """'hf' or 'timm' if the model is one of these libraries; else ''."""
+        kind, colon, _ = self.base.partition(":")
+        return kind if colon and kind in ("hf", "timm") else ""
+
+    @property
+    def name(self) -> str:
+        """What stands behind hf: or timm:."""
+        return self.base.partition(":")[2].partition(",")[0]
+
+    @property
+    def keywords(self) -> Mapping[str, str]:
+        """The keywords behind the name of a timm model."""
+        return dict(key_values(self.base.partition(",")[2])) if self.library == "timm" else {}
+
+    def files(self) -> tuple[Path, ...]:
+        """The files of weights and configuration that the model is made of, apart from FILE.py.
+
+        Raises:
+            UsageError: If the folder or the file does not exist.
+        """
+        paths: list[Path] = []
+        if self.library == "hf":
+            folder = Path(self.name).expanduser()
+            if not (folder / "config.json").is_file():
+                raise UsageError(
+                    f"model {self.base!r}: there is no {folder / 'config.json'}. A run downloads nothing: "
+                    "fetch the model first (hf download NAME --local-dir FOLDER) and name its folder"
+                )
+            paths += [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+        if self.weights:
+            if not Path(self.weights).expanduser().is_file():
+                raise UsageError(f"model +weights:{self.weights}: there is no such file")
+            paths.append(Path(self.weights).expanduser())
+        return tuple(paths)
+
+
+def _lora(text: str) -> Lora:
+    values = dict(key_values(text))
+    known = ("r", "target", "alpha", "dropout", "also")
+    for key in values:
+        if key not in known:
+            raise unknown("key of +lora:", key, known)
+    rank, alpha = whole(values.get("r", "")), number(values.get("alpha", values.get("r", "")))
+    dropout = number(values.get("dropout", "0"))
+    target, also = (tuple(n for n in values.get(key, "").split("/") if n) for key in ("target", "also"))
+    if rank < 1 or not target or not alpha > 0 or not 0 <= dropout < 1:
+        raise LORA.misuse("model", f"+lora:{text}")
+    return Lora(rank, target, alpha, dropout, also)
+
+
+def is_model_spec(text: str) -> bool:
+    """Whether a model is written with a library or a modifier, and is not just a name or FILE.py:NAME."""
+    return text.startswith(("hf:", "timm:")) or bool(MODEL_MODIFIER.search(text))
+
+
+def absolute(text: str) -> str:
+    """The same model from any working directory."""
+    base, *modifiers = MODEL_MODIFIER.split(text)
+    if base.startswith("hf:"):
+        base = f"hf:{Path(base[3:]).expanduser().resolve()}"
+    elif plugins.is_spec(base):
+        base = plugins.absolute(base)
+    parts = [base]
+    for modifier in modifiers:
+        kind, _, rest = modifier.partition(":")
+        parts.append(f"weights:{Path(rest).expanduser().resolve()}" if kind == "weights" else modifier)
+    return "+".join(parts)
+
+
+def sources(text: str) -> dict[str, str]:
+    """{name of a file of the model: sha256}: the same for a copy elsewhere; {} for a model without files.
+
+    Raises:
+        UsageError: As ModelSpec.files.
+    """
+    if not is_model_spec(text):
+        return {}
+    return {
+        f"model file {path.parent.name}/{path.name}": _sha256(path) for path in ModelSpec.parse(text).files()
+    }
+
+
+def packages(text: str) -> tuple[str, ...]:
+    """The optional packages that the model is made with."""
+    spec = ModelSpec.parse(text)
+    own = {"hf": ("transformers.models.auto.modeling_auto",), "timm": ("timm",)}.get(spec.library, ())
+    return (*own, *(("peft",) if spec.lora else ()))
+
+
+def fingerprint(text: str) -> str:
+    """What a model is by the bytes of its files: the same for a copy elsewhere.
+
+    Raises:
+        UsageError: As ModelSpec.files.
+    """
+    base = MODEL_MODIFIER.split(text)[0]
+    own = plugins.fingerprint(base) if plugins.is_spec(base) else short(base)
+    files = ",".join(f"{name}@{digest}" for name, digest in sources(text).items())
+    return "+".join([own, *MODEL_MODIFIER.split(short(text))[1:]]) + (f"@{files}" if files else "")
+
+
+def _sha256(path: Path) -> str:
+    status = path.stat()
+    return _hashed(path.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _hashed(path: Path, size: int, changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

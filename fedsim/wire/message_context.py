@@ -1,0 +1,66 @@
+"""What both ends of a message have besides it: tensors that it may refer to, and a random stream.
+
+An upload refers to the broadcast that it answers, as the client decoded it. A broadcast refers to the last
+one, if the client is known to have it (workers.coordinator.broadcasts). The precision by which a mean is
+measured (sigma) is an upload's broadcast's; where that has none, or none above 0, the message's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedsim.seeds import RandomStream
+from fedsim.wire.schema import schema
+
+SCALES = ("precision", "curvature")
+"""Fields whose values measure those of a scaled codec."""
+FLOOR = 1e-3
+"""Of a curvature, which may be 0: smaller values count as this fraction of its mean."""
+
+
+@dataclass(frozen=True)
+class MessageContext:
+    """fields: by name, what an upload may refer to. last: the same for a broadcast, of the last broadcast.
+    scale: a positive precision, (P,). stream: for random codecs, None where there are none."""
+
+    fields: Mapping[str, Tensor] = field(default_factory=dict)
+    last: Mapping[str, Tensor] = field(default_factory=dict)
+    scale: Tensor | None = None
+    stream: RandomStream | None = None
+
+
+NOTHING = MessageContext()
+
+
+def of_upload(down: object, stream: RandomStream | None = None) -> MessageContext:
+    """What the ends of an upload have: the decoded broadcast that it answers, and the task's stream."""
+    fields = _tensors(down)
+    scales = (scale_of(name, fields[name]) for name in SCALES if name in fields)
+    return MessageContext(fields, scale=next((s for s in scales if s is not None), None), stream=stream)
+
+
+def of_broadcast(last: object | None, stream: RandomStream | None = None) -> MessageContext:
+    """What the ends of a broadcast have: the last broadcast as decoded, None if there is none."""
+    return MessageContext(last={} if last is None else _tensors(last), stream=stream)
+
+
+def codec_stream(seed: int, round: int, exchange: int, client: int = -1) -> RandomStream:
+    """The stream of a message's codecs; client -1: a broadcast's."""
+    return RandomStream(seed, "codec", round, client).part(exchange - 1)
+
+
+def scale_of(name: str, values: Tensor) -> Tensor | None:
+    """A field of SCALES as a measure, (P,); None if it is none."""
+    if values.dim() != 1 or not values.numel() or not bool(torch.isfinite(values).all()):
+        return None
+    if name == "curvature":
+        values = values.clamp(min=FLOOR * float(values.double().mean()))
+    return values if bool((values > 0).all()) else None
+
+
+def _tensors(message: object) -> dict[str, Tensor]:
+    return {f.name: getattr(message, f.name) for f in schema(type(message)) if f.python is Tensor}

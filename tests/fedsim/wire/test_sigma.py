@@ -1,0 +1,327 @@
+"""Codecs of a few bits: integers near their entropy, means by their deviation, precisions by their ratio."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedsim.errors import UsageError, WireError
+from fedsim.experiment import Experiment
+from fedsim.wire.codecs import Spec, codec
+from fedsim.wire.codecs.entropy import LARGEST, decode_integers, encode_integers, entropy_bits
+from fedsim.wire.codecs.sigma import _level
+from fedsim.wire.message_context import SCALES, codec_stream, scale_of
+from launch.cli import main
+from launch.config import Execution
+from launch.run import launch
+from launch.runs.reader import Run
+
+fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+DRAWS = np.random.Generator(np.random.Philox(key=5))
+
+
+# ---- integers
+
+
+@fixed
+@given(
+    st.lists(st.integers(-40, 40) | st.integers(-LARGEST, LARGEST), max_size=60),
+    st.integers(0, 300),
+    st.binary(max_size=5),
+)
+def test_integers_come_back_and_say_where_they_end(some: list[int], zeros: int, behind: bytes) -> None:
+    integers = np.array([*some, *[0] * zeros], dtype=np.int64)
+    data = encode_integers(integers)
+    back, used = decode_integers(memoryview(data + behind), len(integers))
+    assert back.tolist() == integers.tolist()
+    assert used == len(data)
+
+
+@pytest.mark.parametrize("width", [0.3, 0.7, 2.0, 15.0, 400.0])
+@pytest.mark.parametrize("shape", ["normal", "laplace"])
+def test_they_cost_at_most_three_percent_more_than_their_entropy(width: float, shape: str) -> None:
+    integers = np.rint(getattr(DRAWS, shape)(0.0, width, 80_000)).astype(np.int64)
+    bits = 8 * len(encode_integers(integers))
+    assert entropy_bits(integers) <= bits <= 1.03 * entropy_bits(integers)
+
+
+def test_entropy_of_known_counts() -> None:
+    assert entropy_bits(np.array([], dtype=np.int64)) == 0
+    assert entropy_bits(np.array([7, 7, 7])) == 0
+    assert entropy_bits(np.array([-1, 0, 1, 5])) == 8
+
+
+def test_damaged_bytes_are_an_error_or_integers() -> None:
+    random = Random(0)
+    sound = encode_integers(np.rint(DRAWS.normal(0, 30, 500)).astype(np.int64))
+    refused = 0
+    for _ in range(400):
+        data = bytearray(sound)
+        for _ in range(random.randint(1, 4)):
+            data[random.randrange(len(data))] = random.randrange(256)
+        data = data[: random.randint(0, len(data))] if random.random() < 0.3 else data
+        try:
+            back, used = decode_integers(memoryview(bytes(data)), 500)
+        except WireError:
+            refused += 1
+        else:
+            assert len(back) == 500 and used <= len(data) and np.abs(back).max() <= 2 * LARGEST
+    assert refused > 100
+
+
+# ---- means and precisions
+
+
+def spec(count: int, scale: Tensor | None = None) -> Spec:
+    return replace(Spec.of((count,), torch.float32), scale=scale)
+
+
+def round_trip(name: str, x: Tensor, known: Spec, ref: Tensor | None = None) -> Tensor:
+    parts = codec(name).pack(x, known, ref)
+    assert parts is not None
+    return codec(name).unpack(tuple(memoryview(bytes(data)) for _, data in parts), known, ref)
+
+
+@pytest.mark.parametrize("c", [0.005, 0.5, 3.0])
+@pytest.mark.parametrize("refers", [True, False])
+def test_a_mean_is_off_by_half_a_step_of_its_deviation(c: float, refers: bool) -> None:
+    draws = torch.Generator().manual_seed(3)
+    precision = torch.exp(4 * torch.randn(5000, generator=draws))
+    ref = torch.randn(5000, generator=draws) if refers else None
+    x = (ref if ref is not None else 0) + torch.randn(5000, generator=draws) / precision.sqrt()
+    error = (round_trip(f"sigma:{c}", x, spec(5000, precision), ref) - x).double() * precision.double().sqrt()
+    rounding = 2e-7 * float((x.abs() * precision.sqrt()).max())  # of float32 itself
+    assert 0.4 * c < float(error.abs().max()) <= c / 2 + rounding
+
+
+@pytest.mark.parametrize("e", [0.01, 0.25, 2.0])
+@pytest.mark.parametrize("refers", [True, False])
+def test_a_precision_has_a_bounded_relative_error_and_its_zeros(e: float, refers: bool) -> None:
+    draws = torch.Generator().manual_seed(4)
+    ref = torch.exp(4 * torch.randn(5000, generator=draws)) if refers else None
+    x = (ref if ref is not None else 1) * torch.exp(torch.randn(5000, generator=draws))
+    x[::7] = 0
+    back = round_trip(f"ratio:{e}", x, spec(5000), ref)
+    assert torch.equal(back == 0, x == 0)
+    kept = x > 0
+    ratio = (back[kept].double() / x[kept].double()).log().abs()
+    assert 0.45 * e < float(ratio.max()) <= e / 2 + 1e-6
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
+def test_a_ratio_does_not_stand_for_what_is_no_precision(bad: float) -> None:
+    x = torch.arange(1.0, 101)
+    x[5] = bad
+    assert codec("ratio:0.25").pack(x, spec(100)) is None
+
+
+def test_extreme_precisions_stay_positive_or_are_sent_dense() -> None:
+    for smallest in (1e-30, 1e-38, 1e-44):
+        x = torch.tensor([smallest, 1.0, 3e38])
+        parts = codec("ratio:1.0").pack(x, spec(3))
+        assert parts is None or (round_trip("ratio:1.0", x, spec(3)) > 0).all()
+
+
+def test_levels_are_rounded_correctly() -> None:
+    """The numbers of the series of exp to fifty digits, rounded once."""
+    assert _level(0.25, 0) == 0.0
+    assert _level(0.25, 1) == 1.0
+    assert _level(0.25, 5) == 2.718281828459045
+    assert _level(0.25, -4) == 0.36787944117144233
+
+
+def test_a_mean_without_a_precision_is_sent_dense_and_not_read() -> None:
+    assert codec("sigma:0.1").pack(torch.ones(4), spec(4)) is None
+    with pytest.raises(WireError, match="sigma needs"):
+        codec("sigma:0.1").unpack((memoryview(bytes(2)),), spec(4))
+
+
+@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize("bad", [[0.0] * 4, [1.0, math.nan, 1, 1], [1.0, math.inf, 1, 1], []])
+def test_what_is_no_precision_measures_nothing(name: str, bad: list[float]) -> None:
+    assert scale_of(name, torch.tensor(bad)) is None
+
+
+def test_zeros_of_a_curvature_count_as_a_thousandth_of_its_mean() -> None:
+    x = torch.tensor([0.0, 1.0, 3.0, 0.0])
+    seen = scale_of("curvature", x)
+    assert seen is not None and seen.tolist() == pytest.approx([1e-3, 1.0, 3.0, 1e-3])
+    assert scale_of("precision", x) is None
+
+
+def dithered(c: float, x: Tensor, precision: Tensor, client: int) -> Tensor:
+    known = replace(spec(len(x), precision), stream=codec_stream(7, 3, 1, client))
+    return round_trip(f"sigma:{c}+dither", x, known)
+
+
+def test_dither_makes_the_error_uniform_independent_and_unbiased() -> None:
+    """A mean of a tenth of a step: rounding would lose it in every client, dither keeps it on average."""
+    n, c = 4000, 1.0
+    precision = torch.full((n,), 4.0)
+    x = torch.full((n,), 0.1 * c / 2)
+    assert not round_trip(f"sigma:{c}", x, spec(n, precision)).any()
+    errors = torch.stack([dithered(c, x, precision, k) - x for k in range(25)]).double() * 2 / c
+    assert float(errors.abs().max()) <= 0.5 + 1e-6
+    assert abs(float(errors.mean())) < 4 / math.sqrt(12 * errors.numel())
+    assert float(errors.var()) == pytest.approx(1 / 12, rel=0.02)
+    assert abs(float((errors[0] * errors[1]).mean())) < 4 / 12 / math.sqrt(n)
+
+
+@pytest.mark.parametrize("flag", ["", "+dither"])
+@pytest.mark.parametrize("size", [1e-4, 1.0, 30.0])
+def test_an_automatic_step_rounds_by_a_tenth_of_the_change(flag: str, size: float) -> None:
+    draws = torch.Generator().manual_seed(5)
+    precision = torch.exp(torch.randn(8000, generator=draws))
+    change = size * torch.randn(8000, generator=draws) / precision.sqrt()
+    known = replace(spec(8000, precision), stream=codec_stream(7, 3, 1, 0))
+    error = (round_trip(f"sigma:auto{flag}", change, known) - change).double() * precision.double().sqrt()
+    own = change.double() * precision.double().sqrt()
+    assert float(error.norm() / own.norm()) == pytest.approx(0.1, rel=0.03)
+
+
+@pytest.mark.parametrize("change", [0.0, 1e-30])
+def test_an_automatic_step_of_nothing_is_nothing(change: float) -> None:
+    assert not (round_trip("sigma:auto", torch.full((9,), change), spec(9, torch.ones(9))) > 1e-9).any()
+
+
+@pytest.mark.parametrize("step", [0.0, -1.0, math.nan, math.inf])
+def test_a_forged_step_is_refused(step: float) -> None:
+    with pytest.raises(WireError, match="a step of"):
+        codec("sigma:auto").unpack((memoryview(struct.pack("<f", step) + bytes(2)),), spec(4, torch.ones(4)))
+
+
+def test_dither_needs_a_stream_and_clients_have_their_own() -> None:
+    x, precision = torch.ones(50), torch.ones(50)
+    with pytest.raises(WireError, match="needs the random stream"):
+        codec("sigma:0.1+dither").pack(x, spec(50, precision))
+    assert not torch.equal(dithered(0.1, x, precision, 0), dithered(0.1, x, precision, 1))
+    assert torch.equal(dithered(0.1, x, precision, 0), dithered(0.1, x, precision, 0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["sigma", "sigma:0", "sigma:-1", "sigma:nan", "ratio:x", "ratio:17", "sigma:1+first", "ratio:1+dither"],
+)
+def test_a_step_is_a_positive_number(text: str) -> None:
+    with pytest.raises(UsageError, match="a positive number, such as"):
+        codec(text)
+
+
+# ---- runs
+
+
+@pytest.mark.parametrize(
+    ("algo", "codecs", "what"),
+    [
+        ("fedavg", {"mean": "sigma:0.1"}, "has a precision or curvature of all parameters to measure it by"),
+        (
+            "fedlap_cov",
+            {"mean": "sigma:0.1+last"},
+            "refers to its broadcast, not to the last one; write sigma:0.1$",
+        ),
+        ("precond_admm", {"down.precision": "ratio:0.1+last"}, "a round of this algorithm has several"),
+        ("fedlap_cov", {"precision": "sigma:0.1"}, "measures a mean"),
+        ("fedlap_cov", {"mean": "ratio:0.1"}, "for a precision or a curvature"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_refused(algo: str, codecs: dict[str, str], what: str) -> None:
+    experiment = Experiment(algo=algo, codecs=codecs, model="logistic")
+    with pytest.raises(UsageError, match=what):
+        launch(experiment, Execution(workers=0), quiet=True)
+
+
+@pytest.mark.parametrize("algo", ["fedlap_cov", "ivon_admm"])
+@pytest.mark.parametrize("side", ["", "up."])
+def test_runs_learn_with_few_bits_and_the_duals_still_add_up(algo: str, side: str, tmp_path: Path) -> None:
+    codecs = {f"{side}mean": "sigma:0.01", f"{side}precision": "ratio:0.25"}
+    runs: dict[str, Run] = {}
+    for name, selected in (("dense", {}), ("few", codecs)):
+        experiment = Experiment(
+            algo=algo, model="mlp_small", clients=4, rounds=4, codecs=selected, partition="iid"
+        )
+        out = tmp_path / name
+        launch(experiment, Execution(workers=0, out=str(out), devices="cpu"), quiet=True)
+        runs[name] = Run.open(out)
+    dense, few = (runs[name].summary for name in ("dense", "few"))
+    assert abs(few["test_accuracy"] - dense["test_accuracy"]) < 0.04
+    assert few["bytes_up"] < dense["bytes_up"] / 6
+    mismatch: Any = few.get("dual_mismatch")
+    assert mismatch is None or mismatch < 1e-12
+
+
+LAST = {
+    "down.mean": "sigma:0.01+last",
+    "down.precision": "ratio:0.25+last",
+    "up.mean": "sigma:0.01+dither",
+    "up.precision": "ratio:0.25",
+}
+DIGESTS = ("model_sha256", "clients_sha256", "bytes_up", "bytes_down")
+
+
+def few_bits(rounds: int = 4, codecs: dict[str, str] = LAST, **changes: Any) -> Experiment:
+    return Experiment(algo="fedlap_cov", clients=4, rounds=rounds, codecs=codecs, **changes)
+
+
+def run(experiment: Experiment, out: Path, workers: int = 0, **changes: Any) -> Run:
+    launch(experiment, Execution(workers=workers, out=str(out), devices="cpu", **changes), quiet=True)
+    return Run.open(out)
+
+
+def sent_down(run: Run, field: str) -> dict[tuple[int, int], tuple[str, int]]:
+    """Codec and bytes of a field's values by round and client."""
+    rows = run.ledger
+    rows = rows[(rows.kind == "algorithm") & (rows.direction == "down") & (rows.field == field)]
+    return {(r.round, r.client): (r.codec, r.bytes) for r in rows.itertuples()}
+
+
+def test_a_broadcast_refers_to_the_last_one_and_gets_smaller(tmp_path: Path) -> None:
+    alone = {name: spec.removesuffix("+last") for name, spec in LAST.items()}
+    last, plain = run(few_bits(), tmp_path / "last"), run(few_bits(codecs=alone), tmp_path / "alone")
+    codecs = {round: c for (round, _), (c, _) in sent_down(last, "mean").items()}
+    assert codecs == {1: "sigma:0.01", 2: LAST["down.mean"], 3: LAST["down.mean"], 4: LAST["down.mean"]}
+    assert last.summary["bytes_down"] < 0.8 * plain.summary["bytes_down"]
+    assert abs(last.summary["test_accuracy"] - plain.summary["test_accuracy"]) < 0.04
+
+
+def test_who_missed_the_last_broadcast_gets_the_same_values_dense(tmp_path: Path) -> None:
+    r = run(few_bits(rounds=6, participation="0.5"), tmp_path / "run")
+    took_part = {round: {k for t, k in sent_down(r, "mean") if t == round} for round in range(1, 7)}
+    seen = set()
+    for (round, k), (name, size) in sent_down(r, "mean").items():
+        if round > 1:
+            had = k in took_part[round - 1]
+            assert name == (LAST["down.mean"] if had else "dense")
+            assert (size == 4 * 7510) == (not had)
+            seen.add(had)
+    assert seen == {True, False}
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_the_bits_do_not_depend_on_the_workers(tmp_path: Path) -> None:
+    here = run(few_bits(participation="0.75"), tmp_path / "0").summary
+    there = run(few_bits(participation="0.75"), tmp_path / "2", workers=2).summary
+    assert [here[key] for key in DIGESTS] == [there[key] for key in DIGESTS]
+
+
+def test_a_run_goes_on_and_is_verified_with_its_last_broadcast(tmp_path: Path) -> None:
+    whole = run(few_bits(rounds=5), tmp_path / "whole")
+    out = tmp_path / "stopped"
+    run(few_bits(rounds=3), out)
+    done = CliRunner().invoke(main, ["resume", str(out), "--rounds", "5", "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert [Run.open(out).summary[k] for k in DIGESTS] == [whole.summary[k] for k in DIGESTS]
+    checked = CliRunner().invoke(main, ["verify", str(out)])
+    assert checked.exit_code == 0, checked.output

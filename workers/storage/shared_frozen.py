@@ -1,0 +1,97 @@
+"""One copy of a model's frozen part for all processes of a machine.
+
+The coordinator writes the tensors that are not trained into one file of the run folder, and every process
+maps that file in place of its own copy. The pages are the kernel's, so that they count once, however many
+workers there are. The file is no message, and nobody has to believe it: a worker says the digest of its
+frozen part, as mapped, when it registers.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.learning.frozen import frozen_tensors
+from workers.storage.atomic_files import disk_errors, write_atomically
+
+FILE = "frozen"
+LEAST = 1 << 20
+"""Bytes of a frozen part that are worth a file."""
+SMALL = 1 << 12
+"""Smaller tensors stay where they are."""
+ALIGNMENT = 64
+
+
+def write_frozen(module: nn.Module, folder: Path) -> Path | None:
+    """Write the frozen part.
+
+    Args:
+        module: The model, on the CPU.
+        folder: Where the file is to be.
+
+    Returns:
+        The file, or None if the frozen part is too small for one.
+
+    Raises:
+        DiskError: If it cannot be written.
+    """
+    tensors = _large(module)
+    if _size(tensors) < LEAST:
+        return None
+    path = folder / FILE
+    write_atomically(path, (_raw(t) for _, t in tensors))
+    return path
+
+
+def map_frozen(module: nn.Module, folder: Path) -> bool:
+    """Put the file's tensors in the place of the module's own, which are given back.
+
+    Args:
+        module: The model, on the CPU, with the same frozen part.
+        folder: Where the file may be; without it, or with one of another size, nothing changes.
+
+    Returns:
+        Whether the tensors are the file's now.
+
+    Raises:
+        DiskError: If the file cannot be read.
+    """
+    tensors, path = _large(module), folder / FILE
+    if not tensors or not path.is_file() or path.stat().st_size != _size(tensors):
+        return False
+    with disk_errors(path), path.open("rb") as file:
+        # copy on write: torch warns of memory that it cannot write, and nothing ever writes it
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    offset = 0
+    for name, own in tensors:
+        shared = torch.frombuffer(mapped, dtype=own.dtype, count=own.numel(), offset=offset).view(own.shape)
+        owner, _, leaf = name.rpartition(".")
+        holder = module.get_submodule(owner)
+        if isinstance(getattr(holder, leaf), nn.Parameter):
+            own_parameter: nn.Parameter = getattr(holder, leaf)
+            own_parameter.data = shared
+        else:
+            setattr(holder, leaf, shared)
+        offset += _padded(own)
+    return True
+
+
+def _large(module: nn.Module) -> list[tuple[str, Tensor]]:
+    every = ((name, t) for name, t in frozen_tensors(module) if t.device.type == "cpu")
+    return [(name, t) for name, t in every if t.numel() * t.element_size() >= SMALL]
+
+
+def _size(tensors: list[tuple[str, Tensor]]) -> int:
+    return sum(_padded(t) for _, t in tensors)
+
+
+def _padded(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+
+
+def _raw(tensor: Tensor) -> bytes:
+    raw = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    return raw.ljust(_padded(tensor), b"\0")
