@@ -98,7 +98,7 @@ def test_a_mixed_run_goes_on_with_as_many_workers_here_as_before(federation: Fed
     )
     first = federation.join_credentials.read_bytes()
     resumed = federation.command((), "resume", str(federation.run))
-    eventually(lambda: federation.join_credentials.read_bytes() != first, "new keys")
+    federation.await_new_keys(first)
     federation.join()
     assert "1 worker and 1 remote worker" in ends(resumed)
     same_bits(Run.open(federation.run), here(federation.folder / "local", *SLOW))

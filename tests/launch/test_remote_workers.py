@@ -64,6 +64,11 @@ class Federation:
     def join_credentials(self) -> Path:
         return self.run / "join.json"
 
+    def await_new_keys(self, old: bytes) -> None:
+        """Wait for the keys of the next start, which removes the old file before it writes its own."""
+        file = self.join_credentials
+        eventually(lambda: file.exists() and file.read_bytes() != old, "new keys")
+
     def launch(self, *options: str, workers: int = 2) -> Command:
         return self.command(
             self.host,
@@ -270,10 +275,7 @@ def test_a_new_start_has_new_keys(federation: Federation) -> None:
     old = federation.join_credentials.read_bytes()
     (federation.run / "revoked.json").write_text('{"format":1,"workers":[0]}')
     second = federation.command((), "resume", str(federation.run))
-    eventually(
-        lambda: federation.join_credentials.exists() and federation.join_credentials.read_bytes() != old,
-        "new keys",
-    )
+    federation.await_new_keys(old)
     ends(federation.join())
     ends(second)
     assert not (federation.run / "revoked.json").exists()
