@@ -62,12 +62,14 @@ class At:
 
     sizes: N_k of all K clients; asked: |S|, how many clients get the round's broadcast, those included
     whose upload is lost later. Both sides know it before anything is uploaded. 0: all K, as in the set-up.
+    weight: what a dual step counts for the staleness of its upload, in (0, 1]; 1 in a synchronous run.
     """
 
     sizes: tuple[int, ...]
     k: int = 0
     round: int = 0
     asked: int = 0
+    weight: float = 1.0
 
     @property
     def K(self) -> int:
@@ -126,6 +128,8 @@ class Context:
     asked: int = 0
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
     """Inputs that the server and all clients have, without labels (public_inputs): (M, I) as stored."""
+    weight: float = 1.0
+    """Of the upload that is folded alone in an asynchronous run (Arrival)."""
 
     @property
     def K(self) -> int:
@@ -133,7 +137,7 @@ class Context:
 
     def at(self, k: int = 0) -> At:
         """Where client k's formulas are evaluated in this round: what task.at is on the client."""
-        return At(self.sizes, k, self.round, self.asked)
+        return At(self.sizes, k, self.round, self.asked, self.weight)
 
     @property
     def net(self) -> Net:
@@ -156,6 +160,8 @@ class Task:
     folds: int = 0
     asked: int = 0
     public: Tensor = field(default_factory=lambda: torch.zeros(0, 0), compare=False)
+    weight: float = 1.0
+    """What its upload counts in an asynchronous run (Arrival)."""
 
     @property
     def K(self) -> int:
@@ -164,12 +170,27 @@ class Task:
     @property
     def at(self) -> At:
         """Where this client's formulas are evaluated in this round."""
-        return At(self.sizes, self.client, self.round, self.asked)
+        return At(self.sizes, self.client, self.round, self.asked, self.weight)
 
     @property
     def started(self) -> bool:
         """Whether an upload has been folded in any round before: the broadcast is more than the start."""
         return self.folds > 0
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An upload of an asynchronous run (fedsim.asynchrony).
+
+    down: the decoded broadcast that it answers. staleness: how many steps the server has taken since that.
+    weight: in (0, 1], what --async lets it count for its staleness.
+    """
+
+    client: int
+    down: Any
+    up: Any
+    staleness: int
+    weight: float
 
 
 def _is_state(argument: Any) -> bool:
@@ -197,6 +218,8 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     centralised: ClassVar[bool] = False
     """Whether it is a reference that is not federated: one client has the rows of all, takes part in every
     round, and its traffic is booked as simulation, so that the algorithm's bill is 0."""
+    stale_damping: ClassVar[float] = 0.0
+    """P of the weight (1 + staleness)^-P that a stale upload has where --async leaves it open."""
     fed_back: ClassVar[tuple[str, ...]] = ()
     """Upload fields of shape (P,) that fedsim.error_feedback may correct: increments to which nothing refers
     once they are added up."""
@@ -300,6 +323,23 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
         Never called with no upload at all: an empty round changes nothing but its number.
         """
+
+    def check_stale(self, damped: bool) -> None:
+        """Check that uploads which answer older broadcasts can be folded; damped: with weights below 1.
+
+        Raises:
+            UsageError: if they cannot, saying why.
+        """
+        raise UsageError(f"--async: {self.name} has no rule for an upload that answers an older broadcast")
+
+    def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
+        """Fold uploads that answer broadcasts of different rounds, in ascending client id, consumed once.
+
+        Raises:
+            UsageError: as check_stale.
+        """
+        self.check_stale(damped=False)
+        raise NotImplementedError
 
     @abstractmethod
     def model(self, server: Server, ctx: Context) -> Model:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Exchange, Task
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Model
 from fedsim.wire.schema import all_fields
@@ -44,7 +44,15 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
     fields: tuple[tuple[int, str], ...]
 
     def __post_init__(self) -> None:
-        for name in ("name", "paper", "default_model", "server_type", "default_rounds", "eval_samples"):
+        for name in (
+            "name",
+            "paper",
+            "default_model",
+            "server_type",
+            "default_rounds",
+            "eval_samples",
+            "damping",
+        ):
             object.__setattr__(self, name, getattr(self.inner, name, ""))
         object.__setattr__(self, "client_type", with_residuals(self.inner.client_type))
 
@@ -103,6 +111,12 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
 
     def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
         return self.inner.server_update(server, down, ups, ctx)
+
+    def check_stale(self, damped: bool) -> None:
+        self.inner.check_stale(damped)
+
+    def stale_update(self, server: Any, arrivals: Iterable[Arrival], ctx: Context) -> Any:
+        return self.inner.stale_update(server, arrivals, ctx)
 
     def model(self, server: Any, ctx: Context) -> Model:
         return self.inner.model(server, ctx)

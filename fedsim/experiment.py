@@ -159,6 +159,15 @@ class Experiment:
     deadline: Annotated[
         str, option("Virtual clock: later uploads are paid for, not folded.", "T", default="")
     ] = ""
+    asynchronous: Annotated[
+        str,
+        option(
+            "Fold as soon as B uploads are there by the virtual clock: fedbuff:B, fedbuff:B+damp:0.5.",
+            "RULE",
+            default="none",
+            name="--async",
+        ),
+    ] = ""
     bad_uploads: Annotated[
         Literal["stop", "skip", "retry"],
         option("An upload with NaN, Inf, a precision that is not positive or too large a norm."),

@@ -78,7 +78,14 @@ class _Parsed:
     chances: Mapping[str, float] = field(default_factory=dict)
 
 
-def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ()) -> Schedule:
+def schedule(
+    spec: str,
+    *,
+    clients: int,
+    seed: int,
+    sizes: tuple[int, ...] = (),
+    decided: Participants | None = None,
+) -> Schedule:
     """The schedule that `--participation` names.
 
     Args:
@@ -86,6 +93,7 @@ def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ())
         clients: How many clients there are.
         seed: The seed of the draws.
         sizes: N_k of every client, if known.
+        decided: Who takes part where something else decides that (fedsim.asynchrony): the base is full then.
 
     Raises:
         UsageError: If the spec names no schedule or does not fit the clients.
@@ -93,7 +101,12 @@ def schedule(spec: str, *, clients: int, seed: int, sizes: tuple[int, ...] = ())
     """
     population = ClientPopulation(clients, seed, sizes)
     parsed = _parse(spec)
-    participants = parsed.base.make(parsed.arguments, population)
+    if decided is not None and parsed.base is not BASES["full"]:
+        raise UsageError(
+            f"--participation {spec}: with --async the virtual clock decides who is folded when; only "
+            "full, and +gone:P or +lost:P behind it, go with that"
+        )
+    participants = decided or parsed.base.make(parsed.arguments, population)
 
     def participation(round: int) -> Participation:
         base = user_schedules.participants(participants(round))

@@ -145,6 +145,7 @@ def run(
     link: str = "",
     compute: str = "",
     deadline: str = "",
+    asynchronous: str = "",
     bad_uploads: Literal["stop", "skip", "retry"] = "stop",
     max_norm: float = 0.0,
     workers: int | Literal["auto"] = 0,
@@ -175,6 +176,7 @@ def run(
         hyperparameters: by short or dotted names, {"lr": 0.1} or {"local.lr": 0.1}, or nested.
         codecs: by field, {"up.precision": "log8"}.
         workers: worker processes; 0 computes in this process; "auto": as cores and memory allow.
+        asynchronous: "fedbuff:3" folds as soon as three uploads are there by the virtual clock.
         data_dir: the folder of data files; None is $FEDSIM_DATA.
         out: the run folder; None is runs/<time>-<algo>-<seed>.
         quiet: print nothing.
@@ -213,6 +215,7 @@ def run(
         link=link,
         compute=compute,
         deadline=deadline,
+        asynchronous=asynchronous,
         bad_uploads=bad_uploads,
         max_norm=max_norm,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,8 +63,15 @@ class ExchangeClock:
     Without a clock, no upload is late and an exchange has no duration.
     """
 
-    def __init__(self, clock: Clock | None, sizes: tuple[int, ...]) -> None:
-        self._clock, self._sizes = clock, sizes
+    def __init__(
+        self,
+        clock: Clock | None,
+        sizes: tuple[int, ...],
+        decided: Callable[[int], float] | None = None,
+    ) -> None:
+        """decided: the seconds of a round, where a schedule has them already (fedsim.asynchrony); no upload
+        is late then."""
+        self._clock, self._sizes, self._decided = clock, sizes, decided
         self._down: dict[int, int] = {}
         """Stream bytes of the broadcast, by client."""
         self._answers: dict[int, float] = {}
@@ -76,21 +83,24 @@ class ExchangeClock:
 
     def late(self, task: TaskId, stream_bytes: int) -> bool:
         """Whether an upload of so many bytes arrives after the deadline."""
-        if self._clock is None:
+        if self._clock is None or (self._decided and task.round):
             return False
         k = task.client
         seconds = self._clock.seconds(task.round, k, self._sizes[k], self._down[k], stream_bytes)
         self._answers[k] = seconds
         return seconds > self._clock.deadline
 
-    def close(self) -> float | None:
-        """End the exchange and return its duration in seconds; None without a clock.
+    def close(self, round: int) -> float | None:
+        """End the exchange, of this round, and return its duration in seconds; None without a clock.
 
         It lasts until the slowest upload arrives. If a client missed the deadline or sent nothing, it lasts
         until the deadline.
         """
         if self._clock is None:
             return None
+        if self._decided and round:
+            self._down = {}
+            return self._decided(round)
         slowest, limit = max(self._answers.values(), default=0.0), self._clock.deadline
         silent = len(self._answers) < len(self._down) and limit < math.inf
         self._down, self._answers = {}, {}

@@ -19,7 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
+from fedsim.asynchrony import DAMPING
 from fedsim.learning.blocks import add_by_blocks
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers import LocalFit
@@ -28,6 +29,7 @@ from fedsim.learning.solvers.server import ServerMoments, ServerOptimiser, momen
 from fedsim.wire.schema import Delta, Mean, Scalar
 
 __all__ = [
+    "DAMPING",
     "Client",
     "DeltaUp",
     "Down",
@@ -37,6 +39,7 @@ __all__ = [
     "Server",
     "ServerOptimiser",
     "Up",
+    "stale_mean",
     "weighted_mean",
     "weighted_means",
 ]
@@ -91,6 +94,17 @@ def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> 
     return mean
 
 
+def stale_mean(server_mean: Tensor, arrivals: Iterable[Arrival], ctx: Context) -> Tensor:
+    """w_g + sum N_k s_k (w_k - w_a) / sum N_k, s_k the weight of client k's staleness and w_a the broadcast
+    that it answers: (P,) float64.
+
+    Source: FedBuff, Nguyen et al. 2022, Algorithm 1, https://arxiv.org/abs/2106.06639, with a step size of 1.
+    Differs: clients count by their examples, as in FedAvg.
+    """
+    steps = ((a.client, a.weight * (a.up.mean.double() - a.down.mean.double())) for a in arrivals)
+    return server_mean + weighted_mean(steps, ctx.sizes)
+
+
 def weighted_means(ups: Iterable[tuple[int, tuple[Tensor, ...]]], sizes: tuple[int, ...]) -> list[Tensor]:
     """The same of several tensors per upload, in one pass."""
     totals: list[Tensor] = []
@@ -109,6 +123,8 @@ class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
     """A template: the methods of Algorithm in terms of a client's delta and a server optimiser."""
 
     fed_back: ClassVar[tuple[str, ...]] = ("delta",)
+
+    stale_damping: ClassVar[float] = DAMPING
 
     @property
     @abstractmethod
@@ -137,6 +153,15 @@ class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
         self, server: OptimiserServer, down: Down, ups: Iterable[tuple[int, DeltaUp]], ctx: Context
     ) -> OptimiserServer:
         delta = weighted_mean(((k, up.delta) for k, up in ups), ctx.sizes)
+        return OptimiserServer(*step(self.optimiser, server.moments, server.mean, delta))
+
+    def check_stale(self, damped: bool) -> None:
+        """Any age will do: Delta_k, times the weight of its staleness, is averaged (FedBuff)."""
+
+    def stale_update(
+        self, server: OptimiserServer, arrivals: Iterable[Arrival], ctx: Context
+    ) -> OptimiserServer:
+        delta = weighted_mean(((a.client, a.weight * a.up.delta.double()) for a in arrivals), ctx.sizes)
         return OptimiserServer(*step(self.optimiser, server.moments, server.mean, delta))
 
     def model(self, server: OptimiserServer, ctx: Context) -> Point:

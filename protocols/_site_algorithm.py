@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Exchange, Task
+from fedsim.errors import UsageError
 from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Gaussian, Penalty, Point, product
 from fedsim.learning.solvers import LocalFit
@@ -35,6 +36,7 @@ from protocols._site_messages import (
     FixedPrecision,
     gaussian,
 )
+from protocols._stale_sites import one_by_one
 
 __all__ = [
     "DIAGONAL",
@@ -120,6 +122,9 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     silent: Silent = "participants"
 
+    averages: ClassVar[bool] = True
+    """Whether server_step uses the mean of the q_k."""
+
     # ---- what a member states
 
     @property
@@ -171,12 +176,16 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return DualRule(
             at.K,
             self.penalty(at),
-            lambda k, q_k, q_g: self.dual_step(q_k, q_g, replace(at, k=k)),
+            lambda k, q_k, q_g: self._damped(self.dual_step(q_k, q_g, replace(at, k=k)), at),
             lambda prior, sites, mean_q: self.server_step(prior, sites, mean_q, at),
             self.silent,
             self.exponents(at),
             fixed=self.family.kind == "fixed",
         )
+
+    def _damped(self, change: Gaussian, at: At) -> Gaussian:
+        """A site's change as a stale upload makes it."""
+        return change if at.weight == 1.0 else change**at.weight
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -230,6 +239,26 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
             ((k, self.family.factor(up, S)) for k, up in ups),
             lambda merged: self.family.project(merged, S),
         )
+
+    def check_stale(self, damped: bool) -> None:
+        if self.averages and self.silent != "last":
+            last = (
+                "; --set silent=last keeps every client's last one"
+                if "silent" in {f.name for f in fields(self)}  # type: ignore[arg-type]
+                else ""
+            )
+            raise UsageError(
+                f"--async: the server of {self.name} averages the q_k of a round, and those of an "
+                f"asynchronous round are of different ages{last}"
+            )
+        if damped and self.silent == "last":
+            raise UsageError(
+                f"--async: under silent=last an upload of {self.name} is the change of z_k itself, which "
+                "damp:P cannot damp on both sides; leave it out"
+            )
+
+    def stale_update(self, server: Consensus, arrivals: Iterable[Arrival], ctx: Context) -> Consensus:
+        return one_by_one(self, server, arrivals, ctx)
 
     def model(self, server: Consensus, ctx: Context) -> Point | Gaussian:
         if not server.started:

@@ -59,6 +59,7 @@ class AMA(SiteAlgorithm):
     paper: ClassVar[str] = "Tseng 1991; Moellenhoff et al. v2, Eq. 39-41"
     url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
+    averages: ClassVar[bool] = False
 
     @property
     def family(self) -> ExponentialFamily:

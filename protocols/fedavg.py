@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from protocols._averaging import Client, Down, Server, Up, weighted_mean
+from protocols._averaging import DAMPING, Client, Down, Server, Up, stale_mean, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
     url: ClassVar[str] = "https://arxiv.org/abs/1602.05629"
     default_model: ClassVar[str] = "mlp_small"
+    stale_damping: ClassVar[float] = DAMPING
 
     def server_init(self, ctx: Context) -> Server:
         return Server(ctx.start.double())
@@ -53,6 +54,12 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
         return Server(weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes))
+
+    def check_stale(self, damped: bool) -> None:
+        """Any age will do: w_k minus the broadcast is what the server adds up (FedBuff)."""
+
+    def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
+        return Server(stale_mean(server.mean, arrivals, ctx))
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean)

@@ -81,6 +81,7 @@ class FedEP(SiteAlgorithm):
     paper: ClassVar[str] = "Guo et al. 2023, FedEP and FedSEP"
     url: ClassVar[str] = "https://arxiv.org/abs/2302.04228"
     default_model: ClassVar[str] = "logistic_bias"
+    averages: ClassVar[bool] = False
     eval_samples: ClassVar[int] = 32
 
     @property

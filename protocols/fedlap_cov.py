@@ -41,12 +41,13 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Exchange, Step, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from protocols._laplace_forms import Covariance, Form, check_covariance, form
+from protocols._stale_sites import one_by_one
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
 
     def site_change(self, down: Any, up: Any, at: At) -> Gaussian:
         """(q_k / q_g)^rho: the steps of v_k and V_k, float64."""
-        return (self.form.gaussian(up) / self.form.gaussian(down)) ** at.value(self.rho)
+        return (self.form.gaussian(up) / self.form.gaussian(down)) ** (at.value(self.rho) * at.weight)
 
     def server_update(
         self, server: Server, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context
@@ -138,6 +139,12 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
         for k, up in ups:
             sites = by_blocks(partial(self.stepped, ctx.at(k)), sites, down, up, out=sites)
         return Server(sites, started=True)
+
+    def check_stale(self, damped: bool) -> None:
+        """Any age will do: the server adds up what every client's dual changes by."""
+
+    def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
+        return one_by_one(self, server, arrivals, ctx)
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
         return server.sites.mismatch(product(c.site for c in clients))

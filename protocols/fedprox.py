@@ -26,11 +26,11 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.hyperparameters import ProxNorm
 from fedsim.learning.gaussian import Distance, Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from protocols._averaging import Client, Down, Server, Up, weighted_mean
+from protocols._averaging import DAMPING, Client, Down, Server, Up, stale_mean, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
     paper: ClassVar[str] = "Li et al. 2020; FedLap paper, Eq. 2 with v_k = 0"
     url: ClassVar[str] = "https://arxiv.org/abs/1812.06127"
     default_model: ClassVar[str] = "mlp_small"
+    stale_damping: ClassVar[float] = DAMPING
 
     def server_init(self, ctx: Context) -> Server:
         return Server(ctx.start.double())
@@ -71,6 +72,12 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
         return Server(weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes))
+
+    def check_stale(self, damped: bool) -> None:
+        """Any age will do: w_k minus the broadcast is what the server adds up (FedBuff)."""
+
+    def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
+        return Server(stale_mean(server.mean, arrivals, ctx))
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean)

@@ -57,6 +57,7 @@ class IvonPVI(SiteAlgorithm):
     paper: ClassVar[str] = "Moellenhoff et al. v2, Table 5"
     url: ClassVar[str] = "https://arxiv.org/abs/2506.13150"
     default_model: ClassVar[str] = "mlp_small"
+    averages: ClassVar[bool] = False
     eval_samples: ClassVar[int] = 32
 
     @property

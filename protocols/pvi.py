@@ -64,6 +64,7 @@ class PVI(SiteAlgorithm):
     paper: ClassVar[str] = "Ashman et al. 2022, Algorithm 1; Swaroop et al. 2025, Eq. 5-6"
     url: ClassVar[str] = "https://arxiv.org/abs/2202.12275"
     default_model: ClassVar[str] = "logistic_bias"
+    averages: ClassVar[bool] = False
     eval_samples: ClassVar[int] = 32
 
     @property

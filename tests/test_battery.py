@@ -541,6 +541,43 @@ def test_server_and_clients_stay_consistent(
                 assert torch.equal(before.versions, after.versions)
 
 
+ASYNCHRONOUS: Mapping[str, Any] = {"compute": "1ms,noise=1", "clients": 5}
+"""A virtual clock on which clients overtake each other."""
+
+
+def last_values(algorithm: Class) -> dict[str, Any]:
+    """The setting with which a server of the family averages nothing of one round."""
+    return dict.fromkeys(named(algorithm, {"silent": "last"}), "last")
+
+
+@pytest.mark.parametrize("rule", ["fedbuff:1", "fedbuff:2", "fedbuff:2+damp:0.5"])
+def test_sums_hold_under_any_staleness(algorithm: Class, rule: str, tmp_path: Path) -> None:
+    settings = {} if "damp" in rule else last_values(algorithm)
+    changes = {**ASYNCHRONOUS, "rounds": 12, "participation": "full+lost:0.2+gone:0.1"}
+    problem = accepted(algorithm, settings, asynchronous=rule, **changes)
+    if problem is None:
+        with pytest.raises(UsageError, match="--async"):
+            problem_of(algorithm, settings, asynchronous=rule, **changes)
+        return
+    run = play(problem, tmp_path / "run")
+    assert max(s for line in run.metrics[1:] for s in line["staleness"]) >= 2
+    mismatch = problem.algorithm.dual_mismatch(run.outcome.server, run.states)
+    assert mismatch is None or mismatch < SUMS
+    assert bool(last_values(algorithm)) or sums_error(run) < SUMS  # under last the server sums z_k
+
+
+def test_a_buffer_of_all_clients_is_the_synchronous_run(algorithm: Class, tmp_path: Path) -> None:
+    settings = last_values(algorithm)
+    problem = accepted(algorithm, settings, asynchronous="fedbuff:5", **ASYNCHRONOUS)
+    if problem is None:
+        return
+    synchronous = play(problem_of(algorithm, settings, **ASYNCHRONOUS), tmp_path / "synchronous")
+    run = play(problem, tmp_path / "run")
+    for line in run.metrics[1:]:
+        assert line.pop("staleness") == [0] * 5
+    assert run.bits == synchronous.bits
+
+
 def test_half_participation_by_name(algorithm: Class, tmp_path: Path) -> None:
     problem = problem_of(algorithm, participation="0.5", rounds=4)
     run = play(problem, tmp_path / "run")

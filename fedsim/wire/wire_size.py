@@ -19,6 +19,9 @@ from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import VERSION, Envelope, FieldHeader, Header, PartHeader, field_spec, pack
 from fedsim.wire.schema import Dims, Field, optional_group, schema
 
+RUN_NAME = "0" * 16
+"""As long as a run's."""
+
 
 @dataclass(frozen=True)
 class Mechanism:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from fedsim.data.partitions import partition
 from fedsim.experiment import Experiment, build_algorithm
-from fedsim.participation import Schedule, schedule
+from fedsim.participation import Schedule
 from fedsim.problem import Problem
-from fedsim.wire.wire_size import EnvelopeSize, envelope_size
+from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 from launch.config import Execution
 from launch.display import Display, population
 from launch.json_output import print_json
@@ -24,8 +24,6 @@ from protocols import find
 
 PLANNED = ("algo", "model", "dataset", "clients", "rounds", "participation", "seed")
 """What the first line says of an experiment."""
-RUN_NAME = "0" * 16
-"""As long as a run's."""
 
 
 @dataclass
@@ -123,7 +121,7 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
     problem = Problem.outline(experiment, algorithm, Path(execution.data_dir) if execution.data_dir else None)
     created, dataset = problem.experiment, problem.dataset
     sizes: tuple[int, ...] = ()
-    if created.participation.startswith("size:"):
+    if created.participation.startswith("size:") or created.asynchronous:
         split = partition(
             created.partition,
             targets=dataset.train_targets,
@@ -134,9 +132,7 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
             centres=dataset.centres,
         )
         sizes = tuple(len(rows) for rows in split)
-    count = len(problem.clients)
-    participations = schedule(created.participation, clients=count, seed=created.seed, sizes=sizes)
-    return problem, plan(problem, participations)
+    return problem, plan(problem, problem.schedule_of(sizes))
 
 
 def document(problem: Problem, created: Plan) -> dict[str, Any]:

@@ -109,8 +109,18 @@ def document(
 
 def computable(run: StoredRun) -> list[int]:
     """The committed rounds that have what they start from."""
+
+    def there(round: int) -> bool:
+        needed = (round - 1, *_origins(run, round))
+        return all(checkpoint_path(run.folder, r).exists() for r in needed)
+
     rounds = range(run.first_round, run.round + 1)
-    return [r for r in rounds if r == run.first_round or checkpoint_path(run.folder, r - 1).exists()]
+    return [r for r in rounds if r == run.first_round or there(r)]
+
+
+def _origins(run: StoredRun, round: int) -> list[int]:
+    """The rounds whose states of the server a round needs besides that of the one before, if any."""
+    return [r for r in run.problem.origins(round) if r >= run.first_round] if round else []
 
 
 def meaning(run: StoredRun, repeatable: bool) -> str:
@@ -137,12 +147,14 @@ def _verified(
 ) -> Verdict:
     try:
         before = run.committed(round - 1) if round > run.first_round else None
+        origins = {r: run.committed(r) for r in _origins(run, round)}
+        earlier = {r: checkpoint for r, checkpoint in origins.items() if checkpoint is not None}
     except DataError as e:
         return Verdict(round, 0, 0, faults=[str(e)])
     with tempfile.TemporaryDirectory(prefix="fedsim-verify-") as temporary:
         scratch = Path(temporary)
         verifier = TaskVerifier(run.problem, run.folder, run.name, scratch, recorded, only, twice)
-        (after,) = RoundReplayer(run.problem, run.name, verifier, scratch).rounds(before, round)
+        (after,) = RoundReplayer(run.problem, run.name, verifier, scratch).rounds(before, round, earlier)
     verdict = Verdict(round, verifier.compared, verifier.left_out, verifier.differences)
     if verdict.differences or verdict.left_out:
         return verdict

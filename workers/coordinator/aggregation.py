@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from fedsim.algorithm import Arrival
 from fedsim.problem import Problem
 from fedsim.round_events import Open
 from fedsim.wire.envelope import NONE, Envelope, decode
@@ -46,14 +48,20 @@ class AggregationThread:
         """take: returns a client's upload and the worker that has sent it."""
         self.problem, self._take, self._on_done = problem, take, on_done
         self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
-        self._jobs: queue.SimpleQueue[tuple[Any, Any, Open] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Any, Any, Open, Mapping[int, Any]] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fold", daemon=True)
         self._thread.start()
 
-    def start(self, server: Any, down: Any, command: Open) -> None:
-        """Begin the fold of an exchange; down: the broadcast as clients decode it."""
-        self._jobs.put((server, down, command))
+    def start(
+        self, server: Any, down: Any, command: Open, stale: Mapping[int, Any] = MappingProxyType({})
+    ) -> None:
+        """Begin the fold of an exchange.
+
+        down: the broadcast as clients decode it. stale: by client, where uploads answer broadcasts of
+        different rounds (fedsim.asynchrony).
+        """
+        self._jobs.put((server, down, command, stale))
 
     def release(self, client: int) -> None:
         """Let this client be next; its upload is taken from the spool when its turn comes."""
@@ -91,7 +99,7 @@ class AggregationThread:
                 self._done.put(e)
             self._on_done()
 
-    def _fold(self, server: Any, down: Any, command: Open) -> Fold:
+    def _fold(self, server: Any, down: Any, command: Open, stale: Mapping[int, Any]) -> Fold:
         algorithm, round, exchange = self.problem.algorithm, command.round, command.exchange
         scalars = _Scalars(self.problem.exchange(round, exchange).up)
 
@@ -103,17 +111,25 @@ class AggregationThread:
             k: int | None = first
             while k is not None:
                 envelope, worker = self._take(k)
-                up = read_upload(self.problem, envelope, down, worker)
+                up = read_upload(self.problem, envelope, stale.get(k, down), worker)
                 scalars.add(up, self.problem.sizes[k])
                 yield k, up
                 k = self._next()
 
         stream = ups()
         ctx = self.problem.context(round, exchange, command.folded_rounds, command.asked)
-        next_server = algorithm.server_update(server, down, stream, ctx)
+        if stale:
+            arrivals = (self._arrival(round, k, stale[k], up) for k, up in stream)
+            next_server = algorithm.stale_update(server, arrivals, ctx)
+        else:
+            next_server = algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # an algorithm that does not look at every upload still consumes them
             pass
         return Fold(next_server, scalars.result())
+
+    def _arrival(self, round: int, client: int, down: Any, up: Any) -> Arrival:
+        staleness = round - self.problem.answered(round, client)
+        return Arrival(client, down, up, staleness, self.problem.stale_weight(round, client))
 
     def _next(self) -> int | None:
         """Return the client whose upload is next; None: there is no further one."""

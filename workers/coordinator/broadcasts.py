@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from fedsim.errors import TaskError
@@ -48,6 +50,17 @@ class ReplicaMap:
         self._held.pop(worker, None)
 
 
+@dataclass(frozen=True)
+class Broadcast:
+    """An encoded broadcast. complete: for clients that do not have what it may refer to. decoded: as clients
+    decode it."""
+
+    opened: Open
+    payload: Payload
+    complete: Payload
+    decoded: Any
+
+
 class Dispatch:
     """Sends envelopes to workers, and notes for clock and timeline when.
 
@@ -70,8 +83,10 @@ class Dispatch:
         self.endpoint = endpoint
         self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
         self.timeline = timeline
-        self._payload, self._complete = Payload((), ()), Payload((), ())
-        self._opened = Open(0, 0, (), False)
+        nothing = Payload((), ())
+        self._current = Broadcast(Open(0, 0, (), False), nothing, nothing, None)
+        self._in_use: dict[int, Broadcast] = {}
+        """By round, of an asynchronous run: those from which a client still computes."""
         self.sent: Any = None
         """The broadcast of this exchange, as clients decode it."""
         self._sent_in = self._last_in = NONE
@@ -86,10 +101,25 @@ class Dispatch:
         """The last broadcast as clients decode it, and its round, if the next one refers to it."""
         return (self.sent, self._sent_in) if self.problem.refers_to_last else (None, 0)
 
-    def restore(self, checkpoint: Checkpoint[Any] | None) -> None:
-        """Go on behind a committed round: the next broadcast may refer to that round's."""
-        if checkpoint is not None:
-            self.sent, self._sent_in = checkpoint.broadcast, checkpoint.broadcast_round
+    def restore(
+        self, checkpoint: Checkpoint[Any] | None, earlier: Mapping[int, Checkpoint[Any]] | None = None
+    ) -> None:
+        """Go on behind a committed round: the next broadcast may refer to that round's.
+
+        earlier: the checkpoints of rounds behind which clients of an asynchronous run have got the broadcasts
+        that they still compute from (Problem.origins).
+        """
+        if checkpoint is None:
+            return
+        self.sent, self._sent_in = checkpoint.broadcast, checkpoint.broadcast_round
+        problem, sent = self.problem, (self.sent, self._sent_in)
+        for origin in problem.origins(checkpoint.round + 1) if checkpoint.round else ():
+            before = (earlier or {}).get(origin)
+            start = problem.algorithm.server_init(problem.context(0, 0)) if before is None else before.server
+            folds, participants = before.folds if before else 0, problem.participants(origin + 1)
+            opened = Open(origin + 1, 1, participants, True, folds, len(participants))
+            self.encode_broadcast(start, opened)
+        self.sent, self._sent_in = sent
 
     def encode_broadcast(self, server: Any, command: Open) -> Any:
         """Encode the broadcast of an exchange, once for all its tasks.
@@ -101,7 +131,6 @@ class Dispatch:
             WireError: If the algorithm's message has values that must not be sent.
         """
         problem = self.problem
-        self._opened = command
         ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
         down = problem.algorithm.broadcast(server, ctx)
         codecs, layout, dims = problem.codecs["down"], problem.net.layout, problem.dims
@@ -109,21 +138,43 @@ class Dispatch:
             self._last, self._last_in = self.sent, self._sent_in
         stream = codec_stream(problem.experiment.seed, command.round, command.exchange)
         context = of_broadcast(self._last, stream)
-        self._payload = encode(down, codecs, dims, context, layout)
+        payload = encode(down, codecs, dims, context, layout)
         self.sent, self._sent_in = (
-            decode_own(type(down), self._payload, codecs, dims, context, layout),
+            decode_own(type(down), payload, codecs, dims, context, layout),
             command.round,
         )
-        self._complete = without_references(self._payload, self.sent, dims, layout)
+        complete = without_references(payload, self.sent, dims, layout)
         check_values(self.sent, f"the server's broadcast of round {command.round}")
+        self._current = Broadcast(command, payload, complete, self.sent)
+        if problem.asynchronous is not None and command.round:
+            self._in_use[command.round] = self._current
+            in_use = problem.asynchronous.step(command.round).in_use
+            self._in_use = {r: b for r, b in self._in_use.items() if r in in_use}
         return self.sent
+
+    def answered(self, round: int, client: int) -> Any:
+        """The broadcast, as decoded, that a client's task of the present round answers."""
+        return self._broadcast_to(round, client).decoded
+
+    def stale(self, round: int) -> Mapping[int, Any]:
+        """The broadcasts, as decoded, that uploads of this round answer, by client; empty if all of them
+        answer the round's own."""
+        participants = self.problem.participants(round) if self.problem.asynchronous and round else ()
+        if all(self.problem.answered(round, k) == round for k in participants):
+            return {}
+        return {k: self.answered(round, k) for k in participants}
+
+    def _broadcast_to(self, round: int, client: int) -> Broadcast:
+        answered = self.problem.answered(round, client)
+        return self._current if answered == round else self._in_use[answered]
 
     def give(self, server: Any, give: Give) -> None:
         """Send a task: the broadcast, and behind it the fields that only this client gets."""
         problem, task = self.problem, give.task
         has_last = self._last is not None and task.base == problem.version(self._last_in, task.exchange)
-        payload = self._payload if has_last else self._complete
-        folds, asked = self._opened.folded_rounds, self._opened.asked
+        broadcast = self._broadcast_to(task.round, task.client)
+        payload = broadcast.payload if has_last else broadcast.complete
+        folds, asked = broadcast.opened.folded_rounds, broadcast.opened.asked
         ctx = problem.context(task.round, task.exchange, folds, asked)
         extra = problem.algorithm.broadcast_to(server, task.client, ctx)
         if extra is not None:

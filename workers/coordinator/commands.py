@@ -77,7 +77,8 @@ class CommandExecutor:
                 case Close():
                     self.aggregation.close()
                 case Commit():
-                    self.records.committed(command, self.server, self.dispatch.exchange_clock.close())
+                    seconds = self.dispatch.exchange_clock.close(command.round)
+                    self.records.committed(command, self.server, seconds)
                     committed.append((command, self.server, self.dispatch.to_keep))
                 case Finish():
                     self.finished = True
@@ -97,8 +98,8 @@ class CommandExecutor:
     def _open(self, command: Open) -> None:
         """Open an exchange; the fold computes from the decoded broadcast, as clients do."""
         self._round = command.round
-        seconds = self.dispatch.exchange_clock.close() if command.exchange > 1 else None
+        seconds = self.dispatch.exchange_clock.close(command.round) if command.exchange > 1 else None
         self.records.opened(command, seconds)
         sent = self.dispatch.encode_broadcast(self.server, command)
         if command.folds:
-            self.aggregation.start(self.server, sent, command)
+            self.aggregation.start(self.server, sent, command, self.dispatch.stale(command.round))

@@ -18,7 +18,6 @@ from fedsim.participation import Schedule
 from fedsim.problem import Problem
 from fedsim.round_events import Command, Event, Folded, Give, ScoreChunk, WorkItem
 from fedsim.round_machine import RoundMachine
-from fedsim.virtual_clock import ExchangeClock
 from workers import protocol_messages as messages
 from workers.coordinator import failures
 from workers.coordinator.aggregation import AggregationThread
@@ -113,11 +112,12 @@ class Coordinator:
             problem,
             workers.endpoint,
             storage.checkpoints.states,
-            ExchangeClock(problem.clock, problem.sizes),
+            problem.exchange_clock(),
             ReplicaMap() if workers.timeouts.remote else None,
             Timeline(),
         )
-        self.dispatch.restore(before)
+        kept = {checkpoint.round: checkpoint for checkpoint in recovery.kept} if recovery else {}
+        self.dispatch.restore(before, kept)
         self.records = RunRecords(problem, identity, storage, callbacks, self.dispatch, clock)
         server = before.server if before else algorithm.server_init(problem.context(0, 0))
         self.records.restore(server)

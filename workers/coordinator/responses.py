@@ -208,7 +208,8 @@ class ResponseHandler:
         if self.problem.experiment.bad_uploads == "stop":
             return ""
         try:
-            read_upload(self.problem, envelope, self.dispatch.sent, worker)
+            down = self.dispatch.answered(envelope.header.round, envelope.header.client)
+            read_upload(self.problem, envelope, down, worker)
         except WireError as e:
             return str(e)
         return ""

@@ -101,7 +101,10 @@ class RunRecords:
     def opened(self, command: Open, seconds: float | None) -> None:
         """Record that an exchange is opened; seconds: of the one before, on the virtual clock."""
         if command.exchange == 1:
-            self.round_log.open(command.round, command.participants)
+            record = self.round_log.open(command.round, command.participants)
+            if self.problem.asynchronous is not None and command.round:
+                answered = self.problem.asynchronous.step(command.round).answered
+                record.staleness = tuple(command.round - r for r in answered)
         else:
             self._add_simulated(command.round, seconds)
         participants = list(command.participants)
@@ -144,12 +147,14 @@ class RunRecords:
         self.callbacks.spans(self.timeline.take())
         files = self.callbacks.committed(commit, ledger.close(r))
         storage.journal.append("commit", round=r, about=record.known())
+        origins = self.problem.origins(r + 1) if r else ()
+        needed = [first for first in (log.oldest, *origins) if first is not None]
         storage.checkpoints.commit(
             r,
             server,
             commit.versions,
             commit.folded,
-            log.oldest,
+            min(needed, default=None),
             commit.folded_rounds,
             (*files, storage.journal.digest),
             storage.experiment,

@@ -6,8 +6,9 @@ given: one that computes them again, or one that reads the uploads that the run 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.round_events import Arrived, Commit, Folded, Joined, Open
 from fedsim.round_machine import RoundMachine
-from fedsim.virtual_clock import ExchangeClock
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger, stream_bytes
 from workers.coordinator import failures
@@ -46,20 +46,27 @@ class RoundReplayer:
     def __init__(self, problem: Problem, run: str, worker: Worker, scratch: Path) -> None:
         self.problem, self._scratch = problem, scratch
         self._endpoint = Loopback(Ledger(), worker)
-        self._exchange_clock = ExchangeClock(problem.clock, problem.sizes)
+        self._exchange_clock = problem.exchange_clock()
         states = ClientStates(scratch / "state", problem.algorithm.client_type)
         self._dispatch = Dispatch(
             run, 1, problem, self._endpoint, states, self._exchange_clock, None, Timeline()
         )
 
-    def rounds(self, before: Checkpoint[Any] | None, last: int) -> Iterator[Checkpoint[Any]]:
+    def rounds(
+        self,
+        before: Checkpoint[Any] | None,
+        last: int,
+        earlier: Mapping[int, Checkpoint[Any]] = MappingProxyType({}),
+    ) -> Iterator[Checkpoint[Any]]:
         """Yield what each round commits, from the one after `before` (None: from the start) up to `last`.
+
+        earlier: by round, those of Problem.origins of the round after `before`.
 
         Raises:
             TaskError: If a task or a fold fails; it names client and round.
             FedsimError: Whatever the worker raises.
         """
-        self._dispatch.restore(before)
+        self._dispatch.restore(before, earlier)
         machine, records = self._machine(before, last), _Commits(self._endpoint.ledger)
         wakeup, spool = Wakeup(), Spool(self._scratch / "spool")
         aggregation = AggregationThread(self.problem, spool.take, wakeup.set)

@@ -92,6 +92,7 @@ def recover(folder: Path, problem: Problem, experiment: str = "") -> Recovery:
         try:
             commits = _commits(folder, checkpoint, problem)
             _check_states(checkpoint, folder, problem)
+            _check_origins(last, kept, problem)
             metrics = {number: line for number, line in lines.items() if number <= last}
             unscored = tuple(_unscored(problem, last, set(metrics), kept, commits))
         except (WireError, DiskError) as e:
@@ -160,6 +161,21 @@ def _check_experiment(folder: Path, kept: Iterable[Checkpoint[Any]], experiment:
             raise MismatchError(
                 f"{folder / 'manifest.json'} describes another experiment than the checkpoint of round "
                 f"{checkpoint.round} belongs to: put this run's own manifest back, or start a new run"
+            )
+
+
+def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Problem) -> None:
+    """Check that the broadcasts which clients of an asynchronous run compute from can be made again.
+
+    Raises:
+        WireError: naming the round whose checkpoint is missing.
+    """
+    first = 0 if problem.algorithm.setup else 1
+    for origin in problem.origins(last + 1) if last else ():
+        if origin >= first and origin not in kept:
+            raise WireError(
+                f"after round {last} clients compute from the broadcast behind round {origin}, whose "
+                "checkpoint cannot be read"
             )
 
 

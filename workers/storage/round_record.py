@@ -13,8 +13,9 @@ from fedsim.learning.client_scores import CLIENT_NUMBERS, LabelShares
 from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import CALIBRATION, EXTRA, Likelihood, Tally, added
 
-LISTS = ("reliability", "ensemble_reliability", "client_accuracy_histogram")
-"""Names in metrics.jsonl of what is no number: reliability tables and a histogram over clients."""
+LISTS = ("reliability", "ensemble_reliability", "client_accuracy_histogram", "staleness")
+"""Names in metrics.jsonl of what is no number: reliability tables, a histogram over clients, and one number
+per participant."""
 
 OPTIONAL_SCORES = (
     *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
@@ -44,7 +45,8 @@ RESERVED = {
 
 
 KEPT = (
-    *("number", "participants", "folded", "late", "refused", "simulated", "seconds", "seconds_clients"),
+    *("number", "participants", "folded", "late", "refused", "simulated", "staleness"),
+    *("seconds", "seconds_clients"),
     *("bytes_down", "bytes_up", "reported"),
 )
 """The fields that the journal keeps."""
@@ -67,6 +69,9 @@ class RoundRecord:
     """The clients whose uploads must not be folded (bad_uploads = skip)."""
     simulated: float | None = None
     """Seconds of the round on the virtual clock, if there is one."""
+    staleness: tuple[int, ...] = ()
+    """Of an asynchronous run: how many steps the server has taken since the broadcast that each participant
+    answers."""
     seconds: float = 0.0
     seconds_clients: float = 0.0
     bytes_down: int = 0
@@ -136,6 +141,7 @@ class RoundRecord:
             **({"late": list(self.late)} if self.late else {}),
             **({"refused": list(self.refused)} if self.refused else {}),
             **({} if self.simulated is None else {"simulated_seconds": self.simulated}),
+            **({"staleness": list(self.staleness)} if self.staleness else {}),
             **numbers,
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,

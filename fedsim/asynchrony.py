@@ -1,0 +1,122 @@
+"""Asynchronous rounds: which uploads the server folds in which step, by the virtual clock.
+
+    client:  computes from the broadcast that it has, uploads, and waits until its upload is folded
+    server:  folds as soon as B uploads are there, and sends its new broadcast to these B clients
+
+A round is one step of the server. Upload k of round r answers the broadcast of round a <= r; its staleness is
+r - a, the number of steps that the server took meanwhile. Ties go to the older broadcast, then to the lower
+id, so that B = K with equal clients is the synchronous run.
+
+Everything follows from the configuration: links, computers, examples and the sizes of messages that
+`fedsim plan` knows. Measured time decides nothing, so workers may compute a task long after its virtual
+instant, and kills and resumes change no bit.
+
+Source: FedBuff, Nguyen et al. 2022, Algorithm 1, https://arxiv.org/abs/2106.06639; for sites, asynchronous
+PVI, Ashman et al. 2022, Sec. 3, https://arxiv.org/abs/2202.12275. Differs: a client whose upload waits in the
+buffer waits, too, so that its state is never two versions ahead; where a codec's size depends on the values,
+the clock counts its upper bound.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from fedsim.errors import UsageError
+from fedsim.specs import Form, parse, split_modifiers, whole
+from fedsim.virtual_clock import Clock
+
+FORM = Form("fedbuff", ("B",), help="the uploads of one step of the server, 1 to K, such as fedbuff:3")
+DAMPING = 0.5
+"""Of FedBuff: an upload of staleness s counts (1 + s)^-DAMPING."""
+USAGE = f"{FORM.usage}[+damp:P]"
+
+
+@dataclass(frozen=True)
+class AsyncRule:
+    """fedbuff:B[+damp:P]. buffer: B. damping: P; None: what the algorithm is known with."""
+
+    buffer: int
+    damping: float | None = None
+
+
+def async_rule(text: str, clients: int) -> AsyncRule:
+    """The rule that --async names.
+
+    Raises:
+        UsageError: If it does not fit.
+    """
+    head, modifiers = split_modifiers(text, "--async", ("damp",))
+    _, arguments = parse(head, "rule of --async", {FORM.name: FORM})
+    buffer = whole(arguments[0])
+    if not 1 <= buffer <= clients:
+        raise UsageError(f"--async {text}: a buffer of 1 to {clients} uploads, as many as there are clients")
+    return AsyncRule(buffer, modifiers.get("damp"))
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """One round.
+
+    participants: the clients whose uploads are folded, ids ascending. answered: the round of the broadcast
+    that each of them answers. seconds: since the step before, on the virtual clock. in_use: the rounds of all
+    broadcasts from which a client computes when the step begins.
+    """
+
+    participants: tuple[int, ...]
+    answered: tuple[int, ...]
+    seconds: float
+    in_use: frozenset[int]
+
+    def broadcast(self, client: int) -> int:
+        """The round of the broadcast that a participant answers."""
+        return self.answered[self.participants.index(client)]
+
+
+class AsyncSchedule:
+    """The steps of a run, each computed once, in their order: a pure function of the arguments."""
+
+    def __init__(
+        self, rule: AsyncRule, clock: Clock, sizes: tuple[int, ...], bytes_down: int, bytes_up: int
+    ) -> None:
+        """sizes: N_k of all clients. bytes_down, bytes_up: of a broadcast and an upload on the stream."""
+        self.rule = rule
+        self._clock, self._sizes, self._bytes = clock, sizes, (bytes_down, bytes_up)
+        self._steps: list[ServerStep] = []
+        self._now = 0.0
+        self._computing = [self._start(1, k) for k in range(len(sizes))]
+        """A heap of (instant of arrival, round of the broadcast, client, seconds since the broadcast)."""
+        heapq.heapify(self._computing)
+        self._users = {1: len(sizes)}
+        """How many clients compute from each broadcast."""
+
+    def step(self, round: int) -> ServerStep:
+        """The step of a round, counted from 1."""
+        while len(self._steps) < round:
+            self._steps.append(self._next(len(self._steps) + 1))
+        return self._steps[round - 1]
+
+    def weight(self, staleness: int, default: float) -> float:
+        """(1 + staleness)^-P, what an upload counts; default: P where the rule leaves it open."""
+        damping = default if self.rule.damping is None else self.rule.damping
+        return float((1 + staleness) ** -damping)
+
+    def _start(self, round: int, client: int) -> tuple[float, int, int, float]:
+        seconds = self._clock.seconds(round, client, self._sizes[client], *self._bytes)
+        return self._now + seconds, round, client, seconds
+
+    def _next(self, round: int) -> ServerStep:
+        in_use = frozenset(self._users)
+        arrived = [heapq.heappop(self._computing) for _ in range(self.rule.buffer)]
+        before, (self._now, *_, longest) = self._now, arrived[-1]
+        fresh = all(answered == round for _, answered, _, _ in arrived)
+        for _, answered, client, _ in arrived:
+            self._users[answered] -= 1
+            if not self._users[answered]:
+                del self._users[answered]
+            heapq.heappush(self._computing, self._start(round + 1, client))
+        self._users[round + 1] = len(arrived)
+        by_id = sorted((client, answered) for _, answered, client, _ in arrived)
+        clients, rounds = zip(*by_id, strict=True)
+        seconds = longest if fresh else self._now - before  # fresh: to the bit what a synchronous round lasts
+        return ServerStep(clients, rounds, seconds, in_use)
