@@ -20,6 +20,8 @@ from tests.support.reproducible import without_seconds
 pytestmark = pytest.mark.process
 
 RUN = ("--clients", "4", "--rounds", "8", "--model", "logistic")
+OVERTAKING = (*RUN, "--async", "fedbuff:1", "--compute", "1ms,noise=1")
+"""Asynchronous, on a virtual clock on which clients overtake each other."""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,12 @@ def killed(folder: Path, after: str, *options: str) -> None:
     [
         ("round 3/8", ("--algo", "fedlap_cov", *RUN, "--workers", "2"), ("--workers", "3")),
         ("round 0/8", ("--algo", "fedlap_cov", *RUN, "--workers", "2"), ("--workers", "0")),
+        ("round 6/8", ("--algo", "fedlap_cov", *OVERTAKING, "--workers", "2"), ("--workers", "3")),
+        (
+            "round 5/8",
+            ("--algo", "precond_admm", "--set", "silent=last", *OVERTAKING, "--workers", "0"),
+            ("--workers", "2"),
+        ),
         ("round 2/8", ("--algo", "precond_admm", *RUN, "--workers", "0"), ("--transport", "tcp")),
         (
             "round 5/8",
