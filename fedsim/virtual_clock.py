@@ -39,22 +39,30 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Computer:
+    """Seconds per example, and the spread of their logarithm from task to task."""
+
+    seconds: float = 0.0
+    noise: float = 0.0
+
+
+@dataclass(frozen=True)
 class Clock:
-    """Links by client, seconds per example with the spread of their logarithm, and the deadline of an
-    exchange in seconds (inf: none)."""
+    """Links and computers by client, and the deadline of an exchange in seconds (inf: none)."""
 
     links: tuple[Link, ...]
-    compute: float
-    noise: float
+    computers: tuple[Computer, ...]
     deadline: float
     seed: int
 
     def seconds(self, round: int, client: int, examples: int, bytes_down: int, bytes_up: int) -> float:
         """From the broadcast to the upload's last bit, for one exchange."""
-        link = self.links[client]
-        draw = RandomStream(self.seed, "compute", round, client).numpy("noise") if self.noise else None
-        factor = math.exp(self.noise * float(draw.standard_normal())) if draw is not None else 1.0
-        return link.seconds(bytes_down, bytes_up) + examples * self.compute * factor
+        link, computer = self.links[client], self.computers[client]
+        factor = 1.0
+        if computer.noise:
+            draw = RandomStream(self.seed, "compute", round, client).numpy("noise")
+            factor = math.exp(computer.noise * float(draw.standard_normal()))
+        return link.seconds(bytes_down, bytes_up) + examples * computer.seconds * factor
 
 
 class ExchangeClock:
@@ -116,11 +124,22 @@ def clock(link: str, compute: str, deadline: str, *, clients: int, seed: int) ->
     """
     if not (link or compute or deadline):
         return None
-    per_example, noise = _compute(compute)
+    of_all = _compute(compute, f"--compute {compute}")
     limit = _time(deadline, "--deadline") if deadline else math.inf
-    if deadline and not (link or per_example):
+    if deadline and not (link or of_all.seconds):
         raise UsageError("--deadline needs --link or --compute: without them every client answers at once")
-    return Clock(_links(link, clients), per_example, noise, limit, seed)
+    if not is_file(link):
+        links = (_link(key_values(link), f"--link {link}"),) * clients
+        return Clock(links, (of_all,) * clients, limit, seed)
+    rows = _rows(link, clients)
+    if compute and any(computer is not None for _, computer in rows):
+        raise UsageError(f"--compute {compute}: {link} says already what its clients compute with")
+    return Clock(
+        tuple(each for each, _ in rows),
+        tuple(of_all if computer is None else computer for _, computer in rows),
+        limit,
+        seed,
+    )
 
 
 def is_file(link: str) -> bool:
@@ -128,10 +147,9 @@ def is_file(link: str) -> bool:
     return link.endswith(".csv")
 
 
-def _links(text: str, clients: int) -> tuple[Link, ...]:
-    if not is_file(text):
-        return (_link(key_values(text), f"--link {text}"),) * clients
-    links: dict[int, Link] = {}
+def _rows(text: str, clients: int) -> list[tuple[Link, Computer | None]]:
+    """Every client's link, and its computer if the file has the column compute (5ms, or 5ms,noise=0.3)."""
+    found: dict[int, tuple[Link, Computer | None]] = {}
     try:
         with Path(text).open(newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.DictReader(file), start=2):
@@ -139,13 +157,15 @@ def _links(text: str, clients: int) -> tuple[Link, ...]:
                 client = row.pop("client", None) or ""
                 if not 0 <= whole(client) < clients:
                     raise DataError(f"{where}: client {client!r}; clients count from 0 to {clients - 1}")
-                links[int(client)] = _link([(key, value) for key, value in row.items() if value], where)
+                compute = row.pop("compute", None)
+                link = _link([(key, value) for key, value in row.items() if value], where)
+                found[int(client)] = link, _compute(compute, where) if compute else None
     except OSError as e:
         raise UsageError(f"--link {text}: {e.strerror}") from None
-    missing = [k for k in range(clients) if k not in links]
+    missing = [k for k in range(clients) if k not in found]
     if missing:
         raise DataError(f"{text} has no line for client {missing[0]}; it needs client,up,down,rtt of each")
-    return tuple(links[k] for k in range(clients))
+    return [found[k] for k in range(clients)]
 
 
 def _link(pairs: Iterable[tuple[str, str]], where: str) -> Link:
@@ -172,14 +192,14 @@ def _time(text: str, where: str) -> float:
     raise UsageError(f"{where}: {text!r} is no time; write 40ms, 2s or 150us")
 
 
-def _compute(text: str) -> tuple[float, float]:
-    """5ms or 5ms,noise=0.3: seconds per example, and the spread of their logarithm."""
+def _compute(text: str, where: str) -> Computer:
+    """5ms or 5ms,noise=0.3."""
     if not text:
-        return 0.0, 0.0
+        return Computer()
     first, _, rest = text.partition(",")
     noise = 0.0
     for key, value in key_values(rest):
         noise = number(value)
         if key != "noise" or not 0 <= noise < math.inf:
-            raise UsageError(f"--compute {text}: write 5ms or 5ms,noise=0.3")
-    return _time(first, "--compute"), noise
+            raise UsageError(f"{where}: {text!r}: write 5ms or 5ms,noise=0.3")
+    return Computer(_time(first, where), noise)

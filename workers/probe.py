@@ -91,8 +91,8 @@ def _small(problem: Problem) -> Problem:
 
 
 def _round(problem: Problem) -> Iterator[Any]:
-    """Yield every upload and every state of the set-up's exchanges and the first round's, without codecs."""
-    problem = replace(problem, experiment=replace(problem.experiment, codecs={}))
+    """Yield every upload and every state of the set-up's exchanges and the first round's, without codecs and --async."""
+    problem = replace(problem, experiment=replace(problem.experiment, codecs={}, asynchronous=""))
     algorithm = problem.algorithm
     ctx = problem.context(0, 0)
     server, client = algorithm.server_init(ctx), algorithm.client_init(ctx, 0)

@@ -12,6 +12,7 @@ A column is an expression of a run's metrics.jsonl:
     rounds to METRIC VALUE  the same for another metric; at most VALUE for one that is better when it is lower
     rounds to mean METRIC VALUE     the same for the running mean of the last `window` evaluated rounds
     MB to ...               megabytes until then
+    simulated to ...        seconds of the virtual clock until then
 
 METRIC is a key of metrics.jsonl.
 """
@@ -36,12 +37,12 @@ SUMMED = frozenset(SUMS)
 """Metrics that are sums over the rounds so far."""
 
 _AT = re.compile(r"(?:(max|best) )?([a-zA-Z_]\w*(?: up| down)?)@(end|\d+)")
-_TO = re.compile(r"(rounds|MB) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*\.?\d+)|(0?\.\d+|1\.0))")
+_TO = re.compile(r"(rounds|MB|simulated) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*\.?\d+)|(0?\.\d+|1\.0))")
 
 
 @dataclass(frozen=True)
 class Column:
-    """What a column asks for: how ("", max, best, rounds to, MB to), of which metric, in which round.
+    """What a column asks for: how ("", max, best, rounds to, MB to, simulated to), of which metric, in which round.
 
     A round of None is the last one, or the first one that reaches a level.
     """
@@ -62,7 +63,7 @@ def parsed(expression: str) -> Column:
     if not (result := _AT.fullmatch(expression)):
         raise UsageError(
             f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, best METRIC@ROUND, rounds to "
-            "VALUE or MB to VALUE; ROUND is a number or end, VALUE an accuracy such as 0.78; also rounds to "
+            "VALUE, MB to VALUE or simulated to VALUE; ROUND is a number or end, VALUE an accuracy such as 0.78; also rounds to "
             "METRIC VALUE, rounds to mean METRIC VALUE"
         )
     return Column(result[1] or "", result[2], None if result[3] == "end" else int(result[3]))
@@ -79,7 +80,7 @@ def value(expression: str, curve: Curve, window: int = 1) -> float:
         at = reached(curve, float(result[4] or result[5]), metric, window if result[2] else 1)
         if at is None:
             return math.nan
-        return float(curve.rounds()[at]) if result[1] == "rounds" else curve.metric("MB")[at]
+        return float(curve.rounds()[at]) if result[1] == "rounds" else curve.metric(result[1])[at]
     column = parsed(expression)
     how, name = column.how, column.metric
     end = curve.rounds()[-1] if column.round is None else column.round
@@ -141,7 +142,7 @@ def percent(expression: str) -> bool:
 def _scale(expression: str) -> tuple[float, int]:
     if expression.startswith("rounds"):
         return 1.0, 0
-    if expression.startswith("MB"):
+    if expression.startswith(("MB", "simulated")):
         return 1.0, 1
     if any(name in expression for name in ("_ece", "_brier")):
         return 1.0, 3

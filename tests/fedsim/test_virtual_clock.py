@@ -10,7 +10,7 @@ import pytest
 
 from fedsim.errors import DataError, UsageError
 from fedsim.round_events import TaskId
-from fedsim.virtual_clock import Clock, ExchangeClock, Link, clock
+from fedsim.virtual_clock import Clock, Computer, ExchangeClock, Link, clock
 
 
 def created(link: str = "", compute: str = "", deadline: str = "", clients: int = 3, seed: int = 0) -> Clock:
@@ -49,10 +49,24 @@ def test_links_by_client(tmp_path: Path) -> None:
         ("client,up\n0,fast\n1,1mbit\n", "line 2: 'fast' is no rate"),
         ("client,up\n5,1mbit\n", "client '5'"),
         ("client,speed\n0,1mbit\n", "speed=1mbit"),
+        ("client,compute\n0,slow\n", "line 2: 'slow' is no time"),
+        ('client,compute\n0,"1ms,noise=x"\n', "line 2: .*noise=0.3"),
     ):
         path.write_text(text)
         with pytest.raises((DataError, UsageError), match=says):
             created(str(path), clients=2)
+
+
+def test_computers_by_client(tmp_path: Path) -> None:
+    path = tmp_path / "devices.csv"
+    path.write_text('client,compute,rtt\n0,1ms,\n1,"10ms,noise=0.3",40ms\n')
+    c = created(str(path), clients=2)
+    assert c.computers == (Computer(0.001), Computer(0.01, 0.3)) and c.links[1] == Link(rtt=0.04)
+    assert c.seconds(1, 0, 100, 1, 1) == pytest.approx(0.1)
+    with pytest.raises(UsageError, match="says already"):
+        created(str(path), "5ms", clients=2)
+    path.write_text("client,compute\n0,1ms\n1,\n")
+    assert created(str(path), clients=2).computers == (Computer(0.001), Computer())
 
 
 @pytest.mark.parametrize(
@@ -78,10 +92,10 @@ def test_exchange_lasts_until_the_deadline_if_a_client_sends_nothing() -> None:
     for k in (0, 1):
         exchange.gave(k, 100)
     assert not exchange.late(TaskId(1, 1, 0, 0), 100)
-    assert exchange.close() == 5.0
+    assert exchange.close(1) == 5.0
     without = ExchangeClock(clock("", "1ms", "", clients=2, seed=0), (10, 10))
     for k in (0, 1):
         without.gave(k, 100)
     assert not without.late(TaskId(1, 1, 0, 0), 100)
-    assert without.close() == pytest.approx(0.01)
-    assert ExchangeClock(None, (10, 10)).close() is None
+    assert without.close(1) == pytest.approx(0.01)
+    assert ExchangeClock(None, (10, 10)).close(1) is None
