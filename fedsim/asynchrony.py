@@ -20,6 +20,7 @@ the clock counts its upper bound.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass
 
 from fedsim.errors import UsageError
@@ -95,6 +96,15 @@ class AsyncSchedule:
         while len(self._steps) < round:
             self._steps.append(self._next(len(self._steps) + 1))
         return self._steps[round - 1]
+
+    def staleness(self, rounds: int) -> list[int]:
+        """How many uploads of the first rounds had staleness 0, 1, 2, ...: lost ones count, too."""
+        found = Counter(r - a for r in range(1, rounds + 1) for a in self.step(r).answered)
+        return [found[s] for s in range(max(found, default=-1) + 1)]
+
+    def seconds(self, rounds: int) -> float:
+        """Of the first rounds, on the virtual clock."""
+        return sum(self.step(r).seconds for r in range(1, rounds + 1))
 
     def weight(self, staleness: int, default: float) -> float:
         """(1 + staleness)^-P, what an upload counts; default: P where the rule leaves it open."""

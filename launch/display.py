@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim import plugins
+from fedsim.experiment import Experiment
 from fedsim.learning.likelihoods import EXTRA
 from fedsim.problem import Problem
 from launch import terminal
@@ -152,6 +153,11 @@ class Display:
             self.console.print(f"average over posterior samples: {', '.join(message)}", soft_wrap=True)
             if too_wide(summary["test_nll"], summary["ensemble_nll"]):
                 self.note(TOO_WIDE)
+        if found := summary.get("asynchronous"):
+            self.console.print(
+                f"asynchronous: {found['simulated_seconds']:,.1f} simulated seconds; staleness "
+                f"{found['staleness_mean']:.1f} on average, {len(found['staleness']) - 1} at most"
+            )
         if summary["seconds_round_median"] is not None:
             self.console.print(
                 f"first round {summary['seconds_to_first_round']:.1f} s after the start, "
@@ -181,8 +187,7 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         f"training examples, {len(data.test_targets):,} test",
         f"model {model}, P = {problem.net.layout.size:,}; {population(problem)} ({e.partition}, "
         f"{min(sizes)} to {max(sizes)} examples)",
-        f"{counted(e.rounds, 'round')}{until}, participation {e.participation}, seed {e.seed}; "
-        f"{where} ({devices})",
+        f"{counted(e.rounds, 'round')}{until}, {_schedule(e)}, seed {e.seed}; {where} ({devices})",
     ]
     if sum(sizes) < len(data.train_targets):
         unused = counted(len(data.train_targets) - sum(sizes), "training example")
@@ -191,6 +196,10 @@ def header(problem: Problem, execution: Execution, placements: Sequence[Placemen
         useful = f"{counted(workers, 'worker')} for {counted(clients, 'client')}"
         lines.append(f"{useful}: {workers - clients} can only evaluate")
     return lines
+
+
+def _schedule(e: Experiment) -> str:
+    return f"participation {e.participation}" + (f", asynchronous {e.asynchronous}" if e.asynchronous else "")
 
 
 def population(problem: Problem) -> str:

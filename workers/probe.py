@@ -91,7 +91,7 @@ def _small(problem: Problem) -> Problem:
 
 
 def _round(problem: Problem) -> Iterator[Any]:
-    """Yield every upload and every state of the set-up's exchanges and the first round's, without codecs and --async."""
+    """Yield every upload and state of the set-up's exchanges and the first round's, dense, synchronous."""
     problem = replace(problem, experiment=replace(problem.experiment, codecs={}, asynchronous=""))
     algorithm = problem.algorithm
     ctx = problem.context(0, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from fedsim.errors import FedsimError
 from fedsim.participation import Participation, schedule
@@ -25,6 +25,7 @@ def participation_grid(run: Run, rounds: int) -> str:
             clients=clients,
             seed=int(experiment["seed"]),
             sizes=tuple(experiment.get("client_sizes") or ()),
+            decided=_by_the_clock(run) if experiment.get("asynchronous") else None,
         )
         turned = clients > rounds  # clients go across
         shown = [participations(r) for r in range(1, min(rounds, DOWN if turned else ACROSS) + 1)]
@@ -49,6 +50,14 @@ def participation_grid(run: Run, rounds: int) -> str:
         f'viewBox="0 0 {10 * width} {10 * height}" style="max-width: {widest:.0f}px">{cells}</svg></div>'
         f"<p>{key}</p>{html.soft(which)}"
     )
+
+
+def _by_the_clock(run: Run) -> Callable[[int], tuple[int, ...]]:
+    """Who takes part in an asynchronous run, from its ledger: the clients that got a round's broadcast."""
+    rows = run.ledger
+    down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
+    by_round = {int(r): tuple(sorted({int(k) for k in ks})) for r, ks in down.groupby("round").client}
+    return lambda round: by_round.get(round, ())
 
 
 def _range(first: int, last: int, of: int) -> str:

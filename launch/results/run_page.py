@@ -20,6 +20,7 @@ from launch.results.participation_grid import participation_grid
 from launch.results.processes import processes
 from launch.results.run_bill import bill, bytes_by_field, clients, units
 from launch.results.run_curves import calibration, diagnostics, learning
+from launch.results.staleness import staleness
 from launch.results.tables import NONE
 from launch.results.timeline import timeline
 from launch.runs.reader import Run
@@ -73,6 +74,7 @@ def render(run: Run) -> str:
             html.section("Bytes by field and layer", *(bytes_by_field(rows) if len(rows) else ())),
             html.section("Bill", *((*bill(rows), units(run)) if len(rows) else ())),
             html.section("Participation", participation_grid(run, _rounds(summary, metrics))),
+            html.section("Staleness", *staleness(summary)),
             html.section("Clients", *(clients(rows, experiment, summary) if len(rows) else ())),
             html.section("Timeline", timeline(run.path / "timeline.csv")),
             html.section("Processes", *processes(run)),

@@ -42,7 +42,7 @@ _TO = re.compile(r"(rounds|MB|simulated) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*\.
 
 @dataclass(frozen=True)
 class Column:
-    """What a column asks for: how ("", max, best, rounds to, MB to, simulated to), of which metric, in which round.
+    """What a column asks for: how ("", max, best, rounds to, MB to, ...), of which metric, in which round.
 
     A round of None is the last one, or the first one that reaches a level.
     """
@@ -63,8 +63,8 @@ def parsed(expression: str) -> Column:
     if not (result := _AT.fullmatch(expression)):
         raise UsageError(
             f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, best METRIC@ROUND, rounds to "
-            "VALUE, MB to VALUE or simulated to VALUE; ROUND is a number or end, VALUE an accuracy such as 0.78; also rounds to "
-            "METRIC VALUE, rounds to mean METRIC VALUE"
+            "VALUE, MB to VALUE or simulated to VALUE; ROUND is a number or end, VALUE an accuracy such as "
+            "0.78; also rounds to METRIC VALUE, rounds to mean METRIC VALUE"
         )
     return Column(result[1] or "", result[2], None if result[3] == "end" else int(result[3]))
 

@@ -127,6 +127,22 @@ def dual_mismatch(
     return algorithm.dual_mismatch(server, clients)
 
 
+def asynchronous(problem: Problem, rounds: int) -> dict[str, Any]:
+    """What an asynchronous run says of its rounds: how many uploads had which staleness; else nothing."""
+    schedule = problem.asynchronous
+    if schedule is None:
+        return {}
+    counts = schedule.staleness(rounds)
+    mean = sum(s * n for s, n in enumerate(counts)) / max(sum(counts), 1)
+    return {
+        "asynchronous": {
+            "simulated_seconds": schedule.seconds(rounds),
+            "staleness": counts,
+            "staleness_mean": mean,
+        }
+    }
+
+
 def summarise(
     problem: Problem,
     ledger: Ledger,
@@ -178,6 +194,7 @@ def summarise(
         "model_sha256": None,
         "clients_sha256": None,
         "dual_mismatch": None,
+        **asynchronous(problem, rounds),
     }
     if outcome is not None and states is not None:
         later = outcome.seconds_rounds[1:] or outcome.seconds_rounds
