@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
 
 import torch
@@ -218,6 +218,10 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     centralised: ClassVar[bool] = False
     """Whether it is a reference that is not federated: one client has the rows of all, takes part in every
     round, and its traffic is booked as simulation, so that the algorithm's bill is 0."""
+    folds_stale: ClassVar[bool] = False
+    """Whether uploads that answer older broadcasts can be folded (--async)."""
+    default_codecs: ClassVar[Mapping[str, str]] = {}
+    """Codecs by field, as --codec names them, of fields for which the user names none."""
     stale_damping: ClassVar[float] = 0.0
     """P of the weight (1 + staleness)^-P that a stale upload has where --async leaves it open."""
     fed_back: ClassVar[tuple[str, ...]] = ()
@@ -330,16 +334,21 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         Raises:
             UsageError: if they cannot, saying why.
         """
-        raise UsageError(f"--async: {self.name} has no rule for an upload that answers an older broadcast")
+        if not self.folds_stale:
+            raise UsageError(
+                f"--async: {self.name} has no rule for an upload that answers an older broadcast"
+            )
 
     def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
         """Fold uploads that answer broadcasts of different rounds, in ascending client id, consumed once.
 
-        Raises:
-            UsageError: as check_stale.
+        One by one, each with the broadcast that it answers: what a server does that adds up the clients'
+        changes. Source: asynchronous PVI, Ashman et al. 2022, Sec. 3, https://arxiv.org/abs/2202.12275.
         """
-        self.check_stale(damped=False)
-        raise NotImplementedError
+        for a in arrivals:
+            alone = replace(ctx, weight=a.weight)
+            server = self.server_update(server, a.down, [(a.client, a.up)], alone)
+        return server
 
     @abstractmethod
     def model(self, server: Server, ctx: Context) -> Model:

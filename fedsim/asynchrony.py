@@ -22,7 +22,9 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
+from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError
 from fedsim.specs import Form, parse, split_modifiers, whole
 from fedsim.virtual_clock import Clock
@@ -99,8 +101,8 @@ class AsyncSchedule:
 
     def staleness(self, rounds: int) -> list[int]:
         """How many uploads of the first rounds had staleness 0, 1, 2, ...: lost ones count, too."""
-        found = Counter(r - a for r in range(1, rounds + 1) for a in self.step(r).answered)
-        return [found[s] for s in range(max(found, default=-1) + 1)]
+        counts = Counter(r - a for r in range(1, rounds + 1) for a in self.step(r).answered)
+        return [counts[s] for s in range(max(counts, default=-1) + 1)]
 
     def seconds(self, rounds: int) -> float:
         """Of the first rounds, on the virtual clock."""
@@ -130,3 +132,68 @@ class AsyncSchedule:
         clients, rounds = zip(*by_id, strict=True)
         seconds = longest if fresh else self._now - before  # fresh: to the bit what a synchronous round lasts
         return ServerStep(clients, rounds, seconds, in_use)
+
+
+@dataclass(frozen=True)
+class Asynchrony:
+    """Which broadcast an upload answers, and what it counts then.
+
+    schedule: None of a synchronous run, in which every upload answers the broadcast of its round. damping: P
+    where the rule leaves it open.
+    """
+
+    schedule: AsyncSchedule | None
+    damping: float = 0.0
+
+    def answered(self, round: int, client: int) -> int:
+        """The round of the broadcast that a client's task of this round answers."""
+        return round if self.schedule is None or not round else self.schedule.step(round).broadcast(client)
+
+    def staleness(self, round: int) -> tuple[int, ...]:
+        """Of every participant of a round; empty of a synchronous one."""
+        if self.schedule is None or not round:
+            return ()
+        return tuple(round - answered for answered in self.schedule.step(round).answered)
+
+    def weight(self, round: int, client: int) -> float:
+        """What a client's upload of this round counts for its staleness, in (0, 1]."""
+        if self.schedule is None:
+            return 1.0
+        return self.schedule.weight(round - self.answered(round, client), self.damping)
+
+    def participants(self, round: int) -> tuple[int, ...]:
+        """Those of a round; empty of a synchronous one."""
+        return () if self.schedule is None or not round else self.schedule.step(round).participants
+
+    def origins(self, round: int) -> tuple[int, ...]:
+        """The rounds, ascending, behind which the server has sent the broadcasts that clients compute from
+        when this round begins, without the one before it: 0 is the start. Empty of a synchronous run."""
+        if self.schedule is None or not round:
+            return ()
+        return tuple(r - 1 for r in sorted(self.schedule.step(round).in_use) if r < round)
+
+
+def asynchrony(
+    rule: str,
+    deadline: str,
+    algorithm: Algorithm[Any, Any, Any, Any],
+    clock: Clock | None,
+    sizes: tuple[int, ...],
+    message_bytes: tuple[int, int],
+) -> Asynchrony:
+    """What --async asks for. message_bytes: of a broadcast and an upload on the stream.
+
+    Raises:
+        UsageError: If it does not fit the algorithm or the other options.
+    """
+    parsed = async_rule(rule, len(sizes))
+    if clock is None:
+        raise UsageError(
+            "--async needs the virtual clock, which says whose upload is first: --compute 1ms or --link"
+        )
+    if deadline:
+        raise UsageError("--async has no deadline: the server waits for no one. Leave --deadline out")
+    if len(algorithm.exchanges) > 1:
+        raise UsageError(f"--async: a round of {algorithm.name} has several exchanges; it needs one")
+    algorithm.check_stale(damped=bool(parsed.damping))
+    return Asynchrony(AsyncSchedule(parsed, clock, sizes, *message_bytes), algorithm.stale_damping)

@@ -51,7 +51,8 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
             "server_type",
             "default_rounds",
             "eval_samples",
-            "damping",
+            "stale_damping",
+            "default_codecs",
         ):
             object.__setattr__(self, name, getattr(self.inner, name, ""))
         object.__setattr__(self, "client_type", with_residuals(self.inner.client_type))

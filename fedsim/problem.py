@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsim import plugins
 from fedsim.algorithm import Algorithm, Context, Exchange, Task
-from fedsim.asynchrony import AsyncSchedule, async_rule
+from fedsim.asynchrony import Asynchrony, asynchrony
 from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import DATASETS, Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
@@ -105,7 +105,7 @@ class Problem:
         lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
-        problem.asynchronous  # noqa: B018  (checks that it fits)
+        problem.asynchrony  # noqa: B018  (checks that it fits)
         return problem
 
     @staticmethod
@@ -127,7 +127,7 @@ class Problem:
         clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
         problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot(), 1.0)
         problem.codecs  # noqa: B018  (checks the names)
-        problem.asynchronous  # noqa: B018  (checks that it fits)
+        problem.asynchrony  # noqa: B018  (checks that it fits)
         return problem
 
     @cached_property
@@ -164,96 +164,50 @@ class Problem:
             **self.algorithm.sizes_on_wire(clients, classes),
         }
 
-    def schedule(self) -> Schedule:
-        """The schedule of participation.
+    def schedule(self, sizes: tuple[int, ...] | None = None) -> Schedule:
+        """The schedule of participation; sizes: of all clients, where an outline does not know them.
 
         Raises:
             UsageError: If it does not fit the clients.
             DataError: If its trace file is wrong.
         """
-        return self.schedule_of(self.sizes)
-
-    def schedule_of(self, sizes: tuple[int, ...]) -> Schedule:
-        """The same for clients of other sizes: an outline's are not known.
-
-        Raises:
-            FedsimError: as schedule.
-        """
-        e, asynchronous = self.experiment, self._asynchronous(sizes)
-        decided = None if asynchronous is None else (lambda round: asynchronous.step(round).participants)
-        return schedule(e.participation, clients=len(self.clients), seed=e.seed, sizes=sizes, decided=decided)
+        e, known = self.experiment, self.sizes if sizes is None else sizes
+        steps = (self.asynchrony if sizes is None else self._asynchrony(known)).schedule
+        decided = None if steps is None else (lambda round: steps.step(round).participants)
+        return schedule(e.participation, clients=len(self.clients), seed=e.seed, sizes=known, decided=decided)
 
     @cached_property
-    def asynchronous(self) -> AsyncSchedule | None:
-        """Which uploads the server folds in which step; None of a synchronous run.
+    def asynchrony(self) -> Asynchrony:
+        """Which broadcast an upload answers, and what it counts then.
 
         Raises:
             UsageError: If --async does not fit the algorithm or the other options.
         """
-        return self._asynchronous(self.sizes)
+        return self._asynchrony(self.sizes)
 
-    def _asynchronous(self, sizes: tuple[int, ...]) -> AsyncSchedule | None:
-        e, algorithm = self.experiment, self.algorithm
+    def _asynchrony(self, sizes: tuple[int, ...]) -> Asynchrony:
+        e = self.experiment
         if not e.asynchronous:
-            return None
-        rule = async_rule(e.asynchronous, len(self.clients))
-        if self.clock is None:
-            raise UsageError(
-                "--async needs the virtual clock, which says whose upload is first: --compute 1ms or --link"
-            )
-        if e.deadline:
-            raise UsageError("--async has no deadline: the server waits for no one. Leave --deadline out")
-        if len(algorithm.exchanges) > 1:
-            raise UsageError(f"--async: a round of {algorithm.name} has several exchanges; it needs one")
+            return Asynchrony(None)
         if self.refers_to_last:
-            raise UsageError(
-                "--async: clients have different broadcasts, so none can refer to the last (+last)"
-            )
-        algorithm.check_stale(damped=bool(rule.damping))
-        stored, (kinds,) = "u8" if self._stored_as_bytes else "f32", algorithm.exchanges
+            raise UsageError("--async: clients have different broadcasts, so none refers to the last (+last)")
         down, up = (
             envelope_size(
-                kind,
+                getattr(self.algorithm.exchanges[0], side),
                 self.codecs[side],
                 self.dims,
                 self.net.layout,
-                kind=name,
+                kind=kind,
                 run=RUN_NAME,
-                stored=stored,
+                stored=self.stored_dtype,
             ).total
-            for kind, side, name in ((kinds.down, "down", "task"), (kinds.up, "up", "upload"))
+            for side, kind in (("down", "task"), ("up", "upload"))
         )
-        return AsyncSchedule(rule, self.clock, sizes, down, up)
-
-    def participants(self, round: int) -> tuple[int, ...]:
-        """Those of a round of an asynchronous run."""
-        return () if self.asynchronous is None else self.asynchronous.step(round).participants
-
-    def answered(self, round: int, client: int) -> int:
-        """The round of the broadcast that a client's task of this round answers: this one, unless the run is
-        asynchronous."""
-        if self.asynchronous is None or not round:
-            return round
-        return self.asynchronous.step(round).broadcast(client)
-
-    def stale_weight(self, round: int, client: int) -> float:
-        """What a client's upload of this round counts for its staleness, in (0, 1]."""
-        if self.asynchronous is None:
-            return 1.0
-        staleness = round - self.answered(round, client)
-        return self.asynchronous.weight(staleness, self.algorithm.stale_damping)
-
-    def origins(self, round: int) -> tuple[int, ...]:
-        """The rounds, ascending, behind which the server has sent the broadcasts that clients compute from
-        when this round begins, without the one before it: 0 is the start. Empty unless the run is
-        asynchronous."""
-        if self.asynchronous is None:
-            return ()
-        return tuple(r - 1 for r in sorted(self.asynchronous.step(round).in_use) if r < round)
+        return asynchrony(e.asynchronous, e.deadline, self.algorithm, self.clock, sizes, (down, up))
 
     def exchange_clock(self) -> ExchangeClock:
         """The time of one exchange after another."""
-        steps = self.asynchronous
+        steps = self.asynchrony.schedule
         decided = None if steps is None else (lambda round: steps.step(round).seconds)
         return ExchangeClock(self.clock, self.sizes, decided)
 
@@ -277,8 +231,10 @@ class Problem:
 
     @cached_property
     def codecs(self) -> Mapping[str, Mapping[str, str]]:
-        """Codecs by direction and field, from `--codec field=codec` or `up.field=codec`."""
-        return select_codecs(self.experiment.codecs, self.exchanges, self._stored_as_bytes)
+        """Codecs by direction and field, from the algorithm's own and `--codec field=codec` or
+        `up.field=codec`."""
+        options = {**self.algorithm.default_codecs, **self.experiment.codecs}
+        return select_codecs(options, self.exchanges, self._stored_as_bytes)
 
     @property
     def broadcast_type(self) -> type:
@@ -298,7 +254,12 @@ class Problem:
     @property
     def _stored_as_bytes(self) -> bool:
         """Whether inputs are whole numbers of one byte."""
-        return self.dataset.train_inputs.dtype == np.uint8
+        return self.stored_dtype == "u8"
+
+    @property
+    def stored_dtype(self) -> str:
+        """The dtype of inputs that are sent as they are stored."""
+        return "u8" if self.dataset.train_inputs.dtype == np.uint8 else "f32"
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -333,7 +294,7 @@ class Problem:
     def task(self, round: int, exchange: int, client: int, folds: int = 0, asked: int = 0) -> Task:
         rng = RandomStream(self.experiment.seed, f"client.{exchange}", round, client)
         start, public = self.start.to(self.net.device), self.public_inputs.to(self.net.device)
-        weight = self.stale_weight(round, client)
+        weight = self.asynchrony.weight(round, client)
         return Task(start, self.sizes, round, exchange, client, rng, folds, asked, public, weight)
 
     def shard(self, client: int) -> Shard:

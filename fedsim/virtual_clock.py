@@ -149,7 +149,7 @@ def is_file(link: str) -> bool:
 
 def _rows(text: str, clients: int) -> list[tuple[Link, Computer | None]]:
     """Every client's link, and its computer if the file has the column compute (5ms, or 5ms,noise=0.3)."""
-    found: dict[int, tuple[Link, Computer | None]] = {}
+    by_client: dict[int, tuple[Link, Computer | None]] = {}
     try:
         with Path(text).open(newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.DictReader(file), start=2):
@@ -159,13 +159,13 @@ def _rows(text: str, clients: int) -> list[tuple[Link, Computer | None]]:
                     raise DataError(f"{where}: client {client!r}; clients count from 0 to {clients - 1}")
                 compute = row.pop("compute", None)
                 link = _link([(key, value) for key, value in row.items() if value], where)
-                found[int(client)] = link, _compute(compute, where) if compute else None
+                by_client[int(client)] = link, _compute(compute, where) if compute else None
     except OSError as e:
         raise UsageError(f"--link {text}: {e.strerror}") from None
-    missing = [k for k in range(clients) if k not in found]
+    missing = [k for k in range(clients) if k not in by_client]
     if missing:
         raise DataError(f"{text} has no line for client {missing[0]}; it needs client,up,down,rtt of each")
-    return [found[k] for k in range(clients)]
+    return [by_client[k] for k in range(clients)]
 
 
 def _link(pairs: Iterable[tuple[str, str]], where: str) -> Link:

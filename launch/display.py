@@ -153,10 +153,10 @@ class Display:
             self.console.print(f"average over posterior samples: {', '.join(message)}", soft_wrap=True)
             if too_wide(summary["test_nll"], summary["ensemble_nll"]):
                 self.note(TOO_WIDE)
-        if found := summary.get("asynchronous"):
+        if steps := summary.get("asynchronous"):
             self.console.print(
-                f"asynchronous: {found['simulated_seconds']:,.1f} simulated seconds; staleness "
-                f"{found['staleness_mean']:.1f} on average, {len(found['staleness']) - 1} at most"
+                f"asynchronous: {steps['simulated_seconds']:,.1f} simulated seconds; staleness "
+                f"{steps['staleness_mean']:.1f} on average, {len(steps['staleness']) - 1} at most"
             )
         if summary["seconds_round_median"] is not None:
             self.console.print(

@@ -32,6 +32,7 @@ from protocols.fednova import FedNova
 from protocols.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from protocols.fedpa import FedPA
 from protocols.fedpd import FedPD
+from protocols.fedpm import FedPM
 from protocols.fedprox import FedProx
 from protocols.fisher_merge import FisherMerge
 from protocols.fola import FOLA
@@ -61,6 +62,7 @@ REGISTRY: tuple[type[AnyAlgorithm], ...] = (
     *(FedIvon, IsoBayesADMM, FedEP),
     Pooled,
     FALD,
+    FedPM,
 )
 
 

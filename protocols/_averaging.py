@@ -124,6 +124,7 @@ class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
 
     fed_back: ClassVar[tuple[str, ...]] = ("delta",)
 
+    folds_stale: ClassVar[bool] = True
     stale_damping: ClassVar[float] = DAMPING
 
     @property
@@ -154,9 +155,6 @@ class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
     ) -> OptimiserServer:
         delta = weighted_mean(((k, up.delta) for k, up in ups), ctx.sizes)
         return OptimiserServer(*step(self.optimiser, server.moments, server.mean, delta))
-
-    def check_stale(self, damped: bool) -> None:
-        """Any age will do: Delta_k, times the weight of its staleness, is averaged (FedBuff)."""
 
     def stale_update(
         self, server: OptimiserServer, arrivals: Iterable[Arrival], ctx: Context

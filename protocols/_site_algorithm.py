@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Exchange, Task
+from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Task
 from fedsim.errors import UsageError
 from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Gaussian, Penalty, Point, product
@@ -36,7 +36,6 @@ from protocols._site_messages import (
     FixedPrecision,
     gaussian,
 )
-from protocols._stale_sites import one_by_one
 
 __all__ = [
     "DIAGONAL",
@@ -256,9 +255,6 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
                 f"--async: under silent=last an upload of {self.name} is the change of z_k itself, which "
                 "damp:P cannot damp on both sides; leave it out"
             )
-
-    def stale_update(self, server: Consensus, arrivals: Iterable[Arrival], ctx: Context) -> Consensus:
-        return one_by_one(self, server, arrivals, ctx)
 
     def model(self, server: Consensus, ctx: Context) -> Point | Gaussian:
         if not server.started:

@@ -33,6 +33,7 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1"
     url: ClassVar[str] = "https://arxiv.org/abs/1602.05629"
     default_model: ClassVar[str] = "mlp_small"
+    folds_stale: ClassVar[bool] = True
     stale_damping: ClassVar[float] = DAMPING
 
     def server_init(self, ctx: Context) -> Server:
@@ -54,9 +55,6 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
         return Server(weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes))
-
-    def check_stale(self, damped: bool) -> None:
-        """Any age will do: w_k minus the broadcast is what the server adds up (FedBuff)."""
 
     def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
         return Server(stale_mean(server.mean, arrivals, ctx))

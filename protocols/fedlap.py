@@ -30,13 +30,12 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Step, Task
+from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
 from fedsim.hyperparameters import PriorPrecision, ProxNorm
 from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Mean, Scalar
-from protocols._stale_sites import one_by_one
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,7 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 9"
     url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
     default_model: ClassVar[str] = "mlp_small"
+    folds_stale: ClassVar[bool] = True
 
     def server_init(self, ctx: Context) -> Server:
         return Server(torch.zeros_like(ctx.start, dtype=torch.float64), started=False)
@@ -124,12 +124,6 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
         for k, up in ups:
             dual = by_blocks(partial(self.stepped, ctx.at(k)), dual, down, up, out=dual)
         return Server(dual, started=True)
-
-    def check_stale(self, damped: bool) -> None:
-        """Any age will do: the server adds up what every client's dual changes by."""
-
-    def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
-        return one_by_one(self, server, arrivals, ctx)
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
         return Gaussian(server.dual, 0.0).mismatch(product(Gaussian(c.dual, 0.0) for c in clients))

@@ -16,8 +16,7 @@ The posterior of a network is by default too wide to sample from (delta = 0.1 le
 do not touch a deviation of 3, and a Laplace approximation knows nothing of the curvature away from the
 mean): predictions are those of the mean, w_g. On logistic regression its average is as good.
 
-Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives both dual steps from
-(w_k, S_k) and its own broadcast.
+Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives both dual steps itself.
 
 Local training is Adam by default, whose moments live with the client over rounds (carry).
 
@@ -41,13 +40,12 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from fedsim.algorithm import Algorithm, AnyShard, Arrival, At, Context, Exchange, Step, Task
+from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from protocols._laplace_forms import Covariance, Form, check_covariance, form
-from protocols._stale_sites import one_by_one
 
 
 @dataclass(frozen=True)
@@ -76,6 +74,7 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 21"
     url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
     default_model: ClassVar[str] = "mlp_small"
+    folds_stale: ClassVar[bool] = True
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -139,12 +138,6 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
         for k, up in ups:
             sites = by_blocks(partial(self.stepped, ctx.at(k)), sites, down, up, out=sites)
         return Server(sites, started=True)
-
-    def check_stale(self, damped: bool) -> None:
-        """Any age will do: the server adds up what every client's dual changes by."""
-
-    def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
-        return one_by_one(self, server, arrivals, ctx)
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
         return server.sites.mismatch(product(c.site for c in clients))

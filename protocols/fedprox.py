@@ -43,6 +43,7 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
     paper: ClassVar[str] = "Li et al. 2020; FedLap paper, Eq. 2 with v_k = 0"
     url: ClassVar[str] = "https://arxiv.org/abs/1812.06127"
     default_model: ClassVar[str] = "mlp_small"
+    folds_stale: ClassVar[bool] = True
     stale_damping: ClassVar[float] = DAMPING
 
     def server_init(self, ctx: Context) -> Server:
@@ -72,9 +73,6 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
         return Server(weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes))
-
-    def check_stale(self, damped: bool) -> None:
-        """Any age will do: w_k minus the broadcast is what the server adds up (FedBuff)."""
 
     def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
         return Server(stale_mean(server.mean, arrivals, ctx))

@@ -44,6 +44,7 @@ T = TypeVar("T")
 class FieldKind:
     """What a field is, mathematically, and the shape it has by the names of Dims.
 
+    unit: its values lie in [0, 1].
     elastic: the first size may be anything up to its Dims entry, which is a bound.
     stored: integers of the sender's data set (uint8 pixels) are sent as they are stored.
     over: how a round's uploads are summed up in metrics.jsonl (scalars only): the N_k-weighted mean,
@@ -53,6 +54,7 @@ class FieldKind:
     name: str
     dims: tuple[str, ...] = ("P",)
     positive: bool = False
+    unit: bool = False
     dtype: str = "f32"
     elastic: bool = False
     stored: bool = False
@@ -66,6 +68,8 @@ Shift = Annotated[Tensor, FieldKind("shift")]
 Delta = Annotated[Tensor, FieldKind("delta")]
 Gradient = Annotated[Tensor, FieldKind("gradient")]
 Curvature = Annotated[Tensor, FieldKind("curvature")]
+Probability = Annotated[Tensor, FieldKind("probability", unit=True)]
+"""Of every parameter's mask bit; a codec may send a sample in its place (fedsim.wire.codecs.masks)."""
 Statistic = Annotated[Tensor, FieldKind("statistic")]
 FullPrecision = Annotated[Tensor, FieldKind("precision", (TRIANGLE,), positive=True)]
 """A symmetric positive definite matrix as its packed triangle (fedsim.learning.gaussian.packed)."""
@@ -230,8 +234,8 @@ def values_of(message: Any) -> list[tuple[Field, Any]]:
 
 
 def check_values(message: object, owner: str, max_norm: float = math.inf) -> None:
-    """Raise WireError unless every float of a decoded message is finite, every precision positive and no
-    tensor's Euclidean norm above `max_norm`.
+    """Raise WireError unless every float of a decoded message is finite, every precision positive, every
+    probability in [0, 1] and no tensor's Euclidean norm above `max_norm`.
 
     A finite sum proves that all values are finite at a fifth of the cost of isfinite.
     """
@@ -253,6 +257,8 @@ def check_values(message: object, owner: str, max_norm: float = math.inf) -> Non
             norm = float(torch.linalg.vector_norm(value, dtype=torch.float64))
             if norm > max_norm:
                 raise WireError(f"{owner}: field {f.name!r} has the norm {norm:g}; the limit is {max_norm:g}")
+        if f.kind.unit and value.numel() and not 0 <= float(value.min()) <= float(value.max()) <= 1:
+            raise WireError(f"{owner}: {f.kind.name} {f.name!r} has values outside [0, 1]")
         if not f.kind.positive or not value.numel():
             continue
         if f.kind.dims == (TRIANGLE,):

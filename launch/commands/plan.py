@@ -96,7 +96,6 @@ def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Pla
 
 def _sizes(problem: Problem, round: int, number: int, run: str) -> dict[str, EnvelopeSize]:
     types = problem.exchange(round, number)
-    stored = "u8" if problem.dataset.train_inputs.dtype == np.uint8 else "f32"
     return {
         side: envelope_size(
             kind,
@@ -105,7 +104,7 @@ def _sizes(problem: Problem, round: int, number: int, run: str) -> dict[str, Env
             problem.net.layout,
             kind=name,
             run=run,
-            stored=stored,
+            stored=problem.stored_dtype,
         )
         for side, kind, name in (("down", types.down, "task"), ("up", types.up, "upload"))
     }
@@ -120,8 +119,9 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
     problem = Problem.outline(experiment, algorithm, Path(execution.data_dir) if execution.data_dir else None)
     created, dataset = problem.experiment, problem.dataset
-    sizes: tuple[int, ...] = ()
-    if created.participation.startswith("size:") or created.asynchronous:
+    sizes = (1,) * len(problem.clients) if created.asynchronous else ()
+    divisible = created.clients <= len(dataset.train_targets)  # else an asynchronous plan has equal clients
+    if created.participation.startswith("size:") or (created.asynchronous and divisible):
         split = partition(
             created.partition,
             targets=dataset.train_targets,
@@ -132,7 +132,7 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
             centres=dataset.centres,
         )
         sizes = tuple(len(rows) for rows in split)
-    return problem, plan(problem, problem.schedule_of(sizes))
+    return problem, plan(problem, problem.schedule(sizes))
 
 
 def document(problem: Problem, created: Plan) -> dict[str, Any]:

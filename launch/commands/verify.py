@@ -120,7 +120,7 @@ def computable(run: StoredRun) -> list[int]:
 
 def _origins(run: StoredRun, round: int) -> list[int]:
     """The rounds whose states of the server a round needs besides that of the one before, if any."""
-    return [r for r in run.problem.origins(round) if r >= run.first_round] if round else []
+    return [r for r in run.problem.asynchrony.origins(round) if r >= run.first_round] if round else []
 
 
 def meaning(run: StoredRun, repeatable: bool) -> str:

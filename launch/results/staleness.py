@@ -18,13 +18,13 @@ EXPLAINED = (
 
 def staleness(summary: Mapping[str, Any]) -> Iterator[str]:
     """How many uploads had which staleness; nothing for a synchronous run."""
-    found = summary.get("asynchronous")
-    if not found:
+    steps = summary.get("asynchronous")
+    if not steps:
         return
-    counts = found["staleness"]
+    counts = steps["staleness"]
     yield html.charts(histogram(counts))
     yield html.soft(
-        f"mean {found['staleness_mean']:.2f}, largest {len(counts) - 1}; {found['simulated_seconds']:,.1f} "
+        f"mean {steps['staleness_mean']:.2f}, largest {len(counts) - 1}; {steps['simulated_seconds']:,.1f} "
         f"simulated seconds. {EXPLAINED}"
     )
 

@@ -129,7 +129,7 @@ def dual_mismatch(
 
 def asynchronous(problem: Problem, rounds: int) -> dict[str, Any]:
     """What an asynchronous run says of its rounds: how many uploads had which staleness; else nothing."""
-    schedule = problem.asynchronous
+    schedule = problem.asynchrony.schedule
     if schedule is None:
         return {}
     counts = schedule.staleness(rounds)

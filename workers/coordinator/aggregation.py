@@ -128,8 +128,8 @@ class AggregationThread:
         return Fold(next_server, scalars.result())
 
     def _arrival(self, round: int, client: int, down: Any, up: Any) -> Arrival:
-        staleness = round - self.problem.answered(round, client)
-        return Arrival(client, down, up, staleness, self.problem.stale_weight(round, client))
+        staleness = round - self.problem.asynchrony.answered(round, client)
+        return Arrival(client, down, up, staleness, self.problem.asynchrony.weight(round, client))
 
     def _next(self) -> int | None:
         """Return the client whose upload is next; None: there is no further one."""

@@ -107,16 +107,16 @@ class Dispatch:
         """Go on behind a committed round: the next broadcast may refer to that round's.
 
         earlier: the checkpoints of rounds behind which clients of an asynchronous run have got the broadcasts
-        that they still compute from (Problem.origins).
+        that they still compute from (Asynchrony.origins).
         """
         if checkpoint is None:
             return
         self.sent, self._sent_in = checkpoint.broadcast, checkpoint.broadcast_round
         problem, sent = self.problem, (self.sent, self._sent_in)
-        for origin in problem.origins(checkpoint.round + 1) if checkpoint.round else ():
+        for origin in problem.asynchrony.origins(checkpoint.round + 1) if checkpoint.round else ():
             before = (earlier or {}).get(origin)
             start = problem.algorithm.server_init(problem.context(0, 0)) if before is None else before.server
-            folds, participants = before.folds if before else 0, problem.participants(origin + 1)
+            folds, participants = before.folds if before else 0, problem.asynchrony.participants(origin + 1)
             opened = Open(origin + 1, 1, participants, True, folds, len(participants))
             self.encode_broadcast(start, opened)
         self.sent, self._sent_in = sent
@@ -146,9 +146,10 @@ class Dispatch:
         complete = without_references(payload, self.sent, dims, layout)
         check_values(self.sent, f"the server's broadcast of round {command.round}")
         self._current = Broadcast(command, payload, complete, self.sent)
-        if problem.asynchronous is not None and command.round:
+        steps = problem.asynchrony.schedule
+        if steps is not None and command.round:
             self._in_use[command.round] = self._current
-            in_use = problem.asynchronous.step(command.round).in_use
+            in_use = steps.step(command.round).in_use
             self._in_use = {r: b for r, b in self._in_use.items() if r in in_use}
         return self.sent
 
@@ -159,13 +160,13 @@ class Dispatch:
     def stale(self, round: int) -> Mapping[int, Any]:
         """The broadcasts, as decoded, that uploads of this round answer, by client; empty if all of them
         answer the round's own."""
-        participants = self.problem.participants(round) if self.problem.asynchronous and round else ()
-        if all(self.problem.answered(round, k) == round for k in participants):
+        asynchrony = self.problem.asynchrony
+        if not any(asynchrony.staleness(round)):
             return {}
-        return {k: self.answered(round, k) for k in participants}
+        return {k: self.answered(round, k) for k in asynchrony.participants(round)}
 
     def _broadcast_to(self, round: int, client: int) -> Broadcast:
-        answered = self.problem.answered(round, client)
+        answered = self.problem.asynchrony.answered(round, client)
         return self._current if answered == round else self._in_use[answered]
 
     def give(self, server: Any, give: Give) -> None:

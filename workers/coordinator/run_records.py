@@ -102,9 +102,7 @@ class RunRecords:
         """Record that an exchange is opened; seconds: of the one before, on the virtual clock."""
         if command.exchange == 1:
             record = self.round_log.open(command.round, command.participants)
-            if self.problem.asynchronous is not None and command.round:
-                answered = self.problem.asynchronous.step(command.round).answered
-                record.staleness = tuple(command.round - r for r in answered)
+            record.staleness = self.problem.asynchrony.staleness(command.round)
         else:
             self._add_simulated(command.round, seconds)
         participants = list(command.participants)
@@ -147,7 +145,7 @@ class RunRecords:
         self.callbacks.spans(self.timeline.take())
         files = self.callbacks.committed(commit, ledger.close(r))
         storage.journal.append("commit", round=r, about=record.known())
-        origins = self.problem.origins(r + 1) if r else ()
+        origins = self.problem.asynchrony.origins(r + 1) if r else ()
         needed = [first for first in (log.oldest, *origins) if first is not None]
         storage.checkpoints.commit(
             r,

@@ -60,7 +60,7 @@ class RoundReplayer:
     ) -> Iterator[Checkpoint[Any]]:
         """Yield what each round commits, from the one after `before` (None: from the start) up to `last`.
 
-        earlier: by round, those of Problem.origins of the round after `before`.
+        earlier: by round, those of Asynchrony.origins of the round after `before`.
 
         Raises:
             TaskError: If a task or a fold fails; it names client and round.

@@ -171,7 +171,7 @@ def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Prob
         WireError: naming the round whose checkpoint is missing.
     """
     first = 0 if problem.algorithm.setup else 1
-    for origin in problem.origins(last + 1) if last else ():
+    for origin in problem.asynchrony.origins(last + 1) if last else ():
         if origin >= first and origin not in kept:
             raise WireError(
                 f"after round {last} clients compute from the broadcast behind round {origin}, whose "

@@ -61,7 +61,8 @@ class WorkerRuntime:
     def _train(self, envelope: Envelope) -> Envelope:
         began = time.monotonic_ns()
         h, problem = envelope.header, self.problem
-        stream = codec_stream(problem.experiment.seed, problem.answered(h.round, h.client), h.exchange)
+        answered = problem.asynchrony.answered(h.round, h.client)
+        stream = codec_stream(problem.experiment.seed, answered, h.exchange)
         before = max((r for r in self._broadcasts if r < h.round), default=None)
         last = None if before is None else self._broadcasts[before]
         down = self._decoded(envelope, of_broadcast(last, stream))

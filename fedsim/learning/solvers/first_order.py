@@ -117,7 +117,7 @@ def minimise(
     net.train()
     cavities = tuple(p.to(net.weights) for p in penalties)
     carried = moments if how.carry else None
-    step = _adam(net.weights, how, carried) if how.optimiser == "adam" else _sgd(net.weights, how)
+    step = stepper(net.weights, how, carried)
     order, points, draws = rng.torch("batches"), rng.torch("memory"), rng.torch("smoothing")
     total = torch.zeros((), device=net.device)
     with net.noise(rng.key("dropout")):
@@ -232,6 +232,11 @@ def minimise_memory(
         cavity.add_gradient(net.weights, net.grads)
         step(net.grads)
     return net.snapshot()
+
+
+def stepper(weights: Tensor, how: LocalTraining, carried: Moments | None = None) -> _adam | _sgd:
+    """Adam or SGD, as a function of a gradient that changes `weights` in place."""
+    return _adam(weights, how, carried) if how.optimiser == "adam" else _sgd(weights, how)
 
 
 class _adam:

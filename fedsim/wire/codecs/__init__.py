@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedsim.errors import UsageError, WireError
 from fedsim.specs import Form, number, parse, whole
-from fedsim.wire.codecs import bitmap, csr, float_formats, log8, pco, qsgd, sigma, zstd
+from fedsim.wire.codecs import bitmap, csr, float_formats, log8, masks, pco, qsgd, sigma, zstd
 from fedsim.wire.codecs.base import Codec, Part, Spec, from_bytes, raw_bytes
 from fedsim.wire.codecs.user_codec import users_codec
 
@@ -44,8 +45,10 @@ class CodecFamily:
     fraction: bool = False
     step: str = ""
     """The letter of a step, a positive number."""
-    bits: bool = False
-    """The parameter is a whole number of bits b."""
+    bits: tuple[int, int] | None = None
+    """The parameter is a whole number of bits b; the fewest and the most."""
+    samples: bool = False
+    """The bits may be followed by xN, a number of samples."""
     flags: tuple[str, ...] = ()
     """What may stand behind it, +FLAG each."""
 
@@ -58,7 +61,11 @@ class CodecFamily:
                 what += f", and behind it {' or '.join('+' + flag for flag in self.flags)}"
             return Form(self.name, (self.step,), help=what)
         if self.bits:
-            what = f"b bits, a whole number from {qsgd.FEWEST} to {qsgd.MOST}, such as {self.name}:4"
+            what = f"b bits, a whole number from {self.bits[0]} to {self.bits[1]}, such as {self.name}:4"
+            if self.samples:
+                what += f", xN for the mean of N samples, at most {masks.SAMPLES}, such as {self.name}:4x10"
+            if self.flags:
+                what += f", and behind it {' or '.join('+' + flag for flag in self.flags)}"
             return Form(self.name, ("b",), help=what)
         if not self.fraction:
             return Form(self.name)
@@ -134,7 +141,27 @@ CODECS: Mapping[str, CodecFamily] = {
             "unbiased, b bits a value: random rounding in buckets of 512, entropy-coded; upwards of the "
             "distance from the broadcast; mean, delta and gradient only",
             qsgd.qsgd,
-            bits=True,
+            bits=(qsgd.FEWEST, qsgd.MOST),
+        ),
+        CodecFamily(
+            "bernoulli",
+            "a mask drawn from the probabilities, entropy-coded given the broadcast; probability only",
+            masks.bernoulli,
+        ),
+        CodecFamily(
+            "mrc",
+            "a mask drawn from the probabilities, as an index of b bits per block (minimal random coding "
+            "with common randomness); probability only",
+            masks.mrc,
+            bits=(masks.FEWEST, masks.MOST),
+            samples=True,
+            flags=("last",),
+        ),
+        CodecFamily(
+            "levels",
+            "multiples of 2^-b, entropy-coded; probability only",
+            masks.levels,
+            bits=(1, 16),
         ),
         CodecFamily(
             "sigma",
@@ -176,10 +203,7 @@ def _codec(name: str) -> Codec:
     family_name, arguments = parse(name, "codec", {f.name: f.form for f in CODECS.values()})
     family = CODECS[family_name]
     if family.bits:
-        b = whole(arguments[0])
-        if not qsgd.FEWEST <= b <= qsgd.MOST:
-            raise family.form.misuse("codec", name)
-        return family.make(b)
+        return _of_bits(family, arguments[0], name)
     if not family.fraction and not family.step:
         return family.make()
     amount, *flags = arguments[0].split("+") if family.flags else arguments
@@ -189,6 +213,24 @@ def _codec(name: str) -> Codec:
     if not 0 < p <= (LARGEST_STEP if family.step else 1) or not {*flags} <= {*family.flags}:
         raise family.form.misuse("codec", name)
     return family.make(p, **dict.fromkeys(flags, True))
+
+
+def _of_bits(family: CodecFamily, text: str, name: str) -> Codec:
+    """b, bxN, and flags behind it."""
+    fewest, most = family.bits or (0, 0)
+    amount, *flags = text.split("+")
+    b, x, samples = amount.partition("x")
+    many = whole(samples) if x else 1
+    if (
+        not fewest <= whole(b) <= most
+        or not 1 <= many <= (masks.SAMPLES if family.samples else 1 if not x else 0)
+        or not {*flags} <= {*family.flags}
+    ):
+        raise family.form.misuse("codec", name)
+    options: dict[str, Any] = dict.fromkeys(flags, True)
+    if family.samples:
+        options["samples"] = many
+    return family.make(whole(b), **options)
 
 
 def pack_or_dense(

@@ -39,6 +39,7 @@ from fedsim.wire.schema import (
     Mean,
     Owners,
     Precision,
+    Probability,
     Scalar,
     Weights,
     check_values,
@@ -66,6 +67,7 @@ class Up:
     delta: Delta
     sums: Annotated[Tensor, FieldKind("statistic", ("C",), dtype="f64")]
     logits: Logits
+    kept: Probability
     loss: Scalar
     started: Flag
     own: OwnMemory | None
@@ -73,14 +75,22 @@ class Up:
 
 CODECS: tuple[dict[str, str], ...] = (
     {},
-    {"precision": "log8", "delta": "topk:0.1", "logits": "bf16", "inputs": "zstd", "owners": "zstd"},
+    {
+        "precision": "log8",
+        "delta": "topk:0.1",
+        "kept": "mrc:3",
+        "logits": "bf16",
+        "inputs": "zstd",
+        "owners": "zstd",
+    },
     {"mean": "delta+zstd", "precision": "csr:0.2", "delta": "zstd", "sums": "bf16", "weights": "f16"},
     {"mean": "zstd", "precision": "bitmap:0.1", "delta": "delta+zstd", "sums": "zstd", "logits": "f16"},
-    {"mean": "sigma:0.01", "precision": "ratio:0.25", "delta": "zstd"},
+    {"mean": "sigma:0.01", "precision": "ratio:0.25", "delta": "zstd", "kept": "levels:3"},
     {
         "mean": "sigma:0.02+dither",
         "precision": "ratio:1.0",
         "delta": "qsgd:4",
+        "kept": "bernoulli",
         "logits": "pco",
         "owners": "pco",
     },
@@ -94,11 +104,13 @@ def draw_up(seed: int) -> Up:
     stored = (255 * inputs).to(torch.uint8) if seed % 2 else inputs
     own = OwnMemory(stored, torch.rand(7, generator=d), torch.arange(7))
     vectors = torch.randn(100, generator=d), torch.rand(100, generator=d) + 0.1, torch.randn(100, generator=d)
-    return Up(*vectors, torch.randn(4, generator=d).double(), torch.randn(7, 4, generator=d), 0.5, True, own)
+    sums, logits = torch.randn(4, generator=d).double(), torch.randn(7, 4, generator=d)
+    return Up(*vectors, sums, logits, torch.rand(100, generator=d), 0.5, True, own)
 
 
 REFS = MessageContext(
-    {name: getattr(draw_up(0), name) for name in ("mean", "delta", "sums")}, stream=RandomStream(0, "codec")
+    {name: getattr(draw_up(0), name) for name in ("mean", "delta", "sums", "kept")},
+    stream=RandomStream(0, "codec"),
 )
 
 
@@ -310,11 +322,11 @@ def test_a_shape_bomb_is_refused_by_the_set_up_s_bound(rows: int) -> None:
 
 
 def test_a_lossy_codec_on_integers_is_refused_by_the_receiver_too() -> None:
-    sample = next(s for s in SAMPLES if s.header[FIELDS][7][2] == "u8")
+    sample = next(s for s in SAMPLES if s.header[FIELDS][8][2] == "u8")
     codecs = sample.codecs | {"inputs": "bf16"}
     header = copy.deepcopy(sample.header)
-    assert header[FIELDS][7][0] == "inputs"
-    header[FIELDS][7][1] = "bf16"
+    assert header[FIELDS][8][0] == "inputs"
+    header[FIELDS][8][1] = "bf16"
     index = sum(len(f[4]) for f in header[FIELDS][:7])
     body, frames = with_frame(Sample(codecs, header, sample.frames), index, bytes(70))
     envelope = unpack([struct.pack(">Q", xxhash.xxh3_64_intdigest(body)) + body, *frames], "here")

@@ -1,0 +1,59 @@
+"""Training of the probabilities with which fixed random weights are kept.
+
+    theta = sigmoid(s);   m ~ Bernoulli(theta) at every step;   the network has the weights w m
+    s <- s - eta dL/d(w m) w theta (1 - theta)          m counts as theta in the gradient
+
+Source: FedPM, Isik et al. 2023, Algorithm 1 and Sec. 3, https://arxiv.org/abs/2209.15328; the straight-
+through gradient: Bengio et al. 2013, https://arxiv.org/abs/1308.3432.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim.learning.params import Layout
+from fedsim.learning.shards import Shard
+from fedsim.learning.solvers import LocalFit
+from fedsim.learning.solvers.first_order import LocalTraining, stepper
+from fedsim.seeds import RandomStream
+
+
+def signed_constants(start: Tensor, layout: Layout) -> Tensor:
+    """The fixed weights w: the signs of `start` (P,) times sqrt(2 / fan_in) of their layer.
+
+    A bias or another vector has the constant of the layer before it.
+    """
+    out, scale = torch.empty_like(start), 1.0
+    for s in layout.slices:
+        if len(s.shape) > 1:
+            scale = (2.0 * s.shape[0] / s.size) ** 0.5
+        part = start[s.offset : s.offset + s.size]
+        out[s.offset : s.offset + s.size] = torch.where(part < 0, -scale, scale)
+    return out
+
+
+def train_mask(
+    shard: Shard, fixed: Tensor, theta: Tensor, *, how: LocalTraining, rng: RandomStream, round: int
+) -> LocalFit[Tensor, None]:
+    """New probabilities (P,) in (0, 1) by minibatch steps from `theta` (P,) in (0, 1); fixed: w (P,).
+
+    The loss is the mean of the last epoch.
+    """
+    net, how = shard.net, how.in_round(round)
+    scores = torch.logit(theta).to(net.weights)
+    step = stepper(scores, how)
+    order, draws = rng.torch("batches"), rng.torch("masks")
+    total = torch.zeros((), device=net.device)
+    net.train()
+    with net.noise(rng.key("dropout")):
+        for epoch in range(how.epochs):
+            for inputs, targets in shard.batches(how.batch_size, order):
+                kept = torch.sigmoid(scores)
+                mask = torch.rand(len(kept), generator=draws).to(kept) < kept
+                net.load(fixed * mask)
+                loss = net.loss_gradient(inputs, targets, 1.0)
+                step(net.grads * fixed * kept * (1 - kept))
+                if epoch == how.epochs - 1:
+                    total.add_(loss, alpha=len(targets))
+    return LocalFit(torch.sigmoid(scores), float(total) / shard.size)

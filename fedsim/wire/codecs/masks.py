@@ -1,0 +1,320 @@
+"""Probabilities of masks, and masks drawn from them: fields of kind probability, values q in [0, 1].
+
+    bernoulli   a mask m ~ Bernoulli(q), entropy-coded: about the entropy of m given the broadcast's p
+    mrc:b       a mask that is distributed nearly as m ~ Bernoulli(q), as an index of b bits per block
+    levels:b    q itself as the nearest multiple of 2^-b, entropy-coded
+
+bernoulli and mrc send a sample in the place of q: the decoded values are 0 and 1, and their mean over
+messages is q. Upwards p is the same field of the broadcast that the upload answers; where there is none,
+bernoulli codes layer by layer, and mrc takes p = 1/2. Downwards mrc:b+last takes the last broadcast, and
+mrc:bxN sends N samples, of which the decoded values are the mean.
+
+Minimal random coding (mrc). Both ends draw 2^b candidates of a block from Bernoulli(p), by an integer hash
+of the message's key, so that any bit of any candidate can be computed alone and two machines agree. The
+sender chooses candidate c with probability in proportion to q(c) / p(c), and sends its number. That costs b
+bits for a block of about b bits of KL(q || p), where entropy-coding m costs H(m); it is exact as 2^b
+exceeds exp(KL). A block is as long as the mean KL of a layer allows: B places, a number before the indices.
+The places of a layer are permuted first, so that its blocks have about the same KL (differs from the
+sources, which choose blocks by position).
+
+Sources: FedPM, Isik et al. 2023, https://arxiv.org/abs/2209.15328 (bernoulli); minimal random coding,
+Havasi et al. 2019, Algorithm 1, https://arxiv.org/abs/1810.00440; KLMS, Isik, Pase et al. 2024,
+https://arxiv.org/abs/2306.12625 (upwards, one size of block each layer); BiCompFL, Egger et al. 2025,
+https://arxiv.org/abs/2502.00206 (both directions, the mean of N samples downwards)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from torch import Tensor
+
+from fedsim.errors import WireError
+from fedsim.seeds import RandomStream
+from fedsim.wire.codecs.base import Array, Bound, Codec, Part, Spec, flat32, tensor_of
+from fedsim.wire.codecs.entropy import (
+    LEAST,
+    decode_integers,
+    decode_layers,
+    encode_integers,
+    encode_layers,
+    layers_entropy,
+)
+
+PROBABILITY = frozenset({"probability"})
+WHY = "this codec is for probabilities of masks"
+FEW = 64
+"""Bytes that a layer may have, however few values it has."""
+BINS = 16
+"""Of the broadcast's p: bernoulli has a table of frequencies for each."""
+FEWEST, MOST = 2, 12
+"""Bits of a block of mrc."""
+SAMPLES = 64
+"""N of mrc, at most."""
+SPARE = 2.0
+"""Bits of an index above the mean KL of a block: candidates enough for a sample that is nearly exact."""
+LONGEST = 1 << 14
+"""Places of a block, at most."""
+PRIOR = 0.02
+"""p of mrc is held in [PRIOR, 1 - PRIOR], so that every mask can be a candidate."""
+HEAD = struct.Struct("<I")
+"""B of a layer."""
+UNIT = 1 << 16
+
+
+def bernoulli() -> Codec:
+    return Codec(
+        "bernoulli",
+        _pack_mask,
+        _unpack_mask,
+        _mask_bounds,
+        lossy=True,
+        kinds=PROBABILITY,
+        why=WHY,
+        may_refer=True,
+        noisy=True,
+    )
+
+
+def levels(b: int) -> Codec:
+    return Codec(
+        f"levels:{b}",
+        partial(_pack_levels, b),
+        partial(_unpack_levels, b),
+        _level_bounds,
+        lossy=True,
+        kinds=PROBABILITY,
+        why=WHY,
+        entropy=layers_entropy,
+    )
+
+
+def mrc(b: int, samples: int = 1, last: bool = False) -> Codec:
+    name = f"mrc:{b}" + (f"x{samples}" if samples > 1 else "")
+    return Codec(
+        f"{name}+last" if last else name,
+        partial(_pack_mrc, b, samples),
+        partial(_unpack_mrc, b, samples),
+        partial(_mrc_bounds, b, samples),
+        lossy=True,
+        kinds=PROBABILITY,
+        why=WHY,
+        may_refer=True,
+        noisy=True,
+        last=last,
+        alone=name if last else "",
+    )
+
+
+def _probabilities(x: Tensor) -> Array | None:
+    """q (count,) float64; None for values that are no probabilities."""
+    q = flat32(x).astype(np.float64)
+    return q if np.isfinite(q).all() and ((q >= 0) & (q <= 1)).all() else None
+
+
+# ---- a mask, entropy-coded
+
+
+def _bins(ref: Tensor | None, spec: Spec) -> list[Array]:
+    """The places that are coded with one table: of like p, or of a layer."""
+    if ref is None:
+        return [np.arange(s.offset, s.offset + s.size) for s in spec.layout.slices]
+    bins = np.minimum((flat32(ref) * BINS).astype(np.int64), BINS - 1)
+    return [np.flatnonzero(bins == b) for b in range(BINS)]
+
+
+def _mask_bounds(spec: Spec) -> tuple[Bound, ...]:
+    groups = max(BINS, len(spec.layout.slices))  # each has at least LEAST bytes
+    return (Bound("values", LEAST, spec.dense_bytes + LEAST * groups + FEW),)
+
+
+def _pack_mask(x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
+    q = _probabilities(x)
+    if q is None:
+        return None
+    mask = (_stream(spec).numpy("bernoulli").random(spec.count) < q).astype(np.int64)
+    data = b"".join(encode_integers(mask[places]) for places in _bins(ref, spec))
+    return (("values", memoryview(data)),) if len(data) <= _mask_bounds(spec)[0].most else None
+
+
+def _unpack_mask(parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
+    out, at = np.empty(spec.count, dtype=np.float32), 0
+    for places in _bins(ref, spec):
+        mask, used = decode_integers(parts[0][at:], len(places))
+        if ((mask < 0) | (mask > 1)).any():
+            raise WireError("a mask with other values than 0 and 1")
+        out[places], at = mask, at + used
+    if at != len(parts[0]):
+        raise WireError(f"{len(parts[0]) - at} bytes behind the mask")
+    return tensor_of(out, spec)
+
+
+# ---- levels
+
+
+def _level_bounds(spec: Spec) -> tuple[Bound, ...]:
+    layers = len(spec.layout.slices)
+    return (Bound("values", LEAST * layers, max(spec.dense_bytes, FEW * layers)),)
+
+
+def _pack_levels(b: int, x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
+    q = _probabilities(x)
+    if q is None:
+        return None
+    data = encode_layers(np.rint(q * 2**b).astype(np.int64), spec)
+    return (("values", memoryview(data)),) if len(data) <= _level_bounds(spec)[0].most else None
+
+
+def _unpack_levels(b: int, parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None) -> Tensor:
+    integers = decode_layers(parts[0], spec)
+    if ((integers < 0) | (integers > 2**b)).any():
+        raise WireError("a level that is no probability")
+    return tensor_of((integers / 2**b).astype(np.float32), spec)
+
+
+# ---- minimal random coding
+
+
+def _stream(spec: Spec) -> RandomStream:
+    if spec.stream is None:
+        raise WireError("a sample of a mask needs the random stream of a task")
+    return spec.stream
+
+
+def _thresholds(ref: Tensor | None, spec: Spec) -> Array:
+    """p in units of 1 / UNIT, (count,) uint64: integers, so that both ends have the same."""
+    p = np.full(spec.count, 0.5) if ref is None else flat32(ref).astype(np.float64)
+    thresholds: Array = np.rint(UNIT * p.clip(PRIOR, 1 - PRIOR)).astype(np.uint64)
+    return thresholds
+
+
+def _hash(counters: Array, key: int) -> Array:
+    """64 random bits for every counter, uint64: the finaliser of SplitMix64 (Steele et al. 2014)."""
+    with np.errstate(over="ignore"):
+        z = (counters + np.uint64(key % 2**64)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Array = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def _candidate(number: int, size: int, key: int) -> Array:
+    """The uniform integers below UNIT of a layer's candidate of this number, (size,) uint16."""
+    words = -(-size // 4)
+    counters = np.arange(number * words, (number + 1) * words, dtype=np.uint64)
+    return _hash(counters, key).astype("<u8").view("<u2")[:size]
+
+
+def _drawn(numbers: Array, size: int, key: int) -> Array:
+    """The same where place i belongs to candidate numbers[i], each computed alone."""
+    words, places = -(-size // 4), np.arange(size, dtype=np.uint64)
+    counters = numbers.astype(np.uint64) * np.uint64(words) + places // np.uint64(4)
+    lanes = np.uint64(16) * (places % np.uint64(4))
+    uniform: Array = (_hash(counters, key) >> lanes) & np.uint64(UNIT - 1)
+    return uniform
+
+
+def _layers(spec: Spec) -> Iterator[tuple[int, int, int, Array]]:
+    """Offset, size, key and permutation of every layer."""
+    stream = _stream(spec)
+    for number, s in enumerate(spec.layout.slices):
+        order = stream.numpy(f"order {number}").permutation(s.size)
+        yield s.offset, s.size, stream.key(f"candidates {number}"), order
+
+
+def _mrc_bounds(b: int, samples: int, spec: Spec) -> tuple[Bound, ...]:
+    least = most = 0
+    for s in spec.layout.slices:
+        least += HEAD.size + -(-samples * b * -(-s.size // LONGEST) // 8)
+        most += HEAD.size + -(-samples * b * s.size // 8)
+    return (Bound("values", least, most),)
+
+
+def _length(b: int, kl: float, size: int) -> int:
+    """Places of a block, from the layer's mean KL per place in bits."""
+    longest = max(1, min(size, LONGEST))
+    return longest if kl * longest <= b - SPARE else max(1, int((b - SPARE) / kl))
+
+
+def _pack_mrc(b: int, samples: int, x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
+    q = _probabilities(x)
+    if q is None:
+        return None
+    q, thresholds = q.clip(1e-6, 1 - 1e-6), _thresholds(ref, spec)
+    p = thresholds / UNIT
+    kl = (q * np.log2(q / p) + (1 - q) * np.log2((1 - q) / (1 - p))).clip(min=0)
+    gain = np.log(q / p) - np.log((1 - q) / (1 - p))
+    draws, data = _stream(spec).numpy("choice"), b""
+    for offset, size, key, order in _layers(spec):
+        places = offset + order
+        length = _length(b, float(kl[places].mean()) if size else 0.0, size)
+        starts = np.arange(0, size, length)
+        indices = [
+            _best(b, n, size, key, gain[places], thresholds[places], starts, draws) for n in range(samples)
+        ]
+        data += HEAD.pack(length) + _packed(np.concatenate(indices), b)
+    return (("values", memoryview(data)),)
+
+
+def _best(
+    b: int,
+    sample: int,
+    size: int,
+    key: int,
+    gain: Array,
+    thresholds: Array,
+    starts: Array,
+    draws: np.random.Generator,
+) -> Array:
+    """Of every block, a candidate's number, drawn in proportion to q(c) / p(c) by the Gumbel trick."""
+    best = np.full(len(starts), -math.inf)
+    index = np.zeros(len(starts), dtype=np.int64)
+    for candidate in range(2**b if size else 0):
+        mask = _candidate((sample << b) + candidate, size, key) < thresholds
+        value = np.add.reduceat(np.where(mask, gain, 0.0), starts) + draws.gumbel(size=len(starts))
+        better = value > best
+        best[better], index[better] = value[better], candidate
+    return index
+
+
+def _unpack_mrc(
+    b: int, samples: int, parts: tuple[memoryview, ...], spec: Spec, ref: Tensor | None
+) -> Tensor:
+    thresholds, data, at = _thresholds(ref, spec), parts[0], 0
+    out = np.zeros(spec.count, dtype=np.float32)
+    for offset, size, key, order in _layers(spec):
+        if len(data) - at < HEAD.size:
+            raise WireError("a layer without the length of its blocks")
+        (length,) = HEAD.unpack(data[at : at + HEAD.size])
+        if not 1 <= length <= LONGEST:
+            raise WireError(f"blocks of {length} places; the limit is {LONGEST}")
+        blocks = -(-size // length)
+        used = -(-samples * blocks * b // 8)
+        at += HEAD.size
+        if len(data) - at < used:
+            raise WireError(f"{len(data) - at} bytes where {samples * blocks} indices need {used}")
+        indices = _unpacked(data[at : at + used], samples * blocks, b).reshape(samples, blocks)
+        at, places = at + used, offset + order
+        for n in range(samples):
+            numbers = (n << b) + np.repeat(indices[n], length)[:size]
+            out[places] += _drawn(numbers, size, key) < thresholds[places]
+    if at != len(data):
+        raise WireError(f"{len(data) - at} bytes behind the last layer")
+    return tensor_of(out / np.float32(samples), spec)
+
+
+def _packed(indices: Array, b: int) -> bytes:
+    """Numbers below 2^b, b bits each."""
+    bits = ((indices[:, None] >> np.arange(b - 1, -1, -1)) & 1).astype(np.uint8)
+    return np.packbits(bits.reshape(-1)).tobytes()
+
+
+def _unpacked(data: memoryview, count: int, b: int) -> Array:
+    bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8)).astype(np.int64)
+    if bits[count * b :].any():
+        raise WireError("bits behind the last index")
+    numbers: Array = bits[: count * b].reshape(count, b) @ (1 << np.arange(b - 1, -1, -1))
+    return numbers

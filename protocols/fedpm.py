@@ -1,0 +1,137 @@
+"""FedPM - Federated Probabilistic Mask training, Isik et al. 2023.
+
+Weights are fixed at random; what is learned is the probability theta of keeping each.
+
+    client:  theta_k <- E epochs of minibatch steps on the scores logit(theta), a mask drawn at each
+             m_k ~ Bernoulli(theta_k)                         goes up
+    server:  alpha <- alpha + sum_k m_k ;  beta <- beta + sum_k (1 - m_k)      over the participants
+             theta <- (alpha - 1) / (alpha + beta - 2)        the mode of Beta(alpha, beta)
+
+The fixed weights are w = +-sqrt(2 / fan_in), with the signs of the random start; every process has them.
+alpha and beta start at 1, and again whenever every client could have taken part once, every ceil(K / |S|)
+rounds. So with full participation theta is the mean of the round's masks.
+
+Wire: P down, P up. The client hands over theta_k, and its codec draws the mask: by default bernoulli, an
+entropy-coded sample of less than a bit a parameter, as in the paper; mrc:b sends less (KLMS); with --codec
+up.probability=dense theta_k itself goes up. Downwards theta is dense by default (levels:b, mrc:bxN+last).
+
+Local training is Adam; a client keeps nothing, so its moments begin at zero in every round.
+
+Differs: theta starts at 1/2 and is held in [clip, 1 - clip] when it becomes a score, where the paper is
+silent. Biases have masks, too, and the constant of their layer. The model is evaluated at the mean weights
+w theta, and averaged over drawn masks (eval_samples); the paper evaluates one drawn mask.
+
+References:
+    Isik et al. 2023: https://arxiv.org/abs/2209.15328
+    Isik, Pase et al. 2024: https://arxiv.org/abs/2306.12625
+    Havasi et al. 2019: https://arxiv.org/abs/1810.00440
+    docs/references/equations.md#fedpm
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, ClassVar
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.errors import UsageError
+from fedsim.learning.gaussian import Point, Samples
+from fedsim.learning.shards import QuadraticShard
+from fedsim.learning.solvers.first_order import LocalTraining
+from fedsim.learning.solvers.mask_training import signed_constants, train_mask
+from fedsim.seeds import RandomStream
+from fedsim.wire.schema import Probability, Scalar
+
+
+@dataclass(frozen=True)
+class Server:
+    """alpha, beta: of every mask bit's Beta distribution, (P,) float64. draws: the stream of the masks that
+    the model is evaluated with, as (seed, round)."""
+
+    alpha: Tensor
+    beta: Tensor
+    started: bool = False
+    seed: int = 0
+    round: int = 0
+
+    @property
+    def theta(self) -> Tensor:
+        """The mode, (P,) float64; 1/2 before anything was folded."""
+        count = self.alpha + self.beta - 2
+        return torch.where(count > 0, (self.alpha - 1) / count.clamp(min=1), 0.5)
+
+
+@dataclass(frozen=True)
+class Client:
+    """Stateless."""
+
+
+@dataclass(frozen=True)
+class Down:
+    probability: Probability
+
+
+@dataclass(frozen=True)
+class Up:
+    probability: Probability
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class FedPM(Algorithm[Server, Client, Down, Up]):
+    clip: Annotated[
+        float, Meta(gt=0, lt=0.5, description="theta is held in [clip, 1 - clip] when training begins")
+    ] = 0.01
+    masks: Annotated[int, Meta(ge=1, le=64, description="masks that the model is averaged over")] = 16
+    local: LocalTraining = LocalTraining(lr=0.1, carry=False)
+
+    name: ClassVar[str] = "fedpm"
+    paper: ClassVar[str] = "Isik et al. 2023, Algorithm 1"
+    url: ClassVar[str] = "https://arxiv.org/abs/2209.15328"
+    default_model: ClassVar[str] = "mlp_small"
+    eval_samples: ClassVar[int] = 16
+    default_codecs: ClassVar[Mapping[str, str]] = MappingProxyType({"up.probability": "bernoulli"})
+
+    def server_init(self, ctx: Context) -> Server:
+        one = torch.ones_like(ctx.start, dtype=torch.float64)
+        return Server(one, one)
+
+    def client_init(self, ctx: Context, k: int) -> Client:
+        return Client()
+
+    def broadcast(self, server: Server, ctx: Context) -> Down:
+        return Down(server.theta)
+
+    def client_update(self, client: Client, down: Down, shard: AnyShard, task: Task) -> tuple[Client, Up]:
+        if isinstance(shard, QuadraticShard):
+            raise UsageError("fedpm trains masks of a network's weights; a quadratic loss has no network")
+        fixed = signed_constants(task.start, shard.net.layout)
+        theta = down.probability.clamp(self.clip, 1 - self.clip)
+        fit = train_mask(shard, fixed, theta, how=self.local, rng=task.rng, round=task.round)
+        return client, Up(fit.solution, fit.loss)
+
+    def server_update(
+        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
+    ) -> Server:
+        fresh = (ctx.round - 1) % math.ceil(ctx.K / (ctx.asked or ctx.K)) == 0
+        one = torch.ones_like(server.alpha)
+        alpha, beta = (one, one.clone()) if fresh else (server.alpha.clone(), server.beta.clone())
+        for _, up in ups:
+            mask = up.probability.double()
+            alpha, beta = alpha + mask, beta + (1 - mask)
+        return Server(alpha, beta, True, ctx.rng.seed, ctx.round)
+
+    def model(self, server: Server, ctx: Context) -> Point | Samples:
+        if not server.started:
+            return Point(ctx.start)
+        fixed, theta = signed_constants(ctx.start, ctx.layout).double(), server.theta
+        draws = RandomStream(server.seed, "masks", server.round).torch("model")
+        drawn = [fixed * (torch.rand(len(theta), generator=draws) < theta) for _ in range(self.masks)]
+        return Samples(fixed * theta, torch.stack(drawn))
