@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas
 from rich.console import Console
@@ -58,6 +59,7 @@ def show(
         _print(console, "by kind", sides(rows, ["kind"]))
     if by in ("", "field"):
         _print(console, "by field and layer", sides(own, ["field", "layer"]), units=own)
+        _print_limits(console, limits(run))
     if by in ("", "round"):
         table = sides(own[own["round"] >= 0], ["round"])
         _print(
@@ -101,9 +103,37 @@ def document(
         "rounds": int(rows["round"].max()) if len(rows) else 0,
         **tables,
         "envelopes": {side: messages(own, side) for side in SIDES},
+        "limits": limits(run),
         "broadcast_bytes": int(down.bytes.sum()),
         "broadcast_bytes_once": once(own),
     }
+
+
+def limits(run: Run) -> dict[str, Any]:
+    """fedsim.wire.limits of the last round that is known, {} if there are none."""
+    for line in reversed(run.lines):
+        if line.get("limits"):
+            return {"round": line["round"], **line["limits"]}
+    return {}
+
+
+def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
+    """Bits a value beside their entropy, and the KL divergence, of the last round's first upload."""
+    if not measured:
+        return
+    table = Table(title=f"what round {measured['round']} could have cost", title_justify="left", box=None)
+    for column in ("", "field", "bits a value", "entropy", "step (deviations)", "rounding / change"):
+        table.add_column(column, justify="left" if column in ("", "field") else "right")
+    for side in SIDES:
+        for name, numbers in measured.get(side, {}).items():
+            cells = (numbers.get(key) for key in ("bits", "entropy", "step", "rounding"))
+            table.add_row(side, name, *("" if cell is None else f"{cell:.3g}" for cell in cells))
+    if table.row_count:
+        console.print(table)
+    if "kl" in measured:
+        kl = f"{measured['kl']:.3g} bits a parameter"
+        console.print(f"KL(q_k || q_g) of an upload in round {measured['round']}: {kl}")
+    console.print()
 
 
 def once(rows: pandas.DataFrame) -> int:

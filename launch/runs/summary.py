@@ -195,6 +195,7 @@ def summarise(
         "clients_sha256": None,
         "dual_mismatch": None,
         **asynchronous(problem, rounds),
+        **({"limits": metrics["limits"]} if metrics and "limits" in metrics else {}),
     }
     if outcome is not None and states is not None:
         later = outcome.seconds_rounds[1:] or outcome.seconds_rounds

@@ -10,7 +10,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -19,9 +19,14 @@ import torch
 from fedsim.algorithm import Arrival
 from fedsim.problem import Problem
 from fedsim.round_events import Open
-from fedsim.wire.envelope import NONE, Envelope, decode
+from fedsim.wire import limits
+from fedsim.wire.envelope import NONE, Envelope, Payload, decode
 from fedsim.wire.message_context import codec_stream, of_upload
 from fedsim.wire.schema import check_values, scalars_of
+from workers.protocol_messages import NO_PAYLOAD
+
+_Job = tuple[Any, Any, Open, Mapping[int, Any], Payload]
+"""The arguments of AggregationThread.start."""
 
 
 class _Stop(Exception):
@@ -30,10 +35,14 @@ class _Stop(Exception):
 
 @dataclass(frozen=True)
 class Fold:
-    """A finished fold: the next server state, and the uploads' scalars summed up as their kinds say."""
+    """A finished fold: the next server state, and the uploads' scalars summed up as their kinds say.
+
+    limits: fedsim.wire.limits of the broadcast and of the first upload, by direction, and the kl of that.
+    """
 
     server: Any
     scalars: dict[str, float]
+    limits: dict[str, Any] = field(default_factory=dict)
 
 
 class AggregationThread:
@@ -48,20 +57,25 @@ class AggregationThread:
         """take: returns a client's upload and the worker that has sent it."""
         self.problem, self._take, self._on_done = problem, take, on_done
         self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
-        self._jobs: queue.SimpleQueue[tuple[Any, Any, Open, Mapping[int, Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fold", daemon=True)
         self._thread.start()
 
     def start(
-        self, server: Any, down: Any, command: Open, stale: Mapping[int, Any] = MappingProxyType({})
+        self,
+        server: Any,
+        down: Any,
+        command: Open,
+        stale: Mapping[int, Any] = MappingProxyType({}),
+        payload: Payload = NO_PAYLOAD,
     ) -> None:
         """Begin the fold of an exchange.
 
         down: the broadcast as clients decode it. stale: by client, where uploads answer broadcasts of
-        different rounds (fedsim.asynchrony).
+        different rounds (fedsim.asynchrony). payload: the broadcast as it is encoded.
         """
-        self._jobs.put((server, down, command, stale))
+        self._jobs.put((server, down, command, stale, payload))
 
     def release(self, client: int) -> None:
         """Let this client be next; its upload is taken from the spool when its turn comes."""
@@ -99,13 +113,16 @@ class AggregationThread:
                 self._done.put(e)
             self._on_done()
 
-    def _fold(self, server: Any, down: Any, command: Open, stale: Mapping[int, Any]) -> Fold:
+    def _fold(
+        self, server: Any, down: Any, command: Open, stale: Mapping[int, Any], payload: Payload
+    ) -> Fold:
         algorithm, round, exchange = self.problem.algorithm, command.round, command.exchange
         scalars = _Scalars(self.problem.exchange(round, exchange).up)
 
         first = self._next()
         if first is None:  # all were too late
             return Fold(server, {})
+        measured: dict[str, Any] = {}
 
         def ups() -> Iterator[tuple[int, Any]]:
             k: int | None = first
@@ -113,6 +130,8 @@ class AggregationThread:
                 envelope, worker = self._take(k)
                 up = read_upload(self.problem, envelope, stale.get(k, down), worker)
                 scalars.add(up, self.problem.sizes[k])
+                if k == first:
+                    measured.update(self._limits(envelope, up, stale.get(k, down), payload))
                 yield k, up
                 k = self._next()
 
@@ -125,7 +144,20 @@ class AggregationThread:
             next_server = algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # an algorithm that does not look at every upload still consumes them
             pass
-        return Fold(next_server, scalars.result())
+        return Fold(next_server, scalars.result(), measured)
+
+    def _limits(self, envelope: Envelope, up: Any, down: Any, payload: Payload) -> dict[str, Any]:
+        """What the broadcast and this upload cost beside what they could cost; empty if that says nothing."""
+        problem, h = self.problem, envelope.header
+        exchange, layout, context = problem.exchange(h.round, h.exchange), problem.net.layout, of_upload(down)
+        sent = limits.of_message(exchange.down, payload, layout)
+        received = limits.of_message(exchange.up, Payload(h.fields, envelope.frames), layout)
+        kl = limits.divergence(up, down)
+        return {
+            **({"down": sent} if sent else {}),
+            **({"up": limits.with_rounding(received, up, down, context.scale)} if received else {}),
+            **({} if kl is None else {"kl": kl}),
+        }
 
     def _arrival(self, round: int, client: int, down: Any, up: Any) -> Arrival:
         staleness = round - self.problem.asynchrony.answered(round, client)

@@ -153,6 +153,11 @@ class Dispatch:
             self._in_use = {r: b for r, b in self._in_use.items() if r in in_use}
         return self.sent
 
+    @property
+    def payload(self) -> Payload:
+        """The broadcast of this exchange, encoded."""
+        return self._current.payload
+
     def answered(self, round: int, client: int) -> Any:
         """The broadcast, as decoded, that a client's task of the present round answers."""
         return self._broadcast_to(round, client).decoded

@@ -102,4 +102,5 @@ class CommandExecutor:
         self.records.opened(command, seconds)
         sent = self.dispatch.encode_broadcast(self.server, command)
         if command.folds:
-            self.aggregation.start(self.server, sent, command, self.dispatch.stale(command.round))
+            stale, payload = self.dispatch.stale(command.round), self.dispatch.payload
+            self.aggregation.start(self.server, sent, command, stale, payload)

@@ -236,7 +236,7 @@ class Coordinator:
             fold = self.executor.take_fold()
         except FedsimError as e:
             raise TaskError(f"round {self.machine.round} cannot be folded: {e}") from e
-        self.records.folded(self.machine.round, fold.scalars)
+        self.records.folded(self.machine.round, fold)
         return Folded()
 
     def _handle(self, events: Iterable[Event]) -> None:

@@ -12,6 +12,7 @@ from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.round_events import Commit, Open, evaluates
 from fedsim.wire.ledger import Entry
+from workers.coordinator.aggregation import Fold
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.round_log import RoundLog
 from workers.coordinator.task_timeline import Span
@@ -114,9 +115,10 @@ class RunRecords:
         """Record that an upload is not folded."""
         self.storage.journal.append("lost", round=round, client=client)
 
-    def folded(self, round: int, scalars: Mapping[str, float]) -> None:
-        """Record what the uploads of an exchange report, summed up."""
-        self.round_log[round].report(scalars)
+    def folded(self, round: int, fold: Fold) -> None:
+        """Record what the uploads of an exchange report, summed up, and what its messages could have cost."""
+        self.round_log[round].report(fold.scalars)
+        self.round_log[round].limits = fold.limits
 
     def committed(self, command: Commit, server: Any, seconds: float | None) -> None:
         """Record a round's numbers; seconds: of its last exchange, on the virtual clock."""

@@ -13,9 +13,9 @@ from fedsim.learning.client_scores import CLIENT_NUMBERS, LabelShares
 from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import CALIBRATION, EXTRA, Likelihood, Tally, added
 
-LISTS = ("reliability", "ensemble_reliability", "client_accuracy_histogram", "staleness")
-"""Names in metrics.jsonl of what is no number: reliability tables, a histogram over clients, and one number
-per participant."""
+LISTS = ("reliability", "ensemble_reliability", "client_accuracy_histogram", "staleness", "limits")
+"""Names in metrics.jsonl of what is no number: reliability tables, a histogram over clients, one number
+per participant, and fedsim.wire.limits."""
 
 OPTIONAL_SCORES = (
     *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
@@ -46,6 +46,7 @@ RESERVED = {
 
 KEPT = (
     *("number", "participants", "folded", "late", "refused", "simulated", "staleness"),
+    "limits",
     *("seconds", "seconds_clients"),
     *("bytes_down", "bytes_up", "reported"),
 )
@@ -72,6 +73,8 @@ class RoundRecord:
     staleness: tuple[int, ...] = ()
     """Of an asynchronous run: how many steps the server has taken since the broadcast that each participant
     answers."""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """What messages of the last exchange cost beside what they could cost (fedsim.wire.limits)."""
     seconds: float = 0.0
     seconds_clients: float = 0.0
     bytes_down: int = 0
@@ -142,6 +145,7 @@ class RoundRecord:
             **({"refused": list(self.refused)} if self.refused else {}),
             **({} if self.simulated is None else {"simulated_seconds": self.simulated}),
             **({"staleness": list(self.staleness)} if self.staleness else {}),
+            **({"limits": dict(self.limits)} if self.limits else {}),
             **numbers,
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,

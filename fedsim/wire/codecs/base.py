@@ -82,7 +82,8 @@ class Codec:
     may_refer: they use it where there is one. scaled: both sides need the spec's scale. noisy: they need its
     stream. last: `ref` is of the last broadcast, and `alone` the codec for who does not have that.
     packer gives None for values that it cannot stand for; they are sent dense. entropy: of the part 'values',
-    if that is entropy-coded, the bits of its symbols' zeroth-order entropy.
+    if that is entropy-coded, the bits of its symbols' zeroth-order entropy. step: of the same part, with what
+    step in standard deviations a mean was rounded.
 
     The part 'values' is, before any compression, `side` bytes per layer, then `width` bytes per value
     (None: as many as its dtype has) of `kept` entries of each layer (None: of all).
@@ -105,6 +106,7 @@ class Codec:
     width: int | None = None
     kept: Callable[[int], int] | None = None
     entropy: Callable[[memoryview, Spec], float] | None = None
+    step: Callable[[memoryview], float] | None = None
 
     def pack(self, x: Tensor, spec: Spec | None = None, ref: Tensor | None = None) -> tuple[Part, ...] | None:
         """The parts of `x`.

@@ -69,6 +69,7 @@ def sigma(c: float | None, dither: bool = False, last: bool = False) -> Codec:
         why="this codec measures a mean by its standard deviation",
         may_refer=True,
         entropy=lambda data, spec: layers_entropy(data[0 if c else STEP.size :], spec),
+        step=lambda data: float(c or STEP.unpack(data[: STEP.size])[0]),
         scaled=True,
         noisy=dither,
         last=last,

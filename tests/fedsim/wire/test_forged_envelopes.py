@@ -327,7 +327,7 @@ def test_a_lossy_codec_on_integers_is_refused_by_the_receiver_too() -> None:
     header = copy.deepcopy(sample.header)
     assert header[FIELDS][8][0] == "inputs"
     header[FIELDS][8][1] = "bf16"
-    index = sum(len(f[4]) for f in header[FIELDS][:7])
+    index = sum(len(f[4]) for f in header[FIELDS][:8])
     body, frames = with_frame(Sample(codecs, header, sample.frames), index, bytes(70))
     envelope = unpack([struct.pack(">Q", xxhash.xxh3_64_intdigest(body)) + body, *frames], "here")
     with pytest.raises(WireError, match=r"here: field 'inputs'.*floating-point fields only"):

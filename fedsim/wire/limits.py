@@ -1,0 +1,80 @@
+"""What a message costs beside what it could cost: bits on the wire, entropy of its integers, KL divergence.
+
+    bits       of a field's frames, per value
+    entropy    zeroth-order, of the integers of an entropy-coded field, per value
+    step       c of a mean in units of the posterior's standard deviation (sigma)
+    rounding   the root mean square of its rounding over that of what the upload changes
+    kl         KL(q_k || q_g) per parameter, in bits, of an upload with a mean and a diagonal precision against
+               the broadcast that it answers: about what a sample of q_k costs to who knows q_g
+
+A run measures one upload a round, that of the lowest client id, so that the cost does not grow with K.
+Sources: docs/compression.md#the-limit-as-a-column; for the KL, Havasi et al. 2019,
+https://arxiv.org/abs/1810.00440.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.learning.blocks import BLOCK
+from fedsim.learning.gaussian import kl_divergence
+from fedsim.learning.params import Layout
+from fedsim.wire.codecs import codec
+from fedsim.wire.envelope import Payload, field_spec
+from fedsim.wire.schema import all_fields
+
+Numbers = dict[str, Any]
+
+
+def of_message(kind: type, payload: Payload, layout: Layout) -> Numbers:
+    """By name, what every entropy-coded field of an encoded message of this class costs."""
+    known, out, at = {f.name: f for f in all_fields(kind)}, {}, 0
+    for header in payload.fields:
+        frames = payload.frames[at : at + len(header.parts)]
+        at += len(header.parts)
+        selected, count = codec(header.codec), math.prod(header.shape)
+        if selected.entropy is None or not count:
+            continue
+        spec = field_spec(known[header.name], header.shape, header.dtype, layout)
+        data = memoryview(frames[0])
+        out[header.name] = {
+            "bits": 8 * sum(part.nbytes for part in header.parts) / count,
+            "entropy": selected.entropy(data, spec) / count,
+            **({} if selected.step is None else {"step": selected.step(data)}),
+        }
+    return out
+
+
+def with_rounding(measured: Numbers, up: Any, down: Any, scale: Tensor | None) -> Numbers:
+    """`measured` of an upload, with the share of the rounding of its mean; scale: S of the broadcast, (P,)."""
+    mean, before = _vector(up, "mean"), _vector(down, "mean")
+    if "step" not in measured.get("mean", {}) or mean is None or before is None or scale is None:
+        return measured
+    change = math.sqrt(_squares(mean, before, scale) / len(mean))
+    share = measured["mean"]["step"] / math.sqrt(12) / change if change else None
+    return {**measured, "mean": {**measured["mean"], "rounding": share}}
+
+
+def divergence(up: Any, down: Any) -> float | None:
+    """KL(q_k || q_g) per parameter in bits; None without a mean and a diagonal precision on both sides."""
+    each = (_vector(message, name) for message in (up, down) for name in ("mean", "precision"))
+    vectors = [v for v in each if v is not None]
+    if len(vectors) < 4 or len({len(v) for v in vectors}) > 1:
+        return None
+    blocks = zip(*(torch.split(v, BLOCK) for v in vectors), strict=True)
+    return sum(kl_divergence(*block) for block in blocks) / math.log(2) / len(vectors[0])
+
+
+def _vector(message: Any, name: str) -> Tensor | None:
+    value = getattr(message, name, None)
+    return value if isinstance(value, Tensor) and value.dim() == 1 and len(value) else None
+
+
+def _squares(mean: Tensor, before: Tensor, scale: Tensor) -> float:
+    """sum S (m - m_g)^2, in float64, block by block."""
+    blocks = zip(*(torch.split(v, BLOCK) for v in (mean, before, scale)), strict=True)
+    return sum(float((s.double() * (m.double() - b.double()) ** 2).sum()) for m, b, s in blocks)
