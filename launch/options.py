@@ -33,7 +33,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "The algorithm": ("algo", "hyperparameters", "rounds", "threads", "numerics", "preset", "config"),
     "On the wire": ("codecs", "error_feedback", "bad_uploads", "max_norm", "transport", "verify_bytes"),
-    "Participation and the virtual clock": ("participation", "link", "compute", "deadline"),
+    "Participation and the virtual clock": ("participation", "link", "compute", "deadline", "asynchronous"),
     "Evaluation": ("eval_every", "eval_samples", "evaluate_on", "until"),
     "How it is carried out": (
         *("workers", "devices", "remote_workers", "bind", "keys", "join_within", "lease", "patience"),

@@ -4,8 +4,8 @@
     entropy    zeroth-order, of the integers of an entropy-coded field, per value
     step       c of a mean in units of the posterior's standard deviation (sigma)
     rounding   the root mean square of its rounding over that of what the upload changes
-    kl         KL(q_k || q_g) per parameter, in bits, of an upload with a mean and a diagonal precision against
-               the broadcast that it answers: about what a sample of q_k costs to who knows q_g
+    kl         KL(q_k || q_g) per parameter, in bits, of an upload with mean and diagonal precision; q_g is of
+               the broadcast that it answers. A sample of q_k costs about that to who knows q_g
 
 A run measures one upload a round, that of the lowest client id, so that the cost does not grow with K.
 Sources: docs/compression.md#the-limit-as-a-column; for the KL, Havasi et al. 2019,
@@ -50,7 +50,7 @@ def of_message(kind: type, payload: Payload, layout: Layout) -> Numbers:
 
 
 def with_rounding(measured: Numbers, up: Any, down: Any, scale: Tensor | None) -> Numbers:
-    """`measured` of an upload, with the share of the rounding of its mean; scale: S of the broadcast, (P,)."""
+    """`measured` of an upload, with the rounding of its mean; scale: S of the broadcast, (P,)."""
     mean, before = _vector(up, "mean"), _vector(down, "mean")
     if "step" not in measured.get("mean", {}) or mean is None or before is None or scale is None:
         return measured

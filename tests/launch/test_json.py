@@ -155,6 +155,7 @@ def keys(value: Any, path: str = "") -> Iterator[str]:
 
 
 FREE = {
+    "fedsim ledger RUN": ("limits.",),
     "fedsim plan": ("bytes.",),
     "fedsim compare": ("groups[].", "files."),
     "fedsim list algorithms": (),
