@@ -345,6 +345,21 @@ def report(run: Path, out: Path | None) -> None:
     click.echo(report(run, out))
 
 
+@main.command(short_help="Write a run's timeline for ui.perfetto.dev, RUN/trace.json.")
+@run_argument
+@click.option("--out", **FILE, help="Write the trace there; - is standard output.  [RUN/trace.json]")
+def trace(run: Path, out: Path | None) -> None:
+    """Write the timeline of RUN, which may be running, as a trace that ui.perfetto.dev opens.
+
+    A lane a worker and two of the coordinator, arrows from broadcast to task to fold, bytes over time.
+    """
+    from launch.commands.trace import trace
+
+    path = trace(run, out)
+    if path is not None:
+        click.echo(path)
+
+
 @main.command(short_help="Compare runs: accuracy against bytes, tables, one page.")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=PATH, shell_complete=run_folders)
 @click.option("--out", **FILE, help="Write the page there.  [comparisons/TIME.html, a new one each time]")
