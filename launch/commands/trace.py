@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import IO
 
 import fedsim
 from fedsim import plugins
@@ -103,20 +102,30 @@ def _lines(run: TracedRun, written: Iterator[Mapping[str, object]]) -> Iterator[
 
 
 def _write(path: Path, lines: Iterator[str]) -> Path:
-    """Write under another name and rename: what was there before stays until the new trace is whole."""
+    """Write under another name and rename: what was there before stays until the new trace is whole.
+
+    What is no regular file, such as a pipe or a device, is written to and stays what it is; a link stays, too.
+
+    Raises:
+        UsageError: if the path is a folder.
+        DiskError: if it cannot be written.
+    """
     if path.is_dir():
         raise UsageError(f"--out {path}: this is a folder; name a file")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with disk_errors(f"cannot write {path}"), temporary.open("w", encoding="utf-8") as file:
-            _copy(lines, file)
-        with disk_errors(f"cannot write {path}"):
-            temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with disk_errors(f"cannot write {path}"):
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            _copy(lines, target)
+            return path
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            _copy(lines, temporary)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
     return path
 
 
-def _copy(lines: Iterator[str], file: IO[str]) -> None:
-    for line in lines:
-        file.write(line)
+def _copy(lines: Iterator[str], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(lines)

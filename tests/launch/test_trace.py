@@ -8,12 +8,14 @@ slices of a lane do not overlap, and that a flow's events lie in slices.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pandas
@@ -223,6 +225,21 @@ def test_standard_output_and_another_file_have_the_same_trace(left: Path, tmp_pa
     assert command("trace", left, "--out", there).out.split() == [str(there)]
     printed = command("trace", left, "--out", "-")
     assert printed.code == 0 and printed.out == there.read_text() and not (left / "trace.json").exists()
+
+
+def test_a_pipe_and_a_link_stay_what_they_are(left: Path, tmp_path: Path) -> None:
+    """A file that replaces what is there would replace a device, too."""
+    pipe, link, there = tmp_path / "pipe", tmp_path / "link", tmp_path / "there.json"
+    os.mkfifo(pipe)
+    link.symlink_to(there)
+    came: list[str] = []
+    reader = Thread(target=lambda: came.append(pipe.read_text()), daemon=True)
+    reader.start()
+    assert command("trace", left, "--out", pipe).code == 0
+    assert pipe.is_fifo()
+    reader.join(timeout=30)
+    assert command("trace", left, "--out", link).code == 0
+    assert link.is_symlink() and came == [there.read_text()] and read(came[0]).flows
 
 
 def test_mistakes_are_one_line(left: Path, tmp_path: Path) -> None:
