@@ -73,8 +73,8 @@ def _committed(journal: Path) -> Mapping[int, Committed]:
             if record["what"] == "start":
                 start += 1
             elif record["what"] == "commit":
-                about = record["about"]
-                dropped = frozenset(about["participants"]).difference(about["folded"])
+                commit = record["about"]
+                dropped = frozenset(commit["participants"]).difference(commit["folded"])
                 rounds[int(record["round"])] = Committed(max(start, 1), dropped)
     except (LookupError, TypeError, ValueError):
         raise DataError(f"{journal} is damaged: a record of a commit does not say who took part") from None
@@ -93,9 +93,9 @@ def _workers(folder: Path) -> Mapping[int, str]:
 
 def _lines(run: TracedRun, written: Iterator[Mapping[str, object]]) -> Iterator[str]:
     """The file, an event a line."""
-    about = {"run": run.name, "algorithm": run.algorithm, "dataset": run.dataset}
-    about["written_by"] = f"fedsim {fedsim.__version__}"
-    yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(about)},"traceEvents":[\n'
+    other = {"run": run.name, "algorithm": run.algorithm, "dataset": run.dataset}
+    other["written_by"] = f"fedsim {fedsim.__version__}"
+    yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(other)},"traceEvents":[\n'
     for number, event in enumerate(written):
         yield (",\n" if number else "") + json.dumps(event, separators=(",", ":"))
     yield "\n]}\n"
@@ -104,7 +104,7 @@ def _lines(run: TracedRun, written: Iterator[Mapping[str, object]]) -> Iterator[
 def _write(path: Path, lines: Iterator[str]) -> Path:
     """Write under another name and rename: what was there before stays until the new trace is whole.
 
-    What is no regular file, such as a pipe or a device, is written to and stays what it is; a link stays, too.
+    A pipe or a device is written to and stays what it is, and so does a link.
 
     Raises:
         UsageError: if the path is a folder.

@@ -163,8 +163,8 @@ def test_the_trace_has_each_row_of_the_timeline_and_the_bytes_of_the_ledger(
 def test_a_flow_goes_from_broadcast_to_task_to_fold_and_that_of_a_lost_upload_ends_at_its_task(
     tmp_path: Path,
 ) -> None:
-    chosen = {"participation": "coin:0.7+lost:0.3+gone:0.2", "rounds": 8, "clients": 5}
-    run = kept_run(tmp_path / "run", keep=False, algo="fedavg", **chosen)
+    options = {"participation": "coin:0.7+lost:0.3+gone:0.2", "rounds": 8, "clients": 5}
+    run = kept_run(tmp_path / "run", keep=False, algo="fedavg", **options)
     trace, summary = traced(run), json.loads((run / "summary.json").read_text())
     ends = Counter((e["pid"], len(flow)) for flow in trace.flows.values() for e in flow[-1:])
     took_part, folded = sum(summary["took_part"]), sum(summary["folded"])
