@@ -296,6 +296,7 @@ def schedule(spec: str, clients: int, **options: Any) -> None:
 @click.option("--all", "everything", is_flag=True, help="Control and simulation traffic too.  [algorithm]")
 @click.option("--cumulative", is_flag=True, help="Sums so far, by round.")
 @click.option("--csv", "export", **FILE, help="Write round,sender,receiver,bytes; no tables without --by.")
+@click.option("--parquet", is_flag=True, help="Write all rows to RUN/ledger.parquet; needs pyarrow.")
 @_json
 def ledger(run: Path, by: str | None, **options: Any) -> None:
     """Show a run's ledger: by kind, field and layer, round, client; broadcasts per recipient and once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -12,12 +11,12 @@ from pathlib import Path
 import fedsim
 from fedsim import plugins
 from fedsim.errors import DataError, UsageError
+from launch.commands.output_file import output_file
 from launch.results import processes
 from launch.results.trace import Committed, TracedRun, events
 from launch.runs.file_checks import check_experiment, check_file, known_files
 from launch.runs.manifest import StoredManifest
 from launch.runs.streamed_rows import ledger_rows, timeline_rows
-from workers.storage.atomic_files import disk_errors
 from workers.storage.growing_file import JOURNAL, LEDGER, TIMELINE
 from workers.storage.journal import journal_records
 
@@ -56,7 +55,10 @@ def trace(folder: Path, out: Path | None = None) -> Path | None:
         for line in lines:
             sys.stdout.write(line)
         return None
-    return _write(out or folder / "trace.json", lines)
+    path = out or folder / "trace.json"
+    with output_file(path) as file:
+        file.writelines(line.encode() for line in lines)
+    return path
 
 
 def _committed(journal: Path) -> Mapping[int, Committed]:
@@ -99,33 +101,3 @@ def _lines(run: TracedRun, written: Iterator[Mapping[str, object]]) -> Iterator[
     for number, event in enumerate(written):
         yield (",\n" if number else "") + json.dumps(event, separators=(",", ":"))
     yield "\n]}\n"
-
-
-def _write(path: Path, lines: Iterator[str]) -> Path:
-    """Write under another name and rename: what was there before stays until the new trace is whole.
-
-    A pipe or a device is written to and stays what it is, and so does a link.
-
-    Raises:
-        UsageError: if the path is a folder.
-        DiskError: if it cannot be written.
-    """
-    if path.is_dir():
-        raise UsageError(f"--out {path}: this is a folder; name a file")
-    with disk_errors(f"cannot write {path}"):
-        target = Path(os.path.realpath(path))
-        if target.exists() and not target.is_file():
-            _copy(lines, target)
-            return path
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            _copy(lines, temporary)
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    return path
-
-
-def _copy(lines: Iterator[str], path: Path) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(lines)

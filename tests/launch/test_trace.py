@@ -252,7 +252,7 @@ def test_mistakes_are_one_line(left: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "no run folder" in refused(run=tmp_path / "empty")
     assert "no run folder" in refused(run=tmp_path / "nothing")
-    assert "this is a folder; name a file" in refused("--out", left)
+    assert "is a folder; name a file" in refused("--out", left)
     assert "cannot write" in refused("--out", tmp_path / "no" / "t.json", code=5)
     timeline = (left / "timeline.csv").read_text()
     shutil.rmtree(left / "checkpoints")  # nothing is known of the files then
