@@ -20,6 +20,7 @@ from launch.options import (
     configuration_of,
     sweep_configuration,
 )
+from launch.watch_commands import trace, watch
 from launch.worker_commands import FILE, FOLDER, PATH, node, prepare_torch, revoke, run_argument, worker
 
 
@@ -336,6 +337,9 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
     show(folders, as_json)
 
 
+main.add_command(watch)
+
+
 @main.command(short_help="Write a run's page, RUN/report.html.")
 @run_argument
 @click.option("--out", **FILE, help="Write the page there.  [RUN/report.html]")
@@ -346,19 +350,7 @@ def report(run: Path, out: Path | None) -> None:
     click.echo(report(run, out))
 
 
-@main.command(short_help="Write a run's timeline for ui.perfetto.dev, RUN/trace.json.")
-@run_argument
-@click.option("--out", **FILE, help="Write the trace there; - is standard output.  [RUN/trace.json]")
-def trace(run: Path, out: Path | None) -> None:
-    """Write the timeline of RUN, which may be running, as a trace that ui.perfetto.dev opens.
-
-    A lane a worker and two of the coordinator, arrows from broadcast to task to fold, bytes over time.
-    """
-    from launch.commands.trace import trace
-
-    path = trace(run, out)
-    if path is not None:
-        click.echo(path)
+main.add_command(trace)
 
 
 @main.command(short_help="Compare runs: accuracy against bytes, tables, one page.")

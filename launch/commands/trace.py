@@ -12,10 +12,10 @@ import fedsim
 from fedsim import plugins
 from fedsim.errors import DataError, UsageError
 from launch.commands.output_file import output_file
-from launch.results import processes
 from launch.results.trace import Committed, TracedRun, events
 from launch.runs.file_checks import check_experiment, check_file, known_files
 from launch.runs.manifest import StoredManifest
+from launch.runs.process_rows import process_rows
 from launch.runs.streamed_rows import ledger_rows, timeline_rows
 from workers.storage.growing_file import JOURNAL, LEDGER, TIMELINE
 from workers.storage.journal import journal_records
@@ -86,7 +86,7 @@ def _committed(journal: Path) -> Mapping[int, Committed]:
 def _workers(folder: Path) -> Mapping[int, str]:
     """Machine and device of the workers of the last start, as far as processes.json has them."""
     known = {}
-    for row in processes.read(folder / "processes.json"):
+    for row in process_rows(folder):
         index, places = row.get("index"), [str(row[key]) for key in ("node", "device") if row.get(key)]
         if str(row.get("role", "")).endswith("worker") and isinstance(index, int):
             known[index] = ", ".join(places)
