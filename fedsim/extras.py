@@ -1,4 +1,4 @@
-"""Packages that only some data sets and models need: optional extras, imported when one needs them."""
+"""Packages that only some data sets, models or commands need: optional extras, imported when needed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 from fedsim.errors import UsageError
 
 
-def needed(package: str, owner: str) -> Any:
-    """An optional package. Hugging Face's packages are told not to use the network: a run downloads nothing.
+def needed(package: str, owner: str, extra: str = "models") -> Any:
+    """An optional package, which the extra of fedsim-wire installs.
+
+    Hugging Face's packages are told not to use the network: a run downloads nothing.
 
     Raises:
         UsageError: If it is not installed.
@@ -20,5 +22,5 @@ def needed(package: str, owner: str) -> Any:
         return import_module(package)
     except ImportError:
         raise UsageError(
-            f"{owner} needs the package {package}: pip install 'fedsim-wire[models]' (or {package} alone)"
+            f"{owner} needs the package {package}: pip install 'fedsim-wire[{extra}]' (or {package} alone)"
         ) from None

@@ -20,6 +20,7 @@ from launch.options import (
     configuration_of,
     sweep_configuration,
 )
+from launch.watch_commands import trace, watch
 from launch.worker_commands import FILE, FOLDER, PATH, node, prepare_torch, revoke, run_argument, worker
 
 
@@ -296,6 +297,7 @@ def schedule(spec: str, clients: int, **options: Any) -> None:
 @click.option("--all", "everything", is_flag=True, help="Control and simulation traffic too.  [algorithm]")
 @click.option("--cumulative", is_flag=True, help="Sums so far, by round.")
 @click.option("--csv", "export", **FILE, help="Write round,sender,receiver,bytes; no tables without --by.")
+@click.option("--parquet", is_flag=True, help="Write all rows to RUN/ledger.parquet; needs pyarrow.")
 @_json
 def ledger(run: Path, by: str | None, **options: Any) -> None:
     """Show a run's ledger: by kind, field and layer, round, client; broadcasts per recipient and once."""
@@ -335,6 +337,9 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
     show(folders, as_json)
 
 
+main.add_command(watch)
+
+
 @main.command(short_help="Write a run's page, RUN/report.html.")
 @run_argument
 @click.option("--out", **FILE, help="Write the page there.  [RUN/report.html]")
@@ -343,6 +348,9 @@ def report(run: Path, out: Path | None) -> None:
     from launch.results.run_page import report
 
     click.echo(report(run, out))
+
+
+main.add_command(trace)
 
 
 @main.command(short_help="Compare runs: accuracy against bytes, tables, one page.")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
@@ -15,15 +12,11 @@ from fedsim import plugins
 from fedsim.experiment import Experiment
 from fedsim.learning.likelihoods import EXTRA
 from fedsim.problem import Problem
-from launch import terminal
 from launch.config import Execution
-from launch.progress_line import ProgressLine, fitted, progress_parts
+from launch.progress_display import ProgressDisplay
 from launch.target_accuracy import TargetAccuracy, percent
 from launch.terminal import counted
 from workers.devices import Placement
-
-KEPT_LINES = 10
-"""So many rounds, about, stay on a terminal; metrics.jsonl has all."""
 
 TOO_WIDE = (
     "  far worse than at the mean: the posterior is too wide where the data say little. A larger prior "
@@ -36,54 +29,8 @@ def too_wide(nll: float, ensemble_nll: float) -> bool:
     return not ensemble_nll <= 2 * nll + 1
 
 
-class Display:
-    """Progress on a terminal, one plain line per evaluated round elsewhere."""
-
-    def __init__(self, rounds: int, quiet: bool = False) -> None:
-        self.console = terminal.console(quiet=quiet)
-        self.status = terminal.Status(quiet)
-        """What happens before the header is shown."""
-        self._line = ProgressLine(rounds)
-        live = self.console.is_terminal and not self.console.is_dumb_terminal and not quiet
-        self._live = (
-            Live(self._line, console=self.console, transient=True, auto_refresh=False) if live else None
-        )
-
-    def header(self, lines: list[str]) -> None:
-        """Print the header; the progress line begins below it."""
-        for line in lines:
-            self.note(line)
-        if self._live:
-            self._live.start(refresh=True)
-
-    def committed(self, round: int) -> None:
-        """Show how many rounds are committed."""
-        self._line.committed(round, time.monotonic())
-        if self._live:
-            self._live.refresh()
-
-    def evaluated(self, metrics: Mapping[str, Any], bytes_so_far: int) -> None:
-        """Show a round's scores; on a terminal, about ten of these lines stay."""
-        parts, r = progress_parts(metrics, bytes_so_far), metrics["round"]
-        label = f"round {r:>{len(str(self._line.rounds))}}/{self._line.rounds}"
-        if self._live:
-            self._line.parts = parts
-            if r % math.ceil(self._line.rounds / KEPT_LINES) == 0 or r == self._line.rounds:
-                self._live.console.print(fitted(label, parts, self.console.width), markup=False)
-            self._live.refresh()
-        elif not self.console.quiet:
-            print("  ".join([label, *(part.text for part in parts)]), flush=True)  # rich takes some 0.1 ms
-
-    def note(self, text: str) -> None:
-        """Print a line."""
-        self.status("")
-        self.console.print(text, soft_wrap=True)
-
-    def stop(self) -> None:
-        """Remove the progress line."""
-        if self._live:
-            self._live.stop()
-            self._live = None
+class Display(ProgressDisplay):
+    """The progress of a run, and its traffic at the end."""
 
     def traffic(self, summary: Mapping[str, Any]) -> None:
         """What the algorithm cost on the wire, by meaning: a table."""

@@ -75,15 +75,19 @@ class ProgressLine:
         yield line
 
 
-def progress_parts(metrics: Mapping[str, Any], bytes_so_far: int) -> list[Part]:
-    """An evaluated round: scores, bytes of this round and of all so far (both directions), seconds."""
+def progress_parts(metrics: Mapping[str, Any], bytes_so_far: int | None) -> list[Part]:
+    """An evaluated round: scores, bytes of this round and of all so far (both directions), seconds.
+
+    bytes_so_far: None if they are not known, and left out.
+    """
     accuracy, nll = metrics["test_accuracy"], metrics["test_nll"]
     parts = [Part(f"accuracy {accuracy:.4f}", 0)] if accuracy is not None else []
     down, up = metrics["bytes_down"], metrics["bytes_up"]
+    parts.append(Part(f"NLL {'nan' if nll is None else f'{nll:.4f}'}", 3))
+    if bytes_so_far is not None:
+        parts.append(Part(f"{megabytes(bytes_so_far)} so far", 1))
     return [
         *parts,
-        Part(f"NLL {'nan' if nll is None else f'{nll:.4f}'}", 3),
-        Part(f"{megabytes(bytes_so_far)} so far", 1),
         Part(f"this round {megabytes(down)} down, {megabytes(up)} up", 5),
         Part(f"{metrics['seconds']:.2f} s", 4),
     ]

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.errors import DiskError
+from launch.commands.ledger_parquet import write_parquet
 from launch.json_output import print_json
 from launch.results.statistics import messages, sides
 from launch.runs.reader import Run
@@ -27,9 +28,10 @@ def show(
     everything: bool = False,
     cumulative: bool = False,
     export: Path | None = None,
+    parquet: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print the tables; with `export` only where it was written, unless `by` asks for a table, too.
+    """Print the tables; with `export` or `parquet` only what was written, unless `by` asks for a table.
 
     Raises:
         UsageError: if an argument is wrong.
@@ -38,6 +40,12 @@ def show(
     """
     run = Run.open(folder)
     console = Console(highlight=False, emoji=False)
+    if parquet:
+        path = write_parquet(folder)
+        if not as_json:
+            console.print(f"all ledger rows in {path}", soft_wrap=True)
+            if export is None and not by:
+                return None
     rows = run.ledger
     if as_json:
         if export is not None:

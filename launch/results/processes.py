@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from launch.results import html
+from launch.runs.process_rows import process_rows
 from launch.runs.reader import Run
 
 SHOWN = {"node": "machine", "device": "computes on", "gpu": "GPU", "engine": "engine", "pid": "process id"}
@@ -18,7 +17,7 @@ OPEN = 20
 
 def processes(run: Run) -> Iterator[str]:
     """A table of RUN/processes.json; nothing if it is not there."""
-    rows = read(run.path / "processes.json")
+    rows = process_rows(run.path)
     keys = [key for key in SHOWN if any(row.get(key) for row in rows)]
     if not keys:
         return
@@ -27,15 +26,6 @@ def processes(run: Run) -> Iterator[str]:
     last = " of the last start" if len(run.opened.starts) > 1 else ""
     title = f"Table of processes{last}"
     yield html.folded(title, html.table(heads, lines, len(heads)), opened=len(rows) <= OPEN)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a processes.json; none if it cannot be read: nothing depends on it."""
-    try:
-        rows = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return []
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def _name(row: Mapping[str, Any]) -> str:

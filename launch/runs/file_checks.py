@@ -15,6 +15,7 @@ import msgspec
 
 from fedsim.errors import DataError, DiskError, UsageError, WireError
 from launch.runs.manifest import NAME, StoredManifest, digest, json_of, lasting_digest
+from workers.storage.atomic_files import disk_errors
 from workers.storage.growing_file import FileDigest
 
 SUMMARY = "summary.json"
@@ -92,16 +93,41 @@ def checked_bytes(folder: Path, name: str, known: KnownFiles) -> bytes:
     except OSError as e:
         raise UsageError(f"{path}: {e.strerror}") from None
     was = known.files.get(name)
-    if was is None:
-        return data
-    what = f"{path} was changed"
-    if len(data) < was.bytes or (known.ended and len(data) > was.bytes):
-        raise DataError(
-            f"{what}: it has {len(data):,} bytes; {known.source} says {was.bytes:,} ({was.rows:,} rows)"
-        )
-    if sha256(memoryview(data)[: was.bytes]).hexdigest() != was.sha256:
-        raise DataError(f"{what}: its {was.rows:,} rows are not those that {known.source} has the sha256 of")
+    if was is not None:
+        _check_size(path, len(data), was, known)
+        if sha256(memoryview(data)[: was.bytes]).hexdigest() != was.sha256:
+            raise DataError(_other_rows(path, was, known))
     return data
+
+
+def check_file(folder: Path, name: str, known: KnownFiles) -> None:
+    """Compare one of a run's growing files with what is known of it, a block at a time.
+
+    A file that is not there is no fault.
+
+    Raises:
+        DataError: if it was changed, naming it.
+        DiskError: if it cannot be read.
+    """
+    path, was = folder / name, known.files.get(name)
+    if was is None or not path.exists():
+        return
+    with disk_errors(f"cannot read {path}"):
+        _check_size(path, path.stat().st_size, was, known)
+    if not was.matches(path):
+        raise DataError(_other_rows(path, was, known))
+
+
+def _check_size(path: Path, size: int, was: FileDigest, known: KnownFiles) -> None:
+    if size < was.bytes or (known.ended and size > was.bytes):
+        raise DataError(
+            f"{path} was changed: it has {size:,} bytes; {known.source} says {was.bytes:,} "
+            f"({was.rows:,} rows)"
+        )
+
+
+def _other_rows(path: Path, was: FileDigest, known: KnownFiles) -> str:
+    return f"{path} was changed: its {was.rows:,} rows are not those that {known.source} has the sha256 of"
 
 
 def check_experiment(opened: StoredManifest, known: KnownFiles) -> None:

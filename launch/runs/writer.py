@@ -11,11 +11,12 @@ from dataclasses import asdict
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from fedsim import plugins
-from fedsim.errors import DataError, DiskError, UsageError
+from fedsim.errors import DiskError, UsageError
 from fedsim.wire.ledger import COLUMNS, Entry
+from launch.runs.streamed_rows import ledger_rows
 from workers.coordinator import task_timeline
 from workers.storage.atomic_files import RunLock, disk_errors
 from workers.storage.descriptors import patiently
@@ -141,14 +142,7 @@ class RunDir:
             DataError: naming the line that is no row.
             DiskError: if the disk cannot be read or written.
         """
-        types, path, number = get_type_hints(Entry), self.path / LEDGER, 0
-        try:
-            with disk_errors(f"cannot read {path}"), path.open(newline="", encoding="utf-8") as file:
-                for number, row in enumerate(csv.reader(file), 1):
-                    if number > 1:
-                        yield Entry(*(types[name](x) for name, x in zip(COLUMNS, row, strict=True)))
-        except (ValueError, csv.Error):
-            raise DataError(f"{path} is damaged: line {number or 1} or the one after it is no row") from None
+        return ledger_rows(self.path / LEDGER)
 
     @staticmethod
     def default_path(algo: str, seed: int) -> Path:

@@ -24,8 +24,8 @@ from launch.engines.ray import Ray
 from launch.engines.slurm import Slurm
 from launch.engines.submit import ENGINES, submit
 from launch.engines.sweeps import array_script
-from launch.results.processes import read
 from launch.results.run_page import render
+from launch.runs.process_rows import process_rows
 from launch.runs.reader import Run
 from launch.sweep.task import Task, Tasks
 from tests.launch.test_remote_workers import Federation, ends, eventually, here, same_bits
@@ -79,7 +79,7 @@ def test_workers_here_and_elsewhere_share_a_run(federation: Federation, bind: st
     run = Run.open(federation.run)
     same_bits(run, here(federation.folder / "local", *EXPERIMENT))
     assert set(run.ledger[run.ledger.kind == "algorithm"].worker) == {0, 1, 2}
-    rows = [row for row in read(run.path / "processes.json") if row["role"] == "remote worker"]
+    rows = [row for row in process_rows(run.path) if row["role"] == "remote worker"]
     assert {row["index"]: row["engine"] for row in rows} == {0: "slurm job 7", 1: "", 2: ""}
     assert all(row["node"] == platform.node() and row["device"].startswith("cpu ") for row in rows)
     assert not [*run.path.glob("join*.json")] and not left_over(run.path)
@@ -214,7 +214,7 @@ def test_ray(ray_cluster: RayCluster, tmp_path: Path) -> None:
         assert lost or "residual 0" in output
         same_bits(Run.open(run), alone)
         assert not left_over(run)
-        rows = [row for row in read(run / "processes.json") if row["role"] == "remote worker"]
+        rows = [row for row in process_rows(run) if row["role"] == "remote worker"]
         assert {row["engine"] for row in rows} == {"ray"}
 
 
@@ -430,7 +430,7 @@ def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str
 
 def coordinator_of(run: Path) -> int:
     """The process that carries a run out."""
-    return next(row["pid"] for row in read(run / "processes.json") if row["role"] == "coordinator")
+    return next(row["pid"] for row in process_rows(run) if row["role"] == "coordinator")
 
 
 @pytest.mark.process

@@ -24,7 +24,7 @@ from fedsim.errors import DataError, UsageError
 from launch.engines.job import Job
 from launch.engines.kubernetes import Kubernetes
 from launch.engines.kubernetes_objects import PORT
-from launch.results.processes import read
+from launch.runs.process_rows import process_rows
 from launch.runs.reader import Run
 from tests.launch.test_engines import SLOW, metrics
 from tests.launch.test_remote_workers import ends, eventually, here, same_bits
@@ -210,7 +210,7 @@ def test_its_containers_carry_the_run_with_the_bits_of_one_process(kubelet: Kube
     result = Run.open(run)
     same_bits(result, here(tmp_path / "local", *SLOW))
     assert not left_over(run)
-    rows = [row for row in read(run / "processes.json") if row["role"] == "remote worker"]
+    rows = [row for row in process_rows(run) if row["role"] == "remote worker"]
     assert {row["engine"] for row in rows} == {"kubernetes"}
 
 

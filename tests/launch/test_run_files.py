@@ -24,7 +24,7 @@ from tests.mutations import at
 from tests.support.kept_runs import Printed, command, flip
 
 FILES = ("ledger.csv", "metrics.jsonl", "timeline.csv", "journal")
-READERS = ("ledger", "report", "compare", "verify")
+READERS = ("ledger", "report", "trace", "compare", "verify")
 EXPERIMENT = Experiment(algo="fedavg", model="logistic", clients=2, rounds=4)
 
 
@@ -76,7 +76,7 @@ def one_more_line(path: Path) -> None:
 
 
 def read(reader: str, run: Path, folder: Path) -> Printed:
-    out = ("--out", folder / "page.html") if reader in ("report", "compare") else ()
+    out = ("--out", folder / "page.html") if reader in ("report", "trace", "compare") else ()
     return command(reader, run, *out)
 
 

@@ -47,15 +47,29 @@ def _record(data: bytes, at: int) -> tuple[dict[str, Any] | None, int]:
     return (record if "what" in record else None), end
 
 
-def read_journal(path: Path, size: int | None = None) -> list[dict[str, Any]]:
-    """All whole records, oldest first; size: of so many bytes from the beginning on, None for all.
+def journal_records(path: Path, size: int | None = None) -> Iterator[dict[str, Any]]:
+    """All whole records one after the other, oldest first.
+
+    Args:
+        path: The journal.
+        size: Of so many bytes from the beginning on; None for all.
 
     Raises:
         DiskError: if the file cannot be read.
     """
     with disk_errors(f"journal {path}"):
         data = path.read_bytes()
-    return [record for record, _ in _records(data[:size])]
+    for record, _ in _records(data[:size]):
+        yield record
+
+
+def read_journal(path: Path, size: int | None = None) -> list[dict[str, Any]]:
+    """All whole records, oldest first; size: of so many bytes from the beginning on, None for all.
+
+    Raises:
+        DiskError: if the file cannot be read.
+    """
+    return list(journal_records(path, size))
 
 
 class Journal:

@@ -1,0 +1,57 @@
+"""fedsim ledger --parquet: the ledger with typed columns, for DuckDB, polars and others."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import UsageError
+from fedsim.extras import needed
+from fedsim.wire.ledger import COLUMNS
+from launch.commands.output_file import output_file
+from launch.runs.file_checks import check_experiment, check_file, known_files
+from launch.runs.manifest import StoredManifest
+from launch.runs.streamed_rows import ledger_rows
+from workers.storage.growing_file import LEDGER
+
+NAME = "ledger.parquet"
+TEXTS = ("kind", "direction", "message", "field", "layer", "codec")
+"""Columns of few different texts: stored as a dictionary and indices."""
+LARGE = ("dense_bytes", "bytes")
+"""Columns of 64 bits; the other numbers have 32."""
+BATCH = 1 << 16
+"""Rows that are held at once, and of a row group."""
+
+
+def write_parquet(folder: Path) -> Path:
+    """Write RUN/ledger.parquet, a batch of rows at a time; returns its path. The run may be running.
+
+    Raises:
+        UsageError: if the folder is no run, has no ledger, or pyarrow is not installed.
+        DataError: if the ledger is damaged or was changed.
+        DiskError: if the disk cannot be read or written.
+    """
+    arrow, parquet = (needed(name, "--parquet", "parquet") for name in ("pyarrow", "pyarrow.parquet"))
+    opened = StoredManifest.read(folder)
+    known = known_files(folder)
+    check_experiment(opened, known)
+    check_file(folder, LEDGER, known)
+    if not (folder / LEDGER).is_file():
+        raise UsageError(f"{folder} has no {LEDGER}: its run did not get so far, or the file was removed")
+    schema = arrow.schema([(name, _type(arrow, name)) for name in COLUMNS])
+    path = folder / NAME
+    with output_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
+        entries = ledger_rows(folder / LEDGER)
+        while rows := list(islice(entries, BATCH)):  # itertools.batched is of Python 3.12
+            columns = zip(schema.types, zip(*rows, strict=True), strict=True)
+            writer.write_table(
+                arrow.table([arrow.array(column, kind) for kind, column in columns], schema=schema)
+            )
+    return path
+
+
+def _type(arrow: Any, name: str) -> Any:
+    if name in TEXTS:
+        return arrow.dictionary(arrow.int32(), arrow.string())
+    return arrow.int64() if name in LARGE else arrow.int32()

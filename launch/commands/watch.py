@@ -1,0 +1,220 @@
+"""fedsim watch: a run's progress from another terminal, from small files, without a lock or torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsim import plugins
+from fedsim.errors import DataError, DiskError, FedsimError, Interrupted, UsageError
+from launch.progress_display import ProgressDisplay
+from launch.runs.manifest import NAME, StoredManifest, json_or_empty
+from launch.runs.process_rows import process_rows
+from launch.terminal import counted
+from workers.storage.growing_file import METRICS
+
+SUMMARY = "summary.json"
+EXIT = {"done": 0, "interrupted": Interrupted.exit_code, "killed": 137}
+"""The exit code of a run's status; another one, such as failed, is 1."""
+GRACE = 5.0
+"""So many seconds pass before a run without coordinator is killed, or a sweep without running runs has ended:
+a resume, or the sweep's next run, may be starting."""
+
+
+@dataclass
+class _Watched:
+    """What is known of a run folder.
+
+    Attributes:
+        folder: The run folder.
+        shown: The last round that look() has returned, -1 for none.
+        spent: The algorithm's bytes of the rounds so far; None where a round was not evaluated, whose bytes
+            are not in metrics.jsonl.
+        seconds: Those of the rounds so far.
+        last: The last line.
+        status: '' while it may be running.
+    """
+
+    folder: Path
+    shown: int = -1
+    spent: int | None = 0
+    seconds: float = 0.0
+    last: Mapping[str, Any] = field(default_factory=dict)
+    status: str = ""
+    error: str = ""
+    _at: int = 0
+    _gone: float | None = None
+
+    def look(self, now: float) -> Iterator[dict[str, Any]]:
+        """Read what is new: lines of rounds, with `spent` and `seconds` up to each, and then the status.
+
+        Args:
+            now: Seconds of a clock that never goes back.
+
+        Raises:
+            DataError: if metrics.jsonl is damaged.
+            DiskError: if it cannot be read.
+        """
+        summary = json_or_empty(self.folder / SUMMARY)  # before the lines: all are there once it is
+        for line in self._lines():
+            if line["round"] > self.shown:
+                whole = self.spent is not None and line["round"] == self.shown + 1
+                self.spent = (self.spent or 0) + _bytes(line) if whole else None
+                self.seconds += float(line.get("seconds") or 0)
+                self.shown, self.last = line["round"], line
+                yield line
+        status = str(summary.get("status", ""))
+        if not status and not _coordinator_is_gone(self.folder):
+            self._gone = None
+        elif not status:
+            self._gone = now if self._gone is None else self._gone
+            status = "killed" if now - self._gone >= GRACE else ""
+        self.status, self.error = status, str(summary.get("error") or "")
+
+    def update(self, now: float) -> str:
+        """As look(), for those who do not show the lines; returns the status.
+
+        Raises:
+            DataError: if metrics.jsonl is damaged.
+            DiskError: if it cannot be read.
+        """
+        for _ in self.look(now):
+            pass
+        return self.status
+
+    @property
+    def rounds(self) -> int:
+        """How many there are to be; a resume may change it.
+
+        Raises:
+            DataError: if the manifest is damaged.
+        """
+        return int(StoredManifest.read(self.folder).described["rounds"])
+
+    @property
+    def outcome(self) -> str:
+        """The end of the run in words."""
+        accuracy = self.last.get("test_accuracy")
+        score = f", test accuracy {accuracy:.4f}" if accuracy is not None else ""
+        why = f": {self.error}" if self.error else ""
+        return f"{self.status} after {counted(max(0, self.shown), 'evaluated round')}{score}{why}"
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """Whole lines behind those that were read; from the beginning if a resume has cut the file."""
+        path = self.folder / METRICS
+        try:
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._at:
+                    self._at = 0
+                file.seek(self._at)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise DiskError(f"cannot read {path}: {e.strerror}") from None
+        for text in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            try:
+                line = json.loads(text)
+                whole = isinstance(line["round"], int)
+            except (ValueError, LookupError, TypeError):
+                whole = False
+            if not whole:
+                if self._at == 0:
+                    raise DataError(f"{path} is damaged: its first line is no line of a round")
+                self._at = 0  # cut and grown again since: what was shown is not shown again
+                return
+            self._at += len(text)
+            yield line
+
+
+def watch(folder: Path, interval: float = 1.0) -> int:
+    """Show a run, or the runs in a folder, until they end; returns the exit code.
+
+    Args:
+        folder: A run folder, or a folder of them.
+        interval: Seconds between two looks.
+
+    Raises:
+        UsageError: if there is no run.
+        DataError: if a file is damaged.
+        DiskError: if a file cannot be read.
+    """
+    if not (folder / NAME).is_file() and _run_folders(folder):
+        return _watch_all(folder, interval)
+    watched = _Watched(folder)
+    display = ProgressDisplay(watched.rounds)
+    described = StoredManifest.read(folder).described
+    algo, dataset = (plugins.short(str(described[key])) for key in ("algo", "dataset"))
+    display.header([f"{folder}, {algo} on {dataset}"])
+    try:
+        while True:
+            for line in watched.look(time.monotonic()):
+                display.committed(line["round"], watched.seconds)
+                display.evaluated(line, watched.spent)
+            if watched.status:
+                break
+            time.sleep(interval)
+    finally:
+        display.stop()
+    more = "" if watched.status == "done" else f"; fedsim resume {folder} goes on"
+    display.console.print(watched.outcome + more, soft_wrap=True, markup=False)
+    return EXIT.get(watched.status, FedsimError.exit_code)
+
+
+def _watch_all(folder: Path, interval: float) -> int:
+    """A line for each run that ends, until no run was running for GRACE seconds."""
+    known: dict[Path, _Watched] = {}
+    display = ProgressDisplay(0)
+    idle_since: float | None = None
+    while True:
+        now = time.monotonic()
+        for path in _run_folders(folder):
+            watched = known.setdefault(path, _Watched(path))
+            if not watched.status and watched.update(now):
+                display.status("")
+                line = f"{path.name}: {watched.outcome}"
+                display.console.print(line, soft_wrap=True, markup=False)
+        running = [w for w in known.values() if not w.status]
+        idle_since = None if running else now if idle_since is None else idle_since
+        if idle_since is not None and now - idle_since >= GRACE:
+            break
+        display.status(_progress(running, len(known))[: display.console.width - 1])
+        time.sleep(interval)
+    display.status("")
+    codes = [EXIT.get(watched.status, FedsimError.exit_code) for watched in known.values()]
+    return next((code for code in codes if code), 0)
+
+
+def _progress(running: Sequence[_Watched], runs: int) -> str:
+    """How far a sweep is, in one line of a terminal."""
+    rounds = ", ".join(f"{w.folder.name} round {max(0, w.shown)}" for w in running)
+    return f"{runs - len(running)} of {counted(runs, 'run')} ended" + (f"; {rounds}" if rounds else "")
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}")
+    return [path.parent for path in sorted(folder.glob(f"*/{NAME}"))]
+
+
+def _coordinator_is_gone(folder: Path) -> bool:
+    """Whether the coordinator ran on this machine and has ended; of another machine, that is not known."""
+    for row in process_rows(folder):
+        if row.get("role") == "coordinator" and row.get("node") == platform.node():
+            try:
+                os.kill(int(row["pid"]), 0)
+            except ProcessLookupError:
+                return True
+            except (OSError, LookupError, TypeError, ValueError):
+                return False
+    return False
+
+
+def _bytes(line: Mapping[str, Any]) -> int:
+    return int(line.get("bytes_down") or 0) + int(line.get("bytes_up") or 0)

@@ -1,0 +1,340 @@
+"""A run's timeline in the Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
+
+Two processes: the coordinator with a lane for broadcasts and a lane for folding, and the workers with a lane
+each. Times are microseconds. A flow of three events is one task: broadcast, computation, fold.
+
+Source: Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from fedsim.wire.ledger import Entry
+from workers.coordinator.task_timeline import Span
+
+Event = dict[str, Any]
+COORDINATOR, WORKERS = 1, 2
+"""Process ids in the trace; 0 is the idle process for Perfetto."""
+BROADCASTS, FOLDS = 1, 2
+"""Threads of the coordinator. Worker w is thread w + 1 of WORKERS."""
+KINDS = ("algorithm", "control", "retry", "simulation")
+DOWN = ("task", "gone", "evaluate")
+UP = ("upload", "score")
+_LAST = float("inf")
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A round that the journal has as committed.
+
+    Attributes:
+        start: Which start of the run has committed it, counted from 1.
+        dropped: The participants whose uploads were not folded.
+    """
+
+    start: int
+    dropped: frozenset[int]
+
+
+@dataclass(frozen=True)
+class TracedRun:
+    """What the trace says besides times and bytes.
+
+    Attributes:
+        name: The run's.
+        algorithm: Its name.
+        dataset: Its name.
+        workers: What else is known of a worker: its machine and device.
+        rounds: The committed rounds. Of another round, no fold is shown.
+    """
+
+    name: str
+    algorithm: str
+    dataset: str
+    workers: Mapping[int, str]
+    rounds: Mapping[int, Committed]
+
+
+class _Batch(NamedTuple):
+    """The spans that were written with one round. resumed: another start of the run begins with it."""
+
+    round: float
+    resumed: bool
+    spans: list[Span]
+
+
+class _Task(NamedTuple):
+    """A span in microseconds of the trace; the worker's slice is from begin to end."""
+
+    span: Span
+    given: int
+    begin: int
+    end: int
+    arrived: int
+
+
+class _Envelopes(NamedTuple):
+    """Envelopes of one kind, direction and task, and what they are."""
+
+    round: int
+    exchange: int
+    client: int
+    worker: int
+    direction: str
+    message: str
+    kind: str
+
+    @property
+    def key(self) -> tuple[int, int, int, int]:
+        return self[:4]
+
+
+def events(run: TracedRun, spans: Iterable[Span], entries: Iterable[Entry]) -> Iterator[Event]:
+    """The events of a trace, one round after the other; a round's spans and bytes are held, and no more.
+
+    Args:
+        run: What the run is.
+        spans: The rows of timeline.csv, in their order.
+        entries: The rows of ledger.csv, in their order.
+    """
+    yield from _Trace(run, _Traffic(entries)).events(spans)
+
+
+def _batches(spans: Iterable[Span], rounds: Mapping[int, Committed]) -> Iterator[_Batch]:
+    """Spans by round. Every start of a run counts its seconds anew: they or the journal show where."""
+    held: list[Span] = []
+    round, start, before, resumed = -1, 1, 0.0, False
+    for span in spans:
+        task = span.what != "evaluate"
+        by = rounds[span.round].start if task and span.round in rounds else start
+        again = bool(held) and (span.arrived < before or by > start)
+        if held and (again or (task and span.round > round >= 0)):
+            yield _Batch(round, resumed, held)
+            held, round, resumed = [], -1, again
+        held.append(span)
+        round, start, before = max(round, span.round if task else -1), max(start, by), span.arrived
+    if held:
+        yield _Batch(_LAST, resumed, held)
+
+
+class _Traffic:
+    """The ledger's rows, summed up by envelope, as far as they are asked for."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._rows = iter(entries)
+        self._next: Entry | None = None
+
+    def until(self, round: float) -> Counter[_Envelopes]:
+        """Take what was written with the rounds up to this one: bytes of each envelope."""
+        taken: Counter[_Envelopes] = Counter()
+        while (row := self._next or next(self._rows, None)) is not None:
+            self._next = None
+            if row.message in ("task", "gone") and row.round > round:
+                self._next = row
+                break
+            what = (row.round, row.exchange, row.client, row.worker, row.direction, row.message, row.kind)
+            taken[_Envelopes(*what)] += row.bytes
+        return taken
+
+
+class _Trace:
+    """Turns one batch after the other into events."""
+
+    def __init__(self, run: TracedRun, traffic: _Traffic) -> None:
+        self.run, self.traffic = run, traffic
+        self._offset = 0
+        """What the seconds of this start count from, in microseconds of the trace."""
+        self._end = 0
+        """The latest instant so far."""
+        self._free: dict[int, int] = {}
+        """From when on a worker's lane is free."""
+        self._folding = self._broadcasting = 0
+        """From when on the lanes of the coordinator are free."""
+        self._folded: tuple[int, int] | None = None
+        """Round and exchange of the last fold, if the next broadcast is of the same start."""
+        self._flows = 0
+        self._sums: Counter[tuple[str, str]] = Counter()
+        """Bytes so far, by direction and kind."""
+        self._counted = 0
+        """The instant of the last counter."""
+
+    def events(self, spans: Iterable[Span]) -> Iterator[Event]:
+        yield from _process(COORDINATOR, "coordinator")
+        yield from _process(WORKERS, "workers")
+        yield from _thread(COORDINATOR, BROADCASTS, "broadcasts")
+        yield from _thread(COORDINATOR, FOLDS, "folding")
+        yield from (self._counter(side, 0) for side in ("down", "up"))
+        for batch in _batches(spans, self.run.rounds):
+            yield from self._batch(batch)
+
+    def _batch(self, batch: _Batch) -> Iterator[Event]:
+        if batch.resumed:
+            self._offset, self._folded = self._end, None
+            yield _event("i", COORDINATOR, FOLDS, self._offset, "resumed", s="g")
+        for worker in sorted({span.worker for span in batch.spans} - self._free.keys()):
+            self._free[worker] = 0
+            known = self.run.workers.get(worker)
+            yield from _thread(WORKERS, worker + 1, f"worker {worker}" + (f" ({known})" if known else ""))
+        windows = dict(self._broadcasts(batch.spans))
+        tasks = [self._placed(span, windows.get(span[:2], (0, 0))[0]) for span in batch.spans]
+        self._end = max(self._end, *(task.end for task in tasks))
+        envelopes = self.traffic.until(batch.round)
+        sizes: Counter[tuple[tuple[int, int, int, int], str]] = Counter()
+        for envelope, size in envelopes.items():
+            if envelope.message in DOWN + UP:
+                sizes[envelope.key, envelope.direction] += size
+        given = sorted((t for t in tasks if t.span.what != "evaluate"), key=lambda t: t.span[:2])
+        for (number, exchange), group in groupby(given, key=lambda t: t.span[:2]):
+            yield from self._exchange(windows[number, exchange], list(group), sizes)
+        yield from (self._work(task, sizes) for task in tasks if task.span.what == "evaluate")
+        yield from self._counters(tasks, envelopes)
+
+    def _broadcasts(self, spans: Iterable[Span]) -> Iterator[tuple[tuple[int, ...], tuple[int, int]]]:
+        """The slice of each exchange's broadcast: from its first task to its last."""
+        own = sorted(span for span in spans if span.what != "evaluate")
+        for key, group in groupby(own, key=lambda span: span[:2]):
+            given = [self._at(span.given) for span in group]
+            begin = max(self._broadcasting, min(given))
+            self._broadcasting = max(begin, *given) + 1
+            yield key, (begin, self._broadcasting)
+
+    def _placed(self, span: Span, earliest: int) -> _Task:
+        """Where it is in its worker's lane.
+
+        A worker computes one task at a time, and the coordinator may be late in reading an answer: slices of
+        a lane would overlap, which no viewer shows, so one begins where the one before ends.
+
+        Args:
+            span: A row.
+            earliest: When the broadcast begins.
+        """
+        given, arrived = max(earliest, self._at(span.given)), self._at(span.arrived)
+        begin = arrived - round(1e6 * span.computing) if span.computing >= 0 else given
+        begin = max(given, begin, self._free[span.worker])
+        end = self._free[span.worker] = max(arrived, begin + 1)
+        return _Task(span, given, begin, end, arrived)
+
+    def _at(self, seconds: float) -> int:
+        return self._offset + round(1e6 * seconds)
+
+    def _work(self, task: _Task, sizes: Mapping[Any, int]) -> Event:
+        """The worker's slice."""
+        span = task.span
+        if span.what == "evaluate":
+            name = f"evaluate round {span.round}, chunk {span.exchange}"
+            args: Event = {"round": span.round, "chunk": span.exchange}
+        else:
+            name = f"round {span.round}, client {span.client}" + (", gone" if span.what == "gone" else "")
+            args = {"round": span.round, "exchange": span.exchange, "client": span.client}
+            args |= {"algorithm": self.run.algorithm}
+            if span.round in self.run.rounds:
+                args["folded"] = _folds(span, self.run.rounds)
+        args |= {f"bytes_{side}": sizes.get((_key(span), side), 0) for side in ("down", "up")}
+        args |= {"given_seconds": span.given, "arrived_seconds": span.arrived}
+        if span.computing >= 0:
+            args["computing_seconds"] = span.computing
+        lasts = task.end - task.begin
+        return _event("X", WORKERS, span.worker + 1, task.begin, name, cat=span.what, dur=lasts, args=args)
+
+    def _exchange(
+        self, window: tuple[int, int], tasks: Sequence[_Task], sizes: Mapping[Any, int]
+    ) -> Iterator[Event]:
+        """Broadcast, tasks and fold of an exchange, with the flows between them."""
+        (begin, end), (number, exchange) = window, tasks[0].span[:2]
+        label = f"round {number}" + (f", exchange {exchange}" if exchange > 1 else "")
+        where = {"round": number, "exchange": exchange, "algorithm": self.run.algorithm}
+        sent = {"tasks": len(tasks), "bytes_down": sum(sizes.get((_key(t.span), "down"), 0) for t in tasks)}
+        if self._folded is not None and self._folding < begin:
+            yield self._between(begin, number)
+        yield _slice(BROADCASTS, begin, end, f"broadcast {label}", "broadcast", where | sent)
+        answered = [t for t in tasks if t.span.what == "task"]
+        first = max(self._folding, min((t.arrived for t in answered), default=0))
+        committed = number in self.run.rounds
+        if answered and committed:
+            # a slice that was moved behind another one ends after its answer came, and folds at its end
+            self._folding = max(first, *(max(t.arrived, t.begin) for t in answered)) + 1
+            self._folded = number, exchange
+            self._end = max(self._end, self._folding)
+            came = {
+                "uploads": len(answered),
+                "folded": sum(_folds(t.span, self.run.rounds) for t in answered),
+                "bytes_up": sum(sizes.get((_key(t.span), "up"), 0) for t in answered),
+            }
+            yield _slice(FOLDS, first, self._folding, f"fold {label}", "fold", where | came)
+        for task in tasks:
+            yield self._work(task, sizes)
+            self._flows += 1
+            flow = {"cat": "flow", "id": self._flows}
+            yield _event("s", COORDINATOR, BROADCASTS, task.given, "task", **flow)
+            lane, folded = task.span.worker + 1, committed and _folds(task.span, self.run.rounds)
+            if not folded:
+                yield _event("f", WORKERS, lane, task.begin, "task", **flow, bp="e")
+                continue
+            yield _event("t", WORKERS, lane, task.begin, "task", **flow)
+            at = max(first, task.arrived, task.begin)
+            yield _event("f", COORDINATOR, FOLDS, at, "task", **flow, bp="e")
+
+    def _between(self, end: int, after: int) -> Event:
+        """From the last upload of an exchange to the next broadcast: the coordinator's own work."""
+        assert self._folded is not None
+        before, exchange = self._folded
+        name = f"between rounds {before} and {after}"
+        if before == after:
+            name = f"in round {before}, after exchange {exchange}"
+        return _slice(FOLDS, self._folding, end, name, "between", {"round": before, "exchange": exchange})
+
+    def _counters(self, tasks: Sequence[_Task], envelopes: Mapping[_Envelopes, int]) -> Iterator[Event]:
+        """Bytes so far: down when a task was given, up when its answer came, others at the round's end."""
+        when: dict[tuple[tuple[int, int, int, int], str], int] = {}
+        for task in tasks:
+            when[_key(task.span), "down"], when[_key(task.span), "up"] = task.given, task.arrived
+        dated = sorted(
+            (
+                when.get((e.key, e.direction), self._end) if e.message in DOWN + UP else self._end,
+                e.direction,
+                e.kind,
+                size,
+            )
+            for e, size in envelopes.items()
+        )
+        for (at, side), group in groupby(dated, key=lambda d: d[:2]):
+            for *_, kind, size in group:
+                self._sums[side, kind] += size
+            yield self._counter(side, at)
+
+    def _counter(self, side: str, at: int) -> Event:
+        self._counted = max(self._counted, at)
+        sums = {kind: self._sums[side, kind] for kind in KINDS}
+        return _event("C", COORDINATOR, BROADCASTS, self._counted, f"bytes {side}", args=sums)
+
+
+def _key(span: Span) -> tuple[int, int, int, int]:
+    """The same as of the task's envelopes in the ledger."""
+    return span.round, span.exchange, span.client, span.worker
+
+
+def _folds(span: Span, rounds: Mapping[int, Committed]) -> bool:
+    return span.what == "task" and span.client not in rounds[span.round].dropped
+
+
+def _slice(thread: int, begin: int, end: int, name: str, category: str, args: Event) -> Event:
+    return _event("X", COORDINATOR, thread, begin, name, cat=category, dur=end - begin, args=args)
+
+
+def _event(phase: str, process: int, thread: int, at: int, name: str, **more: Any) -> Event:
+    return {"name": name, "ph": phase, "pid": process, "tid": thread, "ts": at, **more}
+
+
+def _process(process: int, name: str) -> Iterator[Event]:
+    yield _event("M", process, 1, 0, "process_name", args={"name": name})
+    yield _event("M", process, 1, 0, "process_sort_index", args={"sort_index": process})
+
+
+def _thread(process: int, thread: int, name: str) -> Iterator[Event]:
+    yield _event("M", process, thread, 0, "thread_name", args={"name": name})
+    yield _event("M", process, thread, 0, "thread_sort_index", args={"sort_index": thread})

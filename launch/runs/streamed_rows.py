@@ -1,0 +1,54 @@
+"""Rows of ledger.csv and timeline.csv one after the other, typed, for files that do not fit into memory."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, get_type_hints
+
+from fedsim.errors import DataError
+from fedsim.wire.ledger import Entry
+from workers.coordinator.task_timeline import Span
+from workers.storage.atomic_files import disk_errors
+
+
+def ledger_rows(path: Path) -> Iterator[Entry]:
+    """Rows of a ledger.csv. A last row that is still being written is left out.
+
+    Raises:
+        DataError: naming the line that is no row.
+        DiskError: if the disk cannot be read.
+    """
+    for row in _rows(path, Entry):
+        yield Entry(*row)
+
+
+def timeline_rows(path: Path) -> Iterator[Span]:
+    """Rows of a timeline.csv. A last row that is still being written is left out.
+
+    Raises:
+        DataError: naming the line that is no row.
+        DiskError: if the disk cannot be read.
+    """
+    for row in _rows(path, Span):
+        yield Span(*row)
+
+
+def _rows(path: Path, kind: type[Any]) -> Iterator[list[Any]]:
+    """The values of each row, with the types of a named tuple's fields."""
+    columns: Sequence[str] = kind._fields
+    types, number = [get_type_hints(kind)[name] for name in columns], 0
+    try:
+        with disk_errors(f"cannot read {path}"), path.open(newline="", encoding="utf-8") as file:
+            for number, row in enumerate(csv.reader(_whole_lines(file)), 1):
+                if number > 1:
+                    yield [read(x) for read, x in zip(types, row, strict=True)]
+                elif tuple(row) != tuple(columns):
+                    raise DataError(f"{path} has the columns {', '.join(row)}; {', '.join(columns)} are due")
+    except (ValueError, csv.Error):
+        raise DataError(f"{path} is damaged: line {number or 1} or the one after it is no row") from None
+
+
+def _whole_lines(file: IO[str]) -> Iterator[str]:
+    return (line for line in file if line.endswith("\n"))
