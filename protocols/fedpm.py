@@ -17,7 +17,7 @@ up.probability=dense theta_k itself goes up. Downwards theta is dense by default
 
 Local training is Adam; a client keeps nothing, so its moments begin at zero in every round.
 
-Differs: theta starts at 1/2 and is held in [clip, 1 - clip] when it becomes a score, where the paper is
+Differs: theta starts at 1/2 and is held in [margin, 1 - margin] when it becomes a score, where the paper is
 silent. Biases have masks, too, and the constant of their layer. The model is evaluated at the mean weights
 w theta, and averaged over drawn masks (eval_samples); the paper evaluates one drawn mask.
 
@@ -44,16 +44,15 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Point, Samples
 from fedsim.learning.shards import QuadraticShard
-from fedsim.learning.solvers.first_order import LocalTraining
-from fedsim.learning.solvers.mask_training import signed_constants, train_mask
+from fedsim.learning.solvers.mask_training import MaskTraining, signed_constants, train_mask
 from fedsim.seeds import RandomStream
 from fedsim.wire.schema import Probability, Scalar
 
 
 @dataclass(frozen=True)
 class Server:
-    """alpha, beta: of every mask bit's Beta distribution, (P,) float64. draws: the stream of the masks that
-    the model is evaluated with, as (seed, round)."""
+    """alpha, beta: of every mask bit's Beta distribution, (P,) float64. round: of the last fold; with seed it
+    names the stream of the masks that the model is evaluated with."""
 
     alpha: Tensor
     beta: Tensor
@@ -86,11 +85,11 @@ class Up:
 
 @dataclass(frozen=True)
 class FedPM(Algorithm[Server, Client, Down, Up]):
-    clip: Annotated[
-        float, Meta(gt=0, lt=0.5, description="theta is held in [clip, 1 - clip] when training begins")
+    margin: Annotated[
+        float, Meta(gt=0, lt=0.5, description="theta is held in [margin, 1 - margin] when training begins")
     ] = 0.01
     masks: Annotated[int, Meta(ge=1, le=64, description="masks that the model is averaged over")] = 16
-    local: LocalTraining = LocalTraining(lr=0.1, carry=False)
+    local: MaskTraining = MaskTraining()
 
     name: ClassVar[str] = "fedpm"
     paper: ClassVar[str] = "Isik et al. 2023, Algorithm 1"
@@ -113,14 +112,17 @@ class FedPM(Algorithm[Server, Client, Down, Up]):
         if isinstance(shard, QuadraticShard):
             raise UsageError("fedpm trains masks of a network's weights; a quadratic loss has no network")
         fixed = signed_constants(task.start, shard.net.layout)
-        theta = down.probability.clamp(self.clip, 1 - self.clip)
+        theta = down.probability.clamp(self.margin, 1 - self.margin)
         fit = train_mask(shard, fixed, theta, how=self.local, rng=task.rng, round=task.round)
         return client, Up(fit.solution, fit.loss)
 
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
-        fresh = (ctx.round - 1) % math.ceil(ctx.K / (ctx.asked or ctx.K)) == 0
+        often = math.ceil(ctx.K / (ctx.asked or ctx.K))
+        fresh = (ctx.round - 1) // often != (
+            server.round - 1
+        ) // often  # nothing may have been folded meanwhile
         one = torch.ones_like(server.alpha)
         alpha, beta = (one, one.clone()) if fresh else (server.alpha.clone(), server.beta.clone())
         for _, up in ups:

@@ -41,7 +41,10 @@ def completed(*words: str) -> list[str]:
         (("schedule", "mar"), ["markov:"]),
         (("launch", "--codec", "up.prec"), ["up.precision="]),
         (("launch", "--algo", "fedavg", "--codec", "me"), ["mean="]),
-        (("plan", "--codec", "up.precision=b"), [f"up.precision={n}" for n in ("bf16", "bitmap:", "best:")]),
+        (
+            ("plan", "--codec", "up.precision=b"),
+            [f"up.precision={n}" for n in ("bernoulli", "bf16", "bitmap:", "best:")],
+        ),
         (("launch", "--algo", "fedlap", "--set", "delt"), ["delta="]),
         (("describe", "ivon"), ["ivon_admm", "ivon_pvi"]),
         (("list", "mod"), ["models"]),

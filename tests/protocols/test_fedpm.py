@@ -42,6 +42,15 @@ def test_theta_is_the_mean_of_the_masks_since_the_last_reset(quadratics: SimpleN
         assert torch.equal(server.alpha + server.beta, torch.full((D,), 2.0 + len(kept), dtype=torch.float64))
 
 
+def test_a_reset_is_not_lost_with_the_uploads_of_its_round(quadratics: SimpleNamespace) -> None:
+    """Round 3 would begin anew and folds nothing; round 4 does it then."""
+    member, one = FedPM(), [(0, Up(torch.ones(D), 0.0)), (1, Up(torch.ones(D), 0.0))]
+    server = member.server_init(context(quadratics, 0, 0))
+    for r in (1, 2, 4):
+        server = member.server_update(server, None, iter(one), context(quadratics, r, 2))
+    assert torch.equal(server.alpha, torch.full((D,), 3.0, dtype=torch.float64))
+
+
 def test_fixed_weights_are_signs_times_the_constant_of_their_layer() -> None:
     layout = Layout((Slice("a", (4, 8), 0, 32), Slice("b", (4,), 32, 4), Slice("c", (2, 3, 5, 5), 36, 150)))
     start = torch.randn(186, generator=torch.Generator().manual_seed(1))

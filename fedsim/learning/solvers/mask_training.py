@@ -9,14 +9,31 @@ through gradient: Bengio et al. 2013, https://arxiv.org/abs/1308.3432.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from fedsim.hyperparameters import BatchSize, Decay, Epochs, LearningRate, Momentum
 from fedsim.learning.params import Layout
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers import LocalFit
-from fedsim.learning.solvers.first_order import LocalTraining, stepper
+from fedsim.learning.solvers.first_order import LocalTraining, decayed, stepper
 from fedsim.seeds import RandomStream
+
+
+@dataclass(frozen=True)
+class MaskTraining:
+    """How a client trains its scores; the learning rate in round r is lr * decay^(r-1)."""
+
+    epochs: Epochs = 5
+    batch_size: BatchSize = 32
+    lr: LearningRate = 0.1
+    optimiser: Annotated[Literal["adam", "sgd"], Meta(description="of the scores")] = "adam"
+    momentum: Momentum = 0.0
+    decay: Decay = 1.0
 
 
 def signed_constants(start: Tensor, layout: Layout) -> Tensor:
@@ -34,15 +51,15 @@ def signed_constants(start: Tensor, layout: Layout) -> Tensor:
 
 
 def train_mask(
-    shard: Shard, fixed: Tensor, theta: Tensor, *, how: LocalTraining, rng: RandomStream, round: int
+    shard: Shard, fixed: Tensor, theta: Tensor, *, how: MaskTraining, rng: RandomStream, round: int
 ) -> LocalFit[Tensor, None]:
     """New probabilities (P,) in (0, 1) by minibatch steps from `theta` (P,) in (0, 1); fixed: w (P,).
 
     The loss is the mean of the last epoch.
     """
-    net, how = shard.net, how.in_round(round)
+    net, lr = shard.net, decayed(how.lr, how.decay, round)
     scores = torch.logit(theta).to(net.weights)
-    step = stepper(scores, how)
+    step = stepper(scores, LocalTraining(lr=lr, optimiser=how.optimiser, momentum=how.momentum))
     order, draws = rng.torch("batches"), rng.torch("masks")
     total = torch.zeros((), device=net.device)
     net.train()

@@ -1,7 +1,7 @@
 """Probabilities of masks, and masks drawn from them: fields of kind probability, values q in [0, 1].
 
     bernoulli   a mask m ~ Bernoulli(q), entropy-coded: about the entropy of m given the broadcast's p
-    mrc:b       a mask that is distributed nearly as m ~ Bernoulli(q), as an index of b bits per block
+    mrc:b       a mask distributed about as m ~ Bernoulli(q), as an index of b bits per block
     levels:b    q itself as the nearest multiple of 2^-b, entropy-coded
 
 bernoulli and mrc send a sample in the place of q: the decoded values are 0 and 1, and their mean over
@@ -11,11 +11,11 @@ mrc:bxN sends N samples, of which the decoded values are the mean.
 
 Minimal random coding (mrc). Both ends draw 2^b candidates of a block from Bernoulli(p), by an integer hash
 of the message's key, so that any bit of any candidate can be computed alone and two machines agree. The
-sender chooses candidate c with probability in proportion to q(c) / p(c), and sends its number. That costs b
-bits for a block of about b bits of KL(q || p), where entropy-coding m costs H(m); it is exact as 2^b
-exceeds exp(KL). A block is as long as the mean KL of a layer allows: B places, a number before the indices.
-The places of a layer are permuted first, so that its blocks have about the same KL (differs from the
-sources, which choose blocks by position).
+sender chooses candidate c with probability in proportion to q(c) / p(c), and sends its number. A sample is
+exact as 2^b exceeds exp(KL); with fewer candidates it leans towards p. So a block has as many places as
+have a mean KL of SPARE bits less than b: a number before the indices of a layer. The places of a layer are
+permuted first, so that its blocks have about the same KL (differs from the sources, which choose blocks by
+position).
 
 Sources: FedPM, Isik et al. 2023, https://arxiv.org/abs/2209.15328 (bernoulli); minimal random coding,
 Havasi et al. 2019, Algorithm 1, https://arxiv.org/abs/1810.00440; KLMS, Isik, Pase et al. 2024,
@@ -50,12 +50,13 @@ FEW = 64
 """Bytes that a layer may have, however few values it has."""
 BINS = 16
 """Of the broadcast's p: bernoulli has a table of frequencies for each."""
-FEWEST, MOST = 2, 12
+FEWEST, MOST = 3, 12
 """Bits of a block of mrc."""
 SAMPLES = 64
 """N of mrc, at most."""
 SPARE = 2.0
-"""Bits of an index above the mean KL of a block: candidates enough for a sample that is nearly exact."""
+"""Bits of an index above the mean KL of a block. The mean of the samples goes 0.8 of the way from p to q; with
+5 it would go 0.93, for twice the bytes (tests/fedsim/wire/test_masks.py, docs/decisions/028-masks.md)."""
 LONGEST = 1 << 14
 """Places of a block, at most."""
 PRIOR = 0.02
@@ -235,8 +236,8 @@ def _mrc_bounds(b: int, samples: int, spec: Spec) -> tuple[Bound, ...]:
 
 def _length(b: int, kl: float, size: int) -> int:
     """Places of a block, from the layer's mean KL per place in bits."""
-    longest = max(1, min(size, LONGEST))
-    return longest if kl * longest <= b - SPARE else max(1, int((b - SPARE) / kl))
+    longest, room = max(1, min(size, LONGEST)), b - SPARE
+    return longest if kl * longest <= room else max(1, int(room / kl))
 
 
 def _pack_mrc(b: int, samples: int, x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
