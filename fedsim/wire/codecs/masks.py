@@ -56,7 +56,7 @@ SAMPLES = 64
 """N of mrc, at most."""
 SPARE = 2.0
 """Bits of an index above the mean KL of a block. The mean of the samples goes 0.8 of the way from p to q;
-with 5 it would go 0.93, for twice the bytes (tests/fedsim/wire/test_masks.py, docs/decisions/028-masks.md)."""
+with 5 it would go 0.93, for twice the bytes (docs/decisions/028-masks.md)."""
 LONGEST = 1 << 14
 """Places of a block, at most."""
 PRIOR = 0.02
