@@ -170,7 +170,9 @@ def measured(message: Message, problem: Problem, fractions: Sequence[float]) -> 
 
 
 def _names(family: CodecFamily, fractions: Sequence[float]) -> list[str]:
-    parameters = fractions if family.fraction else STEPS if family.step else BITS if family.bits else ()
+    few, most = family.bits or (1, 0)
+    bits = [b for b in BITS if few <= b <= most]
+    parameters = fractions if family.fraction else STEPS if family.step else bits
     return [f"{family.name}:{p!r}" for p in parameters] or [family.name]
 
 
