@@ -64,6 +64,8 @@ PRIOR = 0.02
 HEAD = struct.Struct("<I")
 """B of a layer."""
 UNIT = 1 << 16
+INDICES = 1 << 16
+"""That are packed or unpacked at once, a multiple of 8: so the memory for their bits is bounded."""
 
 
 def bernoulli() -> Codec:
@@ -231,7 +233,8 @@ def _mrc_bounds(b: int, samples: int, spec: Spec) -> tuple[Bound, ...]:
     for s in spec.layout.slices:
         least += HEAD.size + -(-samples * b * -(-s.size // LONGEST) // 8)
         most += HEAD.size + -(-samples * b * s.size // 8)
-    return (Bound("values", least, most),)
+    few = max(spec.dense_bytes, FEW * len(spec.layout.slices), least)  # what is longer is sent dense
+    return (Bound("values", least, min(most, few)),)
 
 
 def _length(b: int, kl: float, size: int) -> int:
@@ -257,7 +260,7 @@ def _pack_mrc(b: int, samples: int, x: Tensor, spec: Spec, ref: Tensor | None) -
             _best(b, n, size, key, gain[places], thresholds[places], starts, draws) for n in range(samples)
         ]
         data += HEAD.pack(length) + _packed(np.concatenate(indices), b)
-    return (("values", memoryview(data)),)
+    return (("values", memoryview(data)),) if len(data) <= _mrc_bounds(b, samples, spec)[0].most else None
 
 
 def _best(
@@ -300,7 +303,7 @@ def _unpack_mrc(
         indices = _unpacked(data[at : at + used], samples * blocks, b).reshape(samples, blocks)
         at, places = at + used, offset + order
         for n in range(samples):
-            numbers = (n << b) + np.repeat(indices[n], length)[:size]
+            numbers = (n << b) + np.repeat(indices[n], length)[:size].astype(np.int64)
             out[places] += _drawn(numbers, size, key) < thresholds[places]
     if at != len(data):
         raise WireError(f"{len(data) - at} bytes behind the last layer")
@@ -309,13 +312,20 @@ def _unpack_mrc(
 
 def _packed(indices: Array, b: int) -> bytes:
     """Numbers below 2^b, b bits each."""
-    bits = ((indices[:, None] >> np.arange(b - 1, -1, -1)) & 1).astype(np.uint8)
-    return np.packbits(bits.reshape(-1)).tobytes()
+    shifts, out = np.arange(b - 1, -1, -1), []
+    for at in range(0, len(indices), INDICES):
+        bits = ((indices[at : at + INDICES, None] >> shifts) & 1).astype(np.uint8)
+        out.append(np.packbits(bits.reshape(-1)).tobytes())
+    return b"".join(out)
 
 
 def _unpacked(data: memoryview, count: int, b: int) -> Array:
-    bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8)).astype(np.int64)
-    if bits[count * b :].any():
+    """The numbers, (count,) uint16, of the ceil(count b / 8) bytes of `data`."""
+    if data and data[-1] & ((1 << (-count * b % 8)) - 1):
         raise WireError("bits behind the last index")
-    numbers: Array = bits[: count * b].reshape(count, b) @ (1 << np.arange(b - 1, -1, -1))
+    numbers, values = np.empty(count, dtype=np.uint16), 1 << np.arange(b - 1, -1, -1)
+    for at in range(0, count, INDICES):
+        some = numbers[at : at + INDICES]
+        packed = np.frombuffer(data[at * b // 8 : -(-(at + len(some)) * b // 8)], dtype=np.uint8)
+        some[:] = np.unpackbits(packed, count=len(some) * b).reshape(-1, b) @ values
     return numbers
