@@ -63,7 +63,7 @@ def parsed(expression: str) -> Column:
     if not (result := _AT.fullmatch(expression)):
         raise UsageError(
             f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, best METRIC@ROUND, rounds to "
-            "VALUE, MB to VALUE or simulated to VALUE; ROUND is a number or end, VALUE an accuracy such as "
+            "VALUE, simulated to VALUE, MB to VALUE; ROUND is a number or end, VALUE an accuracy such as "
             "0.78; also rounds to METRIC VALUE, rounds to mean METRIC VALUE"
         )
     return Column(result[1] or "", result[2], None if result[3] == "end" else int(result[3]))
