@@ -13,7 +13,7 @@ with a set-up has a round 0 before round 1, in which all clients take part.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -53,6 +53,7 @@ class RoundMachine:
 
     Attributes:
         cost: Orders the tasks of a round, the largest first, which balances workers; ties go by id.
+        order: Puts clients in the order in which their uploads are folded (fedsim.tree); by default of ids.
         chunks: How many chunks the test set has; 0 switches evaluation off.
         setup: How many exchanges round 0 has.
         round: The present round.
@@ -68,6 +69,7 @@ class RoundMachine:
     versions: list[int]
     cost: Callable[[int], float]
     chunks: int
+    order: Callable[[Iterable[int]], list[int]] = sorted
     eval_every: int = 1
     setup: int = 0
     round: int = 0
@@ -194,7 +196,7 @@ class RoundMachine:
     def _next_exchange(self) -> list[Command]:
         self._exchange += 1
         participants = self._receivers()
-        self._to_fold = deque(sorted(participants))
+        self._to_fold = deque(self.order(participants))
         self._arrived, self._late = set(), set()
         self._folding = any(
             k not in self._participation.lost_uploads | self._participation.dropouts for k in participants

@@ -33,7 +33,9 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "The algorithm": ("algo", "hyperparameters", "rounds", "threads", "numerics", "preset", "config"),
     "On the wire": ("codecs", "error_feedback", "bad_uploads", "max_norm", "transport", "verify_bytes"),
-    "Participation and the virtual clock": ("participation", "link", "compute", "deadline", "asynchronous"),
+    "Participation and the virtual clock": (
+        *("participation", "link", "compute", "deadline", "asynchronous", "tree"),
+    ),
     "Evaluation": ("eval_every", "eval_samples", "evaluate_on", "until"),
     "How it is carried out": (
         *("workers", "devices", "remote_workers", "bind", "keys", "join_within", "lease", "patience"),
@@ -73,7 +75,7 @@ PLANNED = frozenset(
         "participation",
         "seed",
     }
-    | {"hyperparameters", "codecs", "data_dir", "config", "until"}
+    | {"hyperparameters", "codecs", "data_dir", "config", "until", "tree"}
 )
 """What the bytes of a plan depend on. plan takes the others, too: any `launch` can be planned."""
 

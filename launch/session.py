@@ -120,7 +120,8 @@ class Session:
         participations = problem.schedule()
         problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
-        rundir = RunDir(Path(execution.out) if execution.out else default, resumed=stored is not None)
+        folder, hops = Path(execution.out) if execution.out else default, problem.tree is not None
+        rundir = RunDir(folder, resumed=stored is not None, hops=hops)
         try:
             display = Display(problem.experiment.rounds, quiet)
             recorder = Recorder(problem, rundir, display, supervisor, bool(execution.remote_workers))

@@ -34,7 +34,7 @@ from fedsim.learning.gaussian import (
     packed,
     unpacked,
 )
-from fedsim.round_events import TaskId
+from fedsim.round_events import Open, TaskId
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, blob, decode, pack
 from fedsim.wire.schema import Dims, Draws, FullPrecision, Mean, Precision
 from workers.place import Place, Printable
@@ -165,6 +165,19 @@ def task(
     kind, fields = "gone" if dropout else "task", payload.fields
     which = (epoch, of.round, of.exchange, of.client, of.base)
     header = Header(VERSION, kind, run, *which, fields=fields, folds=folds, asked=asked)
+    return pack(header, payload.frames)
+
+
+def relayed(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
+    """Return the broadcast of an exchange as an edge server gets it, once for all its clients."""
+    header = Header(VERSION, "relayed", run, epoch, opened.round, opened.exchange, fields=payload.fields)
+    folds, asked = opened.folded_rounds, opened.asked
+    return pack(msgspec.structs.replace(header, folds=folds, asked=asked), payload.frames)
+
+
+def sums(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
+    """Return what an edge server sends up in the place of its clients' uploads."""
+    header = Header(VERSION, "sums", run, epoch, opened.round, opened.exchange, fields=payload.fields)
     return pack(header, payload.frames)
 
 

@@ -2,8 +2,8 @@
 
 kind: algorithm (tasks and uploads), simulation (evaluation and the like: traffic that a real federation
 would not have; of a centralised reference also tasks and uploads), control (handshakes, set-up, stop),
-retry. direction is seen from the coordinator. layer: values, indices (per field), header, framing (ZMTP; per
-envelope).
+retry, edge (between edge servers and the root: broadcasts, and sums of uploads; column hop). direction is
+seen from the coordinator. layer: values, indices (per field), header, framing (ZMTP; per envelope).
 """
 
 from __future__ import annotations
@@ -46,9 +46,14 @@ class Entry(NamedTuple):
     codec: str
     dense_bytes: int
     bytes: int
+    hop: str = ""
+    """The edge server whose connection to the root carried the envelope; empty: that of a client."""
 
 
-COLUMNS = Entry._fields
+TREE_COLUMNS = Entry._fields
+"""The columns of a run with edge servers."""
+COLUMNS = TREE_COLUMNS[:-1]
+"""Of any other."""
 
 
 class Ledger:
@@ -64,6 +69,8 @@ class Ledger:
         """Bytes of an earlier start of the run, by direction."""
         self.rounds: Counter[tuple[int, str]] = Counter()
         """Bytes of kind algorithm of rounds that are not closed, by round and direction."""
+        self.edge_rounds: Counter[tuple[int, str]] = Counter()
+        """The same of kind edge."""
 
     def book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
         """Book one envelope that crosses the socket, every frame and its framing.
@@ -72,6 +79,12 @@ class Ledger:
         """
         for entry in self._entries(envelope, worker, direction, retry):
             self._add(entry)
+
+    def book_edge(self, envelope: Envelope, number: int, name: str, direction: str) -> None:
+        """Book an envelope between an edge server and the root, by the closed form: where edge servers are no
+        processes, no socket carries it. number: of the edge server, in the column worker."""
+        for entry in self._entries(envelope, number, direction, retry=False):
+            self._add(entry._replace(kind="edge", hop=name))
 
     def book_as_retry(self, envelope: Envelope, worker: int) -> None:
         """An upload that was booked does not count: it was a duplicate, or the task is computed once more."""
@@ -123,12 +136,15 @@ class Ledger:
         self.totals[entry.kind, entry.direction, entry.field, entry.layer] += sign * entry.bytes
         if entry.kind == "algorithm":
             self.rounds[entry.round, entry.direction] += sign * entry.bytes
+        if entry.kind == "edge":
+            self.edge_rounds[entry.round, entry.direction] += sign * entry.bytes
 
     def restore(self, rows: Iterable[Entry]) -> None:
         """Take over the totals of rows that an earlier start of the run has written."""
         for row in rows:
             self.totals[row.kind, row.direction, row.field, row.layer] += row.bytes
-            self._before[row.direction] += row.bytes
+            if row.kind != "edge":
+                self._before[row.direction] += row.bytes
 
     def close(self, round: int) -> list[Entry]:
         """Take the entries of all rounds up to `round` (and those of none), in a fixed order, and forget what
@@ -137,11 +153,14 @@ class Ledger:
         self._open = [e for e in self._open if e.round > round]
         for key in [key for key in self.rounds if key[0] <= round]:
             del self.rounds[key]
+        for key in [key for key in self.edge_rounds if key[0] <= round]:
+            del self.edge_rounds[key]
         return sorted(ready)
 
     def booked(self, direction: str) -> int:
         """All bytes of a direction, whatever their kind: those on this process's streams."""
-        return sum(n for (_, d, _, _), n in self.totals.items() if d == direction) - self._before[direction]
+        crossed = (n for (kind, d, _, _), n in self.totals.items() if d == direction and kind != "edge")
+        return sum(crossed) - self._before[direction]
 
     def bytes_of(self, kind: str, direction: str) -> int:
         return sum(n for (k, d, _, _), n in self.totals.items() if (k, d) == (kind, direction))

@@ -22,7 +22,8 @@ from fedsim.round_events import Open
 from fedsim.wire import limits
 from fedsim.wire.envelope import NONE, Envelope, Payload, decode
 from fedsim.wire.message_context import codec_stream, of_upload
-from fedsim.wire.schema import check_values, scalars_of
+from fedsim.wire.schema import check_values, scalars_of, summed_scalars
+from workers.coordinator import edge_sums
 from workers.protocol_messages import NO_PAYLOAD
 
 _Job = tuple[Any, Any, Open, Mapping[int, Any], Payload]
@@ -38,11 +39,14 @@ class Fold:
     """A finished fold: the next server state, and the uploads' scalars summed up as their kinds say.
 
     limits: fedsim.wire.limits of the broadcast and of the first upload, by direction, and the kl of that.
+    edges: of a run with edge servers, what each has sent to the root, without its frames: its sums, or its
+    clients' uploads.
     """
 
     server: Any
     scalars: dict[str, float]
     limits: dict[str, Any] = field(default_factory=dict)
+    edges: tuple[tuple[int, Payload | Envelope], ...] = ()
 
 
 class AggregationThread:
@@ -123,6 +127,8 @@ class AggregationThread:
         if first is None:  # all were too late
             return Fold(server, {})
         measured: dict[str, Any] = {}
+        tree, passed_on = self.problem.tree, list[tuple[int, Payload | Envelope]]()
+        merges = tree is not None and tree.merges and bool(round)  # the set-up's uploads are passed on
 
         def ups() -> Iterator[tuple[int, Any]]:
             k: int | None = first
@@ -130,7 +136,9 @@ class AggregationThread:
                 envelope, worker = self._take(k)
                 up = read_upload(self.problem, envelope, stale.get(k, down), worker)
                 scalars.add(up, self.problem.sizes[k])
-                if k == first:
+                if tree is not None and not merges:
+                    passed_on.append((tree.edge_of(k), Envelope(envelope.header, envelope.head, ())))
+                if k == first and tree is None:
                     measured.update(self._limits(envelope, up, stale.get(k, down), payload))
                 yield k, up
                 k = self._next()
@@ -140,11 +148,18 @@ class AggregationThread:
         if stale:
             arrivals = (self._arrival(round, k, stale[k], up) for k, up in stream)
             next_server = algorithm.stale_update(server, arrivals, ctx)
+        elif tree is not None and merges:
+            sums = algorithm.sums(server, down, ctx)
+            for edge, own in tree.by_edge(stream):
+                sent = edge_sums.summed(self.problem, command, down, own)
+                passed_on.append((edge, Payload(sent.fields, ())))
+                sums = algorithm.merged(sums, edge_sums.own_sums(self.problem, command, sent))
+            next_server = algorithm.from_sums(server, down, sums, ctx)
         else:
             next_server = algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # an algorithm that does not look at every upload still consumes them
             pass
-        return Fold(next_server, scalars.result(), measured)
+        return Fold(next_server, scalars.result(), measured, tuple(passed_on))
 
     def _limits(self, envelope: Envelope, up: Any, down: Any, payload: Payload) -> dict[str, Any]:
         """What the broadcast and this upload cost beside what they could cost; empty if that says nothing."""
@@ -199,15 +214,13 @@ class _Scalars:
     def __init__(self, up: type) -> None:
         scalars = [(f, group) for f, group in scalars_of(up) if f.kind.over != "nothing"]
         self._over = {f.name: f.kind.over for f, _ in scalars}
-        self._groups = {f.name: group for f, group in scalars}
         self._values: dict[str, list[float]] = {name: [] for name in self._over}
         self._sizes: list[int] = []
 
     def add(self, up: Any, size: int) -> None:
         self._sizes.append(size)
-        for name, values in self._values.items():
-            group = self._groups[name]
-            values.append(getattr(getattr(up, group) if group else up, name))
+        for name, value in summed_scalars(up).items():
+            self._values[name].append(value)
 
     def result(self) -> dict[str, float]:
         return {name: self._summed(over, self._values[name]) for name, over in self._over.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -146,12 +146,30 @@ class Dispatch:
         complete = without_references(payload, self.sent, dims, layout)
         check_values(self.sent, f"the server's broadcast of round {command.round}")
         self._current = Broadcast(command, payload, complete, self.sent)
+        self._book_relayed()
         steps = problem.asynchrony.schedule
         if steps is not None and command.round:
             self._in_use[command.round] = self._current
             in_use = steps.step(command.round).in_use
             self._in_use = {r: b for r, b in self._in_use.items() if r in in_use}
         return self.sent
+
+    def _book_relayed(self) -> None:
+        """Book what edge servers get of the broadcast: it once, and not once for every client."""
+        tree, opened = self.problem.tree, self._current.opened
+        for edge in tree.active(opened.participants) if tree else ():
+            envelope = messages.relayed(self.run, self.epoch, opened, self._current.payload)
+            self.endpoint.ledger.book_edge(envelope, edge, tree.names[edge], "down")  # type: ignore[union-attr]
+
+    def book_sums(self, sent: Iterable[tuple[int, Payload | Envelope]]) -> None:
+        """Book what edge servers have sent to the root: sums, or uploads as they came."""
+        tree = self.problem.tree
+        for edge, what in sent if tree else ():
+            opened = self._current.opened
+            envelope = (
+                what if isinstance(what, Envelope) else messages.sums(self.run, self.epoch, opened, what)
+            )
+            self.endpoint.ledger.book_edge(envelope, edge, tree.names[edge], "up")  # type: ignore[union-attr]
 
     @property
     def payload(self) -> Payload:

@@ -93,6 +93,7 @@ class CommandExecutor:
         """
         fold = self.aggregation.result()
         self.server = fold.server
+        self.dispatch.book_sums(fold.edges)
         return fold
 
     def _open(self, command: Open) -> None:

@@ -18,6 +18,7 @@ from fedsim.participation import Schedule
 from fedsim.problem import Problem
 from fedsim.round_events import Command, Event, Folded, Give, ScoreChunk, WorkItem
 from fedsim.round_machine import RoundMachine
+from fedsim.tree import fold_order
 from workers import protocol_messages as messages
 from workers.coordinator import failures
 from workers.coordinator.aggregation import AggregationThread
@@ -95,6 +96,7 @@ class Coordinator:
             schedule=schedule,
             versions=before.versions.tolist() if before else [0] * len(problem.clients),
             cost=lambda k: problem.sizes[k],
+            order=fold_order(problem.tree),
             chunks=problem.chunks,
             eval_every=problem.experiment.eval_every,
             setup=len(algorithm.setup),
