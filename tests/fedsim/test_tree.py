@@ -12,7 +12,7 @@ from fedsim.errors import DataError, FedsimError, UsageError
 from fedsim.tree import Tree, fold_order, tree
 
 
-def made(text: str, clients: int) -> Tree:
+def of(text: str, clients: int) -> Tree:
     created = tree(text, clients)
     assert created is not None
     return created
@@ -21,11 +21,11 @@ def made(text: str, clients: int) -> Tree:
 @given(st.integers(1, 6), st.integers(1, 7), st.data())
 def test_an_even_tree_keeps_the_order_of_ids(edges: int, each: int, data: st.DataObject) -> None:
     clients = edges * each
-    created = made(f"{edges}x{each}", clients)
-    chosen = data.draw(st.lists(st.integers(0, clients - 1), unique=True))
-    assert created.ordered(chosen) == sorted(chosen)
+    created = of(f"{edges}x{each}", clients)
+    clients_here = data.draw(st.lists(st.integers(0, clients - 1), unique=True))
+    assert created.ordered(clients_here) == sorted(clients_here)
     assert [created.edge_of(k) for k in range(clients)] == [k // each for k in range(clients)]
-    assert created.active(chosen) == sorted({k // each for k in chosen})
+    assert created.active(clients_here) == sorted({k // each for k in clients_here})
     assert created.merges == (edges > 1)
 
 
@@ -49,7 +49,7 @@ def test_no_tree_is_the_order_of_ids() -> None:
 def test_a_file_names_edge_servers_and_their_clients(tmp_path: Path) -> None:
     path = tmp_path / "edges.toml"
     path.write_text('[edges]\nnorth = "0-2, 5"\nsouth = [4, 3]\n')
-    created = made(str(path), 6)
+    created = of(str(path), 6)
     assert created.names == ("north", "south")
     assert created.ordered(range(6)) == [0, 1, 2, 5, 3, 4]
 

@@ -59,8 +59,8 @@ def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, 
         rows.append(list(summed_scalars(up).values()))
     sent = algorithm.sums_message(sums)
     values = {f.name: getattr(sent, f.name) for f in fields(sent)}
-    told = {"scalars": torch.tensor(rows, dtype=torch.float64)} if rows[0] else {}
-    return encode(message_of(exchange)(**values, **told), {}, edge_dims(problem, exchange, len(rows)))
+    scalars = {"scalars": torch.tensor(rows, dtype=torch.float64)} if rows[0] else {}
+    return encode(message_of(exchange)(**values, **scalars), {}, edge_dims(problem, exchange, len(rows)))
 
 
 def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> tuple[Any, Tensor]:
