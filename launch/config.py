@@ -211,8 +211,9 @@ def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
     absolute = absolute_users_files(values)
     if isinstance(absolute.get("participation"), str):
         absolute["participation"] = traces.absolute(absolute["participation"])
-    if isinstance(absolute.get("link"), str) and absolute["link"].endswith(".csv"):
-        absolute["link"] = str(Path(absolute["link"]).resolve())
+    for name, suffix in (("link", ".csv"), ("tree", ".toml")):
+        if isinstance(absolute.get(name), str) and absolute[name].endswith(suffix):
+            absolute[name] = str(Path(absolute[name]).resolve())
     return absolute
 
 
