@@ -39,7 +39,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Evaluation": ("eval_every", "eval_samples", "evaluate_on", "until"),
     "How it is carried out": (
         *("workers", "devices", "remote_workers", "bind", "keys", "join_within", "lease", "patience"),
-        *("allow_drift", "durability"),
+        *("allow_drift", "durability", "edge_processes"),
     ),
     "On an engine": ("on", "nodes", "gpus_per_worker", "image", "engine_options", "dry_run"),
     "Output": ("out", "keep_uploads", "quiet", "json", "as_json"),
@@ -93,6 +93,7 @@ RESUMED = frozenset(
         "devices",
     }
     | {"remote_workers", "bind", "keys", "join_within", "lease", "patience", "durability"}
+    | {"edge_processes"}
 )
 """What may change when a run goes on. resume takes the others, too, to say that they may not."""
 

@@ -15,8 +15,9 @@ The envelopes of a connection's beginning are in workers.transport.handshake.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,10 +37,13 @@ from fedsim.learning.gaussian import (
 )
 from fedsim.round_events import Open, TaskId
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, blob, decode, pack
+from fedsim.wire.header import read_header
+from fedsim.wire.ledger import Entry
 from fedsim.wire.schema import Dims, Draws, FullPrecision, Mean, Precision
 from workers.place import Place, Printable
 
 NO_PAYLOAD = Payload((), ())
+T = TypeVar("T")
 
 # ---- registration
 
@@ -166,6 +170,76 @@ def task(
     which = (epoch, of.round, of.exchange, of.client, of.base)
     header = Header(VERSION, kind, run, *which, fields=fields, folds=folds, asked=asked)
     return pack(header, payload.frames)
+
+
+ASSIGNMENTS = {"assign": False, "assign_gone": True}
+"""Kinds of tasks to a worker behind an edge server, which puts the broadcast behind them: whether the client
+is one that drops out."""
+
+
+def assignment(task: Envelope) -> Envelope:
+    """Return a task without its broadcast, for a worker behind an edge server."""
+    kind = "assign_gone" if task.header.kind == "gone" else "assign"
+    return pack(msgspec.structs.replace(task.header, kind=kind, fields=()))
+
+
+def uploaded(upload: Envelope) -> Envelope:
+    """Return the header of an upload that an edge server keeps."""
+    return _answer("uploaded", upload.header, *blob("head", upload.head), upload.header.micros)
+
+
+def read_uploaded(envelope: Envelope) -> Envelope:
+    """Return the upload, without its frames.
+
+    Raises:
+        WireError: If it cannot be read.
+    """
+    head = bytes(envelope.frames[0]) if envelope.frames else b""
+    return Envelope(read_header(head, "the header of an upload behind an edge server"), head, ())
+
+
+def close(run: str, epoch: int, opened: Open, clients: Sequence[int]) -> Envelope:
+    """Return the message that says to an edge server whose uploads count, ids ascending."""
+    fields, frames = blob("clients", msgspec.json.encode(list(clients)))
+    return pack(Header(VERSION, "close", run, epoch, opened.round, opened.exchange, fields=fields), frames)
+
+
+def read_clients(envelope: Envelope) -> list[int]:
+    """Return the clients in a close message.
+
+    Raises:
+        WireError: If it cannot be read.
+    """
+    return _json(envelope, list[int])
+
+
+def ask_account(run: str) -> Envelope:
+    """Return the message that asks an edge server for what is left of its ledger."""
+    return pack(Header(VERSION, "account", run))
+
+
+def account(
+    run: str, round: int, exchange: int, rows: Sequence[Entry], residual: Mapping[str, int] | None
+) -> Envelope:
+    """Return an edge server's ledger rows; residual: the kernel's count of its streams minus all of them."""
+    fields, frames = blob("rows", msgspec.json.encode([[tuple(row) for row in rows], residual]))
+    return pack(Header(VERSION, "account", run, round=round, exchange=exchange, fields=fields), frames)
+
+
+def read_account(envelope: Envelope) -> tuple[list[Entry], dict[str, int] | None]:
+    """Return the rows and the residual of an account.
+
+    Raises:
+        WireError: If it cannot be read.
+    """
+    return _json(envelope, tuple[list[Entry], dict[str, int] | None])
+
+
+def _json(envelope: Envelope, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(envelope.frames[0], type=kind)
+    except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise WireError(f"an unreadable {envelope.header.kind!r}: {e}") from None
 
 
 def relayed(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from fedsim.wire.envelope import NONE, Envelope
@@ -26,6 +26,8 @@ KINDS = {
     "state": "simulation",
     "last": "simulation",
     "draft": "simulation",
+    "relayed": "edge",
+    "sums": "edge",
 }
 """Kinds of envelopes by kind of entry; every other envelope is control. A "gone" envelope is a task, byte for
 byte as long, to a client that the schedule takes out after the download."""
@@ -65,8 +67,10 @@ class Ledger:
         self._kinds = dict.fromkeys(KINDS, "simulation") if centralised else KINDS
         self._open: list[Entry] = []
         self.totals: Counter[tuple[str, str, str, str]] = Counter()
-        self._before: Counter[str] = Counter()
-        """Bytes of an earlier start of the run, by direction."""
+        self.hops: Mapping[int, str] = {}
+        """By worker, the edge server behind which it is, or which has this number, if those are processes."""
+        self._streams: Counter[str] = Counter()
+        """Bytes on this process's streams, by direction."""
         self.rounds: Counter[tuple[int, str]] = Counter()
         """Bytes of kind algorithm of rounds that are not closed, by round and direction."""
         self.edge_rounds: Counter[tuple[int, str]] = Counter()
@@ -78,6 +82,12 @@ class Ledger:
         retry: of a task that was given before and whose worker was lost.
         """
         for entry in self._entries(envelope, worker, direction, retry):
+            self._add(entry)
+            self._streams[direction] += entry.bytes
+
+    def take_over(self, entries: Iterable[Entry]) -> None:
+        """Book what another process has counted: an edge server's rows."""
+        for entry in entries:
             self._add(entry)
 
     def book_edge(self, envelope: Envelope, number: int, name: str, direction: str) -> None:
@@ -96,16 +106,18 @@ class Ledger:
 
     def _entries(self, envelope: Envelope, worker: int, direction: str, retry: bool) -> list[Entry]:
         h = envelope.header
-        kind = "retry" if retry else self._kinds.get(h.kind, "control")
+        kind, hop = "retry" if retry else self._kinds.get(h.kind, "control"), self.hops.get(worker, "")
+        if hop and kind == "algorithm":
+            kind = "edge"  # an upload that the edge server has passed on
         label = (kind, h.round, h.exchange, h.client, worker, direction, h.kind)
         entries = []
         for field in h.fields:
             dense = math.prod(field.shape) * (DTYPES[field.dtype].itemsize if field.dtype in DTYPES else 1)
             for part in field.parts:
                 size = dense if part.layer == "values" else 0
-                entries.append(Entry(*label, field.name, part.layer, field.codec, size, part.nbytes))
-        entries.append(Entry(*label, "", "header", "", 0, len(envelope.head)))
-        entries.append(Entry(*label, "", "framing", "", 0, self.mechanism.framing(envelope.sizes)))
+                entries.append(Entry(*label, field.name, part.layer, field.codec, size, part.nbytes, hop))
+        entries.append(Entry(*label, "", "header", "", 0, len(envelope.head), hop))
+        entries.append(Entry(*label, "", "framing", "", 0, self.mechanism.framing(envelope.sizes), hop))
         return entries
 
     def book_handshake(self, worker: int) -> None:
@@ -125,8 +137,10 @@ class Ledger:
                     "",
                     0,
                     self.mechanism.handshake[direction],
+                    self.hops.get(worker, ""),
                 )
             )
+            self._streams[direction] += self.mechanism.handshake[direction]
 
     def _add(self, entry: Entry) -> None:
         self._open.append(entry)
@@ -143,8 +157,6 @@ class Ledger:
         """Take over the totals of rows that an earlier start of the run has written."""
         for row in rows:
             self.totals[row.kind, row.direction, row.field, row.layer] += row.bytes
-            if row.kind != "edge":
-                self._before[row.direction] += row.bytes
 
     def close(self, round: int) -> list[Entry]:
         """Take the entries of all rounds up to `round` (and those of none), in a fixed order, and forget what
@@ -159,8 +171,7 @@ class Ledger:
 
     def booked(self, direction: str) -> int:
         """All bytes of a direction, whatever their kind: those on this process's streams."""
-        crossed = (n for (kind, d, _, _), n in self.totals.items() if d == direction and kind != "edge")
-        return sum(crossed) - self._before[direction]
+        return self._streams[direction]
 
     def bytes_of(self, kind: str, direction: str) -> int:
         return sum(n for (k, d, _, _), n in self.totals.items() if (k, d) == (kind, direction))

@@ -25,6 +25,7 @@ from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.message_context import codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
 from workers import protocol_messages as messages
+from workers.coordinator.edge_servers import EdgeServers
 from workers.coordinator.task_timeline import Timeline
 from workers.storage.checkpoints import Checkpoint
 from workers.storage.client_states import ClientStates
@@ -83,6 +84,8 @@ class Dispatch:
         self.endpoint = endpoint
         self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
         self.timeline = timeline
+        self.edges: EdgeServers | None = None
+        """Those that are processes."""
         nothing = Payload((), ())
         self._current = Broadcast(Open(0, 0, (), False), nothing, nothing, None)
         self._in_use: dict[int, Broadcast] = {}
@@ -155,16 +158,19 @@ class Dispatch:
         return self.sent
 
     def _book_relayed(self) -> None:
-        """Book what edge servers get of the broadcast: it once, and not once for every client."""
+        """Book what edge servers that are no processes get of the broadcast: it once, not once a client."""
         tree, opened = self.problem.tree, self._current.opened
-        for edge in tree.active(opened.participants) if tree else ():
-            envelope = messages.relayed(self.run, self.epoch, opened, self._current.payload)
-            self.endpoint.ledger.book_edge(envelope, edge, tree.names[edge], "down")  # type: ignore[union-attr]
+        for edge in tree.active(opened.participants) if tree and self.edges is None else ():
+            self.endpoint.ledger.book_edge(self.relayed(), edge, tree.names[edge], "down")  # type: ignore[union-attr]
+
+    def relayed(self) -> Envelope:
+        """The broadcast of this exchange as edge servers get it."""
+        return messages.relayed(self.run, self.epoch, self._current.opened, self._current.payload)
 
     def book_sums(self, sent: Iterable[tuple[int, Payload | Envelope]]) -> None:
         """Book what edge servers have sent to the root: sums, or uploads as they came."""
         tree = self.problem.tree
-        for edge, what in sent if tree else ():
+        for edge, what in sent if tree and self.edges is None else ():
             opened = self._current.opened
             envelope = (
                 what if isinstance(what, Envelope) else messages.sums(self.run, self.epoch, opened, what)
@@ -209,7 +215,10 @@ class Dispatch:
             self._transfer_state(give.worker, envelope.header)
             if problem.refers_to_last:
                 self._transfer_last(give.worker, envelope.header, has_last)
-        self.send(give.worker, envelope, give.retry)
+        if self.edges is None:
+            self.send(give.worker, envelope, give.retry)
+        else:
+            self.send(give.worker, messages.assignment(envelope))
         self.exchange_clock.gave(task.client, stream_bytes(envelope))
         self.timeline.gave(give.worker, task.round, task.exchange, task.client, envelope.header.kind)
 

@@ -86,8 +86,13 @@ def set_malloc_thresholds() -> None:
 
 def run(spec: dict[str, Any]) -> int:
     """Connect, set up, serve until 'stop'. Returns the exit code; errors go to the log."""
-    hello = Hello(spec["token"], spec["index"], os.getpid())
-    connection = Connection(spec["address"], hello, spec["max_frame"])
+    address, token = spec["address"], spec["token"]
+    if "behind" in spec:  # an edge server, whose port is known once it listens
+        from workers.transport.edge_addresses import wait_for_address
+
+        server = wait_for_address(Path(spec["behind"]), JOIN_DEADLINE)
+        address, token = server.url, server.token
+    connection = Connection(address, Hello(token, spec["index"], os.getpid()), spec["max_frame"])
     try:
         registration_reply = connection.receive(JOIN_DEADLINE)
         if registration_reply is None or registration_reply.header.kind != "welcome":
@@ -111,6 +116,10 @@ def run(spec: dict[str, Any]) -> int:
 def run_spec(spec: dict[str, Any]) -> int:
     """Be the worker that a spec of launch.processes.fork_server describes: of this machine's coordinator, or
     of another one's, if it names a join file. Returns the exit code."""
+    if "edge" in spec:
+        from workers.edge.main import run_edge  # imports this module
+
+        return run_edge(spec)
     if "join" not in spec:
         return run(spec)
     from workers.worker.remote import run_joined  # imports this module
@@ -154,7 +163,18 @@ def announce(
         digest: Whether to say which data it has.
         names: The coordinator's paths of a user's files, by the paths here, where they differ.
     """
-    problem, e = runtime.problem, runtime.problem.experiment
+    announce_problem(connection, runtime.problem, runtime.run, digest, names)
+
+
+def announce_problem(
+    connection: Connection,
+    problem: Problem,
+    run: str,
+    digest: bool = False,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """The same of a process that computes no tasks."""
+    e = problem.experiment
     data = problem.data_digest if digest else ""
     sources = plugins.sources(plugins.computing_choices(e)).items()
     manifest = messages.WorkerManifest(
@@ -166,7 +186,7 @@ def announce(
         processor_name(),
         place_of_process(problem.net.device.type),
     )
-    connection.send(messages.ready(runtime.run, manifest))
+    connection.send(messages.ready(run, manifest))
 
 
 def warm_up(problem: Problem) -> None:
