@@ -89,7 +89,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class EdgeLost:
-    """An edge server has ended before its sums were here, and with it its clients' uploads."""
+    """An edge server has ended before its sums were here, and with it all that its clients have sent."""
 
     clients: tuple[int, ...]
 

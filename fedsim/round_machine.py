@@ -255,10 +255,10 @@ class RoundMachine:
         return commands
 
     def _on_edge_lost(self, clients: Iterable[int]) -> None:
-        """Have the uploads of this exchange computed again that have arrived from these clients."""
+        """Have answered tasks of this exchange computed again, also of dropouts, whose bytes it counted."""
         if not self._folding:
             return
-        lost = [k for k in clients if k in self._arrived and k not in self._participation.dropouts]
+        lost = [k for k in clients if k in self._arrived]
         drafts, reached = self._before
         for now, before in ((self._drafts, drafts), (self._reached, reached)):
             for k in lost:

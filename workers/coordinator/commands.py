@@ -70,7 +70,7 @@ class CommandExecutor:
                     self.dispatch.give(self.server, command)
                 case ScoreChunk():
                     self.dispatch.give_score(command, self.records.model(command.chunk.round))
-                case Release(client) if self._sums_come:
+                case Release(client) if self.dispatch.edges is not None:
                     self._edges.release(client)
                 case Release(client):
                     self.aggregation.release(client)
@@ -118,14 +118,15 @@ class CommandExecutor:
         assert self.dispatch.edges is not None
         return self.dispatch.edges
 
-    @property
-    def _sums_come(self) -> bool:
-        """Whether edge servers, which are processes, send sums in this round."""
-        return self.dispatch.edges is not None and self._edges.merges(self._round)
-
     def _merge(self, edge: int | None) -> None:
-        """Fold an edge server's sums; None: there are no more."""
+        """Fold an edge server's sums, or the uploads that it has passed on; None: there are no more."""
         if edge is None:
             self.aggregation.close()
-        else:
-            self.aggregation.release(edge)
+            return
+        for released in (edge,) if self._edges.merges(self._round) else self._edges.clients_of(edge):
+            self.aggregation.release(released)
+
+    def lost(self, clients: Iterable[int]) -> None:
+        """Forget what an edge server has passed on whose account will not come: it is computed again."""
+        for k in clients:
+            self.spool.discard(k)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fedsim.round_events import EdgeLost, Event, Open
+from fedsim.round_events import EdgeLost, Open
 from fedsim.tree import Tree
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger
@@ -42,11 +42,13 @@ class EdgeServers:
         send: Callable[[int, Envelope, bool], None],
         ledger: Ledger,
         name: tuple[str, int],
+        clock: Callable[[], float],
     ) -> None:
         """workers: how many there are. send: to a worker's or an edge server's number, and whether it had it
         before. name: the run's, and this start's number."""
         self.tree, self.workers, self._send, self._ledger = tree, workers, send, ledger
         self._run, self._epoch = name
+        self._clock, self._heard = clock, dict[int, float]()
         self._opened = Open(0, 0, (), False)
         self._relayed: Envelope | None = None
         self._closing: dict[int, Closing] = {}
@@ -76,12 +78,24 @@ class EdgeServers:
         """Whether sums come up in a round, and not uploads."""
         return self.tree.merges and round > 0
 
+    def heard(self, worker: int) -> None:
+        """Note a sign of life; an edge server gives one every second."""
+        if self.is_edge(worker):
+            self._heard[worker] = self._clock()
+
+    def silent(self, seconds: float) -> list[int]:
+        """The edge servers that have given none for so long: they hang or are stopped."""
+        silent = [w for w, at in self._heard.items() if self._clock() - at > seconds]
+        for worker in silent:
+            del self._heard[worker]
+        return silent
+
     # ---- an exchange
 
     def open(self, opened: Open, relayed: Envelope, merge: Callable[[int | None], None]) -> None:
         """Send the broadcast to the edge servers of its clients.
 
-        merge: called with an edge server whose sums are next, and with None behind the last one.
+        merge: called with an edge server whose sums, or uploads, are next, and with None behind the last one.
         """
         self._opened, self._relayed, self._merge = opened, relayed, merge
         self._lost.clear()
@@ -91,8 +105,12 @@ class EdgeServers:
             self._relay(edge, again=False)
 
     def release(self, client: int) -> None:
-        """A client's upload counts."""
+        """A client's upload counts; it is folded once its edge server's account is here, also where it is."""
         self._closing[self.tree.edge_of(client)].clients.append(client)
+
+    def clients_of(self, edge: int) -> tuple[int, ...]:
+        """The clients of an edge server whose uploads count."""
+        return tuple(self._closing[edge].clients)
 
     def close(self) -> None:
         """Every upload of the exchange has arrived: ask for the sums that are not here."""
@@ -128,7 +146,7 @@ class EdgeServers:
         closing.done = True
         while self._to_merge and self._closing[self._to_merge[0]].done:
             edge = self._to_merge.pop(0)
-            if self._closing[edge].sums is not None:
+            if self._closing[edge].clients:
                 self._merge(edge)
         if not self._to_merge:
             self._merge(None)
@@ -138,7 +156,7 @@ class EdgeServers:
         closing = self._closing[edge]
         assert closing.sums is not None  # released only then
         sums, closing.sums = closing.sums, Envelope(closing.sums.header, closing.sums.head, ())
-        return sums, tuple(closing.clients)
+        return sums, self.clients_of(edge)
 
     # ---- ends
 
@@ -156,10 +174,11 @@ class EdgeServers:
         self._closing[edge].sent = True
         self._send(self.workers + edge, self._relayed, again)
 
-    def lost(self, worker: int) -> list[Event]:
+    def lost(self, worker: int) -> list[EdgeLost]:
         """An edge server has ended: what it had is computed again, unless its sums are here."""
         edge = self.edge_of(worker)
         self._present.discard(edge)
+        self._heard.pop(worker, None)
         closing = self._closing.get(edge)
         if closing is None or closing.done:
             return []

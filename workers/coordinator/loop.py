@@ -132,7 +132,7 @@ class Coordinator:
         if workers.edges and problem.tree is not None:
             name, ledger = (identity.name, self.dispatch.epoch), workers.endpoint.ledger
             count = workers.registration.workers - len(problem.tree.names)
-            edges = EdgeServers(problem.tree, count, self.dispatch.send, ledger, name)
+            edges = EdgeServers(problem.tree, count, self.dispatch.send, ledger, name, clock)
             self.dispatch.edges = self.aggregation.edges = edges
             self.machine.seat(problem.tree.edge_of, edges.edge_of)
         self.records = RunRecords(problem, identity, storage, callbacks, self.dispatch, clock)
@@ -178,6 +178,8 @@ class Coordinator:
                     self._step(left)
                 if self._step(self.members.patience()):
                     self._silent_since = self._clock()
+                for worker in self.dispatch.edges.silent(self.timeouts.lease) if self.dispatch.edges else ():
+                    self.worker_pool.kill(worker)
                 for worker in self.members.silent():
                     why = f"was silent for {self.timeouts.lease:g} s"
                     self._handle(self.members.give_up(worker, why))
@@ -241,12 +243,15 @@ class Coordinator:
             self._handle([self._take_fold()])
         process_exit = self.worker_pool.check(ready)
         if process_exit is not None:
+            self._edge_ended(process_exit.worker)
             self._handle(self.members.died(process_exit))
         return matters or bool(lost or unreadable)
 
     def _receive(self, incoming: Incoming) -> list[Event] | None:
         """Pass an envelope on; None: a duplicate, or a heartbeat of nothing that the worker holds."""
         worker, envelope = incoming.worker, incoming.envelope
+        if self.dispatch.edges is not None:
+            self.dispatch.edges.heard(worker)
         try:
             if incoming.hello is not None:
                 self.members.hello(worker, incoming.hello)
@@ -290,10 +295,19 @@ class Coordinator:
                 edges.came(worker)
                 return []
             case Left(worker) if edges is not None and edges.is_edge(worker):
-                address_file(self._folder, edges.edge_of(worker)).unlink(missing_ok=True)
-                self.members.end_behind(edges.edge_of(worker))
-                return edges.lost(worker)
+                return []
         return [event]
+
+    def _edge_ended(self, worker: int) -> None:
+        """End the workers behind an edge server whose process has ended: they come again to the next one."""
+        edges = self.dispatch.edges
+        if edges is None or not edges.is_edge(worker):
+            return
+        address_file(self._folder, edges.edge_of(worker)).unlink(missing_ok=True)
+        self.members.end_behind(edges.edge_of(worker))
+        for event in edges.lost(worker):
+            self.executor.lost(event.clients)
+            self._handle([event])
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:

@@ -30,6 +30,7 @@ from workers.portable import check_numerics
 from workers.probe import probe
 from workers.storage.shared_frozen import map_frozen
 from workers.transport.dealer import Connection
+from workers.transport.edge_addresses import wait_for_address
 from workers.transport.handshake import Hello, refusal_reason
 from workers.worker.heartbeat import Heartbeat
 from workers.worker.runtime import WorkerRuntime
@@ -88,8 +89,6 @@ def run(spec: dict[str, Any]) -> int:
     """Connect, set up, serve until 'stop'. Returns the exit code; errors go to the log."""
     address, token = spec["address"], spec["token"]
     if "behind" in spec:  # an edge server, whose port is known once it listens
-        from workers.transport.edge_addresses import wait_for_address
-
         server = wait_for_address(Path(spec["behind"]), JOIN_DEADLINE)
         address, token = server.url, server.token
     connection = Connection(address, Hello(token, spec["index"], os.getpid()), spec["max_frame"])
@@ -116,10 +115,6 @@ def run(spec: dict[str, Any]) -> int:
 def run_spec(spec: dict[str, Any]) -> int:
     """Be the worker that a spec of launch.processes.fork_server describes: of this machine's coordinator, or
     of another one's, if it names a join file. Returns the exit code."""
-    if "edge" in spec:
-        from workers.edge.main import run_edge  # imports this module
-
-        return run_edge(spec)
     if "join" not in spec:
         return run(spec)
     from workers.worker.remote import run_joined  # imports this module
