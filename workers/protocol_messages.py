@@ -9,15 +9,15 @@ it, and draft carries the next state back before the upload. Where broadcasts re
 last carries one to a worker that does not have it. In a real federation a client keeps its own state and its
 last broadcast, so all three are simulation traffic.
 
-The envelopes of a connection's beginning are in workers.transport.handshake.
+The envelopes of a connection's beginning are in workers.transport.handshake, those of edge servers in
+workers.edge_messages.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,15 +35,12 @@ from fedsim.learning.gaussian import (
     packed,
     unpacked,
 )
-from fedsim.round_events import Open, TaskId
+from fedsim.round_events import TaskId
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, blob, decode, pack
-from fedsim.wire.header import read_header
-from fedsim.wire.ledger import Entry
 from fedsim.wire.schema import Dims, Draws, FullPrecision, Mean, Precision
 from workers.place import Place, Printable
 
 NO_PAYLOAD = Payload((), ())
-T = TypeVar("T")
 
 # ---- registration
 
@@ -172,89 +169,6 @@ def task(
     return pack(header, payload.frames)
 
 
-ASSIGNMENTS = {"assign": False, "assign_gone": True}
-"""Kinds of tasks to a worker behind an edge server, which puts the broadcast behind them: whether the client
-is one that drops out."""
-
-
-def assignment(task: Envelope) -> Envelope:
-    """Return a task without its broadcast, for a worker behind an edge server."""
-    kind = "assign_gone" if task.header.kind == "gone" else "assign"
-    return pack(msgspec.structs.replace(task.header, kind=kind, fields=()))
-
-
-def uploaded(upload: Envelope) -> Envelope:
-    """Return the header of an upload that an edge server keeps."""
-    return _answer("uploaded", upload.header, *blob("head", upload.head), upload.header.micros)
-
-
-def read_uploaded(envelope: Envelope) -> Envelope:
-    """Return the upload, without its frames.
-
-    Raises:
-        WireError: If it cannot be read.
-    """
-    head = bytes(envelope.frames[0]) if envelope.frames else b""
-    return Envelope(read_header(head, "the header of an upload behind an edge server"), head, ())
-
-
-def close(run: str, epoch: int, opened: Open, clients: Sequence[int]) -> Envelope:
-    """Return the message that says to an edge server whose uploads count, ids ascending."""
-    fields, frames = blob("clients", msgspec.json.encode(list(clients)))
-    return pack(Header(VERSION, "close", run, epoch, opened.round, opened.exchange, fields=fields), frames)
-
-
-def read_clients(envelope: Envelope) -> list[int]:
-    """Return the clients in a close message.
-
-    Raises:
-        WireError: If it cannot be read.
-    """
-    return _json(envelope, list[int])
-
-
-def ask_account(run: str) -> Envelope:
-    """Return the message that asks an edge server for what is left of its ledger."""
-    return pack(Header(VERSION, "account", run))
-
-
-def account(
-    run: str, round: int, exchange: int, rows: Sequence[Entry], residual: Mapping[str, int] | None
-) -> Envelope:
-    """Return an edge server's ledger rows; residual: the kernel's count of its streams minus all of them."""
-    fields, frames = blob("rows", msgspec.json.encode([[tuple(row) for row in rows], residual]))
-    return pack(Header(VERSION, "account", run, round=round, exchange=exchange, fields=fields), frames)
-
-
-def read_account(envelope: Envelope) -> tuple[list[Entry], dict[str, int] | None]:
-    """Return the rows and the residual of an account.
-
-    Raises:
-        WireError: If it cannot be read.
-    """
-    return _json(envelope, tuple[list[Entry], dict[str, int] | None])
-
-
-def _json(envelope: Envelope, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(envelope.frames[0], type=kind)
-    except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as e:
-        raise WireError(f"an unreadable {envelope.header.kind!r}: {e}") from None
-
-
-def relayed(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
-    """Return the broadcast of an exchange as an edge server gets it, once for all its clients."""
-    header = Header(VERSION, "relayed", run, epoch, opened.round, opened.exchange, fields=payload.fields)
-    folds, asked = opened.folded_rounds, opened.asked
-    return pack(msgspec.structs.replace(header, folds=folds, asked=asked), payload.frames)
-
-
-def sums(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
-    """Return what an edge server sends up in the place of its clients' uploads."""
-    header = Header(VERSION, "sums", run, epoch, opened.round, opened.exchange, fields=payload.fields)
-    return pack(header, payload.frames)
-
-
 def task_of(envelope: Envelope) -> TaskId:
     """Return the task that an envelope gives or answers."""
     h = envelope.header
@@ -263,7 +177,7 @@ def task_of(envelope: Envelope) -> TaskId:
 
 def state(of: Header, data: bytes) -> Envelope:
     """Return the message with the client state, encoded as in its file, from which the task `of` starts."""
-    return _answer("state", of, *blob("state", data))
+    return answer("state", of, *blob("state", data))
 
 
 def last_broadcast(of: Header, round: int, payload: Payload) -> Envelope:
@@ -274,17 +188,17 @@ def last_broadcast(of: Header, round: int, payload: Payload) -> Envelope:
 
 def draft(of: Header, data: bytes) -> Envelope:
     """Return the message with the client state, encoded as in its file, that the task `of` has made."""
-    return _answer("draft", of, *blob("state", data))
+    return answer("draft", of, *blob("state", data))
 
 
 def upload(of: Header, payload: Payload, micros: int) -> Envelope:
     """Return the answer to the task `of`; micros: what the worker has spent on it."""
-    return _answer("upload", of, payload.fields, payload.frames, micros)
+    return answer("upload", of, payload.fields, payload.frames, micros)
 
 
 def absent(of: Header) -> Envelope:
     """Return the answer to the task `of` if the client computes nothing."""
-    return _answer("absent", of)
+    return answer("absent", of)
 
 
 def heartbeat(of: Header) -> Envelope:
@@ -304,7 +218,7 @@ def failed(run: str, error: Exception, of: Header | None = None) -> Envelope:
     else:
         notice = (FedsimError.exit_code, "".join(traceback.format_exception(error)))
     header = msgspec.structs.replace(of, run=run) if of else Header(VERSION, "failed", run)
-    return _answer("failed", header, *blob("error", msgspec.json.encode(notice)))
+    return answer("failed", header, *blob("error", msgspec.json.encode(notice)))
 
 
 def read_failure(envelope: Envelope) -> tuple[int, str]:
@@ -315,7 +229,7 @@ def read_failure(envelope: Envelope) -> tuple[int, str]:
         return 1, "(its message cannot be read)"
 
 
-def _answer(kind: str, of: Header, fields: Any = (), frames: Any = (), micros: int = 0) -> Envelope:
+def answer(kind: str, of: Header, fields: Any = (), frames: Any = (), micros: int = 0) -> Envelope:
     """Return an envelope of another kind about the same task."""
     return pack(msgspec.structs.replace(of, kind=kind, micros=micros, fields=fields), frames)
 
@@ -410,7 +324,7 @@ def read_model(envelope: Envelope, dims: Dims) -> Model:
 
 def score(of: Header, result: ChunkScore) -> Envelope:
     """Return the answer to the evaluate message `of`."""
-    return _answer("score", of, *blob("score", pack_score(result)))
+    return answer("score", of, *blob("score", pack_score(result)))
 
 
 def pack_score(score: ChunkScore) -> bytes:

@@ -24,6 +24,7 @@ from fedsim.wire.envelope import (
 from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.message_context import codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
+from workers import edge_messages
 from workers import protocol_messages as messages
 from workers.coordinator.edge_servers import EdgeServers
 from workers.coordinator.task_timeline import Timeline
@@ -165,7 +166,7 @@ class Dispatch:
 
     def relayed(self) -> Envelope:
         """The broadcast of this exchange as edge servers get it."""
-        return messages.relayed(self.run, self.epoch, self._current.opened, self._current.payload)
+        return edge_messages.relayed(self.run, self.epoch, self._current.opened, self._current.payload)
 
     def book_sums(self, sent: Iterable[tuple[int, Payload | Envelope]]) -> None:
         """Book what edge servers have sent to the root: sums, or uploads as they came."""
@@ -173,7 +174,7 @@ class Dispatch:
         for edge, what in sent if tree and self.edges is None else ():
             opened = self._current.opened
             envelope = (
-                what if isinstance(what, Envelope) else messages.sums(self.run, self.epoch, opened, what)
+                what if isinstance(what, Envelope) else edge_messages.sums(self.run, self.epoch, opened, what)
             )
             self.endpoint.ledger.book_edge(envelope, edge, tree.names[edge], "up")  # type: ignore[union-attr]
 
@@ -218,7 +219,7 @@ class Dispatch:
         if self.edges is None:
             self.send(give.worker, envelope, give.retry)
         else:
-            self.send(give.worker, messages.assignment(envelope))
+            self.send(give.worker, edge_messages.assignment(envelope))
         self.exchange_clock.gave(task.client, stream_bytes(envelope))
         self.timeline.gave(give.worker, task.round, task.exchange, task.client, envelope.header.kind)
 

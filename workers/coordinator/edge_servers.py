@@ -13,7 +13,7 @@ from fedsim.round_events import EdgeLost, Open
 from fedsim.tree import Tree
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger
-from workers import protocol_messages as messages
+from workers import edge_messages
 from workers.coordinator.failures import ProtocolViolation
 
 
@@ -119,7 +119,9 @@ class EdgeServers:
                 closing.asked = True
                 clients = closing.clients if self.merges(self._opened.round) else []
                 self._send(
-                    self.workers + edge, messages.close(self._run, self._epoch, self._opened, clients), False
+                    self.workers + edge,
+                    edge_messages.close(self._run, self._epoch, self._opened, clients),
+                    False,
                 )
 
     def take(self, worker: int, envelope: Envelope) -> None:
@@ -130,8 +132,8 @@ class EdgeServers:
         """
         h, edge = envelope.header, self.edge_of(worker)
         if h.kind == "account" and h.round < 0:
-            self._ledger.take_over(messages.read_account(envelope)[0])
-            self.residuals[self.tree.names[edge]] = messages.read_account(envelope)[1]
+            self._ledger.take_over(edge_messages.read_account(envelope)[0])
+            self.residuals[self.tree.names[edge]] = edge_messages.read_account(envelope)[1]
             return
         closing = self._closing.get(edge)
         here = (h.round, h.exchange) == (self._opened.round, self._opened.exchange)
@@ -142,7 +144,7 @@ class EdgeServers:
             return
         if closing.clients and closing.sums is None and self.merges(h.round):
             raise ProtocolViolation(f"sent no sums of round {h.round}")
-        self._ledger.take_over(messages.read_account(envelope)[0])
+        self._ledger.take_over(edge_messages.read_account(envelope)[0])
         closing.done = True
         while self._to_merge and self._closing[self._to_merge[0]].done:
             edge = self._to_merge.pop(0)
@@ -192,7 +194,7 @@ class EdgeServers:
         """Ask all for the rows that belong to no exchange, and for the kernel's count."""
         self.residuals = {}
         for edge in range(len(self.tree.names)):
-            self._send(self.workers + edge, messages.ask_account(self._run), False)
+            self._send(self.workers + edge, edge_messages.ask_account(self._run), False)
 
     @property
     def accounted(self) -> bool:

@@ -17,7 +17,7 @@ from fedsim.round_events import Arrived, ChunkId, Event, Rejected, Scored, TaskI
 from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, RoundMachine
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import stream_bytes
-from workers import protocol_messages as messages
+from workers import edge_messages
 from workers.coordinator.aggregation import read_upload
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.failures import ProtocolViolation as ProtocolViolation
@@ -158,7 +158,7 @@ class ResponseHandler:
 
     def _take(self, worker: int, envelope: Envelope) -> list[Event] | None:
         if envelope.header.kind == "uploaded":
-            envelope = messages.read_uploaded(envelope)
+            envelope = edge_messages.read_uploaded(envelope)
         h = envelope.header
         if h.run != self.dispatch.run:
             raise ProtocolViolation(f"answers for run {h.run!r}, and this is {self.dispatch.run!r}")

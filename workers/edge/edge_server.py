@@ -23,6 +23,7 @@ from fedsim.problem import Problem
 from fedsim.round_events import Open, TaskId
 from fedsim.wire.envelope import NONE, Envelope, Payload, decode
 from fedsim.wire.message_context import codec_stream, of_broadcast
+from workers import edge_messages
 from workers import protocol_messages as messages
 from workers.coordinator.aggregation import read_upload
 from workers.coordinator.edge_sums import summed
@@ -75,7 +76,7 @@ class EdgeServer:
         """Assignments whose broadcast is still on its way."""
         self._holders: dict[TaskId, int] = {}
         """The worker from which an upload counts."""
-        self._given: set[TaskId] = set()
+        self._assigned: set[TaskId] = set()
         self._heartbeat = 0.0
 
     def serve(self) -> None:
@@ -145,23 +146,23 @@ class EdgeServer:
         owner = f"broadcast of round {h.round} to an edge server"
         self._down = decode(kind, envelope, codecs, problem.dims, owner, context, problem.net.layout)
         self._holders.clear()
-        self._given.clear()
+        self._assigned.clear()
         waiting, self._waiting = self._waiting, []
         for worker, assignment in waiting:
             self._to_worker(worker, assignment)
 
     def _to_worker(self, worker: int, envelope: Envelope) -> None:
         h = envelope.header
-        if h.kind not in messages.ASSIGNMENTS:
+        if h.kind not in edge_messages.ASSIGNMENTS:
             return self._send(worker, envelope)
         if (h.round, h.exchange) != (self._opened.round, self._opened.exchange):
             self._waiting.append((worker, envelope))
             return None
         task = messages.task_of(envelope)
-        gone = messages.ASSIGNMENTS[h.kind]
-        given = messages.task(self.run, h.epoch, task, self._payload, gone, h.folds, h.asked)
-        self._send(worker, given, retry=task in self._given)
-        self._given.add(task)
+        gone = edge_messages.ASSIGNMENTS[h.kind]
+        complete = messages.task(self.run, h.epoch, task, self._payload, gone, h.folds, h.asked)
+        self._send(worker, complete, retry=task in self._assigned)
+        self._assigned.add(task)
         self._holders[task] = worker
         return None
 
@@ -183,12 +184,12 @@ class EdgeServer:
                 if counts:
                     self._holders[task] = NONE  # a second one does not count
                     self._spool.put(h.client, envelope, worker)
-                envelope = messages.uploaded(envelope)
+                envelope = edge_messages.uploaded(envelope)
         self._above[worker].send(envelope)
 
     def _close(self, envelope: Envelope) -> None:
         """Send the sum of the uploads that count, and then what this exchange has cost."""
-        h, clients = envelope.header, messages.read_clients(envelope)
+        h, clients = envelope.header, edge_messages.read_clients(envelope)
         if clients:
 
             def ups() -> Any:
@@ -198,8 +199,8 @@ class EdgeServer:
                     self._sign_of_life()
 
             payload = summed(self.problem, self._opened, self._down, ups())
-            self.root.send(messages.sums(self.run, h.epoch, self._opened, payload))
-        for task in self._given:
+            self.root.send(edge_messages.sums(self.run, h.epoch, self._opened, payload))
+        for task in self._assigned:
             self._spool.discard(task.client)  # lost by the schedule, or late
         self._account(h.round, h.exchange)
 
@@ -207,7 +208,7 @@ class EdgeServer:
         """Send the ledger rows so far; round NONE: all that are left, and what the kernel has counted."""
         residual = None if round != NONE else self.endpoint.residual()
         rows = self.endpoint.ledger.close(round if round != NONE else self.problem.experiment.rounds)
-        self.root.send(messages.account(self.run, round, exchange, rows, residual))
+        self.root.send(edge_messages.account(self.run, round, exchange, rows, residual))
 
     def _stop(self, farewell: Envelope) -> None:
         """Workers may not have been told yet: their connections are others."""

@@ -21,7 +21,7 @@ from workers.transport.handshake import Hello
 from workers.transport.listeners import LocalTcpListener
 from workers.worker.main import JOIN_DEADLINE, announce_problem, fix_numerics, set_malloc_thresholds, warm_up
 
-ABOUT_TO_COME = 64
+AHEAD = 64
 """Uploads that a worker may have sent that were not taken from it yet."""
 
 
@@ -44,7 +44,7 @@ def run_edge(spec: dict[str, Any]) -> int:
             folder = Path(config.run_dir or ".")
             path = address_file(folder, spec["edge"])
             listener = LocalTcpListener()
-            endpoint = EdgeEndpoint(Ledger(), listener, spec["max_frame"], ABOUT_TO_COME * spec["max_frame"])
+            endpoint = EdgeEndpoint(Ledger(), listener, spec["max_frame"], AHEAD * spec["max_frame"])
         except Exception as e:
             root.send(messages.failed(run, e))
             raise
