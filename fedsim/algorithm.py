@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
-from msgspec import Meta
 from torch import Tensor
 
 from fedsim.errors import UsageError
@@ -26,6 +25,11 @@ from fedsim.learning.gaussian import Model
 from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.seeds import RandomStream
+from fedsim.step_rules import At as At
+from fedsim.step_rules import OverK as OverK
+from fedsim.step_rules import Step as Step
+from fedsim.step_rules import step_size as step_size
+from fedsim.wire.schema import zeros_of
 
 Server = TypeVar("Server")
 Client = TypeVar("Client")
@@ -33,64 +37,6 @@ Down = TypeVar("Down")
 Up = TypeVar("Up")
 
 AnyShard = Shard | QuadraticShard
-NUMBER = r"(?!0(\.0*)?/)[0-9]{1,9}(\.[0-9]{1,9})?"
-RULE = rf"({NUMBER}/K|N_k/N|{NUMBER}/\|S\|)"
-Step = (
-    Annotated[float, Meta(gt=0)]
-    | Annotated[
-        str,
-        Meta(
-            pattern=rf"^{RULE}(:[1-9][0-9]*:{RULE})?\Z",
-            title="1/K, N_k/N, 1/|S|, or a multiple such as 20/K, or RULE:ROUNDS:RULE such as N_k/N:10:1/K",
-        ),
-    ]
-)
-"""A damping or step size: a number or a rule. 1/K counts all clients, 1/|S| those that are asked in the
-round, and N_k/N is the client's share of the examples; 20/K is 20 times 1/K. A:R:B is rule A in rounds 1 to
-R, and B after that: N_k/N:10:1/K is the schedule of Swaroop et al. 2025, App. E.6."""
-
-OverK = (
-    Annotated[float, Meta(gt=0)]
-    | Annotated[str, Meta(pattern=rf"^{NUMBER}/K\Z", title="1/K, or a multiple such as 20/K")]
-)
-"""The same for what must be equal for all clients and in all rounds: a number, or A/K."""
-
-
-@dataclass(frozen=True)
-class At:
-    """Where a formula is evaluated: at client k of K, in a round, both on the client and on the server.
-
-    sizes: N_k of all K clients; asked: |S|, how many clients get the round's broadcast, those included
-    whose upload is lost later. Both sides know it before anything is uploaded. 0: all K, as in the set-up.
-    weight: what a dual step counts for the staleness of its upload, in (0, 1]; 1 in a synchronous run.
-    """
-
-    sizes: tuple[int, ...]
-    k: int = 0
-    round: int = 0
-    asked: int = 0
-    weight: float = 1.0
-
-    @property
-    def K(self) -> int:
-        return len(self.sizes)
-
-    def value(self, rule: Step) -> float:
-        """The number that a step, penalty or damping stands for here."""
-        return step_size(rule, self)
-
-
-def step_size(rule: Step, at: At) -> float:
-    """The number that a Step stands for at one client in one round."""
-    if not isinstance(rule, str):
-        return float(rule)
-    first, _, later = rule.partition(":")
-    rounds, _, then = later.partition(":")
-    now = then if then and at.round > int(rounds) else first
-    if now == "N_k/N":
-        return at.sizes[at.k] / sum(at.sizes)
-    factor, _, count = now.partition("/")
-    return float(factor) / (at.K if count == "K" else at.asked or at.K)
 
 
 @dataclass(frozen=True)
@@ -98,11 +44,13 @@ class Exchange:
     """One exchange of a round: the class that goes down and the class that comes up.
 
     Either may have an optional part (fedsim.wire.schema); a broadcast's part is filled per client by
-    `broadcast_to`.
+    `broadcast_to`. sums: what an edge server sends up in the place of its clients' uploads (Algorithm.add),
+    all fields in float64; None: nothing that adds up has all that the server needs.
     """
 
     down: type
     up: type
+    sums: type | None = None
 
 
 @dataclass(frozen=True)
@@ -261,7 +209,8 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
                 f"{type(self).__name__} names no messages: derive it from "
                 "Algorithm[Server, Client, Down, Up], or define exchanges"
             )
-        return (self._exchange,)
+        returned = get_type_hints(type(self).add)["return"]
+        return (replace(self._exchange, sums=cast(type, returned) if is_dataclass(returned) else None),)
 
     @property
     def setup(self) -> tuple[Exchange, ...]:
@@ -319,14 +268,45 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         """
         return client
 
-    @abstractmethod
     def server_update(
         self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
     ) -> Server:
         """Fold the uploads: (client, Up) in ascending client id, consumed once, one in memory.
 
-        Never called with no upload at all: an empty round changes nothing but its number.
+        Never called with no upload at all: an empty round changes nothing but its number. An algorithm
+        defines this, or `add` and `from_sums`.
         """
+        sums = self.sums(server, down, ctx)
+        for k, up in ups:
+            sums = self.add(sums, down, k, up, ctx)
+        return self.from_sums(server, down, sums, ctx)
+
+    def sums(self, server: Server, down: Down, ctx: Context) -> Any:
+        """The server's sums before an exchange, which are the caller's own: 0, unless it keeps some."""
+        return self.no_sums(down, ctx)
+
+    def no_sums(self, down: Down, ctx: Context) -> Any:
+        """The sums of no upload, with which an edge server begins (fedsim.tree)."""
+        kind = self.exchanges_in(ctx.round)[ctx.exchange - 1].sums
+        if kind is None:
+            raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
+        return zeros_of(kind, ctx.start)
+
+    def add(self, sums: Any, down: Down, k: int, up: Up, ctx: Context) -> Any:
+        """The sums with client k's upload; `sums` may be written over. Its return type is Exchange.sums."""
+        raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
+
+    def from_sums(self, server: Server, down: Down, sums: Any, ctx: Context) -> Server:
+        """The server's step from the sums over all uploads of the exchange."""
+        raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
+
+    def sums_message(self, sums: Any) -> Any:
+        """An edge server's sums as Exchange.sums, where `add` does not work on the message itself."""
+        return sums
+
+    def merged(self, sums: Any, sent: Any) -> Any:
+        """The server's sums with those that an edge server has sent: field by field, in float64."""
+        return replace(sums, **{f.name: getattr(sums, f.name) + getattr(sent, f.name) for f in fields(sums)})
 
     def check_stale(self, damped: bool) -> None:
         """Check that uploads which answer older broadcasts can be folded; damped: with weights below 1.

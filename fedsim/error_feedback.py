@@ -113,6 +113,24 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
     def server_update(self, server: Any, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context) -> Any:
         return self.inner.server_update(server, down, ups, ctx)
 
+    def no_sums(self, down: Any, ctx: Context) -> Any:
+        return self.inner.no_sums(down, ctx)
+
+    def sums(self, server: Any, down: Any, ctx: Context) -> Any:
+        return self.inner.sums(server, down, ctx)
+
+    def add(self, sums: Any, down: Any, k: int, up: Any, ctx: Context) -> Any:
+        return self.inner.add(sums, down, k, up, ctx)
+
+    def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
+        return self.inner.from_sums(server, down, sums, ctx)
+
+    def sums_message(self, sums: Any) -> Any:
+        return self.inner.sums_message(sums)
+
+    def merged(self, sums: Any, sent: Any) -> Any:
+        return self.inner.merged(sums, sent)
+
     def check_stale(self, damped: bool) -> None:
         self.inner.check_stale(damped)
 

@@ -168,6 +168,14 @@ class Experiment:
             name="--async",
         ),
     ] = ""
+    tree: Annotated[
+        str,
+        option(
+            "Edge servers between clients and server: 4x25 (four of 25 clients each), or FILE.toml.",
+            "TREE",
+            default="none",
+        ),
+    ] = ""
     bad_uploads: Annotated[
         Literal["stop", "skip", "retry"],
         option("An upload with NaN, Inf, a precision that is not positive or too large a norm."),

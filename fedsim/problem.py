@@ -37,6 +37,7 @@ from fedsim.learning.shards import Shard, as_floats
 from fedsim.participation import Schedule, schedule
 from fedsim.round_events import version
 from fedsim.seeds import RandomStream, seeded_torch
+from fedsim.tree import Tree, check_tree, tree
 from fedsim.virtual_clock import Clock, ExchangeClock, clock
 from fedsim.wire.codec_selection import select_codecs, unfit
 from fedsim.wire.codecs import Codec, codec
@@ -105,7 +106,7 @@ class Problem:
         lossy = frozenset(name for name, selected in problem.codecs["up"].items() if codec(selected).lossy)
         if experiment.error_feedback:
             problem = replace(problem, algorithm=error_feedback(algorithm, lossy))
-        problem.asynchrony  # noqa: B018  (checks that it fits)
+        problem.asynchrony, problem.tree  # noqa: B018  (checks that they fit)
         return problem
 
     @staticmethod
@@ -127,7 +128,7 @@ class Problem:
         clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
         problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot(), 1.0)
         problem.codecs  # noqa: B018  (checks the names)
-        problem.asynchrony  # noqa: B018  (checks that it fits)
+        problem.asynchrony, problem.tree  # noqa: B018  (checks that they fit)
         return problem
 
     @cached_property
@@ -205,6 +206,18 @@ class Problem:
         )
         return asynchrony(e.asynchronous, e.deadline, self.algorithm, self.clock, sizes, (down, up))
 
+    @cached_property
+    def tree(self) -> Tree | None:
+        """The edge servers between clients and server, if there are any.
+
+        Raises:
+            FedsimError: If --tree does not fit, or its file is wrong.
+        """
+        e, created = self.experiment, tree(self.experiment.tree, self.experiment.clients)
+        if created is not None:
+            check_tree(created, self.algorithm, asynchronous=bool(e.asynchronous), last=self.refers_to_last)
+        return created
+
     def exchange_clock(self) -> ExchangeClock:
         """The time of one exchange after another."""
         steps = self.asynchrony.schedule
@@ -225,7 +238,7 @@ class Problem:
     @cached_property
     def largest_field(self) -> int:
         """Bytes of the largest field that an envelope of this run may carry, of the widest dtype."""
-        kinds = [t for e in self.exchanges for t in (e.down, e.up)]
+        kinds = [t for e in self.exchanges for t in (e.down, e.up, e.sums if self.tree else None) if t]
         sizes = [f.dense_bytes(self.dims) for t in kinds for f in all_fields(t)]
         return max(sizes, default=0)
 

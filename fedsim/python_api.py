@@ -146,6 +146,7 @@ def run(
     compute: str = "",
     deadline: str = "",
     asynchronous: str = "",
+    tree: str = "",
     bad_uploads: Literal["stop", "skip", "retry"] = "stop",
     max_norm: float = 0.0,
     workers: int | Literal["auto"] = 0,
@@ -177,6 +178,7 @@ def run(
         codecs: by field, {"up.precision": "log8"}.
         workers: worker processes; 0 computes in this process; "auto": as cores and memory allow.
         asynchronous: "fedbuff:3" folds as soon as three uploads are there by the virtual clock.
+        tree: "4x25": four edge servers between the server and 25 clients each (fedsim.tree), or a TOML file.
         data_dir: the folder of data files; None is $FEDSIM_DATA.
         out: the run folder; None is runs/<time>-<algo>-<seed>.
         quiet: print nothing.
@@ -216,6 +218,7 @@ def run(
         compute=compute,
         deadline=deadline,
         asynchronous=asynchronous,
+        tree=tree,
         bad_uploads=bad_uploads,
         max_norm=max_norm,
     )

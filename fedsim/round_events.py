@@ -88,6 +88,13 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class EdgeLost:
+    """An edge server has ended before its sums were here, and with it all that its clients have sent."""
+
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Folded:
     """server_update has returned."""
 
@@ -168,7 +175,7 @@ class Finish:
     """All rounds, or those up to the target accuracy, are committed and evaluated."""
 
 
-Event = Joined | Left | Arrived | Rejected | Scored | Folded
+Event = Joined | Left | Arrived | Rejected | Scored | EdgeLost | Folded
 Command = Open | Give | Release | Drop | Close | Commit | ScoreChunk | Finish
 
 

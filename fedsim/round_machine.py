@@ -13,7 +13,7 @@ with a set-up has a round 0 before round 1, in which all clients take part.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,6 +24,7 @@ from fedsim.round_events import (
     Command,
     Commit,
     Drop,
+    EdgeLost,
     Event,
     Finish,
     Joined,
@@ -53,8 +54,10 @@ class RoundMachine:
 
     Attributes:
         cost: Orders the tasks of a round, the largest first, which balances workers; ties go by id.
+        order: Puts clients in the order in which their uploads are folded (fedsim.tree); by default of ids.
         chunks: How many chunks the test set has; 0 switches evaluation off.
         setup: How many exchanges round 0 has.
+        edges: Edge servers are processes, so that an exchange is closed also if nothing is folded in it.
         round: The present round.
         folded_rounds: How many committed rounds, without the set-up, have folded an upload.
         has_target: Whether the run ends with the first round that reaches a target accuracy. Then no round is
@@ -74,6 +77,8 @@ class RoundMachine:
     folded_rounds: int = 0
     has_target: bool = False
     target_reached: bool = False
+    order: Callable[[Iterable[int]], list[int]] = sorted
+    edges: bool = False
     _assignment: TaskAssignment = field(default_factory=TaskAssignment)
     _exchange: int = 0
     _participation: Participation = field(default_factory=lambda: Participation(()))
@@ -82,10 +87,16 @@ class RoundMachine:
     _to_fold: deque[int] = field(default_factory=deque)
     _drafts: dict[int, int] = field(default_factory=dict)
     _reached: dict[int, int] = field(default_factory=dict)
+    _before: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
+    """_drafts and _reached before this exchange."""
     _folding: bool = False
     _unscored: dict[int, int] = field(default_factory=dict)
     _awaits_scores: bool = False
     _finished: bool = False
+
+    def seat(self, client_group: Callable[[int], int], worker_group: Callable[[int], int]) -> None:
+        """Give workers tasks of their group's clients alone; call it before `start`."""
+        self._assignment = TaskAssignment(client_group, worker_group)
 
     def start(self, resumed: bool = False, unscored: Sequence[int] = ()) -> list[Command]:
         """Open the first round. Call it once, before any event.
@@ -120,6 +131,8 @@ class RoundMachine:
                 self._assignment.take_back(worker, task)
             case Scored():
                 commands = self._on_scored(event)
+            case EdgeLost(clients):
+                self._on_edge_lost(clients)
             case _:
                 commands = self._on_folded()
         return commands + self._assignment.assign(self.round, self._participation.dropouts)
@@ -194,9 +207,10 @@ class RoundMachine:
     def _next_exchange(self) -> list[Command]:
         self._exchange += 1
         participants = self._receivers()
-        self._to_fold = deque(sorted(participants))
+        self._to_fold = deque(self.order(participants))
         self._arrived, self._late = set(), set()
-        self._folding = any(
+        self._before = dict(self._drafts), dict(self._reached)
+        self._folding = self.edges or any(
             k not in self._participation.lost_uploads | self._participation.dropouts for k in participants
         )
         # within a round a client goes on from its own draft, also if the schedule loses what it sends
@@ -239,6 +253,23 @@ class RoundMachine:
         if not self._to_fold:
             commands += [Close()] if self._folding else self._exchange_done()
         return commands
+
+    def _on_edge_lost(self, clients: Iterable[int]) -> None:
+        """Have answered tasks of this exchange computed again, also of dropouts, whose bytes it counted."""
+        if not self._folding:
+            return
+        lost = [k for k in clients if k in self._arrived]
+        drafts, reached = self._before
+        for now, before in ((self._drafts, drafts), (self._reached, reached)):
+            for k in lost:
+                now.pop(k, None)
+                now.update({k: before[k]} if k in before else {})
+        for k in reversed(lost):
+            base = self._reached.get(k, self.versions[k])
+            self._assignment.again(TaskId(self.round, self._exchange, k, base))
+        self._arrived -= set(lost)
+        self._late -= set(lost)
+        self._to_fold = deque(self.order({*self._to_fold, *lost}))
 
     def _on_folded(self) -> list[Command]:
         if self._to_fold or not self._folding:

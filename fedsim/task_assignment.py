@@ -7,7 +7,7 @@ task depends on the order of events and changes no result, because a result depe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -25,10 +25,17 @@ class ProtocolError(Exception):
 
 @dataclass
 class TaskAssignment:
-    """The queues of waiting work and the loads of the workers."""
+    """The queues of waiting work and the loads of the workers.
 
+    client_group, worker_group: numbers of groups. A worker gets tasks of its group's clients alone, as one
+    behind an edge server does (fedsim.tree); by default there is one group.
+    """
+
+    client_group: Callable[[int], int] = lambda client: 0
+    worker_group: Callable[[int], int] = lambda worker: 0
     _load: dict[int, list[WorkItem]] = field(default_factory=dict)
-    _waiting: dict[int, deque[TaskId]] = field(default_factory=dict)
+    _waiting: dict[tuple[int, int], deque[TaskId]] = field(default_factory=dict)
+    """By group and by the worker that has the clients' states cached."""
     _home: dict[int, int] = field(default_factory=dict)
     """The worker that has a client's state cached, by client."""
     _in_flight: dict[TaskId, int] = field(default_factory=dict)
@@ -61,7 +68,7 @@ class TaskAssignment:
         """Queue the tasks of an exchange, in the order in which they are to start."""
         self._taken_back = set()
         for task in tasks:
-            self._waiting.setdefault(self._home.get(task.client, ANYWHERE), deque()).append(task)
+            self._queue(task.client, self._home.get(task.client, ANYWHERE)).append(task)
 
     def start_evaluation(self, round: int, chunks: int) -> None:
         """Queue all chunks of the test set for a round's model."""
@@ -93,9 +100,10 @@ class TaskAssignment:
                 back.insert(0, item)
             else:
                 self._to_score.appendleft(item)
-        back += self._waiting.pop(worker, ())
+        group = self.worker_group(worker)
+        back += self._waiting.pop((group, worker), ())
         if back:
-            self._waiting.setdefault(ANYWHERE, deque()).extendleft(reversed(back))
+            self._waiting.setdefault((group, ANYWHERE), deque()).extendleft(reversed(back))
         self._home = {k: w for k, w in self._home.items() if w != worker}
 
     def take(self, worker: int, task: TaskId) -> None:
@@ -116,9 +124,16 @@ class TaskAssignment:
             ProtocolError: If the worker does not hold the task.
         """
         self.take(worker, task)
+        self.again(task)
+
+    def again(self, task: TaskId) -> None:
+        """Queue a task before all others that was answered, and whose answer is lost."""
         self._taken_back.add(task)
         self._home.pop(task.client, None)
-        self._waiting.setdefault(ANYWHERE, deque()).appendleft(task)
+        self._queue(task.client, ANYWHERE).appendleft(task)
+
+    def _queue(self, client: int, home: int) -> deque[TaskId]:
+        return self._waiting.setdefault((self.client_group(client), home), deque())
 
     def take_chunk(self, worker: int, chunk: ChunkId) -> None:
         """Remove an evaluated chunk from a worker's load.
@@ -143,10 +158,10 @@ class TaskAssignment:
             for worker in self._by_load():
                 if len(self._load[worker]) > ahead:
                     continue
-                waiting = self._count()
+                waiting, colleagues = self._count(worker), self._colleagues(worker)
                 if ahead == 0 and self._evaluation_is_late(round):
                     commands.append(self._give_chunk(worker))
-                elif waiting and (ahead == 0 or waiting > len(self._load)):
+                elif waiting and (ahead == 0 or waiting > colleagues):
                     commands.append(self._give_task(worker, dropouts))
                 elif self._to_score and not waiting:
                     commands.append(self._give_chunk(worker))
@@ -155,9 +170,14 @@ class TaskAssignment:
     def _evaluation_is_late(self, round: int) -> bool:
         return bool(self._to_score) and self._to_score[0].round < round - MAX_EVALUATIONS_BEHIND
 
-    def _count(self) -> int:
-        """How many tasks wait."""
-        return sum(len(tasks) for tasks in self._waiting.values())
+    def _count(self, worker: int | None = None) -> int:
+        """How many tasks wait; worker: that it could get."""
+        group = None if worker is None else self.worker_group(worker)
+        return sum(len(tasks) for (g, _), tasks in self._waiting.items() if group in (None, g))
+
+    def _colleagues(self, worker: int) -> int:
+        """How many workers its group has."""
+        return sum(self.worker_group(w) == self.worker_group(worker) for w in self._load)
 
     def _by_load(self) -> Sequence[int]:
         """The workers, idle ones first, and among them those whose own clients wait.
@@ -165,11 +185,13 @@ class TaskAssignment:
         Otherwise a worker without waiting clients would take a client from a worker that is just as idle
         and has the client's state cached.
         """
-        return sorted(self._load, key=lambda w: (len(self._load[w]), not self._waiting.get(w), w))
+        waiting, group = self._waiting, self.worker_group
+        return sorted(self._load, key=lambda w: (len(self._load[w]), not waiting.get((group(w), w)), w))
 
     def _give_task(self, worker: int, dropouts: AbstractSet[int]) -> Give:
         """A client's tasks go where its state is cached; an idle worker takes over from the longest queue."""
-        queues = self._waiting
+        group = self.worker_group(worker)
+        queues = {home: tasks for (g, home), tasks in self._waiting.items() if g == group}
         queue = queues.get(worker) or queues.get(ANYWHERE) or max(queues.values(), key=len)
         task = queue.popleft()
         self._home[task.client] = worker

@@ -49,6 +49,10 @@ class Execution:
     ] = None
     join_within: Annotated[float, option("Stop if workers are missing after that.", "SECONDS", gt=0)] = 120.0
     transport: Annotated[Literal["ipc", "tcp"], option("How frames travel.")] = "ipc"
+    edge_processes: Annotated[
+        bool, option("Edge servers of --tree as processes of this machine, over tcp.")
+    ] = False
+    """Else the coordinator adds up as they would, and their traffic is booked by the closed form."""
     devices: Annotated[str, option("auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).", "LIST")] = (
         "auto"
     )
@@ -183,6 +187,12 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
         execution = _remote(execution, execution.workers if "workers" in values else 0)
     elif execution.bind or execution.keys:
         raise UsageError("--bind and --keys are of --remote-workers K; workers of this machine need none")
+    if execution.edge_processes and (execution.remote_workers or not execution.workers):
+        raise UsageError("--edge-processes are of this machine, as its workers are: give --workers K")
+    if execution.edge_processes:
+        execution = replace(execution, transport="tcp")
+    if execution.edge_processes and execution.keep_uploads:
+        raise UsageError("--keep-uploads: uploads stay at edge servers; leave --edge-processes out")
     if execution.verify_bytes and (execution.transport != "tcp" or not execution.workers):
         raise UsageError(
             "--verify-bytes asks the kernel, which counts TCP streams: add --transport tcp and workers"
@@ -211,8 +221,9 @@ def absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
     absolute = absolute_users_files(values)
     if isinstance(absolute.get("participation"), str):
         absolute["participation"] = traces.absolute(absolute["participation"])
-    if isinstance(absolute.get("link"), str) and absolute["link"].endswith(".csv"):
-        absolute["link"] = str(Path(absolute["link"]).resolve())
+    for name, suffix in (("link", ".csv"), ("tree", ".toml")):
+        if isinstance(absolute.get(name), str) and absolute[name].endswith(suffix):
+            absolute[name] = str(Path(absolute[name]).resolve())
     return absolute
 
 

@@ -60,6 +60,10 @@ class Display(ProgressDisplay):
         once = [summary[f"units_of_p_once_{direction}"] for direction in ("down", "up")]
         if any(once):
             table.add_row("once per client", f"{once[0]:.3f} P", "", f"{once[1]:.3f} P", "")
+        if edge := summary["bytes"].get("edge"):
+            table.add_section()
+            down, up = (grouped(_total(edge.get(side, {}))) for side in ("down", "up"))
+            table.add_row("edge servers and root", down, "", up, "")
         self.console.print()
         self.console.print(table)
 

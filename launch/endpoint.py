@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -11,10 +13,10 @@ from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.schema import all_fields
 from launch.config import Execution
-from launch.processes.supervisor import Supervisor
 from launch.recorder import Recorder
 from launch.terminal import counted
 from workers.devices import Placement
+from workers.transport.edge_addresses import FOLDER, address_file
 from workers.transport.endpoint import Endpoint, Loopback
 from workers.transport.join_credentials import JOIN, JOIN_HERE, REVOKED, Revocations
 from workers.transport.listeners import CurveListener, local_listener
@@ -133,28 +135,20 @@ def open_endpoint(
     listener = local_listener(execution.transport)
     endpoint = ZmqEndpoint(ledger, listener, max_frame, HELD * envelope)
     try:
-        _start_workers(recorder.supervisor, placements, folder, endpoint.address, listener.token, to_workers)
+        edges = len(problem.tree.names) if problem.tree and execution.edge_processes else 0
+        specs = _specs(placements, folder, endpoint.address, listener.token, to_workers, edges)
+        recorder.supervisor.start_workers(specs, (*placements, *[placements[0]] * edges))
     except BaseException:
         endpoint.close()
         raise
     return endpoint
 
 
-def _start_workers(
-    supervisor: Supervisor,
-    placements: Sequence[Placement],
-    folder: Path,
-    address: str,
-    token: str,
-    max_frame: int,
-) -> None:
-    """Start a process for every placement.
-
-    Raises:
-        TaskError: if a worker fails.
-        Interrupted: if a signal asked to stop.
-    """
-    specs = [
+def _specs(
+    placements: Sequence[Placement], folder: Path, address: str, token: str, max_frame: int, edges: int
+) -> list[dict[str, Any]]:
+    """What the fork server starts: a process for every placement, and so many edge servers."""
+    specs: list[dict[str, Any]] = [
         {
             "index": i,
             "address": address,
@@ -168,4 +162,18 @@ def _start_workers(
         }
         for i, placed in enumerate(placements)
     ]
-    supervisor.start_workers(specs, tuple(placements))
+    if edges:
+        shutil.rmtree(folder / FOLDER, ignore_errors=True)  # an earlier start's ports
+    for i, spec in enumerate(specs if edges else ()):
+        spec["behind"] = str(address_file(folder.resolve(), i % edges))
+    own = {"device": "cpu", "cores": sorted({c for placed in placements for c in placed.cores}), "env": {}}
+    return specs + [
+        specs[0]
+        | own
+        | {
+            "index": len(specs) + e,
+            "edge": e,
+            "log": str((folder / "logs" / f"edge-{e:03d}.log").resolve()),
+        }
+        for e in range(edges)
+    ]

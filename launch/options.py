@@ -33,11 +33,13 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "The algorithm": ("algo", "hyperparameters", "rounds", "threads", "numerics", "preset", "config"),
     "On the wire": ("codecs", "error_feedback", "bad_uploads", "max_norm", "transport", "verify_bytes"),
-    "Participation and the virtual clock": ("participation", "link", "compute", "deadline", "asynchronous"),
+    "Participation and the virtual clock": (
+        *("participation", "link", "compute", "deadline", "asynchronous", "tree"),
+    ),
     "Evaluation": ("eval_every", "eval_samples", "evaluate_on", "until"),
     "How it is carried out": (
         *("workers", "devices", "remote_workers", "bind", "keys", "join_within", "lease", "patience"),
-        *("allow_drift", "durability"),
+        *("allow_drift", "durability", "edge_processes"),
     ),
     "On an engine": ("on", "nodes", "gpus_per_worker", "image", "engine_options", "dry_run"),
     "Output": ("out", "keep_uploads", "quiet", "json", "as_json"),
@@ -73,7 +75,7 @@ PLANNED = frozenset(
         "participation",
         "seed",
     }
-    | {"hyperparameters", "codecs", "data_dir", "config", "until"}
+    | {"hyperparameters", "codecs", "data_dir", "config", "until", "tree"}
 )
 """What the bytes of a plan depend on. plan takes the others, too: any `launch` can be planned."""
 
@@ -91,6 +93,7 @@ RESUMED = frozenset(
         "devices",
     }
     | {"remote_workers", "bind", "keys", "join_within", "lease", "patience", "durability"}
+    | {"edge_processes"}
 )
 """What may change when a run goes on. resume takes the others, too, to say that they may not."""
 

@@ -160,9 +160,13 @@ class Recorder:
         left = outcome.kernel_residual
         if left is None or any(left.values()):
             raise FedsimError(f"--verify-bytes: kernel minus ledger is {left}; some bytes are unexplained")
+        for name, residual in outcome.edge_residuals.items():
+            if residual is None or any(residual.values()):
+                raise FedsimError(f"--verify-bytes: at {name} kernel minus ledger is {residual}")
         streams = {d: f"{self.ledger.booked(d):,}" for d in ("down", "up")}
         self.display.note(
             f"kernel and ledger agree: {streams['down']} bytes down and {streams['up']} up, residual 0"
+            + (", and so they do at every edge server" if outcome.edge_residuals else "")
         )
 
     def write_summary(

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich.markup import escape
 
 from fedsim import model_specs, plugins
-from fedsim.errors import FedsimError, Interrupted
+from fedsim.errors import FedsimError, Interrupted, UsageError
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
@@ -51,6 +51,25 @@ from workers.storage.upload_archive import uploads_folder
 from workers.transport.eventfd import Wakeup
 from workers.transport.join_credentials import JOIN, JOIN_HERE
 from workers.worker.main import fix_numerics, set_malloc_thresholds
+
+
+def check_edges(problem: Problem, execution: Execution) -> None:
+    """Check that edge servers can be processes here.
+
+    Raises:
+        UsageError: If not.
+    """
+    if not execution.edge_processes:
+        return
+    if problem.tree is None:
+        raise UsageError("--edge-processes needs --tree, which says how many there are")
+    edges, e = len(problem.tree.names), problem.experiment
+    if execution.workers < edges:
+        raise UsageError(f"--edge-processes: {edges} edge servers need --workers {edges} at least")
+    if e.bad_uploads != "stop":
+        raise UsageError(
+            f"--bad-uploads {e.bad_uploads}: the root sees no upload; leave --edge-processes out"
+        )
 
 
 @dataclass
@@ -117,10 +136,12 @@ class Session:
         if auto:
             workers, why = decide(execution.workers, auto, problem)
             execution, placements, remarks = replace(execution, workers=workers), placements[:workers], (why,)
+        check_edges(problem, execution)
         participations = problem.schedule()
         problem.clock  # noqa: B018  (checks the options now)
         default = RunDir.default_path(experiment.algo, experiment.seed)
-        rundir = RunDir(Path(execution.out) if execution.out else default, resumed=stored is not None)
+        folder, hops = Path(execution.out) if execution.out else default, problem.tree is not None
+        rundir = RunDir(folder, resumed=stored is not None, hops=hops)
         try:
             display = Display(problem.experiment.rounds, quiet)
             recorder = Recorder(problem, rundir, display, supervisor, bool(execution.remote_workers))
@@ -253,7 +274,7 @@ class Session:
                 problem,
                 self.schedule,
                 RunIdentity(self.run_name, self.start.at),
-                Workers(endpoint, pool, self._registration(), timeouts),
+                Workers(endpoint, pool, self._registration(), timeouts, e.edge_processes),
                 Storage(checkpoints, journal, self.recovery, keep, lasting),
                 recorder,
             )
@@ -299,7 +320,8 @@ class Session:
             self._facts(),
             processor_name(),
         )
-        return Registration(worker_config, expected, execution.workers, execution.allow_drift)
+        edges = len(problem.tree.names) if problem.tree and execution.edge_processes else 0
+        return Registration(worker_config, expected, execution.workers + edges, execution.allow_drift)
 
     def _facts(self) -> dict[str, str]:
         """What a worker's bits must depend on alike: facts of this process, and of workers that came before.

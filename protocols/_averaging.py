@@ -26,7 +26,7 @@ from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.server import ServerMoments, ServerOptimiser, moments, step
-from fedsim.wire.schema import Delta, Mean, Scalar
+from fedsim.wire.schema import Count, Delta, Mean, Scalar, Sum
 
 __all__ = [
     "DAMPING",
@@ -39,9 +39,10 @@ __all__ = [
     "Server",
     "ServerOptimiser",
     "Up",
+    "WeightedPair",
+    "WeightedSum",
     "stale_mean",
     "weighted_mean",
-    "weighted_means",
 ]
 
 
@@ -88,10 +89,52 @@ class DeltaUp:
     train_loss: Scalar
 
 
+@dataclass(frozen=True)
+class WeightedSum:
+    """sum N_k x_k, (P,) float64, and sum N_k."""
+
+    total: Sum
+    weight: Count
+
+    def plus(self, x: Tensor, weight: int) -> WeightedSum:
+        """With one more x (P,), added in place."""
+        add_by_blocks(self.total, x, weight)
+        return WeightedSum(self.total, self.weight + weight)
+
+    @property
+    def mean(self) -> Tensor:
+        """(P,) float64."""
+        return self.total / self.weight
+
+
+@dataclass(frozen=True)
+class WeightedPair:
+    """sum N_k x_k and sum N_k y_k, (P,) float64, and sum N_k."""
+
+    first: Sum
+    second: Sum
+    weight: Count
+
+    def plus(self, x: Tensor, y: Tensor, weight: int) -> WeightedPair:
+        """With one more x and y (P,), added in place."""
+        add_by_blocks(self.first, x, weight)
+        add_by_blocks(self.second, y, weight)
+        return WeightedPair(self.first, self.second, self.weight + weight)
+
+    @property
+    def means(self) -> tuple[Tensor, Tensor]:
+        """(P,) float64 each."""
+        return self.first / self.weight, self.second / self.weight
+
+
 def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> Tensor:
     """sum N_k x_k / sum N_k over those who take part, summed in float64 in the order given: (P,)."""
-    (mean,) = weighted_means(((k, (x,)) for k, x in ups), sizes)
-    return mean
+    total: WeightedSum | None = None
+    for k, x in ups:
+        total = (total or WeightedSum(torch.zeros_like(x, dtype=torch.float64), 0)).plus(x, sizes[k])
+    if total is None:
+        raise ValueError("nothing to average")
+    return total.mean
 
 
 def stale_mean(server_mean: Tensor, arrivals: Iterable[Arrival], ctx: Context) -> Tensor:
@@ -103,20 +146,6 @@ def stale_mean(server_mean: Tensor, arrivals: Iterable[Arrival], ctx: Context) -
     """
     steps = ((a.client, a.weight * (a.up.mean.double() - a.down.mean.double())) for a in arrivals)
     return server_mean + weighted_mean(steps, ctx.sizes)
-
-
-def weighted_means(ups: Iterable[tuple[int, tuple[Tensor, ...]]], sizes: tuple[int, ...]) -> list[Tensor]:
-    """The same of several tensors per upload, in one pass."""
-    totals: list[Tensor] = []
-    weight = 0
-    for k, values in ups:
-        totals = totals or [torch.zeros_like(x, dtype=torch.float64) for x in values]
-        for total, x in zip(totals, values, strict=True):
-            add_by_blocks(total, x, sizes[k])
-        weight += sizes[k]
-    if not totals:
-        raise ValueError("nothing to average")
-    return [total / weight for total in totals]
 
 
 class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
@@ -150,11 +179,13 @@ class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
         result = self.delta(client, down.mean, shard, task)
         return Client(result.carried), DeltaUp(result.solution, result.loss)
 
-    def server_update(
-        self, server: OptimiserServer, down: Down, ups: Iterable[tuple[int, DeltaUp]], ctx: Context
+    def add(self, sums: WeightedSum, down: Down, k: int, up: DeltaUp, ctx: Context) -> WeightedSum:
+        return sums.plus(up.delta, ctx.sizes[k])
+
+    def from_sums(
+        self, server: OptimiserServer, down: Down, sums: WeightedSum, ctx: Context
     ) -> OptimiserServer:
-        delta = weighted_mean(((k, up.delta) for k, up in ups), ctx.sizes)
-        return OptimiserServer(*step(self.optimiser, server.moments, server.mean, delta))
+        return OptimiserServer(*step(self.optimiser, server.moments, server.mean, sums.mean))
 
     def stale_update(
         self, server: OptimiserServer, arrivals: Iterable[Arrival], ctx: Context

@@ -79,6 +79,20 @@ class Consensus:
 
 
 @dataclass(frozen=True)
+class SiteSums:
+    """What a server adds up in an exchange, by natural parameters in float64.
+
+    q: the broadcast as decoded. total: as Consensus.total, or of an edge server what its clients change in
+    it. product: prod q_k of the uploads, of which there are `count` (silent = participants).
+    """
+
+    q: Gaussian
+    total: Gaussian
+    product: Gaussian | None = None
+    count: int = 0
+
+
+@dataclass(frozen=True)
 class MeanFactor:
     """(prod q_k)^(1/n) over n participants, as a server's formula uses it.
 
@@ -167,13 +181,33 @@ class DualRule:
         Raises:
             TaskError: if q_g is no distribution.
         """
-        total, product, count = server.total**1, None, 0
+        sums = SiteSums(q, server.total**1)
         for k, sent in ups:
-            total = by_blocks(self._times_change, total, sent, q, k, out=total)
-            if self.silent == "participants":
-                product = sent**1 if product is None else by_blocks(mul, product, sent, out=product)
-            count += 1
-        step = by_blocks(self.server_step, prior, total, MeanFactor(product, count))
+            sums = self.add(sums, k, sent)
+        return self.stepped(server, sums, prior, project)
+
+    def add(self, sums: SiteSums, k: int, sent: Gaussian) -> SiteSums:
+        """The sums, which are written over, with client k's q_k or increment."""
+        total, product = sums.total, sums.product
+        total = by_blocks(self._times_change, total, sent, sums.q, k, out=total)
+        if self.silent == "participants":
+            product = sent**1 if product is None else by_blocks(mul, product, sent, out=product)
+        return SiteSums(sums.q, total, product, sums.count + 1)
+
+    def stepped(
+        self,
+        server: Consensus,
+        sums: SiteSums,
+        prior: Gaussian,
+        project: Callable[[Gaussian], Gaussian] = lambda merged: merged,
+    ) -> Consensus:
+        """The server's step from its sums.
+
+        Raises:
+            TaskError: if q_g is no distribution.
+        """
+        q, total, mean_q = sums.q, sums.total, MeanFactor(sums.product, sums.count)
+        step = by_blocks(self.server_step, prior, total, mean_q)
         new = proper(project(step), "the global posterior q_g")
         moved = by_blocks(lambda new, q: times(new.precision, new.mean - q.mean), new, q)
         dual_residual = self.rho * math.sqrt(self.K) * float(torch.linalg.vector_norm(moved))

@@ -21,7 +21,6 @@ which N gamma is the prior's precision; choose gamma for that.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -32,7 +31,7 @@ from torch import Tensor
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining
-from fedsim.wire.schema import Curvature, Mean, Scalar
+from fedsim.wire.schema import Count, Curvature, Mean, Scalar, Sum
 
 Aggregation = Annotated[Literal["product", "mixture"], Meta(description="of the clients' Gaussians")]
 Gamma = Annotated[float, Meta(gt=0, description="precision that is added to every P")]
@@ -69,6 +68,16 @@ class Up:
     train_loss: Scalar
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Over clients, of N_k and, for the product, N_k (P_k + gamma) mu_k and N_k P_k; for the mixture, its
+    first two moments, N_k mu_k and N_k (1 / (P_k + gamma) + mu_k^2)."""
+
+    first: Sum
+    second: Sum
+    weight: Count
+
+
 class GaussianProduct(Algorithm[Server, Client, Down, Up]):
     """The template: an algorithm adds how a client trains, and P_k from F_k."""
 
@@ -103,20 +112,18 @@ class GaussianProduct(Algorithm[Server, Client, Down, Up]):
     def precision(self, fisher: Tensor, down: Down, r: int) -> Tensor:
         """P_k from F_k in the r-th round that is folded, (P,)."""
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        zero = torch.zeros_like(server.mean)
-        total, curvature, mean, second, weight = zero, zero, zero, zero, 0
-        for k, up in ups:
-            a, P, mu = ctx.sizes[k], up.curvature.double(), up.mean.double()
-            total, curvature = total + a * (P + self.gamma) * mu, curvature + a * P
-            mean, second = mean + a * mu, second + a * (1 / (P + self.gamma) + mu**2)
-            weight += a
+    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
+        a, P, mu = ctx.sizes[k], up.curvature.double(), up.mean.double()
         if self.aggregation == "product":
-            P = curvature / weight
-            return Server(total / weight / (P + self.gamma), P, server.folds + 1)
-        mean, second = mean / weight, second / weight
+            first, second = a * (P + self.gamma) * mu, a * P
+        else:
+            first, second = a * mu, a * (1 / (P + self.gamma) + mu**2)
+        return Sums(sums.first + first, sums.second + second, sums.weight + a)
+
+    def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
+        mean, second = sums.first / sums.weight, sums.second / sums.weight
+        if self.aggregation == "product":
+            return Server(mean / (second + self.gamma), second, server.folds + 1)
         return Server(mean, (1 / (second - mean**2) - self.gamma).clamp(min=0), server.folds + 1)
 
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:

@@ -17,6 +17,7 @@ from fedsim.learning.gaussian import Gaussian, identity, packed, unpacked
 from fedsim.seeds import RandomStream
 from fedsim.wire.schema import FullPrecision, Mean, Precision, Scalar
 from protocols._site_messages import Covariance, check_covariance
+from protocols._site_sums import DiagonalSum, TriangleSum
 
 __all__ = ["Covariance", "Form", "check_covariance", "form"]
 
@@ -48,10 +49,11 @@ class FullUp:
 
 
 class Form(ABC):
-    """Between precisions in float64 and a message's field."""
+    """Between precisions in float64 and a message's field. sums: of v_k and V_k, from an edge server."""
 
     down: type[Any]
     up: type[Any]
+    sums: type[Any]
     full: bool
 
     def one(self, like: Tensor) -> Gaussian:
@@ -76,6 +78,10 @@ class Form(ABC):
         """The Gaussian of a message, float64."""
 
     @abstractmethod
+    def natural(self, sums: Any) -> Gaussian:
+        """The factor whose natural parameters an edge server has sent."""
+
+    @abstractmethod
     def curvature(
         self, shard: AnyShard, weights: Tensor, estimator: GgnEstimator, rng: RandomStream
     ) -> Tensor:
@@ -91,13 +97,16 @@ class Form(ABC):
 
 
 class _Diagonal(Form):
-    down, up, full = Down, Up, False
+    down, up, sums, full = Down, Up, DiagonalSum, False
 
     def field(self, precision: Tensor | float) -> Tensor:
         return torch.as_tensor(precision)
 
     def gaussian(self, message: Any) -> Gaussian:
         return Gaussian.at(message.mean, message.precision)
+
+    def natural(self, sums: DiagonalSum) -> Gaussian:
+        return Gaussian(sums.shift, sums.precision)
 
     def curvature(
         self, shard: AnyShard, weights: Tensor, estimator: GgnEstimator, rng: RandomStream
@@ -115,13 +124,16 @@ class _Full(Form):
     """Eigenvalues are raised to delta where one is below delta/2: directions that no data touch have delta,
     and a Cholesky factorisation tells the one from the other."""
 
-    down, up, full = FullDown, FullUp, True
+    down, up, sums, full = FullDown, FullUp, TriangleSum, True
 
     def field(self, precision: Tensor | float) -> Tensor:
         return packed(torch.as_tensor(precision))
 
     def gaussian(self, message: Any) -> Gaussian:
         return Gaussian.at(message.mean, unpacked(message.precision))
+
+    def natural(self, sums: TriangleSum) -> Gaussian:
+        return Gaussian(sums.shift, unpacked(sums.precision))
 
     def curvature(
         self, shard: AnyShard, weights: Tensor, estimator: GgnEstimator, rng: RandomStream

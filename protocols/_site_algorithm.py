@@ -26,7 +26,17 @@ from fedsim.learning.gaussian import Gaussian, Penalty, Point, product
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.ivon import IvonMoments
-from protocols._dual_rule import CapDual, Consensus, Damping, Dual, DualRule, MeanFactor, Rho, Silent
+from protocols._dual_rule import (
+    CapDual,
+    Consensus,
+    Damping,
+    Dual,
+    DualRule,
+    MeanFactor,
+    Rho,
+    Silent,
+    SiteSums,
+)
 from protocols._site_messages import (
     DIAGONAL,
     FULL,
@@ -188,7 +198,8 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        return (self.family.exchange(self.silent),)
+        sends_product = self.averages and self.silent == "participants"
+        return (replace(self.family.exchange(self.silent), sums=self.family.sums[sends_product]),)
 
     @property
     def setup(self) -> tuple[Exchange, ...]:
@@ -230,14 +241,30 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     def server_update(self, server: Consensus, down: Any, ups: Ups, ctx: Context) -> Consensus:
         if self.set_up is not None and not ctx.round:
             return self.set_up.server_update(server, down, ups, ctx)
+        return super().server_update(server, down, ups, ctx)
+
+    def sums(self, server: Consensus, down: Any, ctx: Context) -> SiteSums:
+        return SiteSums(self.family.posterior(down, server.q.precision), server.total**1)
+
+    def no_sums(self, down: Any, ctx: Context) -> SiteSums:
+        """A fixed precision counts as 1 here: an edge server need not know it."""
+        return SiteSums(self.family.posterior(down, 1.0), self.family.isotropic(ctx.start, 0.0))
+
+    def add(self, sums: SiteSums, down: Any, k: int, up: Any, ctx: Context) -> SiteSums:
+        return self.rule(ctx.at()).add(sums, k, self.family.factor(up, sums.q.precision))
+
+    def from_sums(self, server: Consensus, down: Any, sums: SiteSums, ctx: Context) -> Consensus:
         S = server.q.precision
-        return self.rule(ctx.at()).fold(
-            server,
-            self.family.posterior(down, S),
-            self.prior(ctx.start),
-            ((k, self.family.factor(up, S)) for k, up in ups),
-            lambda merged: self.family.project(merged, S),
-        )
+        prior = self.prior(ctx.start)
+        return self.rule(ctx.at()).stepped(server, sums, prior, lambda merged: self.family.project(merged, S))
+
+    def sums_message(self, sums: SiteSums) -> Any:
+        return self.family.sums_message(sums.total, sums.product if self.averages else None, sums.count)
+
+    def merged(self, sums: SiteSums, sent: Any) -> SiteSums:
+        change, product, count = self.family.read_sums(sent, sums.q.precision, self.silent)
+        both = product if sums.product is None or product is None else sums.product * product
+        return SiteSums(sums.q, sums.total * change, both, sums.count + count)
 
     def check_stale(self, damped: bool) -> None:
         if self.averages and self.silent != "last":

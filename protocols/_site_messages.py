@@ -19,9 +19,17 @@ from torch import Tensor
 
 from fedsim.algorithm import Exchange
 from fedsim.errors import UsageError
-from fedsim.learning.gaussian import Gaussian, identity, packed, unpacked
+from fedsim.learning.gaussian import Gaussian, identity, packed, times, unpacked
 from fedsim.wire.schema import Delta, FullDelta, FullPrecision, Least, Mean, Norm, Precision, Scalar, Total
 from protocols._dual_rule import Dual, Silent, residual
+from protocols._site_sums import (
+    DiagonalSum,
+    DiagonalSums,
+    PointSum,
+    PointSums,
+    TriangleSum,
+    TriangleSums,
+)
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,8 @@ class ExponentialFamily:
     down: type[Any]
     up: type[Any]
     increment: type[Any]
+    sums: tuple[type[Any], type[Any]]
+    """What an edge server sends: the change of prod t_k or prod z_k, and with prod q_k."""
 
     def exchange(self, silent: Silent) -> Exchange:
         return Exchange(self.down, self.up if silent == "participants" else self.increment)
@@ -155,6 +165,28 @@ class ExponentialFamily:
         fixed = self.kind == "fixed"
         return Gaussian(up.z_shift.double(), 0.0 if fixed else self._matrix(up.z_precision.double()))
 
+    def sums_message(self, change: Gaussian, product: Gaussian | None, count: int) -> Any:
+        """An edge server's sums, in natural parameters."""
+        fields = (change.shift, *self._precision(change))
+        if product is None:
+            return self.sums[0](*fields)
+        return self.sums[1](*fields, product.shift, *self._precision(product), count)
+
+    def read_sums(
+        self, sent: Any, S: Tensor | float, silent: Silent
+    ) -> tuple[Gaussian, Gaussian | None, int]:
+        """The change, the product and the number of its factors that an edge server has sent.
+
+        A fixed S counted as 1 there, except in increments, which a client makes with it.
+        """
+        fixed, averages = self.kind == "fixed", isinstance(sent, self.sums[1])
+        scale = S if fixed and silent == "participants" else 1.0
+        change = Gaussian(times(scale, sent.shift), 0.0 if fixed else self._matrix(sent.precision))
+        if not averages:
+            return change, None, 0
+        precision = sent.count * S if fixed else self._matrix(sent.product_precision)
+        return change, Gaussian(times(scale, sent.product_shift), precision), int(sent.count)
+
     def _precision(self, q: Gaussian) -> tuple[Tensor, ...]:
         """The precision as a message's field has it."""
         if self.kind == "fixed":
@@ -166,9 +198,11 @@ class ExponentialFamily:
         return unpacked(field) if self.kind == "full" else field
 
 
-POINT = ExponentialFamily("fixed", PointDown, PointUp, PointIncrement)
-DIAGONAL = ExponentialFamily("diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement)
-FULL = ExponentialFamily("full", FullDown, FullUp, FullIncrement)
+POINT = ExponentialFamily("fixed", PointDown, PointUp, PointIncrement, (PointSum, PointSums))
+DIAGONAL = ExponentialFamily(
+    "diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement, (DiagonalSum, DiagonalSums)
+)
+FULL = ExponentialFamily("full", FullDown, FullUp, FullIncrement, (TriangleSum, TriangleSums))
 Covariance = Annotated[
     Literal["diagonal", "full"],
     Meta(description="form of the Gaussians' precision: P numbers, or a P x P matrix"),

@@ -34,7 +34,6 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -46,7 +45,7 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.gaussian import Point, Samples
 from fedsim.learning.solvers.langevin import LangevinTraining, langevin
-from protocols._averaging import Down, Up, weighted_mean
+from protocols._averaging import Down, Up, WeightedSum
 
 
 @dataclass(frozen=True)
@@ -106,10 +105,11 @@ class FALD(Algorithm[Server, Client, Down, Up]):
         fit = langevin(shard, down.mean, how=self.local, rng=task.rng, prior=self.delta / N, noise=noise)
         return client, Up(fit.weights, fit.loss)
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        mean = weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes)
+    def add(self, sums: WeightedSum, down: Down, k: int, up: Up, ctx: Context) -> WeightedSum:
+        return sums.plus(up.mean, ctx.sizes[k])
+
+    def from_sums(self, server: Server, down: Down, sums: WeightedSum, ctx: Context) -> Server:
+        mean = sums.mean
         late, kept = server.folds + 1 - self.burn_in, server.kept
         if late > 0 and late % self.thin == 0:
             kept = torch.cat([kept, mean[None]])[-self.keep :]

@@ -22,7 +22,7 @@ from typing import ClassVar
 from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from protocols._averaging import DAMPING, Client, Down, Server, Up, stale_mean, weighted_mean
+from protocols._averaging import DAMPING, Client, Down, Server, Up, WeightedSum, stale_mean
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,11 @@ class FedAvg(Algorithm[Server, Client, Down, Up]):
         )
         return Client(fit.carried), Up(fit.weights, fit.loss)
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        return Server(weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes))
+    def add(self, sums: WeightedSum, down: Down, k: int, up: Up, ctx: Context) -> WeightedSum:
+        return sums.plus(up.mean, ctx.sizes[k])
+
+    def from_sums(self, server: Server, down: Down, sums: WeightedSum, ctx: Context) -> Server:
+        return Server(sums.mean)
 
     def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
         return Server(stale_mean(server.mean, arrivals, ctx))

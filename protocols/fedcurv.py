@@ -37,7 +37,7 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.curvature.fisher import mean_fisher
 from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
-from fedsim.wire.schema import Curvature, Delta, Mean, Scalar, Shift
+from fedsim.wire.schema import Count, Curvature, Delta, Mean, Scalar, Shift, Sum
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,16 @@ class Up:
     curvature: Delta
     shift: Delta
     train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over clients, of N_k w_k, N_k, F_j and F_j w_j."""
+
+    mean: Sum
+    weight: Count
+    curvature: Sum
+    shift: Sum
 
 
 @dataclass(frozen=True)
@@ -111,15 +121,17 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.fisher * _change(up), client.moments)
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        mean, weight, fisher = torch.zeros_like(server.mean), 0, server.fisher
-        for k, up in ups:
-            mean.add_(up.mean, alpha=ctx.sizes[k])
-            weight += ctx.sizes[k]
-            fisher = fisher * _change(up)
-        return Server(mean / weight, fisher)
+    def sums(self, server: Server, down: Down, ctx: Context) -> Sums:
+        fisher = server.fisher**1
+        return Sums(torch.zeros_like(server.mean), 0, torch.as_tensor(fisher.precision), fisher.shift)
+
+    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
+        mean = sums.mean.add_(up.mean, alpha=ctx.sizes[k])
+        fisher = Gaussian(sums.shift, sums.curvature) * _change(up)
+        return Sums(mean, sums.weight + ctx.sizes[k], torch.as_tensor(fisher.precision), fisher.shift)
+
+    def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
+        return Server(sums.mean / sums.weight, Gaussian(sums.shift, sums.curvature))
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
         return server.fisher.mismatch(product(c.fisher for c in clients))

@@ -27,7 +27,6 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,10 +35,10 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import PriorPrecision, Tempering
+from fedsim.learning.blocks import add_by_blocks
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.ivon_opt import IvonMoments, IvonTraining, ivon_opt
-from fedsim.wire.schema import Curvature, Mean, Scalar
-from protocols._averaging import weighted_means
+from fedsim.wire.schema import Count, Curvature, Mean, Scalar, Sum
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,16 @@ class Up:
     mean: Mean
     curvature: Curvature
     train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over clients, of N_k h_k, N_k h_k m_k, N_k m_k and N_k."""
+
+    curvature: Sum
+    weighted: Sum
+    mean: Sum
+    weight: Count
 
 
 @dataclass(frozen=True)
@@ -110,10 +119,14 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
         q = fit.solution
         return Client(fit.carried), Up(q.mean, q.curvature.clamp(min=0), fit.loss)
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        h, hm, plain = weighted_means(((k, self.terms(up)) for k, up in ups), ctx.sizes)
+    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
+        totals = (sums.curvature, sums.weighted, sums.mean)
+        for total, x in zip(totals, self.terms(up), strict=True):
+            add_by_blocks(total, x, ctx.sizes[k])
+        return Sums(*totals, sums.weight + ctx.sizes[k])
+
+    def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
+        h, hm, plain = (total / sums.weight for total in (sums.curvature, sums.weighted, sums.mean))
         return Server(torch.where(h > 0, hm / h, plain), h, started=True)
 
     def terms(self, up: Up) -> tuple[Tensor, Tensor, Tensor]:

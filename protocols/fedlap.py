@@ -35,7 +35,7 @@ from fedsim.hyperparameters import PriorPrecision, ProxNorm
 from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
-from fedsim.wire.schema import Mean, Scalar
+from fedsim.wire.schema import Mean, Scalar, Sum
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,13 @@ class Down:
 class Up:
     mean: Mean
     train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class Sums:
+    """As Server."""
+
+    dual: Sum
 
 
 @dataclass(frozen=True)
@@ -117,13 +124,15 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
         """rho (w_k - w_g), (P,) float64."""
         return at.value(self.rho) * at.weight * (up.mean.double() - down.mean.double())
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        dual = server.dual.clone()
-        for k, up in ups:
-            dual = by_blocks(partial(self.stepped, ctx.at(k)), dual, down, up, out=dual)
-        return Server(dual, started=True)
+    def sums(self, server: Server, down: Down, ctx: Context) -> Sums:
+        return Sums(server.dual.clone())
+
+    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
+        step = partial(self.stepped, ctx.at(k))
+        return Sums(by_blocks(step, sums.dual, down, up, out=sums.dual))
+
+    def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
+        return Server(sums.dual, started=True)
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
         return Gaussian(server.dual, 0.0).mismatch(product(Gaussian(c.dual, 0.0) for c in clients))

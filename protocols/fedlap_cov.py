@@ -7,24 +7,21 @@
     server:  S_g <- delta I + sum_k V_k ;   w_g <- S_g^-1 sum_k v_k               over ALL clients
     init:    v_k = 0, V_k = 0, w_g = 0, S_g = delta I
 
-In natural parameters (shift = S w, precision = S): site t_k = (v_k, V_k),
-q = N(0, I/delta) * prod_k t_k, and the client solves against the cavity q / t_k.
-H_k is the generalised Gauss-Newton matrix of the summed loss, which is positive semi-definite, so S_k and S_g
-stay positive: its diagonal, as in the paper's experiments, or with covariance = full all of it (Sec. 3.3).
+In natural parameters (S w, S): t_k = (v_k, V_k), q = N(0, I/delta) prod_k t_k, and the cavity is q / t_k. H_k
+is the generalised Gauss-Newton matrix of the summed loss, positive semi-definite, so that S_k and S_g stay
+positive: its diagonal, as in the experiments, or with covariance = full all of it (Sec. 3.3).
 
-The posterior of a network is by default too wide to sample from (delta = 0.1 leaves weights that the data
-do not touch a deviation of 3, and a Laplace approximation knows nothing of the curvature away from the
-mean): predictions are those of the mean, w_g. On logistic regression its average is as good.
-
-Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives both dual steps itself.
+By default the posterior of a network is too wide to sample from: predictions are those of the mean, w_g.
 
 Local training is Adam by default, whose moments live with the client over rounds (carry).
 
+Wire: 2P down, 2P up. covariance = full: P + P(P+1)/2 each way. The server derives both dual steps itself.
+
 Differs: local training starts from ctx.start until something has been folded. The released code has
-received precision 0 in round 1; the paper's delta is used here. S_g and S_g - V_k are at least delta
-in exact arithmetic; they are floored there, because the broadcast is rounded and V_k is not, and a lossy
-codec on S_k may make V_k negative. The sums stay as they are; `floored` in metrics.jsonl counts the
-entries of S_g, or its eigenvalues. `curvature` is of the diagonal form; the full one is always exact.
+received precision 0 in round 1; the paper's delta is used here. S_g and S_g - V_k are at least delta in
+exact arithmetic; they are floored there, because the broadcast is rounded and a lossy codec on S_k may make
+V_k negative; `floored` in metrics.jsonl counts the entries of S_g, or its eigenvalues. The sums stay as they
+are. `curvature` is of the diagonal form; the full one is always exact.
 
 References:
     Swaroop et al. 2025: https://arxiv.org/abs/2501.17325
@@ -78,11 +75,10 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(self.form.down, self.form.up),)
+        return (Exchange(self.form.down, self.form.up, self.form.sums),)
 
     @property
     def form(self) -> Form:
-        """Between precisions and messages."""
         return form(self.covariance)
 
     def check(self, params: int) -> None:
@@ -110,34 +106,39 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
             penalties=(cavity,),
             moments=client.moments,
         )
-        hessian = self.form.curvature(shard, fit.weights, self.curvature, task.rng)
-        precision = by_blocks(lambda H, *q: H + self.cavity(*q).precision, hessian, down, client.site)
+        H = self.form.curvature(shard, fit.weights, self.curvature, task.rng)
+        precision = by_blocks(lambda H, *q: H + self.cavity(*q).precision, H, down, client.site)
         up = self.form.up(fit.weights, self.form.field(precision), fit.loss)
         return Client(client.site, fit.carried), up
 
     def cavity(self, down: Any, site: Gaussian) -> Gaussian:
-        """q / t_k, of a precision of at least delta."""
         return self.form.floored(self.form.gaussian(down) / site, self.delta)
 
     def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
-        site = by_blocks(partial(self.stepped, task.at), client.site, down, up)
-        return Client(site, client.moments)
+        return Client(by_blocks(partial(self.stepped, task.at), client.site, down, up), client.moments)
 
     def stepped(self, at: At, sites: Gaussian, down: Any, up: Any) -> Gaussian:
-        """t_k, or the product of all, after client k's dual step."""
-        return sites * self.site_change(down, up, at)
+        """t_k, or the product of all, after client k's dual step (q_k / q_g)^rho; float64."""
+        change = self.form.gaussian(up) / self.form.gaussian(down)
+        return sites * change ** (at.value(self.rho) * at.weight)
 
-    def site_change(self, down: Any, up: Any, at: At) -> Gaussian:
-        """(q_k / q_g)^rho: the steps of v_k and V_k, float64."""
-        return (self.form.gaussian(up) / self.form.gaussian(down)) ** (at.value(self.rho) * at.weight)
+    def sums(self, server: Server, down: Any, ctx: Context) -> Gaussian:
+        return server.sites**1
 
-    def server_update(
-        self, server: Server, down: Any, ups: Iterable[tuple[int, Any]], ctx: Context
-    ) -> Server:
-        sites = server.sites**1
-        for k, up in ups:
-            sites = by_blocks(partial(self.stepped, ctx.at(k)), sites, down, up, out=sites)
-        return Server(sites, started=True)
+    def no_sums(self, down: Any, ctx: Context) -> Gaussian:
+        return self.form.one(ctx.start)
+
+    def add(self, sums: Gaussian, down: Any, k: int, up: Any, ctx: Context) -> Gaussian:
+        return by_blocks(partial(self.stepped, ctx.at(k)), sums, down, up, out=sums)
+
+    def from_sums(self, server: Server, down: Any, sums: Gaussian, ctx: Context) -> Server:
+        return Server(sums, started=True)
+
+    def sums_message(self, sums: Gaussian) -> Any:
+        return self.form.sums(sums.shift, self.form.field(sums.precision))
+
+    def merged(self, sums: Gaussian, sent: Any) -> Gaussian:
+        return sums * self.form.natural(sent)
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
         return server.sites.mismatch(product(c.site for c in clients))
@@ -146,5 +147,4 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
         return self.form.posterior(server.sites, self.delta) if server.started else Point(ctx.start)
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
-        """floored: entries or eigenvalues of delta + sum V_k that are below delta, so that S_g is delta."""
         return {"floored": self.form.lost(server.sites, self.delta)}

@@ -26,16 +26,16 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.errors import UsageError
+from fedsim.learning.blocks import add_by_blocks
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from fedsim.wire.schema import Delta, FieldKind, Scalar
-from protocols._averaging import Down, Server, weighted_means
+from fedsim.wire.schema import Count, Delta, FieldKind, Scalar, Sum
+from protocols._averaging import Down, Server
 
 Steps = Annotated[float, FieldKind("scalar", (), positive=True, dtype="f64")]
 
@@ -52,6 +52,15 @@ class Up:
     delta: Delta
     effective_steps: Steps
     train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over clients, of N_k Delta_k / a_k, N_k a_k and N_k."""
+
+    direction: Sum
+    effective_steps: Count
+    weight: Count
 
 
 @dataclass(frozen=True)
@@ -87,14 +96,13 @@ class FedNova(Algorithm[Server, Client, Down, Up]):
         delta = down.mean.double() - fit.weights.double()
         return client, Up(delta, self.effective_steps(shard.size), fit.loss)
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        normalised = (
-            (k, (up.delta.double() / up.effective_steps, server.mean.new_tensor(up.effective_steps)))
-            for k, up in ups
-        )
-        direction, tau = weighted_means(normalised, ctx.sizes)
+    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
+        weight = ctx.sizes[k]
+        add_by_blocks(sums.direction, up.delta.double() / up.effective_steps, weight)
+        return Sums(sums.direction, sums.effective_steps + weight * up.effective_steps, sums.weight + weight)
+
+    def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
+        direction, tau = sums.direction / sums.weight, sums.effective_steps / sums.weight
         return Server(server.mean - tau * direction)
 
     def model(self, server: Server, ctx: Context) -> Point:

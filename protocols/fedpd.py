@@ -45,7 +45,7 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Delta, Scalar
+from fedsim.wire.schema import Delta, Scalar, Sum
 from protocols._averaging import Down
 
 
@@ -53,7 +53,7 @@ from protocols._averaging import Down
 class Server:
     """total: sum_k z_k over all clients, (P,) float64."""
 
-    total: Tensor
+    total: Sum
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,14 @@ class FedPD(Algorithm[Server, Client, Down, Up]):
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.sent + up.delta.double(), client.dual, client.weights, client.moments)
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        total = server.total.clone()
-        for _, up in ups:
-            total += up.delta.double()
-        return Server(total)
+    def sums(self, server: Server, down: Down, ctx: Context) -> Server:
+        return Server(server.total.clone())
+
+    def add(self, sums: Server, down: Down, k: int, up: Up, ctx: Context) -> Server:
+        return Server(sums.total.add_(up.delta.double()))
+
+    def from_sums(self, server: Server, down: Down, sums: Server, ctx: Context) -> Server:
+        return sums
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
         return Gaussian(server.total, 0.0).mismatch(product(Gaussian(c.sent, 0.0) for c in clients))

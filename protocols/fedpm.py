@@ -31,7 +31,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, ClassVar
@@ -46,7 +46,7 @@ from fedsim.learning.gaussian import Point, Samples
 from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.mask_training import MaskTraining, signed_constants, train_mask
 from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Probability, Scalar
+from fedsim.wire.schema import Count, Probability, Scalar, Sum
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,14 @@ class Up:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """Of the masks, and their number."""
+
+    masks: Sum
+    count: Count
+
+
+@dataclass(frozen=True)
 class FedPM(Algorithm[Server, Client, Down, Up]):
     margin: Annotated[
         float, Meta(gt=0, lt=0.5, description="theta is held in [margin, 1 - margin] when training begins")
@@ -116,18 +124,17 @@ class FedPM(Algorithm[Server, Client, Down, Up]):
         fit = train_mask(shard, fixed, theta, how=self.local, rng=task.rng, round=task.round)
         return client, Up(fit.solution, fit.loss)
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
+    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
+        return Sums(sums.masks.add_(up.probability.double()), sums.count + 1)
+
+    def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         often = math.ceil(ctx.K / (ctx.asked or ctx.K))
         fresh = (ctx.round - 1) // often != (
             server.round - 1
         ) // often  # nothing may have been folded meanwhile
         one = torch.ones_like(server.alpha)
-        alpha, beta = (one, one.clone()) if fresh else (server.alpha.clone(), server.beta.clone())
-        for _, up in ups:
-            mask = up.probability.double()
-            alpha, beta = alpha + mask, beta + (1 - mask)
+        alpha, beta = (one, one) if fresh else (server.alpha, server.beta)
+        alpha, beta = alpha + sums.masks, beta + (sums.count - sums.masks)
         return Server(alpha, beta, True, ctx.rng.seed, ctx.round)
 
     def model(self, server: Server, ctx: Context) -> Point | Samples:

@@ -30,7 +30,7 @@ from fedsim.algorithm import Algorithm, AnyShard, Arrival, Context, Task
 from fedsim.hyperparameters import ProxNorm
 from fedsim.learning.gaussian import Distance, Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from protocols._averaging import DAMPING, Client, Down, Server, Up, stale_mean, weighted_mean
+from protocols._averaging import DAMPING, Client, Down, Server, Up, WeightedSum, stale_mean
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,11 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
         )
         return Client(fit.carried), Up(fit.weights, fit.loss)
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        return Server(weighted_mean(((k, up.mean) for k, up in ups), ctx.sizes))
+    def add(self, sums: WeightedSum, down: Down, k: int, up: Up, ctx: Context) -> WeightedSum:
+        return sums.plus(up.mean, ctx.sizes[k])
+
+    def from_sums(self, server: Server, down: Down, sums: WeightedSum, ctx: Context) -> Server:
+        return Server(sums.mean)
 
     def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
         return Server(stale_mean(server.mean, arrivals, ctx))

@@ -26,7 +26,6 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,7 +37,7 @@ from fedsim.hyperparameters import MomentumOfServer
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers.first_order import LocalSGD, corrected_sgd
 from fedsim.wire.schema import Gradient, Mean, Scalar, Statistic
-from protocols._averaging import weighted_mean, weighted_means
+from protocols._averaging import WeightedPair, WeightedSum
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class Mime(Algorithm[Server, Client, Ask | Correct, Answer | Result]):
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(Ask, Answer), Exchange(Correct, Result))
+        return (Exchange(Ask, Answer, WeightedSum), Exchange(Correct, Result, WeightedSum))
 
     def server_init(self, ctx: Context) -> Server:
         start = ctx.start.double()
@@ -131,17 +130,15 @@ class Mime(Algorithm[Server, Client, Ask | Correct, Answer | Result]):
         )
         return Client(), Result(fit.weights, fit.loss)
 
-    def server_update(
-        self,
-        server: Server,
-        down: Ask | Correct,
-        ups: Iterable[tuple[int, Answer | Result]],
-        ctx: Context,
-    ) -> Server:
+    def add(
+        self, sums: WeightedSum, down: Ask | Correct, k: int, up: Answer | Result, ctx: Context
+    ) -> WeightedSum:
+        return sums.plus(up.gradient if isinstance(up, Answer) else up.mean, ctx.sizes[k])
+
+    def from_sums(self, server: Server, down: Ask | Correct, sums: WeightedSum, ctx: Context) -> Server:
+        mean = sums.mean
         if isinstance(down, Ask):
-            gradients = ((k, up.gradient) for k, up in ups if isinstance(up, Answer))
-            return Server(server.mean, server.momentum, weighted_mean(gradients, ctx.sizes))
-        mean = weighted_mean(((k, up.mean) for k, up in ups if isinstance(up, Result)), ctx.sizes)
+            return Server(server.mean, server.momentum, mean)
         momentum = (1 - self.beta) * server.control + self.beta * server.momentum
         return Server(mean, momentum, torch.zeros_like(mean))
 
@@ -212,10 +209,11 @@ class MimeLite(Algorithm[LiteServer, LiteClient, LiteDown, LiteUp]):
         )
         return client, LiteUp(fit.weights, gradient, fit.loss)
 
-    def server_update(
-        self, server: LiteServer, down: LiteDown, ups: Iterable[tuple[int, LiteUp]], ctx: Context
-    ) -> LiteServer:
-        mean, gradient = weighted_means(((k, (up.mean, up.gradient)) for k, up in ups), ctx.sizes)
+    def add(self, sums: WeightedPair, down: LiteDown, k: int, up: LiteUp, ctx: Context) -> WeightedPair:
+        return sums.plus(up.mean, up.gradient, ctx.sizes[k])
+
+    def from_sums(self, server: LiteServer, down: LiteDown, sums: WeightedPair, ctx: Context) -> LiteServer:
+        mean, gradient = sums.means
         return LiteServer(mean, (1 - self.beta) * gradient + self.beta * server.momentum)
 
     def model(self, server: LiteServer, ctx: Context) -> Point:

@@ -46,14 +46,14 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import BatchSize
 from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Mean, Scalar
+from fedsim.wire.schema import Mean, Scalar, Sum
 
 
 @dataclass(frozen=True)
 class Server:
     """dual: sum_k s_k over all clients, (P,) float64."""
 
-    dual: Tensor
+    dual: Sum
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,14 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.dual + _dual_step(down, up))
 
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        dual = server.dual.clone()
-        for _, up in ups:
-            dual += _dual_step(down, up)
-        return Server(dual)
+    def sums(self, server: Server, down: Down, ctx: Context) -> Server:
+        return Server(server.dual.clone())
+
+    def add(self, sums: Server, down: Down, k: int, up: Up, ctx: Context) -> Server:
+        return Server(sums.dual.add_(_dual_step(down, up)))
+
+    def from_sums(self, server: Server, down: Down, sums: Server, ctx: Context) -> Server:
+        return sums
 
     def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
         return Gaussian(server.dual, 0.0).mismatch(product(Gaussian(c.dual, 0.0) for c in clients))

@@ -33,7 +33,7 @@ from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian, Point, product
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from fedsim.wire.schema import Gradient, Mean, Scalar
+from fedsim.wire.schema import Count, Gradient, Mean, Scalar, Sum
 
 
 # Kept by the coordinator, in every checkpoint. Sums are float64.
@@ -62,6 +62,14 @@ class Down:
 class Up:
     mean: Mean  # y
     train_loss: Scalar
+
+
+# What the server needs of all uploads, added up in float64.
+@dataclass(frozen=True)
+class Sums:
+    moved: Sum  # of y - x
+    controls: Sum  # of all c_k
+    count: Count  # of the uploads
 
 
 # The fields are the "Require:" line: `fedsim describe` lists them, --set changes them. The four types are
@@ -111,16 +119,18 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
         return Client(client.control + self.dual_step(down, up, task.client, task.sizes, task.round))
 
-    # On the server: the uploads in ascending client id, once; one is in memory at a time.
-    def server_update(
-        self, server: Server, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context
-    ) -> Server:
-        moved, controls, count = torch.zeros_like(server.mean), server.controls.clone(), 0
-        for k, up in ups:
-            moved += up.mean.double() - down.mean.double()
-            controls += self.dual_step(down, up, k, ctx.sizes, ctx.round)
-            count += 1
-        return Server(server.mean + self.server_lr * moved / count, controls)
+    # On the server: its sums before a round, what an upload adds to them, in ascending client id, and the
+    # step that they lead to. An edge server (--tree) begins with 0 and sends its sums on.
+    def sums(self, server: Server, down: Down, ctx: Context) -> Sums:
+        return Sums(torch.zeros_like(server.mean), server.controls.clone(), 0)
+
+    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
+        sums.moved.add_(up.mean.double() - down.mean.double())
+        sums.controls.add_(self.dual_step(down, up, k, ctx.sizes, ctx.round))
+        return Sums(sums.moved, sums.controls, sums.count + 1)
+
+    def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
+        return Server(server.mean + self.server_lr * sums.moved / sums.count, sums.controls)
 
     # What is evaluated: a Point, or a Gaussian if the algorithm learns a precision.
     def model(self, server: Server, ctx: Context) -> Point:

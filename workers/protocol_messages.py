@@ -9,7 +9,8 @@ it, and draft carries the next state back before the upload. Where broadcasts re
 last carries one to a worker that does not have it. In a real federation a client keeps its own state and its
 last broadcast, so all three are simulation traffic.
 
-The envelopes of a connection's beginning are in workers.transport.handshake.
+The envelopes of a connection's beginning are in workers.transport.handshake, those of edge servers in
+workers.edge_messages.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def task_of(envelope: Envelope) -> TaskId:
 
 def state(of: Header, data: bytes) -> Envelope:
     """Return the message with the client state, encoded as in its file, from which the task `of` starts."""
-    return _answer("state", of, *blob("state", data))
+    return answer("state", of, *blob("state", data))
 
 
 def last_broadcast(of: Header, round: int, payload: Payload) -> Envelope:
@@ -187,17 +188,17 @@ def last_broadcast(of: Header, round: int, payload: Payload) -> Envelope:
 
 def draft(of: Header, data: bytes) -> Envelope:
     """Return the message with the client state, encoded as in its file, that the task `of` has made."""
-    return _answer("draft", of, *blob("state", data))
+    return answer("draft", of, *blob("state", data))
 
 
 def upload(of: Header, payload: Payload, micros: int) -> Envelope:
     """Return the answer to the task `of`; micros: what the worker has spent on it."""
-    return _answer("upload", of, payload.fields, payload.frames, micros)
+    return answer("upload", of, payload.fields, payload.frames, micros)
 
 
 def absent(of: Header) -> Envelope:
     """Return the answer to the task `of` if the client computes nothing."""
-    return _answer("absent", of)
+    return answer("absent", of)
 
 
 def heartbeat(of: Header) -> Envelope:
@@ -217,7 +218,7 @@ def failed(run: str, error: Exception, of: Header | None = None) -> Envelope:
     else:
         notice = (FedsimError.exit_code, "".join(traceback.format_exception(error)))
     header = msgspec.structs.replace(of, run=run) if of else Header(VERSION, "failed", run)
-    return _answer("failed", header, *blob("error", msgspec.json.encode(notice)))
+    return answer("failed", header, *blob("error", msgspec.json.encode(notice)))
 
 
 def read_failure(envelope: Envelope) -> tuple[int, str]:
@@ -228,7 +229,7 @@ def read_failure(envelope: Envelope) -> tuple[int, str]:
         return 1, "(its message cannot be read)"
 
 
-def _answer(kind: str, of: Header, fields: Any = (), frames: Any = (), micros: int = 0) -> Envelope:
+def answer(kind: str, of: Header, fields: Any = (), frames: Any = (), micros: int = 0) -> Envelope:
     """Return an envelope of another kind about the same task."""
     return pack(msgspec.structs.replace(of, kind=kind, micros=micros, fields=fields), frames)
 
@@ -323,7 +324,7 @@ def read_model(envelope: Envelope, dims: Dims) -> Model:
 
 def score(of: Header, result: ChunkScore) -> Envelope:
     """Return the answer to the evaluate message `of`."""
-    return _answer("score", of, *blob("score", pack_score(result)))
+    return answer("score", of, *blob("score", pack_score(result)))
 
 
 def pack_score(score: ChunkScore) -> bytes:

@@ -2,15 +2,15 @@
 
 kind: algorithm (tasks and uploads), simulation (evaluation and the like: traffic that a real federation
 would not have; of a centralised reference also tasks and uploads), control (handshakes, set-up, stop),
-retry. direction is seen from the coordinator. layer: values, indices (per field), header, framing (ZMTP; per
-envelope).
+retry, edge (between edge servers and the root: broadcasts, and sums of uploads; column hop). direction is
+seen from the coordinator. layer: values, indices (per field), header, framing (ZMTP; per envelope).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from fedsim.wire.envelope import NONE, Envelope
@@ -26,6 +26,8 @@ KINDS = {
     "state": "simulation",
     "last": "simulation",
     "draft": "simulation",
+    "relayed": "edge",
+    "sums": "edge",
 }
 """Kinds of envelopes by kind of entry; every other envelope is control. A "gone" envelope is a task, byte for
 byte as long, to a client that the schedule takes out after the download."""
@@ -46,9 +48,14 @@ class Entry(NamedTuple):
     codec: str
     dense_bytes: int
     bytes: int
+    hop: str = ""
+    """The edge server whose connection to the root carried the envelope; empty: that of a client."""
 
 
-COLUMNS = Entry._fields
+TREE_COLUMNS = Entry._fields
+"""The columns of a run with edge servers."""
+COLUMNS = TREE_COLUMNS[:-1]
+"""Of any other."""
 
 
 class Ledger:
@@ -60,10 +67,14 @@ class Ledger:
         self._kinds = dict.fromkeys(KINDS, "simulation") if centralised else KINDS
         self._open: list[Entry] = []
         self.totals: Counter[tuple[str, str, str, str]] = Counter()
-        self._before: Counter[str] = Counter()
-        """Bytes of an earlier start of the run, by direction."""
+        self.hops: Mapping[int, str] = {}
+        """By worker, the edge server behind which it is, or which has this number, if those are processes."""
+        self._streams: Counter[str] = Counter()
+        """Bytes on this process's streams, by direction."""
         self.rounds: Counter[tuple[int, str]] = Counter()
         """Bytes of kind algorithm of rounds that are not closed, by round and direction."""
+        self.edge_rounds: Counter[tuple[int, str]] = Counter()
+        """The same of kind edge."""
 
     def book(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> None:
         """Book one envelope that crosses the socket, every frame and its framing.
@@ -72,6 +83,18 @@ class Ledger:
         """
         for entry in self._entries(envelope, worker, direction, retry):
             self._add(entry)
+            self._streams[direction] += entry.bytes
+
+    def take_over(self, entries: Iterable[Entry]) -> None:
+        """Book what another process has counted: an edge server's rows."""
+        for entry in entries:
+            self._add(entry)
+
+    def book_edge(self, envelope: Envelope, number: int, name: str, direction: str) -> None:
+        """Book an envelope between an edge server and the root, by the closed form: where edge servers are no
+        processes, no socket carries it. number: of the edge server, in the column worker."""
+        for entry in self._entries(envelope, number, direction, retry=False):
+            self._add(entry._replace(kind="edge", hop=name))
 
     def book_as_retry(self, envelope: Envelope, worker: int) -> None:
         """An upload that was booked does not count: it was a duplicate, or the task is computed once more."""
@@ -83,16 +106,18 @@ class Ledger:
 
     def _entries(self, envelope: Envelope, worker: int, direction: str, retry: bool) -> list[Entry]:
         h = envelope.header
-        kind = "retry" if retry else self._kinds.get(h.kind, "control")
+        kind, hop = "retry" if retry else self._kinds.get(h.kind, "control"), self.hops.get(worker, "")
+        if hop and kind == "algorithm":
+            kind = "edge"  # an upload that the edge server has passed on
         label = (kind, h.round, h.exchange, h.client, worker, direction, h.kind)
         entries = []
         for field in h.fields:
             dense = math.prod(field.shape) * (DTYPES[field.dtype].itemsize if field.dtype in DTYPES else 1)
             for part in field.parts:
                 size = dense if part.layer == "values" else 0
-                entries.append(Entry(*label, field.name, part.layer, field.codec, size, part.nbytes))
-        entries.append(Entry(*label, "", "header", "", 0, len(envelope.head)))
-        entries.append(Entry(*label, "", "framing", "", 0, self.mechanism.framing(envelope.sizes)))
+                entries.append(Entry(*label, field.name, part.layer, field.codec, size, part.nbytes, hop))
+        entries.append(Entry(*label, "", "header", "", 0, len(envelope.head), hop))
+        entries.append(Entry(*label, "", "framing", "", 0, self.mechanism.framing(envelope.sizes), hop))
         return entries
 
     def book_handshake(self, worker: int) -> None:
@@ -112,8 +137,10 @@ class Ledger:
                     "",
                     0,
                     self.mechanism.handshake[direction],
+                    self.hops.get(worker, ""),
                 )
             )
+            self._streams[direction] += self.mechanism.handshake[direction]
 
     def _add(self, entry: Entry) -> None:
         self._open.append(entry)
@@ -123,12 +150,13 @@ class Ledger:
         self.totals[entry.kind, entry.direction, entry.field, entry.layer] += sign * entry.bytes
         if entry.kind == "algorithm":
             self.rounds[entry.round, entry.direction] += sign * entry.bytes
+        if entry.kind == "edge":
+            self.edge_rounds[entry.round, entry.direction] += sign * entry.bytes
 
     def restore(self, rows: Iterable[Entry]) -> None:
         """Take over the totals of rows that an earlier start of the run has written."""
         for row in rows:
             self.totals[row.kind, row.direction, row.field, row.layer] += row.bytes
-            self._before[row.direction] += row.bytes
 
     def close(self, round: int) -> list[Entry]:
         """Take the entries of all rounds up to `round` (and those of none), in a fixed order, and forget what
@@ -137,11 +165,13 @@ class Ledger:
         self._open = [e for e in self._open if e.round > round]
         for key in [key for key in self.rounds if key[0] <= round]:
             del self.rounds[key]
+        for key in [key for key in self.edge_rounds if key[0] <= round]:
+            del self.edge_rounds[key]
         return sorted(ready)
 
     def booked(self, direction: str) -> int:
         """All bytes of a direction, whatever their kind: those on this process's streams."""
-        return sum(n for (_, d, _, _), n in self.totals.items() if d == direction) - self._before[direction]
+        return self._streams[direction]
 
     def bytes_of(self, kind: str, direction: str) -> int:
         return sum(n for (k, d, _, _), n in self.totals.items() if (k, d) == (kind, direction))

@@ -85,6 +85,11 @@ Norm = Annotated[float, FieldKind("scalar", (), dtype="f64", over="rss")]
 Check = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
 Draws = Annotated[Tensor, FieldKind("mean", ("L", "P"), elastic=True)]
 """At most L samples of the weights, as evaluation requests have them."""
+Sum = Annotated[Tensor, FieldKind("sum", dtype="f64")]
+"""Over the uploads that an edge server has got (fedsim.tree): float64, or it would not add up."""
+FullSum = Annotated[Tensor, FieldKind("sum", (TRIANGLE,), dtype="f64")]
+Count = Annotated[float, FieldKind("scalar", (), dtype="f64", over="nothing")]
+"""A sum of weights, or of uploads."""
 Flag = Annotated[bool, FieldKind("scalar", (), dtype="u8")]
 
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "u8": torch.uint8, "i64": torch.int64}
@@ -217,6 +222,15 @@ def scalars_of(message: type[Any]) -> tuple[tuple[Field, str], ...]:
     return (*own, *((m, f.name) for f in schema(message) for m in f.members))
 
 
+def summed_scalars(message: Any) -> dict[str, float]:
+    """The numbers of a message, or of a class without their values, that a round sums up in metrics.jsonl."""
+    named = scalars_of(message if isinstance(message, type) else type(message))
+    summed = [(f.name, group) for f, group in named if f.kind.over != "nothing"]
+    if isinstance(message, type):
+        return dict.fromkeys((name for name, _ in summed), 0.0)
+    return {name: getattr(getattr(message, group) if group else message, name) for name, group in summed}
+
+
 def _optional(hint: Any) -> type | None:
     """The dataclass X of an annotation `X | None`."""
     if get_origin(hint) not in (Union, UnionType):
@@ -270,6 +284,17 @@ def check_values(message: object, owner: str, max_norm: float = math.inf) -> Non
                 f"{owner}: precision {f.name!r} is not positive in {bad} of {value.numel()} entries "
                 f"(smallest {float(value.min()):g})"
             )
+
+
+def zeros_of(message: type[T], like: Tensor) -> T:
+    """A message of sums that are 0, float64, for vectors like `like` (P,)."""
+    P = len(like)
+    dims = {"P": P, TRIANGLE: P * (P + 1) // 2}
+    values = {
+        f.name: 0.0 if f.python is float else like.new_zeros(f.shape(dims), dtype=torch.float64)
+        for f in schema(message)
+    }
+    return message(**values)
 
 
 def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:

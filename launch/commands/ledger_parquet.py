@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.extras import needed
-from fedsim.wire.ledger import COLUMNS
+from fedsim.wire.ledger import TREE_COLUMNS
 from launch.commands.output_file import output_file
 from launch.runs.file_checks import check_experiment, check_file, known_files
 from launch.runs.manifest import StoredManifest
@@ -39,7 +39,7 @@ def write_parquet(folder: Path) -> Path:
     check_file(folder, LEDGER, known)
     if not (folder / LEDGER).is_file():
         raise UsageError(f"{folder} has no {LEDGER}: its run did not get so far, or the file was removed")
-    schema = arrow.schema([(name, _type(arrow, name)) for name in COLUMNS])
+    schema = arrow.schema([(name, _type(arrow, name)) for name in TREE_COLUMNS])
     path = folder / NAME
     with output_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
         entries = ledger_rows(folder / LEDGER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fedsim.data.partitions import partition
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
+from fedsim.tree import Tree
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 from launch.config import Execution
 from launch.display import Display, population
@@ -21,6 +23,9 @@ from launch.json_output import print_json
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.target_accuracy import percent
 from protocols import find
+from workers.coordinator.edge_sums import edge_dims, message_of
+
+Ids = npt.NDArray[np.int64]
 
 PLANNED = ("algo", "model", "dataset", "clients", "rounds", "participation", "seed")
 """What the first line says of an experiment."""
@@ -36,6 +41,8 @@ class Plan:
     exact: bool = True
     bytes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     rounds: dict[int, dict[str, int]] = field(default_factory=dict)
+    edges: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """The same as `bytes`, between edge servers and the root."""
     costs: ClientCosts = field(default_factory=ClientCosts)
     took_part: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -53,14 +60,20 @@ class Plan:
         sides = self.rounds.setdefault(round, {"down": 0, "up": 0})
         sides[direction] += size.total * envelopes
 
+    def add_edges(self, direction: str, size: EnvelopeSize, envelopes: int) -> None:
+        """So many envelopes of one size between edge servers and the root."""
+        for (name, layer), n in size.rows.items() if envelopes else ():
+            self.edges[direction, name, layer] += n * envelopes
+
     def total(self, direction: str) -> int:
         return sum(n for (side, _, _), n in self.bytes.items() if side == direction)
 
-    def nested(self) -> dict[str, dict[str, dict[str, int]]]:
-        """{direction: {field: {layer: bytes}}}, as summary.json has it under "algorithm"."""
-        out: dict[str, dict[str, dict[str, int]]] = {}
-        for (direction, name, layer), n in sorted(self.bytes.items()):
-            out.setdefault(direction, {}).setdefault(name, {})[layer] = n
+    def nested(self) -> dict[str, dict[str, dict[str, dict[str, int]]]]:
+        """{kind: {direction: {field: {layer: bytes}}}}, as summary.json has it."""
+        out: dict[str, dict[str, dict[str, dict[str, int]]]] = {}
+        for kind, counts in (("algorithm", self.bytes), ("edge", self.edges)):
+            for (direction, name, layer), n in sorted(counts.items()):
+                out.setdefault(kind, {}).setdefault(direction, {}).setdefault(name, {})[layer] = n
         return out
 
 
@@ -69,9 +82,12 @@ def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Pla
     federated = not problem.algorithm.centralised  # else nothing counts as the algorithm's
     everyone, costs = len(problem.clients), ClientCosts(sent_once(problem.algorithm))
     created = Plan(problem.net.layout.size, costs=costs, took_part=np.zeros(everyone, dtype=np.int64))
+    edges = _EdgePlan(problem, problem.tree, run) if problem.tree else None
     for e in range(1, len(problem.algorithm.setup) + 1):
         for direction, size in _sizes(problem, 0, e, run).items():
             created.add(0, e, direction, size, everyone * federated)
+        if edges:
+            edges.add(created, 0, e, np.arange(everyone), np.arange(everyone))
     exchanges = range(1, len(problem.algorithm.exchanges) + 1)
     sizes = {e: _sizes(problem, 1, e, run) for e in exchanges}
     for number, side, name in costs.optional:
@@ -91,10 +107,44 @@ def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Pla
         for e in exchanges:
             created.add(r, e, "down", sizes[e]["down"], participants if e == 1 else participants - gone)
             created.add(r, e, "up", sizes[e]["up"], participants - gone)
+            if edges and participants:
+                there = _without(ids, participation.dropouts)
+                sent = _without(there, participation.lost_uploads)
+                edges.add(created, r, e, ids if e == 1 else there, sent)
     return created
 
 
-def _sizes(problem: Problem, round: int, number: int, run: str) -> dict[str, EnvelopeSize]:
+@dataclass
+class _EdgePlan:
+    """What edge servers and the root exchange."""
+
+    problem: Problem
+    tree: Tree
+    run: str
+
+    def add(self, created: Plan, round: int, number: int, received: Ids, sent: Ids) -> None:
+        """An exchange, in which these clients get the broadcast, and the uploads of those are folded."""
+        down, up = _sizes(self.problem, round, number, self.run, "relayed").values()
+        created.add_edges("down", down, len(self.tree.active(received)))
+        if not (round and self.tree.merges):
+            created.add_edges("up", up, len(sent))
+            return
+        exchange, uploads = self.problem.exchange(round, number), np.bincount(self.tree.owners[sent])
+        for count, edges in zip(*np.unique(uploads[uploads > 0], return_counts=True), strict=True):
+            dims = edge_dims(self.problem, exchange, int(count))
+            kind, layout = message_of(exchange), self.problem.net.layout
+            size = envelope_size(kind, {}, dims, layout, kind="sums", run=self.run)
+            created.add_edges("up", size, int(edges))
+
+
+def _without(ids: Ids, others: AbstractSet[int]) -> Ids:
+    return ids[~np.isin(ids, np.fromiter(others, dtype=np.int64))] if others else ids
+
+
+def _sizes(
+    problem: Problem, round: int, number: int, run: str, down: str = "task"
+) -> dict[str, EnvelopeSize]:
+    """By direction, the sizes of an exchange's envelopes; down: the kind of the one that goes down."""
     types = problem.exchange(round, number)
     return {
         side: envelope_size(
@@ -106,7 +156,7 @@ def _sizes(problem: Problem, round: int, number: int, run: str) -> dict[str, Env
             run=run,
             stored=problem.stored_dtype,
         )
-        for side, kind, name in (("down", types.down, "task"), ("up", types.up, "upload"))
+        for side, kind, name in (("down", types.down, down), ("up", types.up, "upload"))
     }
 
 
@@ -181,7 +231,7 @@ def _as_summary(created: Plan) -> dict[str, Any]:
     times = created.took_part
     units = created.costs.units(params=created.params, participations=int(times.sum()), clients=len(times))
     return {
-        "bytes": {"algorithm": created.nested()},
+        "bytes": {"algorithm": {}, **created.nested()},
         "bytes_down": down,
         "bytes_up": up,
         **units,

@@ -139,10 +139,14 @@ def _become_worker(spec: dict[str, Any]) -> None:
             handed = os.memfd_create("spec", 0)  # not argv: the spec holds the run's token
             os.write(handed, json.dumps(spec).encode())
             os.lseek(handed, 0, os.SEEK_SET)
-            os.execv(sys.executable, [sys.executable, "-m", "workers.worker.main", str(handed)])
-        from workers.worker.main import run_spec
+            role = "workers.edge.main" if "edge" in spec else "workers.worker.main"
+            os.execv(sys.executable, [sys.executable, "-m", role, str(handed)])
+        if "edge" in spec:
+            from workers.edge.main import run_edge as run
+        else:
+            from workers.worker.main import run_spec as run
 
-        code = run_spec(spec)
+        code = run(spec)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -106,7 +106,9 @@ class Supervisor:
 
     def _started(self, answer: dict[str, Any]) -> None:
         index, pid = answer["started"], answer["pid"]
-        worker = _process("worker", index, pid, str(self._placements[index]), self._specs[index]["log"])
+        spec = self._specs[index]
+        role, number = ("edge server", spec["edge"]) if "edge" in spec else ("worker", index)
+        worker = _process(role, number, pid, str(self._placements[index]), spec["log"])
         self.processes.append(worker)
         self._workers[index] = worker
         try:

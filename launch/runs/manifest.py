@@ -58,9 +58,8 @@ def described(problem: Problem) -> dict[str, Any]:
 
     `sources` has the user's own files and their sha256.
     """
-    from fedsim.virtual_clock import is_file  # imports torch, and this module must not
-
     experiment = problem.experiment
+    files = {text for text in (experiment.link, experiment.tree) if text.endswith((".csv", ".toml"))}
     return asdict(experiment) | {
         "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
         "params": problem.net.layout.size,
@@ -70,7 +69,7 @@ def described(problem: Problem) -> dict[str, Any]:
         "sources": plugins.sources(plugins.all_choices(experiment))
         | model_specs.sources(experiment.model)
         | traces.digest(experiment.participation)
-        | ({experiment.link: traces.sha256(experiment.link)} if is_file(experiment.link) else {}),
+        | {path: traces.sha256(path) for path in sorted(files)},
     }
 
 

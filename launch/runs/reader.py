@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 
 from fedsim.errors import DataError, UsageError
-from fedsim.wire.ledger import COLUMNS
+from fedsim.wire.ledger import COLUMNS, TREE_COLUMNS
 from launch.runs.file_checks import SUMMARY, KnownFiles, check_files, checked_bytes, known_files
 from launch.runs.manifest import StoredManifest, json_of
 from workers.storage.growing_file import LEDGER, METRICS
@@ -27,7 +27,7 @@ from workers.storage.growing_file import LEDGER, METRICS
 if TYPE_CHECKING:
     from torch import nn
 
-TEXT = ("kind", "direction", "message", "field", "layer", "codec")
+TEXT = ("kind", "direction", "message", "field", "layer", "codec", "hop")
 SUMS = {
     "MB": ("bytes_down", "bytes_up"),
     "MB up": ("bytes_up",),
@@ -175,12 +175,12 @@ class Run:
         """
         path, written = self.path / LEDGER, checked_bytes(self.path, LEDGER, self.known)
         whole = BytesIO(written[: written.rfind(b"\n") + 1])
-        types = {name: "str" if name in TEXT else "int64" for name in COLUMNS}
+        types = {name: "str" if name in TEXT else "int64" for name in TREE_COLUMNS}
         try:
             frame = pandas.read_csv(whole, dtype=types, keep_default_na=False)
         except ValueError as e:
             raise DataError(f"{path} is damaged: {' '.join(str(e).split())}") from None
-        if tuple(frame.columns) != COLUMNS:
+        if tuple(frame.columns) not in (COLUMNS, TREE_COLUMNS):
             raise DataError(
                 f"{path} has the columns {', '.join(frame.columns)}; {', '.join(COLUMNS)} are due"
             )

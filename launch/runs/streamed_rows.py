@@ -36,15 +36,18 @@ def timeline_rows(path: Path) -> Iterator[Span]:
 
 
 def _rows(path: Path, kind: type[Any]) -> Iterator[list[Any]]:
-    """The values of each row, with the types of a named tuple's fields."""
+    """The values of each row, with the types of a named tuple's fields; one with a default may be missing."""
     columns: Sequence[str] = kind._fields
+    needed = len(columns) - len(kind._field_defaults)
     types, number = [get_type_hints(kind)[name] for name in columns], 0
     try:
         with disk_errors(f"cannot read {path}"), path.open(newline="", encoding="utf-8") as file:
             for number, row in enumerate(csv.reader(_whole_lines(file)), 1):
                 if number > 1:
                     yield [read(x) for read, x in zip(types, row, strict=True)]
-                elif tuple(row) != tuple(columns):
+                elif tuple(row) in (tuple(columns), tuple(columns[:needed])):
+                    types = types[: len(row)]
+                else:
                     raise DataError(f"{path} has the columns {', '.join(row)}; {', '.join(columns)} are due")
     except (ValueError, csv.Error):
         raise DataError(f"{path} is damaged: line {number or 1} or the one after it is no row") from None

@@ -201,6 +201,7 @@ def summarise(
         later = outcome.seconds_rounds[1:] or outcome.seconds_rounds
         summary |= {
             "kernel_residual": outcome.kernel_residual,
+            **({"edge_residuals": outcome.edge_residuals} if outcome.edge_residuals else {}),
             "seconds_to_first_round": round(outcome.seconds_to_first_round, 3),
             "seconds_round_median": round(statistics.median(later), 6) if later else None,
             "seconds_clients": round(outcome.seconds_clients, 3),

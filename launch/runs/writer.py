@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsim import plugins
 from fedsim.errors import DiskError, UsageError
-from fedsim.wire.ledger import COLUMNS, Entry
+from fedsim.wire.ledger import COLUMNS, TREE_COLUMNS, Entry
 from launch.runs.streamed_rows import ledger_rows
 from workers.coordinator import task_timeline
 from workers.storage.atomic_files import RunLock, disk_errors
@@ -28,7 +28,7 @@ from workers.storage.recovery import Recovery
 OWN_NAMES = frozenset(
     {"manifest.json", ".manifest.json", "summary.json", ".summary.json", "processes.json", ".processes.json"}
     | {"metrics.jsonl", "ledger.csv", "timeline.csv", "journal", "checkpoints", "state", "spool", "uploads"}
-    | {"logs", "lock", "join.json", "revoked.json", "model.safetensors", "frozen"}
+    | {"logs", "lock", "edges", "join.json", "revoked.json", "model.safetensors", "frozen"}
 )
 """What a run's folder holds."""
 
@@ -41,9 +41,9 @@ class RunDir:
         UsageError: if an argument is wrong.
     """
 
-    def __init__(self, path: Path, resumed: bool = False) -> None:
-        """resumed: it is there already, and cut() follows."""
-        self.path = path
+    def __init__(self, path: Path, resumed: bool = False, hops: bool = False) -> None:
+        """resumed: it is there already, and cut() follows. hops: the ledger has the column hop."""
+        self.path, self._columns = path, TREE_COLUMNS if hops else COLUMNS
         if path.exists() and not path.is_dir():
             raise UsageError(f"--out {path}: this is a file; name a folder")
         if path.exists() and any(path.iterdir()) and not resumed:
@@ -76,7 +76,7 @@ class RunDir:
             for folder in self._created:
                 fsync(folder.parent)
             self.lock = RunLock(path)
-        self._ledger = self._opened(LEDGER, _csv([COLUMNS]))
+        self._ledger = self._opened(LEDGER, _csv([self._columns]))
         self._metrics = self._opened(METRICS)
         self._timeline = self._opened(TIMELINE, _csv([task_timeline.COLUMNS]))
 
@@ -181,7 +181,8 @@ class RunDir:
         self._metrics.append(json.dumps(metrics).encode() + b"\n", rows=1)
 
     def append_ledger(self, entries: list[Entry]) -> None:
-        self._ledger.append(_csv(entries), rows=len(entries))
+        rows = [entry[: len(self._columns)] for entry in entries]
+        self._ledger.append(_csv(rows), rows=len(rows))
 
     def append_timeline(self, spans: list[task_timeline.Span]) -> None:
         self._timeline.append(_csv(spans), rows=len(spans))

@@ -13,14 +13,14 @@ from fedsim.learning.gaussian import Gaussian
 from protocols._dual_rule import MeanFactor
 from protocols.bayes_admm import BayesADMM
 from protocols.fedadmm import FedADMM
-from protocols.fedlap import Client, Down, FedLap, Server, Up
+from protocols.fedlap import Client, Down, FedLap, Server, Sums, Up
 from protocols.ivon_admm import IvonADMM
 from protocols.precond_admm import PrecondADMM
 
 
 def test_the_types_are_read_from_the_generic_base() -> None:
     assert (FedLap.server_type, FedLap.client_type) == (Server, Client)
-    assert FedLap().exchanges == (Exchange(Down, Up),)
+    assert FedLap().exchanges == (Exchange(Down, Up, Sums),)
 
 
 def test_types_that_a_class_states_itself_count_first() -> None:

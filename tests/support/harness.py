@@ -218,7 +218,7 @@ def present(participations: Schedule, problem: Problem) -> Schedule:
     return restricted
 
 
-EXCHANGED = ("task", "gone", "upload")
+EXCHANGED = ("task", "gone", "upload", "relayed", "sums")
 
 
 def exchanged(rows: Iterable[Entry]) -> list[Entry]:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from fedsim.algorithm import Arrival
+from fedsim.errors import WireError
 from fedsim.problem import Problem
 from fedsim.round_events import Open
 from fedsim.wire import limits
 from fedsim.wire.envelope import NONE, Envelope, Payload, decode
 from fedsim.wire.message_context import codec_stream, of_upload
-from fedsim.wire.schema import check_values, scalars_of
+from fedsim.wire.schema import check_values, scalars_of, summed_scalars
+from workers.coordinator import edge_sums
+from workers.coordinator.edge_servers import EdgeServers
 from workers.protocol_messages import NO_PAYLOAD
 
 _Job = tuple[Any, Any, Open, Mapping[int, Any], Payload]
@@ -38,11 +41,14 @@ class Fold:
     """A finished fold: the next server state, and the uploads' scalars summed up as their kinds say.
 
     limits: fedsim.wire.limits of the broadcast and of the first upload, by direction, and the kl of that.
+    edges: of a run with edge servers, what each has sent to the root, without its frames: its sums, or its
+    clients' uploads.
     """
 
     server: Any
     scalars: dict[str, float]
     limits: dict[str, Any] = field(default_factory=dict)
+    edges: tuple[tuple[int, Payload | Envelope], ...] = ()
 
 
 class AggregationThread:
@@ -56,6 +62,8 @@ class AggregationThread:
     ) -> None:
         """take: returns a client's upload and the worker that has sent it."""
         self.problem, self._take, self._on_done = problem, take, on_done
+        self.edges: EdgeServers | None = None
+        """Those that are processes: their sums are folded, and not uploads."""
         self._uploads: queue.SimpleQueue[int | _Stop | None] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[Fold | BaseException] = queue.SimpleQueue()
@@ -122,7 +130,11 @@ class AggregationThread:
         first = self._next()
         if first is None:  # all were too late
             return Fold(server, {})
+        if self.edges is not None and self.edges.merges(round):
+            return self._fold_sums(server, down, command, first, scalars)
         measured: dict[str, Any] = {}
+        tree, passed_on = self.problem.tree, list[tuple[int, Payload | Envelope]]()
+        merges = tree is not None and tree.merges and bool(round)  # the set-up's uploads are passed on
 
         def ups() -> Iterator[tuple[int, Any]]:
             k: int | None = first
@@ -130,7 +142,9 @@ class AggregationThread:
                 envelope, worker = self._take(k)
                 up = read_upload(self.problem, envelope, stale.get(k, down), worker)
                 scalars.add(up, self.problem.sizes[k])
-                if k == first:
+                if tree is not None and not merges:
+                    passed_on.append((tree.edge_of(k), Envelope(envelope.header, envelope.head, ())))
+                if k == first and tree is None:
                     measured.update(self._limits(envelope, up, stale.get(k, down), payload))
                 yield k, up
                 k = self._next()
@@ -140,11 +154,37 @@ class AggregationThread:
         if stale:
             arrivals = (self._arrival(round, k, stale[k], up) for k, up in stream)
             next_server = algorithm.stale_update(server, arrivals, ctx)
+        elif tree is not None and merges:
+            sums = algorithm.sums(server, down, ctx)
+            for edge, own in tree.by_edge(stream):
+                sent = edge_sums.summed(self.problem, command, down, own)
+                passed_on.append((edge, Payload(sent.fields, ())))
+                sums = algorithm.merged(sums, edge_sums.own_sums(self.problem, command, sent))
+            next_server = algorithm.from_sums(server, down, sums, ctx)
         else:
             next_server = algorithm.server_update(server, down, stream, ctx)
         for _ in stream:  # an algorithm that does not look at every upload still consumes them
             pass
-        return Fold(next_server, scalars.result(), measured)
+        return Fold(next_server, scalars.result(), measured, tuple(passed_on))
+
+    def _fold_sums(self, server: Any, down: Any, command: Open, first: int, scalars: _Scalars) -> Fold:
+        """Fold what edge servers send, in their order; first: the first one."""
+        assert self.edges is not None
+        problem, edge = self.problem, cast(int | None, first)
+        algorithm, tree = problem.algorithm, self.edges.tree
+        ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
+        sums = algorithm.sums(server, down, ctx)
+        while edge is not None:
+            envelope, clients = self.edges.sums_of(edge)
+            owner = f"sums of edge server {tree.names[edge]} in round {command.round}"
+            sent, rows = edge_sums.read_sums(problem, envelope, len(clients), owner)
+            if len(rows) != len(clients):
+                raise WireError(f"{owner}: the scalars of {len(rows)} uploads where {len(clients)} count")
+            for k, row in zip(clients, rows.tolist(), strict=True):
+                scalars.add_row(row, problem.sizes[k])
+            sums = algorithm.merged(sums, sent)
+            edge = self._next()
+        return Fold(algorithm.from_sums(server, down, sums, ctx), scalars.result())
 
     def _limits(self, envelope: Envelope, up: Any, down: Any, payload: Payload) -> dict[str, Any]:
         """What the broadcast and this upload cost beside what they could cost; empty if that says nothing."""
@@ -199,15 +239,16 @@ class _Scalars:
     def __init__(self, up: type) -> None:
         scalars = [(f, group) for f, group in scalars_of(up) if f.kind.over != "nothing"]
         self._over = {f.name: f.kind.over for f, _ in scalars}
-        self._groups = {f.name: group for f, group in scalars}
         self._values: dict[str, list[float]] = {name: [] for name in self._over}
         self._sizes: list[int] = []
 
     def add(self, up: Any, size: int) -> None:
+        self.add_row(summed_scalars(up).values(), size)
+
+    def add_row(self, row: Iterable[float], size: int) -> None:
         self._sizes.append(size)
-        for name, values in self._values.items():
-            group = self._groups[name]
-            values.append(getattr(getattr(up, group) if group else up, name))
+        for values, value in zip(self._values.values(), row, strict=True):
+            values.append(value)
 
     def result(self) -> dict[str, float]:
         return {name: self._summed(over, self._values[name]) for name, over in self._over.items()}

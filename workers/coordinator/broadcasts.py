@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,9 @@ from fedsim.wire.envelope import (
 from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.message_context import codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
+from workers import edge_messages
 from workers import protocol_messages as messages
+from workers.coordinator.edge_servers import EdgeServers
 from workers.coordinator.task_timeline import Timeline
 from workers.storage.checkpoints import Checkpoint
 from workers.storage.client_states import ClientStates
@@ -83,6 +85,8 @@ class Dispatch:
         self.endpoint = endpoint
         self.states, self.exchange_clock, self.replicas = states, exchange_clock, replicas
         self.timeline = timeline
+        self.edges: EdgeServers | None = None
+        """Those that are processes."""
         nothing = Payload((), ())
         self._current = Broadcast(Open(0, 0, (), False), nothing, nothing, None)
         self._in_use: dict[int, Broadcast] = {}
@@ -146,12 +150,33 @@ class Dispatch:
         complete = without_references(payload, self.sent, dims, layout)
         check_values(self.sent, f"the server's broadcast of round {command.round}")
         self._current = Broadcast(command, payload, complete, self.sent)
+        self._book_relayed()
         steps = problem.asynchrony.schedule
         if steps is not None and command.round:
             self._in_use[command.round] = self._current
             in_use = steps.step(command.round).in_use
             self._in_use = {r: b for r, b in self._in_use.items() if r in in_use}
         return self.sent
+
+    def _book_relayed(self) -> None:
+        """Book what edge servers that are no processes get of the broadcast: it once, not once a client."""
+        tree, opened = self.problem.tree, self._current.opened
+        for edge in tree.active(opened.participants) if tree and self.edges is None else ():
+            self.endpoint.ledger.book_edge(self.relayed(), edge, tree.names[edge], "down")  # type: ignore[union-attr]
+
+    def relayed(self) -> Envelope:
+        """The broadcast of this exchange as edge servers get it."""
+        return edge_messages.relayed(self.run, self.epoch, self._current.opened, self._current.payload)
+
+    def book_sums(self, sent: Iterable[tuple[int, Payload | Envelope]]) -> None:
+        """Book what edge servers have sent to the root: sums, or uploads as they came."""
+        tree = self.problem.tree
+        for edge, what in sent if tree and self.edges is None else ():
+            opened = self._current.opened
+            envelope = (
+                what if isinstance(what, Envelope) else edge_messages.sums(self.run, self.epoch, opened, what)
+            )
+            self.endpoint.ledger.book_edge(envelope, edge, tree.names[edge], "up")  # type: ignore[union-attr]
 
     @property
     def payload(self) -> Payload:
@@ -191,7 +216,10 @@ class Dispatch:
             self._transfer_state(give.worker, envelope.header)
             if problem.refers_to_last:
                 self._transfer_last(give.worker, envelope.header, has_last)
-        self.send(give.worker, envelope, give.retry)
+        if self.edges is None:
+            self.send(give.worker, envelope, give.retry)
+        else:
+            self.send(give.worker, edge_messages.assignment(envelope))
         self.exchange_clock.gave(task.client, stream_bytes(envelope))
         self.timeline.gave(give.worker, task.round, task.exchange, task.client, envelope.header.kind)
 

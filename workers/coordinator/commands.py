@@ -9,6 +9,7 @@ from fedsim.learning.gaussian import Model
 from fedsim.round_events import Close, Command, Commit, Drop, Finish, Give, Open, Release, ScoreChunk
 from workers.coordinator.aggregation import AggregationThread, Fold
 from workers.coordinator.broadcasts import Dispatch
+from workers.coordinator.edge_servers import EdgeServers
 from workers.storage.upload_spool import Spool
 
 
@@ -69,11 +70,15 @@ class CommandExecutor:
                     self.dispatch.give(self.server, command)
                 case ScoreChunk():
                     self.dispatch.give_score(command, self.records.model(command.chunk.round))
+                case Release(client) if self.dispatch.edges is not None:
+                    self._edges.release(client)
                 case Release(client):
                     self.aggregation.release(client)
                 case Drop(client):
                     self.records.dropped(self._round, client)
                     self.spool.discard(client)
+                case Close() if self.dispatch.edges is not None:
+                    self._edges.close()
                 case Close():
                     self.aggregation.close()
                 case Commit():
@@ -93,6 +98,7 @@ class CommandExecutor:
         """
         fold = self.aggregation.result()
         self.server = fold.server
+        self.dispatch.book_sums(fold.edges)
         return fold
 
     def _open(self, command: Open) -> None:
@@ -104,3 +110,23 @@ class CommandExecutor:
         if command.folds:
             stale, payload = self.dispatch.stale(command.round), self.dispatch.payload
             self.aggregation.start(self.server, sent, command, stale, payload)
+        if self.dispatch.edges is not None:
+            self._edges.open(command, self.dispatch.relayed(), self._merge)
+
+    @property
+    def _edges(self) -> EdgeServers:
+        assert self.dispatch.edges is not None
+        return self.dispatch.edges
+
+    def _merge(self, edge: int | None) -> None:
+        """Fold an edge server's sums, or the uploads that it has passed on; None: there are no more."""
+        if edge is None:
+            self.aggregation.close()
+            return
+        for released in (edge,) if self._edges.merges(self._round) else self._edges.clients_of(edge):
+            self.aggregation.release(released)
+
+    def lost(self, clients: Iterable[int]) -> None:
+        """Forget what an edge server has passed on whose account will not come: it is computed again."""
+        for k in clients:
+            self.spool.discard(k)

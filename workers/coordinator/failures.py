@@ -9,6 +9,10 @@ from workers.coordinator.worker_pool import ProcessExit
 from workers.protocol_messages import read_failure
 
 
+class ProtocolViolation(Exception):
+    """An envelope that no worker sends which keeps to the protocol; the text says what is wrong."""
+
+
 def silence(machine: RoundMachine, workers: int, patience: float) -> TaskError:
     """Return the error of a run in which nothing has happened for `patience` seconds."""
     held = {w: machine.held_by(w) for w in range(max(1, workers))}

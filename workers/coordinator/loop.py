@@ -9,31 +9,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedsim.errors import FedsimError, Interrupted, TaskError
 from fedsim.learning.gaussian import Model
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
-from fedsim.round_events import Command, Event, Folded, Give, ScoreChunk, WorkItem
+from fedsim.round_events import Command, Event, Folded, Give, Joined, Left, ScoreChunk, WorkItem
 from fedsim.round_machine import RoundMachine
+from fedsim.tree import fold_order
 from workers import protocol_messages as messages
 from workers.coordinator import failures
 from workers.coordinator.aggregation import AggregationThread
 from workers.coordinator.broadcasts import Dispatch, ReplicaMap
 from workers.coordinator.commands import CommandExecutor
+from workers.coordinator.edge_servers import EdgeServers
 from workers.coordinator.membership import Membership, WorkerCallbacks, Workers
 from workers.coordinator.responses import ProtocolViolation, ResponseHandler
 from workers.coordinator.run_records import RecordCallbacks, RunIdentity, RunRecords, Storage
 from workers.coordinator.task_timeline import Timeline
 from workers.storage.atomic_files import remove_temporaries
 from workers.storage.upload_spool import Spool
+from workers.transport.edge_addresses import address_file
 from workers.transport.endpoint import Incoming
 from workers.transport.eventfd import Wakeup
 
 SEE_OFF = 3.0
 """Seconds in which remote workers end their connections once they were told that the run is over."""
+
+
+ACCOUNT = 60.0
+"""Seconds for an edge server's last account."""
 
 
 class RunCallbacks(WorkerCallbacks, RecordCallbacks, Protocol):
@@ -52,6 +59,8 @@ class Outcome:
     seconds_clients: float
     kernel_residual: Mapping[str, int] | None = None
     """The kernel's count of the streams minus the ledger's, before the workers are told to stop."""
+    edge_residuals: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
+    """The same of edge servers that are processes, by name."""
 
 
 class Coordinator:
@@ -85,7 +94,7 @@ class Coordinator:
         self.timeouts, self._clock, self._silent_since = workers.timeouts, clock, clock()
         recovery, algorithm = storage.recovery, problem.algorithm
         before = recovery.checkpoint if recovery else None
-        self._resumed = before is not None
+        self._resumed, self._folder = before is not None, storage.folder
         self._unscored = [record.number for record in recovery.unscored] if recovery else []
         if recovery is not None:
             remove_temporaries(storage.folder)
@@ -95,6 +104,8 @@ class Coordinator:
             schedule=schedule,
             versions=before.versions.tolist() if before else [0] * len(problem.clients),
             cost=lambda k: problem.sizes[k],
+            order=fold_order(problem.tree),
+            edges=workers.edges,
             chunks=problem.chunks,
             eval_every=problem.experiment.eval_every,
             setup=len(algorithm.setup),
@@ -118,6 +129,12 @@ class Coordinator:
         )
         kept = {checkpoint.round: checkpoint for checkpoint in recovery.kept} if recovery else {}
         self.dispatch.restore(before, kept)
+        if workers.edges and problem.tree is not None:
+            name, ledger = (identity.name, self.dispatch.epoch), workers.endpoint.ledger
+            count = workers.registration.workers - len(problem.tree.names)
+            edges = EdgeServers(problem.tree, count, self.dispatch.send, ledger, name, clock)
+            self.dispatch.edges = self.aggregation.edges = edges
+            self.machine.seat(problem.tree.edge_of, edges.edge_of)
         self.records = RunRecords(problem, identity, storage, callbacks, self.dispatch, clock)
         server = before.server if before else algorithm.server_init(problem.context(0, 0))
         self.records.restore(server)
@@ -161,15 +178,18 @@ class Coordinator:
                     self._step(left)
                 if self._step(self.members.patience()):
                     self._silent_since = self._clock()
+                for worker in self.dispatch.edges.silent(self.timeouts.lease) if self.dispatch.edges else ():
+                    self.worker_pool.kill(worker)
                 for worker in self.members.silent():
                     why = f"was silent for {self.timeouts.lease:g} s"
                     self._handle(self.members.give_up(worker, why))
                 if self._clock() - self._silent_since >= self.timeouts.patience:
                     raise failures.silence(self.machine, self.members.size, self.timeouts.patience)
+            self._account()
         finally:
             self.aggregation.stop()
             self._wakeup.close()
-        residual = self.endpoint.residual()
+        residual, edges = self.endpoint.residual(), self.dispatch.edges
         server, problem = self.executor.server, self.problem
         return Outcome(
             server,
@@ -179,7 +199,24 @@ class Coordinator:
             tuple(self.records.seconds_rounds),
             self.responses.seconds_clients,
             residual,
+            edges.residuals if edges is not None else {},
         )
+
+    def _account(self) -> None:
+        """Take what edge servers have not sent of their ledgers: rows that belong to no exchange.
+
+        Raises:
+            TaskError: If one does not answer.
+        """
+        edges = self.dispatch.edges
+        if edges is None:
+            return
+        edges.accounts()
+        until = self._clock() + ACCOUNT
+        while not edges.accounted:
+            if self._clock() >= until:
+                raise TaskError(f"an edge server has not sent its account within {ACCOUNT:g} s")
+            self._step(1.0)
 
     def _begin(self) -> None:
         self._silent_since = self._clock()
@@ -206,12 +243,15 @@ class Coordinator:
             self._handle([self._take_fold()])
         process_exit = self.worker_pool.check(ready)
         if process_exit is not None:
+            self._edge_ended(process_exit.worker)
             self._handle(self.members.died(process_exit))
         return matters or bool(lost or unreadable)
 
     def _receive(self, incoming: Incoming) -> list[Event] | None:
         """Pass an envelope on; None: a duplicate, or a heartbeat of nothing that the worker holds."""
         worker, envelope = incoming.worker, incoming.envelope
+        if self.dispatch.edges is not None:
+            self.dispatch.edges.heard(worker)
         try:
             if incoming.hello is not None:
                 self.members.hello(worker, incoming.hello)
@@ -223,6 +263,9 @@ class Coordinator:
                     return self.members.ready(worker, envelope)
                 case "failed":
                     self.members.failed(worker, envelope)
+                    return []
+                case "sums" | "account" if self.dispatch.edges is not None:
+                    self.dispatch.edges.take(worker, envelope)
                     return []
             events = self.responses.take(worker, envelope)
             if events is not None:
@@ -241,7 +284,30 @@ class Coordinator:
 
     def _handle(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._carry_out(self.machine.handle(event))
+            for own in self._without_edges(event):
+                self._carry_out(self.machine.handle(own))
+
+    def _without_edges(self, event: Event) -> list[Event]:
+        """What an event means for the machine, which knows nothing of edge servers."""
+        edges = self.dispatch.edges
+        match event:
+            case Joined(worker) if edges is not None and edges.is_edge(worker):
+                edges.came(worker)
+                return []
+            case Left(worker) if edges is not None and edges.is_edge(worker):
+                return []
+        return [event]
+
+    def _edge_ended(self, worker: int) -> None:
+        """End the workers behind an edge server whose process has ended: they come again to the next one."""
+        edges = self.dispatch.edges
+        if edges is None or not edges.is_edge(worker):
+            return
+        address_file(self._folder, edges.edge_of(worker)).unlink(missing_ok=True)
+        self.members.end_behind(edges.edge_of(worker))
+        for event in edges.lost(worker):
+            self.executor.lost(event.clients)
+            self._handle([event])
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:

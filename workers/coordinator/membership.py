@@ -64,12 +64,16 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers of a run: how they are reached, who they must be, and how long they may take."""
+    """The workers of a run: how they are reached, who they must be, and how long they may take.
+
+    edges: the edge servers of the tree are processes, too, with the numbers behind the workers'.
+    """
 
     endpoint: Endpoint
     pool: WorkerPool
     registration: Registration
     timeouts: Timeouts
+    edges: bool = False
 
 
 class Leases:
@@ -120,6 +124,8 @@ class Membership:
         self._clock = clock
         self.leases = Leases(workers.timeouts.lease, clock)
         self.begun = False
+        self._expected: set[int] = set()
+        """Workers that were ended because their edge server has: their ends say nothing of their tasks."""
         self._task_failures: Counter[WorkItem | str | None] = Counter()
         """How many workers have died, by what they were doing."""
 
@@ -239,14 +245,25 @@ class Membership:
         Raises:
             TaskError: If MAX_TASK_FAILURES workers have died at the same task.
         """
-        worker = process_exit.worker
+        worker, edges = process_exit.worker, self.dispatch.edges
         at = self.machine.doing(worker) if worker in self.registration.ready else "start"
-        self._task_failures[at] += 1
+        if edges is not None and edges.is_edge(worker):
+            at = f"edge server in round {self.machine.round}"
+        if worker not in self._expected:
+            self._task_failures[at] += 1
+        self._expected.discard(worker)
         if self._task_failures[at] >= MAX_TASK_FAILURES:
             raise failures.task_failures(self.machine, process_exit, self._task_failures[at])
         events = self.left(worker, process_exit.how)
         self.worker_pool.replace(worker, self.endpoint.accept())
         return events
+
+    def end_behind(self, edge: int) -> None:
+        """End the workers whose edge server has ended: they come again, to the next one."""
+        assert self.dispatch.edges is not None
+        for worker in self.dispatch.edges.workers_of(edge):
+            self._expected.add(worker)
+            self.worker_pool.kill(worker)
 
     def left(self, worker: int, why: str) -> list[Event]:
         """Let others take over the tasks of a worker that has left; another may join in its place."""

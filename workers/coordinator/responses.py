@@ -17,8 +17,10 @@ from fedsim.round_events import Arrived, ChunkId, Event, Rejected, Scored, TaskI
 from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, RoundMachine
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import stream_bytes
+from workers import edge_messages
 from workers.coordinator.aggregation import read_upload
 from workers.coordinator.broadcasts import Dispatch
+from workers.coordinator.failures import ProtocolViolation as ProtocolViolation
 from workers.coordinator.round_log import RoundLog
 from workers.protocol_messages import task_of, unpack_score
 from workers.storage.journal import Journal
@@ -26,10 +28,6 @@ from workers.storage.upload_spool import Spool
 
 REMEMBERED = MAX_EVALUATIONS_BEHIND + 2
 """Rounds of which it is known which worker was given what, the present one included."""
-
-
-class ProtocolViolation(Exception):
-    """An envelope that no worker sends which keeps to the protocol; the text says what is wrong."""
 
 
 def piece_of(envelope: Envelope) -> WorkItem:
@@ -155,10 +153,12 @@ class ResponseHandler:
 
     def _does_not_count(self, worker: int, envelope: Envelope) -> None:
         """Book an upload as a retry: an algorithm's rows are of what was folded, or lost by the schedule."""
-        if envelope.header.kind == "upload":
+        if envelope.header.kind == "upload" and self.dispatch.edges is None:
             self.dispatch.endpoint.ledger.book_as_retry(envelope, worker)
 
     def _take(self, worker: int, envelope: Envelope) -> list[Event] | None:
+        if envelope.header.kind == "uploaded":
+            envelope = edge_messages.read_uploaded(envelope)
         h = envelope.header
         if h.run != self.dispatch.run:
             raise ProtocolViolation(f"answers for run {h.run!r}, and this is {self.dispatch.run!r}")
@@ -190,7 +190,9 @@ class ResponseHandler:
             worker=worker,
             xxh3=checksums(envelope),
         )
-        self.spool.put(task.client, envelope, worker)
+        edges = self.dispatch.edges
+        if edges is None or not edges.merges(task.round):  # else its edge server has it
+            self.spool.put(task.client, envelope, worker)
         late = self.dispatch.exchange_clock.late(task, stream_bytes(envelope))
         skipped = bool(bad) and policy == "skip" and not late
         if late:

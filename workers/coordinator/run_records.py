@@ -144,6 +144,8 @@ class RunRecords:
         r, log, ledger, storage = commit.round, self.round_log, self.ledger, self.storage
         record = log[r]
         record.bytes_down, record.bytes_up = ledger.rounds[r, "down"], ledger.rounds[r, "up"]
+        if self.problem.tree is not None:
+            record.edge_bytes = ledger.edge_rounds[r, "down"], ledger.edge_rounds[r, "up"]
         self.callbacks.spans(self.timeline.take())
         files = self.callbacks.committed(commit, ledger.close(r))
         storage.journal.append("commit", round=r, about=record.known())

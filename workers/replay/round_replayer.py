@@ -18,6 +18,7 @@ from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.round_events import Arrived, Commit, Folded, Joined, Open
 from fedsim.round_machine import RoundMachine
+from fedsim.tree import fold_order
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger, stream_bytes
 from workers.coordinator import failures
@@ -102,6 +103,7 @@ class RoundReplayer:
             schedule=problem.schedule(),
             versions=before.versions.tolist() if before else [0] * len(problem.clients),
             cost=lambda k: 0.0,
+            order=fold_order(problem.tree),
             chunks=0,
             setup=len(algorithm.setup),
             round=before.round if before else 0,

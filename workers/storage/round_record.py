@@ -37,6 +37,8 @@ RESERVED = {
         "test_nll",
         "bytes_down",
         "bytes_up",
+        "edge_bytes_down",
+        "edge_bytes_up",
     ),
     *OPTIONAL_SCORES,
     *LISTS,
@@ -44,11 +46,13 @@ RESERVED = {
 """Names in metrics.jsonl that an algorithm must not report."""
 
 
+EDGE_BYTES = ("edge_bytes_down", "edge_bytes_up")
+
 KEPT = (
     *("number", "participants", "folded", "late", "refused", "simulated", "staleness"),
     "limits",
     *("seconds", "seconds_clients"),
-    *("bytes_down", "bytes_up", "reported"),
+    *("bytes_down", "bytes_up", "edge_bytes", "reported"),
 )
 """The fields that the journal keeps."""
 
@@ -79,6 +83,8 @@ class RoundRecord:
     seconds_clients: float = 0.0
     bytes_down: int = 0
     bytes_up: int = 0
+    edge_bytes: tuple[int, int] | None = None
+    """Between edge servers and the root, down and up, if there are any."""
     reported: dict[str, float] = field(default_factory=dict)
     model: Model | None = None
     committed: bool = False
@@ -149,6 +155,7 @@ class RoundRecord:
             **numbers,
             "bytes_down": self.bytes_down,
             "bytes_up": self.bytes_up,
+            **(dict(zip(EDGE_BYTES, self.edge_bytes, strict=True)) if self.edge_bytes else {}),
             **self.reported,
             "seconds": round(self.seconds, 6),
             "seconds_clients": round(self.seconds_clients, 6),

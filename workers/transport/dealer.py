@@ -151,6 +151,11 @@ class Connection:
                 return
         raise WireError(f"the coordinator took no envelope for {deadline:g} s")
 
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """For a poller that waits for several."""
+        return self._socket
+
     def check(self) -> None:
         """Raise ConnectionLost if the connection has ended; only one with CURVE keys is watched."""
         if self._monitor is not None and self._monitor.poll(0):

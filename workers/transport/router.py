@@ -107,6 +107,11 @@ class ZmqEndpoint(Endpoint):
                 self._ended(worker)  # before its hello was read, so that the monitor's event named no worker
             raise TaskError(f"cannot send to worker {worker}: {e.strerror}") from None
 
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """For a poller that waits for several."""
+        return self._socket
+
     def _send(self, route: bytes, envelope: Envelope) -> None:
         self._socket.send_multipart([route, envelope.head, *envelope.frames], flags=zmq.NOBLOCK, copy=False)
 

@@ -30,6 +30,7 @@ from workers.portable import check_numerics
 from workers.probe import probe
 from workers.storage.shared_frozen import map_frozen
 from workers.transport.dealer import Connection
+from workers.transport.edge_addresses import wait_for_address
 from workers.transport.handshake import Hello, refusal_reason
 from workers.worker.heartbeat import Heartbeat
 from workers.worker.runtime import WorkerRuntime
@@ -86,8 +87,11 @@ def set_malloc_thresholds() -> None:
 
 def run(spec: dict[str, Any]) -> int:
     """Connect, set up, serve until 'stop'. Returns the exit code; errors go to the log."""
-    hello = Hello(spec["token"], spec["index"], os.getpid())
-    connection = Connection(spec["address"], hello, spec["max_frame"])
+    address, token = spec["address"], spec["token"]
+    if "behind" in spec:  # an edge server, whose port is known once it listens
+        server = wait_for_address(Path(spec["behind"]), JOIN_DEADLINE)
+        address, token = server.url, server.token
+    connection = Connection(address, Hello(token, spec["index"], os.getpid()), spec["max_frame"])
     try:
         registration_reply = connection.receive(JOIN_DEADLINE)
         if registration_reply is None or registration_reply.header.kind != "welcome":
@@ -154,7 +158,18 @@ def announce(
         digest: Whether to say which data it has.
         names: The coordinator's paths of a user's files, by the paths here, where they differ.
     """
-    problem, e = runtime.problem, runtime.problem.experiment
+    announce_problem(connection, runtime.problem, runtime.run, digest, names)
+
+
+def announce_problem(
+    connection: Connection,
+    problem: Problem,
+    run: str,
+    digest: bool = False,
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """The same of a process that computes no tasks."""
+    e = problem.experiment
     data = problem.data_digest if digest else ""
     sources = plugins.sources(plugins.computing_choices(e)).items()
     manifest = messages.WorkerManifest(
@@ -166,7 +181,7 @@ def announce(
         processor_name(),
         place_of_process(problem.net.device.type),
     )
-    connection.send(messages.ready(runtime.run, manifest))
+    connection.send(messages.ready(run, manifest))
 
 
 def warm_up(problem: Problem) -> None:

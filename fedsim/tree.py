@@ -1,0 +1,169 @@
+"""Trees: clients upload to their edge server, and edge servers send one sum each to the root.
+
+    edge e:  p_e = sum over its clients of what the server needs of their uploads        (Algorithm.add)
+    root:    server <- step(server, ((sums of the server + p_1) + p_2) + ...)      (merged, from_sums)
+
+The tree is part of the experiment: whether edge servers are processes or not, sums have its shape and cross a
+wire in float64, so that bits depend on neither. With one edge server there is nothing to merge: it passes the
+uploads on, and the bits are those of a run without a tree. So it is in a set-up, which happens once.
+
+Source: hierarchical aggregation, Bonawitz et al. 2019, Sec. 4, https://arxiv.org/abs/1902.01046.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.algorithm import Algorithm
+from fedsim.errors import DataError, UsageError
+from fedsim.specs import whole
+from fedsim.wire.schema import optional_group
+
+_EVEN = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
+USAGE = "write 4x25, four edge servers of 25 clients each, or a file FILE.toml"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """names: of the edge servers, in the order in which their sums are added. owners: (K,), by client the
+    number of its edge server."""
+
+    names: tuple[str, ...]
+    owners: npt.NDArray[np.int32]
+
+    @property
+    def merges(self) -> bool:
+        """Whether edge servers send sums; one alone passes the uploads on."""
+        return len(self.names) > 1
+
+    def edge_of(self, client: int) -> int:
+        """The number of a client's edge server."""
+        return int(self.owners[client])
+
+    def ordered(self, clients: Iterable[int]) -> list[int]:
+        """Clients in the order in which their uploads are folded: by edge server, then by id."""
+        return sorted(clients, key=lambda k: (self.owners[k], k))
+
+    def by_edge(self, items: Iterable[T], client: Any = lambda item: item[0]) -> Iterator[tuple[int, Any]]:
+        """Items in the order of `ordered`, as (edge server, its items); client: of an item."""
+        return groupby(items, key=lambda item: self.edge_of(client(item)))
+
+    def active(self, clients: Iterable[int]) -> list[int]:
+        """The edge servers of these clients, ascending."""
+        ids = np.fromiter(clients, dtype=np.int64)
+        return [int(e) for e in np.unique(self.owners[ids])]
+
+
+def fold_order(tree: Tree | None) -> Callable[[Iterable[int]], list[int]]:
+    """Puts clients in the order in which their uploads are folded: without a tree, that of their ids."""
+    return sorted if tree is None else tree.ordered
+
+
+def is_file(text: str) -> bool:
+    """Whether --tree names a file."""
+    return text.endswith(".toml")
+
+
+def tree(text: str, clients: int) -> Tree | None:
+    """The tree that --tree describes; None if there is none.
+
+    Raises:
+        UsageError: If it does not fit the clients.
+        DataError: If its file is wrong.
+    """
+    if not text:
+        return None
+    if is_file(text):
+        return _of_file(Path(text), clients)
+    even = _EVEN.fullmatch(text)
+    if even is None:
+        raise UsageError(f"--tree {text!r}: {USAGE}")
+    edges, each = int(even[1]), int(even[2])
+    if edges * each != clients:
+        raise UsageError(f"--tree {text}: {edges} x {each} = {edges * each:,} clients; there are {clients:,}")
+    return Tree(tuple(f"edge{e}" for e in range(edges)), np.repeat(np.arange(edges, dtype=np.int32), each))
+
+
+def check_tree(
+    tree: Tree, algorithm: Algorithm[Any, Any, Any, Any], *, asynchronous: bool, last: bool
+) -> None:
+    """Check that edge servers can stand between an algorithm's clients and its server.
+
+    Args:
+        tree: The edge servers.
+        algorithm: The algorithm.
+        asynchronous: Whether uploads answer older broadcasts (--async).
+        last: Whether broadcasts refer to the ones before them.
+
+    Raises:
+        UsageError: If they cannot, saying why.
+    """
+    name = algorithm.name
+    if algorithm.centralised:
+        raise UsageError(f"--tree: {name} is not federated: one client has the rows of all")
+    if asynchronous:
+        raise UsageError("--tree: an edge server waits for all its clients of a round; leave --async out")
+    if last:
+        raise UsageError(
+            "--tree: an edge server passes one broadcast on to all its clients, so none refers to the last "
+            "(+last), which some of them may not have"
+        )
+    exchanges = (*algorithm.setup, *algorithm.exchanges)
+    if any(optional_group(message) for e in exchanges for message in (e.down, e.up)):
+        raise UsageError(f"--tree: messages of {name} have a part that is one client's own")
+    if tree.merges and any(e.sums is None for e in algorithm.exchanges):
+        raise UsageError(
+            f"--tree: the server of {name} needs every upload by itself, and an edge server sends a sum"
+        )
+
+
+def _of_file(path: Path, clients: int) -> Tree:
+    """A TOML file with a table edges: name = "0-24,30", or a list of ids."""
+    try:
+        edges = tomllib.loads(path.read_text(encoding="utf-8")).get("edges")
+    except OSError as e:
+        raise UsageError(f"--tree {path}: {e.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise DataError(f"--tree {path}: {e}") from None
+    if not isinstance(edges, Mapping) or not edges:
+        raise DataError(f'{path} has no table [edges] with a line NAME = "0-24" for every edge server')
+    owners = np.full(clients, -1, dtype=np.int32)
+    for number, (name, value) in enumerate(edges.items()):
+        if not name or len(name) > 32 or not name.isascii() or not name.isprintable() or "," in name:
+            raise DataError(f"{path}: {name!r} is no name of an edge server: 1 to 32 letters, no comma")
+        for k in _ids(value, f"{path}, edge {name}"):
+            if not 0 <= k < clients:
+                raise DataError(f"{path}, edge {name}: client {k}; clients count from 0 to {clients - 1}")
+            if owners[k] >= 0:
+                raise DataError(f"{path}: client {k} has two edge servers, {[*edges][owners[k]]} and {name}")
+            owners[k] = number
+    alone = np.flatnonzero(owners < 0)
+    if len(alone):
+        raise DataError(f"{path}: client {alone[0]} has no edge server")
+    empty = set(range(len(edges))) - {int(e) for e in np.unique(owners)}
+    if empty:
+        raise DataError(f"{path}: edge {[*edges][min(empty)]} has no client")
+    return Tree(tuple(edges), owners)
+
+
+def _ids(value: object, where: str) -> Iterator[int]:
+    """0-24,30 or [0, 1, 30] as client ids."""
+    if isinstance(value, list) and all(type(k) is int for k in value):
+        yield from value
+        return
+    for part in value.split(",") if isinstance(value, str) else ("",):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        low, high = whole(first), whole(last if dash else first)
+        if low < 0 or high < low or high - low > 100_000_000:
+            raise DataError(f'{where}: {value!r}; write "0-24,30" or [0, 1, 30]')
+        yield from range(low, high + 1)

@@ -1,0 +1,86 @@
+"""An edge server's sums: from its clients' uploads to a message, and from the message back.
+
+Beside the algorithm's sums (Algorithm.add) the message has the uploads' scalars, row by row, which
+metrics.jsonl sums up: so the root computes the same numbers as it does of uploads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, make_dataclass
+from functools import cache
+from typing import Annotated, Any, get_type_hints
+
+import torch
+from torch import Tensor
+
+from fedsim.algorithm import Exchange
+from fedsim.problem import Problem
+from fedsim.round_events import Open
+from fedsim.wire.envelope import VERSION, Envelope, Header, Payload, decode, encode
+from fedsim.wire.schema import Dims, FieldKind, check_values, summed_scalars
+
+Rows = Annotated[Tensor, FieldKind("info", ("U", "S"), dtype="f64", elastic=True)]
+"""(U, S): of U uploads, in the order of their ids, the S numbers that metrics.jsonl sums up."""
+
+
+@cache
+def edge_message(sums: type, scalars: bool) -> type:
+    """The message of an edge server: the algorithm's sums and, if uploads have any, their scalars."""
+    known = [*get_type_hints(sums, include_extras=True).items(), *([("scalars", Rows)] if scalars else [])]
+    return make_dataclass("EdgeSums", known, frozen=True)
+
+
+def edge_dims(problem: Problem, exchange: Exchange, uploads: int) -> Dims:
+    """The sizes of the fields of an edge server's message on so many uploads."""
+    return {**problem.dims, "U": uploads, "S": len(summed_scalars(exchange.up))}
+
+
+def message_of(exchange: Exchange) -> type:
+    """The message of an edge server in this exchange."""
+    assert exchange.sums is not None  # fedsim.tree.check_tree
+    return edge_message(exchange.sums, bool(summed_scalars(exchange.up)))
+
+
+def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, Any]]) -> Payload:
+    """What an edge server sends for an exchange.
+
+    Args:
+        problem: The experiment.
+        command: The exchange.
+        down: The broadcast as clients decode it.
+        ups: Its clients' uploads as decoded, in ascending client id, at least one.
+    """
+    algorithm, exchange = problem.algorithm, problem.exchange(command.round, command.exchange)
+    ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
+    sums, rows = algorithm.no_sums(down, ctx), []
+    for k, up in ups:
+        sums = algorithm.add(sums, down, k, up, ctx)
+        rows.append(list(summed_scalars(up).values()))
+    sent = algorithm.sums_message(sums)
+    values = {f.name: getattr(sent, f.name) for f in fields(sent)}
+    scalars = {"scalars": torch.tensor(rows, dtype=torch.float64)} if rows[0] else {}
+    return encode(message_of(exchange)(**values, **scalars), {}, edge_dims(problem, exchange, len(rows)))
+
+
+def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> tuple[Any, Tensor]:
+    """The sums in an edge server's message, as Exchange.sums, and the scalars of its uploads (U, S).
+
+    uploads: how many there are at most.
+
+    Raises:
+        WireError: If it must not be folded; beginning with `owner`.
+    """
+    exchange = problem.exchange(envelope.header.round, envelope.header.exchange)
+    dims = edge_dims(problem, exchange, uploads)
+    message: Any = decode(message_of(exchange), envelope, {}, dims, owner)
+    check_values(message, owner)
+    assert exchange.sums is not None
+    sums = exchange.sums(**{f.name: getattr(message, f.name) for f in fields(exchange.sums)})
+    return sums, getattr(message, "scalars", torch.zeros(uploads, 0, dtype=torch.float64))
+
+
+def own_sums(problem: Problem, command: Open, payload: Payload) -> Any:
+    """The sums that this process has encoded, as the root decodes them."""
+    header = Header(VERSION, "sums", "", 1, command.round, command.exchange, fields=payload.fields)
+    return read_sums(problem, Envelope(header, b"", payload.frames), len(problem.sizes), "own sums")[0]

@@ -1,0 +1,79 @@
+"""An edge server's process, from its registration to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from fedsim.experiment import Experiment, build_algorithm, convert
+from fedsim.problem import Problem
+from fedsim.wire.ledger import Ledger
+from protocols import find
+from workers import protocol_messages as messages
+from workers.edge.edge_server import EdgeEndpoint, EdgeServer
+from workers.transport.dealer import Connection
+from workers.transport.edge_addresses import Address, address_file, write_address
+from workers.transport.handshake import Hello
+from workers.transport.listeners import LocalTcpListener
+from workers.worker.main import JOIN_DEADLINE, announce_problem, fix_numerics, set_malloc_thresholds, warm_up
+
+AHEAD = 64
+"""Uploads that a worker may have sent that were not taken from it yet."""
+
+
+def run_edge(spec: dict[str, Any]) -> int:
+    """Be the edge server that a spec of launch.processes.fork_server describes. Returns the exit code."""
+
+    def connect(hello: Hello) -> Connection:
+        mine = Hello(spec["token"], hello.index, hello.pid)
+        return Connection(spec["address"], mine, spec["max_frame"])
+
+    root = connect(Hello("", spec["index"], os.getpid()))
+    try:
+        reply = root.receive(JOIN_DEADLINE)
+        if reply is None or reply.header.kind != "welcome":
+            print(f"no welcome from the root within {JOIN_DEADLINE:g} s", file=sys.stderr)
+            return 4
+        config, run = messages.read_welcome(reply), reply.header.run
+        try:
+            problem = _problem(config)
+            folder = Path(config.run_dir or ".")
+            path = address_file(folder, spec["edge"])
+            listener = LocalTcpListener()
+            endpoint = EdgeEndpoint(Ledger(), listener, spec["max_frame"], AHEAD * spec["max_frame"])
+        except Exception as e:
+            root.send(messages.failed(run, e))
+            raise
+        try:
+            write_address(path, Address(endpoint.address, listener.token))
+            announce_problem(root, problem, run)
+            set_malloc_thresholds()
+            EdgeServer(problem, run, root, endpoint, connect, path.with_suffix(".spool")).serve()
+        finally:
+            endpoint.close()
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        root.close(linger=1.0)
+
+
+def _problem(config: messages.WorkerConfig) -> Problem:
+    """The root's problem; its folds are the root's bits only under the root's numerics."""
+    experiment = convert(Experiment, config.experiment, "the root's experiment")
+    algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
+    fix_numerics(experiment.threads, "cpu", experiment.numerics)
+    data_dir = Path(config.data_dir) if config.data_dir else None
+    problem = Problem.build(experiment, algorithm, data_dir, "cpu")
+    warm_up(problem)
+    return problem
+
+
+if __name__ == "__main__":
+    with open(int(sys.argv[1]), "rb") as handed:
+        sys.exit(run_edge(json.load(handed)))

@@ -1,0 +1,104 @@
+"""The messages between edge servers and the root, as envelopes and back.
+
+root -> edge server      relayed, close, account
+edge server -> root      uploaded, sums, account; and whatever its workers say
+root -> its workers      assign (or assign_gone) in the place of task (or gone)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from fedsim.errors import WireError
+from fedsim.round_events import Open
+from fedsim.wire.envelope import VERSION, Envelope, Header, Payload, blob, pack
+from fedsim.wire.header import read_header
+from fedsim.wire.ledger import Entry
+from workers.protocol_messages import answer
+
+T = TypeVar("T")
+
+ASSIGNMENTS = {"assign": False, "assign_gone": True}
+"""Kinds of tasks to a worker behind an edge server, which puts the broadcast behind them: whether the client
+is one that drops out."""
+
+
+def assignment(task: Envelope) -> Envelope:
+    """Return a task without its broadcast, for a worker behind an edge server."""
+    kind = "assign_gone" if task.header.kind == "gone" else "assign"
+    return pack(msgspec.structs.replace(task.header, kind=kind, fields=()))
+
+
+def uploaded(upload: Envelope) -> Envelope:
+    """Return the header of an upload that an edge server keeps."""
+    return answer("uploaded", upload.header, *blob("head", upload.head), upload.header.micros)
+
+
+def read_uploaded(envelope: Envelope) -> Envelope:
+    """Return the upload, without its frames.
+
+    Raises:
+        WireError: If it cannot be read.
+    """
+    head = bytes(envelope.frames[0]) if envelope.frames else b""
+    return Envelope(read_header(head, "the header of an upload behind an edge server"), head, ())
+
+
+def close(run: str, epoch: int, opened: Open, clients: Sequence[int]) -> Envelope:
+    """Return the message that says to an edge server whose uploads count, ids ascending."""
+    fields, frames = blob("clients", msgspec.json.encode(list(clients)))
+    return pack(Header(VERSION, "close", run, epoch, opened.round, opened.exchange, fields=fields), frames)
+
+
+def read_clients(envelope: Envelope) -> list[int]:
+    """Return the clients in a close message.
+
+    Raises:
+        WireError: If it cannot be read.
+    """
+    return _json(envelope, list[int])
+
+
+def ask_account(run: str) -> Envelope:
+    """Return the message that asks an edge server for what is left of its ledger."""
+    return pack(Header(VERSION, "account", run))
+
+
+def account(
+    run: str, round: int, exchange: int, rows: Sequence[Entry], residual: Mapping[str, int] | None
+) -> Envelope:
+    """Return an edge server's ledger rows; residual: the kernel's count of its streams minus all of them."""
+    fields, frames = blob("rows", msgspec.json.encode([[tuple(row) for row in rows], residual]))
+    return pack(Header(VERSION, "account", run, round=round, exchange=exchange, fields=fields), frames)
+
+
+def read_account(envelope: Envelope) -> tuple[list[Entry], dict[str, int] | None]:
+    """Return the rows and the residual of an account.
+
+    Raises:
+        WireError: If it cannot be read.
+    """
+    return _json(envelope, tuple[list[Entry], dict[str, int] | None])
+
+
+def _json(envelope: Envelope, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(envelope.frames[0], type=kind)
+    except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise WireError(f"an unreadable {envelope.header.kind!r}: {e}") from None
+
+
+def relayed(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
+    """Return the broadcast of an exchange as an edge server gets it, once for all its clients."""
+    header = Header(VERSION, "relayed", run, epoch, opened.round, opened.exchange, fields=payload.fields)
+    folds, asked = opened.folded_rounds, opened.asked
+    return pack(msgspec.structs.replace(header, folds=folds, asked=asked), payload.frames)
+
+
+def sums(run: str, epoch: int, opened: Open, payload: Payload) -> Envelope:
+    """Return what an edge server sends up in the place of its clients' uploads."""
+    header = Header(VERSION, "sums", run, epoch, opened.round, opened.exchange, fields=payload.fields)
+    return pack(header, payload.frames)

@@ -1,0 +1,51 @@
+"""Where edge servers listen: a file each in the run folder, because a port is known only once it is open."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from fedsim.errors import TaskError
+
+FOLDER = "edges"
+STEP = 0.02
+"""Seconds between two looks."""
+
+
+class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """url: where it listens. token: what its workers' hello has to bring."""
+
+    url: str
+    token: str
+
+
+def address_file(run_dir: Path, edge: int) -> Path:
+    """Where edge server number `edge` of a run writes its address."""
+    return run_dir / FOLDER / f"{edge:03d}.json"
+
+
+def write_address(path: Path, address: Address) -> None:
+    """Write it whole, for its owner alone: it has a token."""
+    path.parent.mkdir(exist_ok=True)
+    new = path.with_suffix(".new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(address))
+    new.rename(path)
+
+
+def wait_for_address(path: Path, seconds: float) -> Address:
+    """Read it as soon as it is there.
+
+    Raises:
+        TaskError: If it is not there in time.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Address)
+        except FileNotFoundError:
+            time.sleep(STEP)
+    raise TaskError(f"no edge server has written {path} within {seconds:g} s")
