@@ -58,7 +58,7 @@ def described(problem: Problem) -> dict[str, Any]:
 
     `sources` has the user's own files and their sha256.
     """
-    from fedsim.virtual_clock import is_file  # imports torch, and this module must not
+    from fedsim.client_devices import is_file  # imports numpy, which this module must not
 
     experiment = problem.experiment
     return asdict(experiment) | {

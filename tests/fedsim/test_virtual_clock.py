@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsim.client_devices import Computer, Link
 from fedsim.errors import DataError, UsageError
 from fedsim.round_events import TaskId
-from fedsim.virtual_clock import Clock, Computer, ExchangeClock, Link, clock
+from fedsim.virtual_clock import Clock, ExchangeClock, clock
 
 
 def created(link: str = "", compute: str = "", deadline: str = "", clients: int = 3, seed: int = 0) -> Clock:
