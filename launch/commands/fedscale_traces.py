@@ -7,8 +7,8 @@ clients, in the order of the file:
     client_behave_trace      {"active": [s, ...], "inactive": [s, ...], "finish_time": s, "duration", "model"}
 
 Source: Lai et al. 2022, FedScale, https://arxiv.org/abs/2105.11367, and its documentation of both formats in
-https://github.com/SymbioticLab/FedScale. Differs: whether a client is there depends on the time alone, and not
-on the times that were asked for before.
+https://github.com/SymbioticLab/FedScale. Differs: whether a client is there depends on the time alone, not on
+the times that were asked for before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -148,5 +148,5 @@ def _times(file: Path, name: str, entry: Mapping[str, Any], key: str) -> list[fl
     raise DataError(f"{file}, client {name}: {key} is no list of seconds")
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
