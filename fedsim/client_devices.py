@@ -217,9 +217,9 @@ class _File:
         return _Column(name, lambda cell, where: parse_value("", f"{name}={cell}", where), [])
 
     def _with_noise(self, cell: str, where: str) -> float:
-        found = computer(cell, where)
-        self._noises[cell] = found.noise
-        return found.seconds
+        parsed = computer(cell, where)
+        self._noises[cell] = parsed.noise
+        return parsed.seconds
 
     def _alone(self, cell: str, where: str) -> float:
         if "," in cell:

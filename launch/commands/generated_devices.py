@@ -65,8 +65,8 @@ def generate(
 def _cells(column: str, text: str, spread: float, clients: int, seed: int) -> Iterator[str]:
     """The column's cells, client after client."""
     where = f"--{column.replace('_', '-')}"
-    median, comma, given = text.partition(",")
-    sigma = number(given) if comma else spread
+    median, comma, after = text.partition(",")
+    sigma = number(after) if comma else spread
     if not 0 <= sigma < math.inf:
         raise UsageError(f"{where} {text}: write MEDIAN,SIGMA, with a SIGMA of at least 0, such as 0.8")
     middle = computer(median, where).seconds if column == "compute" else parse_value(column, median, where)

@@ -108,8 +108,8 @@ def _spread(name: str, values: Floats) -> dict[str, Any]:
 
 def sentence(devices: Mapping[str, Any]) -> str:
     """What a reader of the plan is told."""
-    about = "about " if devices["estimated"] else ""
-    text = f"virtual clock: {about}{devices['simulated_seconds']:,.1f} s; a client is busy for "
+    prefix = "about " if devices["estimated"] else ""
+    text = f"virtual clock: {prefix}{devices['simulated_seconds']:,.1f} s; a client is busy for "
     text += _range(devices["client_seconds"], "s", devices["client_seconds_total"])
     if "client_joules" in devices:
         text += "; it spends " + _range(devices["client_joules"], "J", devices["client_joules_total"])

@@ -29,38 +29,38 @@ def test_every_column_is_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 4: the server's link has up and down, but no compute"):
         read(tmp_path / "all.csv", text)
     text = text.replace("server,1gbit,,,,", "server,,,1gbit,10gbit,")
-    found, server = read(tmp_path / "all.csv", text)
-    assert found.link(1) == Link(6e6, 13e6, 0.07, 0.01, 4e-6, 1e-6)
-    assert found.computer(1) == Computer(0.005, 0.3, 0.01)
-    assert (found.link(0), found.computer(0)) == (Link(), Computer(0.005))
-    assert server == Link(1e9, 1e10) and found.has_energy
+    columns, server = read(tmp_path / "all.csv", text)
+    assert columns.link(1) == Link(6e6, 13e6, 0.07, 0.01, 4e-6, 1e-6)
+    assert columns.computer(1) == Computer(0.005, 0.3, 0.01)
+    assert (columns.link(0), columns.computer(0)) == (Link(), Computer(0.005))
+    assert server == Link(1e9, 1e10) and columns.has_energy
 
 
 def test_a_file_of_before_means_what_it_meant(tmp_path: Path) -> None:
     text = 'client,compute,up,down,rtt\n0,"2ms,noise=0.2",20mbit,100mbit,40ms\n1,20ms,,,\n'
-    found, server = read(tmp_path / "old.csv", text)
-    assert (found.link(0), found.link(1)) == (Link(2e7, 1e8, 0.04), Link())
-    assert (found.computer(0), found.computer(1)) == (Computer(0.002, 0.2), Computer(0.02))
-    assert server == Link() and not found.has_energy
+    columns, server = read(tmp_path / "old.csv", text)
+    assert (columns.link(0), columns.link(1)) == (Link(2e7, 1e8, 0.04), Link())
+    assert (columns.computer(0), columns.computer(1)) == (Computer(0.002, 0.2), Computer(0.02))
+    assert server == Link() and not columns.has_energy
 
 
 def test_the_last_line_of_a_client_counts_as_a_whole(tmp_path: Path) -> None:
-    found, _ = read(tmp_path / "twice.csv", "client,up,rtt\n0,1mbit,1s\n1,1mbit,1s\n0,2mbit,\n")
-    assert (found.link(0), found.link(1)) == (Link(up=2e6), Link(up=1e6, rtt=1.0))
+    columns, _ = read(tmp_path / "twice.csv", "client,up,rtt\n0,1mbit,1s\n1,1mbit,1s\n0,2mbit,\n")
+    assert (columns.link(0), columns.link(1)) == (Link(up=2e6), Link(up=1e6, rtt=1.0))
 
 
 def test_values_of_all_clients() -> None:
-    found, server = devices(
+    columns, server = devices(
         "up=6mbit,jitter=5ms,joules_up=2e-6,joules_example=0.5,server_up=1gbit", "1ms,noise=0.1", clients=3
     )
-    assert {found.link(k) for k in range(3)} == {Link(up=6e6, jitter=0.005, joules_up=2e-6)}
-    assert {found.computer(k) for k in range(3)} == {Computer(0.001, 0.1, 0.5)}
+    assert {columns.link(k) for k in range(3)} == {Link(up=6e6, jitter=0.005, joules_up=2e-6)}
+    assert {columns.computer(k) for k in range(3)} == {Computer(0.001, 0.1, 0.5)}
     assert server == Link(up=1e9)
 
 
 def test_energy_of_a_file_goes_with_the_computer_of_all(tmp_path: Path) -> None:
-    found, _ = read(tmp_path / "j.csv", "client,joules_example\n0,0.5\n1,\n", "2ms,noise=0.1")
-    assert [found.computer(k) for k in (0, 1)] == [Computer(0.002, 0.1, 0.5), Computer(0.002, 0.1)]
+    columns, _ = read(tmp_path / "j.csv", "client,joules_example\n0,0.5\n1,\n", "2ms,noise=0.1")
+    assert [columns.computer(k) for k in (0, 1)] == [Computer(0.002, 0.1, 0.5), Computer(0.002, 0.1)]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,6 @@ def test_noise_of_the_file_and_a_computer_of_all_exclude_each_other(tmp_path: Pa
 def test_the_order_of_lines_does_not_matter(order: list[int], rates: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lines = "".join(f"{k},{rates[k]}kbit\n" for k in order)
-        found, _ = read(Path(folder) / "any.csv", "client,up\n" + lines, clients=6)
-    np.testing.assert_allclose(found.up, [1e3 * rate for rate in rates], rtol=1e-15)
-    assert bool((found.down == math.inf).all())
+        columns, _ = read(Path(folder) / "any.csv", "client,up\n" + lines, clients=6)
+    np.testing.assert_allclose(columns.up, [1e3 * rate for rate in rates], rtol=1e-15)
+    assert bool((columns.down == math.inf).all())

@@ -48,15 +48,15 @@ def launched(folder: Path, *options: str, workers: str = "0", rounds: str = "4")
 
 
 def spent(run: Run) -> dict[str, Any]:
-    found: dict[str, Any] = run.summary["devices"]
-    return found
+    measured: dict[str, Any] = run.summary["devices"]
+    return measured
 
 
 def planned(*options: str) -> dict[str, Any]:
     done = CliRunner().invoke(main, ["plan", *options, "--json"])
     assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)["devices"]
-    return found
+    measured: dict[str, Any] = json.loads(done.stdout)["devices"]
+    return measured
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,8 @@ def test_energy_is_that_of_the_ledger(run: Run) -> None:
 
 
 def test_no_energy_is_named_where_none_is_known(tmp_path: Path) -> None:
-    found = launched(tmp_path / "run", "--compute", "1ms", rounds="1")
-    assert set(spent(found)) == {"simulated_seconds", "client_seconds", "client_seconds_total"}
+    measured = launched(tmp_path / "run", "--compute", "1ms", rounds="1")
+    assert set(spent(measured)) == {"simulated_seconds", "client_seconds", "client_seconds_total"}
     assert "devices" not in launched(tmp_path / "plain", rounds="1").summary
 
 
@@ -127,19 +127,19 @@ def test_a_plan_is_the_run_where_nothing_is_drawn(options: tuple[str, ...], tmp_
     options = (*SMALL, "--rounds", "4", *options, "--link", file_of(tmp_path, *still, *server))
     done = CliRunner().invoke(main, ["launch", *options, "--workers", "0", "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
-    found, plan = spent(Run.open(tmp_path / "run")), planned(*options)
-    assert plan["simulated_seconds"] == pytest.approx(found["simulated_seconds"], rel=1e-9)
+    measured, plan = spent(Run.open(tmp_path / "run")), planned(*options)
+    assert plan["simulated_seconds"] == pytest.approx(measured["simulated_seconds"], rel=1e-9)
     assert not plan["estimated"]
     for name in ("client_seconds", "client_joules"):
-        assert plan[f"{name}_total"] == pytest.approx(found[f"{name}_total"], rel=1e-9)
+        assert plan[f"{name}_total"] == pytest.approx(measured[f"{name}_total"], rel=1e-9)
         for key, of in (("min", min), ("max", max)):
-            assert plan[name][key] == pytest.approx(of(found[name]), rel=1e-9)
+            assert plan[name][key] == pytest.approx(of(measured[name]), rel=1e-9)
 
 
 def test_a_plan_draws_the_durations_of_the_run(run: Run) -> None:
-    found = planned(*SMALL, "--rounds", "4", "--link", run.experiment["link"])
-    assert found["simulated_seconds"] == pytest.approx(spent(run)["simulated_seconds"], rel=1e-9)
-    assert found["client_joules_total"] == pytest.approx(spent(run)["client_joules_total"], rel=1e-9)
+    measured = planned(*SMALL, "--rounds", "4", "--link", run.experiment["link"])
+    assert measured["simulated_seconds"] == pytest.approx(spent(run)["simulated_seconds"], rel=1e-9)
+    assert measured["client_joules_total"] == pytest.approx(spent(run)["client_joules_total"], rel=1e-9)
 
 
 def test_a_plan_of_many_tasks_is_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,15 +43,15 @@ def test_generated_devices_are_read_back(tmp_path: Path) -> None:
     out = tmp_path / "drawn.csv"
     drawn = ("--up", "6mbit,0.8", "--rtt", "70ms", "--compute", "5ms,0.5", "--noise", 0.3)
     done("generate", "--clients", 4000, "--from", "lte", *drawn, "--joules-up", "2e-6", "--out", out)
-    found, server = devices(str(out), "", clients=4000)
+    read, server = devices(str(out), "", clients=4000)
     assert server == Link()
-    for column, median, sigma in ((found.up, 6e6, 0.8), (found.seconds, 0.005, 0.5)):
+    for column, median, sigma in ((read.up, 6e6, 0.8), (read.seconds, 0.005, 0.5)):
         logs = np.log(column / median)
         assert abs(float(logs.mean())) < 4 * sigma / math.sqrt(4000)
         assert float(logs.std()) == pytest.approx(sigma, rel=0.05)
-    assert set(found.down.tolist()) == {13e6} and set(found.rtt.tolist()) == {0.07}
-    assert set(found.noise.tolist()) == {0.3} and set(found.joules_up.tolist()) == {2e-6}
-    assert not found.joules_down.any()
+    assert set(read.down.tolist()) == {13e6} and set(read.rtt.tolist()) == {0.07}
+    assert set(read.noise.tolist()) == {0.3} and set(read.joules_up.tolist()) == {2e-6}
+    assert not read.joules_down.any()
 
 
 def test_a_client_has_the_same_device_among_more(tmp_path: Path) -> None:
@@ -66,18 +66,18 @@ def test_a_client_has_the_same_device_among_more(tmp_path: Path) -> None:
 def test_spread_is_that_of_columns_without_one(tmp_path: Path) -> None:
     out = tmp_path / "drawn.csv"
     done("generate", "--clients", 50, "--from", "lte", "--spread", 0.5, "--up", "1mbit,0", "--out", out)
-    found, _ = devices(str(out), "", clients=50)
-    assert len(set(found.up.tolist())) == 1 and len(set(found.down.tolist())) == 50
+    read, _ = devices(str(out), "", clients=50)
+    assert len(set(read.up.tolist())) == 1 and len(set(read.down.tolist())) == 50
 
 
 def test_fedscale_capacities(tmp_path: Path) -> None:
     out = tmp_path / "devices.csv"
     done("capacity", CAPACITY, "--clients", 4, "--out", out)
-    found, _ = devices(str(out), "", clients=4)
-    assert found.computer(0) == Computer(0.486) and found.computer(1) == Computer(0.12)
-    assert found.link(1) == Link(2e6, 2e6) and found.link(2) == Link(1.2e8, 1.2e8)
-    assert found.up[0] == pytest.approx(5.6485e6, rel=1e-3)
-    assert (found.link(3), found.computer(3)) == (found.link(0), found.computer(0))  # from the first again
+    read, _ = devices(str(out), "", clients=4)
+    assert read.computer(0) == Computer(0.486) and read.computer(1) == Computer(0.12)
+    assert read.link(1) == Link(2e6, 2e6) and read.link(2) == Link(1.2e8, 1.2e8)
+    assert read.up[0] == pytest.approx(5.6485e6, rel=1e-3)
+    assert (read.link(3), read.computer(3)) == (read.link(0), read.computer(0))  # from the first again
     done("capacity", CAPACITY, "--passes", 15, "--out", out)
     assert devices(str(out), "", clients=3)[0].computer(1) == Computer(0.6)
 
@@ -87,7 +87,7 @@ def test_fedscale_availability(tmp_path: Path) -> None:
     done("availability", BEHAVIOUR, "--rounds", 8, "--every", "200s", "--out", out)
     with out.open(newline="") as file:
         rows = [(int(row["round"]), int(row["client"])) for row in csv.DictReader(file)]
-    # at 0, 200, ..., 1400 s, which is 400 s again: client 0 is there in [0, 100] and [600, 900], 1 in [100, 500]
+    # at 0, 200, ..., 1400 s, which is 400 s again; client 0: [0, 100] and [600, 900], 1: [100, 500]
     assert rows == [(1, 0), (2, 1), (3, 1), (4, 0), (5, 0), (6, 0), (7, 1), (8, 1)]
     played = schedule(f"trace:{out}", clients=3, seed=0)
     assert [played(r).participants for r in (1, 2)] == [(0,), (1,)]
