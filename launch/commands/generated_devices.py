@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from fedsim.seeds import RandomStream
 from fedsim.specs import number
 from launch.commands.device_files import cell, write_csv
 
+WIDEST = 10
+"""The largest SIGMA: two of three clients are then within a factor of 22,000."""
 SOURCES: Mapping[str, Mapping[str, str]] = {"lte": {"up": "6mbit", "down": "13mbit"}}
 """Published medians by name.
 
@@ -67,8 +68,8 @@ def _cells(column: str, text: str, spread: float, clients: int, seed: int) -> It
     where = f"--{column.replace('_', '-')}"
     median, comma, after = text.partition(",")
     sigma = number(after) if comma else spread
-    if not 0 <= sigma < math.inf:
-        raise UsageError(f"{where} {text}: write MEDIAN,SIGMA, with a SIGMA of at least 0, such as 0.8")
+    if not 0 <= sigma <= WIDEST:
+        raise UsageError(f"{where} {text}: write MEDIAN,SIGMA, with a SIGMA from 0 to {WIDEST}, such as 0.8")
     middle = computer(median, where).seconds if column == "compute" else parse_value(column, median, where)
     z = RandomStream(seed, "devices").numpy(column).standard_normal(clients)
     return (cell(column, value) for value in (middle * np.exp(sigma * z)).tolist())

@@ -141,6 +141,7 @@ def test_a_pickle_is_not_read(tmp_path: Path) -> None:
         (("--from", "let"), "did you mean 'lte'"),
         (("--up", "fast"), "--up: 'fast' is no rate"),
         (("--up", "1mbit,x"), "write MEDIAN,SIGMA"),
+        (("--up", "1mbit,500"), "a SIGMA from 0 to 10"),
         (("--rtt", "1s", "--noise", "0.3"), "--noise is that of --compute"),
         (("--joules-example", "some"), "--joules-example: 'some' is no number"),
     ],
