@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.algorithm import Algorithm
+from fedsim.client_devices import Link
 from fedsim.errors import UsageError
 from fedsim.specs import Form, parse, split_modifiers, whole
-from fedsim.virtual_clock import Clock
+from fedsim.virtual_clock import Clock, indices
 
 FORM = Form("fedbuff", ("B",), help="the uploads of one step of the server, 1 to K, such as fedbuff:3")
 DAMPING = 0.5
@@ -76,6 +77,10 @@ class ServerStep:
         return self.answered[self.participants.index(client)]
 
 
+_Arrival = tuple[float, int, int, float]
+"""The instant of an upload's arrival, the round of the broadcast, the client, seconds since the broadcast."""
+
+
 class AsyncSchedule:
     """The steps of a run, each computed once, in their order: a pure function of the arguments."""
 
@@ -84,12 +89,11 @@ class AsyncSchedule:
     ) -> None:
         """sizes: N_k of all clients. bytes_down, bytes_up: of a broadcast and an upload on the stream."""
         self.rule = rule
-        self._clock, self._sizes, self._bytes = clock, sizes, (bytes_down, bytes_up)
+        self._clock, self._sizes, self._bytes = clock, indices(sizes), (bytes_down, bytes_up)
         self._steps: list[ServerStep] = []
         self._now = 0.0
-        self._computing = [self._start(1, k) for k in range(len(sizes))]
-        """A heap of (instant of arrival, round of the broadcast, client, seconds since the broadcast)."""
-        heapq.heapify(self._computing)
+        self._computing: list[_Arrival] = []
+        """A heap, which is filled when the first step is asked for."""
         self._users = {1: len(sizes)}
         """How many clients compute from each broadcast."""
 
@@ -113,20 +117,31 @@ class AsyncSchedule:
         damping = default if self.rule.damping is None else self.rule.damping
         return float((1 + staleness) ** -damping)
 
-    def _start(self, round: int, client: int) -> tuple[float, int, int, float]:
-        seconds = self._clock.seconds(round, client, self._sizes[client], *self._bytes)
-        return self._now + seconds, round, client, seconds
+    def seconds_of(self, round: int, clients: tuple[int, ...]) -> list[float]:
+        """Of participants of a round, from the broadcast that each of them answers to its upload."""
+        step, sizes = self.step(round), self._sizes
+        answered = dict(zip(step.participants, step.answered, strict=True))
+        return [self._clock.seconds(answered[k], k, int(sizes[k]), *self._bytes) for k in clients]
+
+    def _start(self, round: int, clients: list[int]) -> list[_Arrival]:
+        ids = indices(clients)
+        seconds = self._clock.seconds_of(round, ids, self._sizes[ids], *self._bytes).tolist()
+        return [(self._now + s, round, client, s) for client, s in zip(clients, seconds, strict=True)]
 
     def _next(self, round: int) -> ServerStep:
+        if not self._computing:
+            self._computing = self._start(1, list(range(len(self._sizes))))
+            heapq.heapify(self._computing)
         in_use = frozenset(self._users)
         arrived = [heapq.heappop(self._computing) for _ in range(self.rule.buffer)]
         before, (self._now, *_, longest) = self._now, arrived[-1]
         fresh = all(answered == round for _, answered, _, _ in arrived)
-        for _, answered, client, _ in arrived:
+        for _, answered, _, _ in arrived:
             self._users[answered] -= 1
             if not self._users[answered]:
                 del self._users[answered]
-            heapq.heappush(self._computing, self._start(round + 1, client))
+        for started in self._start(round + 1, [client for _, _, client, _ in arrived]):
+            heapq.heappush(self._computing, started)
         self._users[round + 1] = len(arrived)
         by_id = sorted((client, answered) for _, answered, client, _ in arrived)
         clients, rounds = zip(*by_id, strict=True)
@@ -193,6 +208,11 @@ def asynchrony(
         )
     if deadline:
         raise UsageError("--async has no deadline: the server waits for no one. Leave --deadline out")
+    if clock.server != Link():
+        raise UsageError(
+            "--async goes with no link of the server (server_up, server_down, or the file's line server): "
+            "there is no exchange in which clients share it"
+        )
     if len(algorithm.exchanges) > 1:
         raise UsageError(f"--async: a round of {algorithm.name} has several exchanges; it needs one")
     algorithm.check_stale(damped=bool(parsed.damping))

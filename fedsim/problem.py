@@ -165,15 +165,18 @@ class Problem:
             **self.algorithm.sizes_on_wire(clients, classes),
         }
 
-    def schedule(self, sizes: tuple[int, ...] | None = None) -> Schedule:
-        """The schedule of participation; sizes: of all clients, where an outline does not know them.
+    def schedule(
+        self, sizes: tuple[int, ...] | None = None, asynchrony: Asynchrony | None = None
+    ) -> Schedule:
+        """The schedule of participation; sizes: of all clients, where an outline does not know them, with
+        what follows from them.
 
         Raises:
             UsageError: If it does not fit the clients.
             DataError: If its trace file is wrong.
         """
         e, known = self.experiment, self.sizes if sizes is None else sizes
-        steps = (self.asynchrony if sizes is None else self._asynchrony(known)).schedule
+        steps = (self.asynchrony if asynchrony is None else asynchrony).schedule
         decided = None if steps is None else (lambda round: steps.step(round).participants)
         return schedule(e.participation, clients=len(self.clients), seed=e.seed, sizes=known, decided=decided)
 
@@ -184,9 +187,10 @@ class Problem:
         Raises:
             UsageError: If --async does not fit the algorithm or the other options.
         """
-        return self._asynchrony(self.sizes)
+        return self.asynchrony_of(self.sizes)
 
-    def _asynchrony(self, sizes: tuple[int, ...]) -> Asynchrony:
+    def asynchrony_of(self, sizes: tuple[int, ...]) -> Asynchrony:
+        """The same for other N_k, where an outline does not know them."""
         e = self.experiment
         if not e.asynchronous:
             return Asynchrony(None)

@@ -6,12 +6,13 @@ numbers, because its stream is named by what the task is, not by who runs it or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -44,6 +45,25 @@ class RandomStream:
     def numpy(self, part: str) -> np.random.Generator:
         """A counter-based generator for schedules and splits."""
         return np.random.Generator(np.random.Philox(key=self.key(part)))
+
+
+def standard_normals(
+    seed: int, purpose: str, round: int, clients: Iterable[int], part: str, count: int = 1
+) -> npt.NDArray[np.float64]:
+    """The first `count` normal draws of the stream of each client, (clients, count).
+
+    To the bit RandomStream(seed, purpose, round, client).numpy(part).standard_normal(count), in a sixth of
+    the time: one generator is set to the beginning of one stream after another.
+    """
+    known = list(clients)
+    draws = np.empty((len(known), count))
+    bits = np.random.Philox(key=0)
+    generator, state = np.random.Generator(bits), bits.state
+    for row, client in zip(draws, known, strict=True):
+        state["state"]["key"][0] = RandomStream(seed, purpose, round, client).key(part)
+        bits.state = state
+        generator.standard_normal(out=row)
+    return draws
 
 
 @contextmanager

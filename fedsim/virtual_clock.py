@@ -1,68 +1,140 @@
 """The virtual clock computes how long a client would take over a given link with a given computer.
 
-    seconds = rtt + 8 bytes_down / down + N_k compute exp(noise z) + 8 bytes_up / up,     z ~ N(0, 1)
+    seconds = rtt + jitter |y| + 8 bytes_down / down + N_k compute exp(noise z) + 8 bytes_up / up
+    joules  = joules_down bytes_down + joules_example N_k + joules_up bytes_up
 
-z is drawn from (seed, round, client). Bytes are those of the ledger, so a codec that saves them saves time.
+y and z ~ N(0, 1). z is drawn from (seed, round, client), y from (seed, round, exchange, client). Bytes are
+those of the ledger, so a codec that saves them saves time and energy. A client that sends nothing back has
+only the download. The server's own link is a fluid that all clients of an exchange share: the exchange lasts
+at least as long as the bytes of all of them take on it, in each direction; no client's own time changes.
+
 No code sleeps, and measured time decides nothing: whether a client meets a deadline is a pure function of
 the configuration.
 """
 
 from __future__ import annotations
 
-import csv
 import math
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from fedsim.errors import DataError, UsageError
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.client_devices import Computer, Devices, Floats, Link, devices, parse_time
+from fedsim.errors import UsageError
 from fedsim.round_events import TaskId
-from fedsim.seeds import RandomStream
-from fedsim.specs import key_values, number, whole
+from fedsim.seeds import standard_normals
 
-_RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit")
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
-_SCALE = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-
-
-@dataclass(frozen=True)
-class Link:
-    """Bits per second in both directions, and the seconds of one round trip."""
-
-    up: float = math.inf
-    down: float = math.inf
-    rtt: float = 0.0
-
-    def seconds(self, bytes_down: int, bytes_up: int) -> float:
-        return self.rtt + 8 * bytes_down / self.down + 8 * bytes_up / self.up
+Ints = npt.NDArray[np.int64]
+BLOCK = 64
+"""Clients whose jitter comes from one stream: a million streams take seconds to set up."""
+MEAN_OF_ABSOLUTE = math.sqrt(2 / math.pi)
+"""Of |y|, y ~ N(0, 1)."""
 
 
-@dataclass(frozen=True)
-class Computer:
-    """Seconds per example, and the spread of their logarithm from task to task."""
-
-    seconds: float = 0.0
-    noise: float = 0.0
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Clock:
-    """Links and computers by client, and the deadline of an exchange in seconds (inf: none)."""
+    """The devices of all clients, the deadline of an exchange in seconds (inf: none), the server's link."""
 
-    links: tuple[Link, ...]
-    computers: tuple[Computer, ...]
+    devices: Devices
     deadline: float
     seed: int
+    server: Link = Link()
 
-    def seconds(self, round: int, client: int, examples: int, bytes_down: int, bytes_up: int) -> float:
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """By client."""
+        return tuple(self.devices.link(k) for k in range(len(self.devices.up)))
+
+    @property
+    def computers(self) -> tuple[Computer, ...]:
+        """By client."""
+        return tuple(self.devices.computer(k) for k in range(len(self.devices.up)))
+
+    def seconds(
+        self, round: int, client: int, examples: int, bytes_down: int, bytes_up: int, exchange: int = 1
+    ) -> float:
         """From the broadcast to the upload's last bit, for one exchange."""
-        link, computer = self.links[client], self.computers[client]
-        factor = 1.0
-        if computer.noise:
-            draw = RandomStream(self.seed, "compute", round, client).numpy("noise")
-            factor = math.exp(computer.noise * float(draw.standard_normal()))
-        return link.seconds(bytes_down, bytes_up) + examples * computer.seconds * factor
+        clients, sizes = np.array([client]), np.array([examples])
+        return float(self.seconds_of(round, clients, sizes, bytes_down, bytes_up, exchange)[0])
+
+    def seconds_of(
+        self,
+        round: int,
+        clients: Ints,
+        examples: Ints,
+        bytes_down: int | Ints,
+        bytes_up: int | Ints,
+        exchange: int = 1,
+    ) -> Floats:
+        """The same of several clients (n,), to the bit; examples: N_k of each of them, (n,)."""
+        d = self.devices
+        computing, noise, jitter = examples * d.seconds[clients], d.noise[clients], d.jitter[clients]
+        noisy = np.flatnonzero(noise)
+        if len(noisy):
+            draws = standard_normals(self.seed, "compute", round, clients[noisy].tolist(), "noise")[:, 0]
+            factors = [math.exp(s * z) for s, z in zip(noise[noisy].tolist(), draws.tolist(), strict=True)]
+            computing[noisy] *= factors
+        result = self._on_the_link(clients, bytes_down, bytes_up) + computing
+        shaken = np.flatnonzero(jitter)
+        if len(shaken):
+            result[shaken] += jitter[shaken] * np.abs(self._normals(round, exchange, clients[shaken]))
+        return result
+
+    def mean_seconds_of(
+        self, clients: Ints, examples: Ints, bytes_down: int | Ints, bytes_up: int | Ints
+    ) -> Floats:
+        """The expectation of seconds_of over the draws, which are not made."""
+        d = self.devices
+        computing = examples * d.seconds[clients] * np.exp(d.noise[clients] ** 2 / 2)
+        jitter = MEAN_OF_ABSOLUTE * d.jitter[clients]
+        return self._on_the_link(clients, bytes_down, bytes_up) + computing + jitter
+
+    def download_of(self, clients: Ints, bytes_down: int | Ints) -> Floats:
+        """Seconds of clients (n,) that get the broadcast and send nothing."""
+        return 8 * bytes_down / self.devices.down[clients]
+
+    def joules_of(
+        self, clients: Ints, examples: Ints, bytes_down: int | Ints, bytes_up: int | Ints
+    ) -> Floats:
+        """The energy that clients (n,) spend; examples: those computed, (n,)."""
+        d = self.devices
+        links = d.joules_down[clients] * bytes_down + d.joules_up[clients] * bytes_up
+        return links + d.joules[clients] * examples
+
+    def exchange_seconds(self, slowest: float, silent: bool, bytes_down: int, bytes_up: int) -> float:
+        """The duration of an exchange.
+
+        Args:
+            slowest: Seconds until the last upload arrived.
+            silent: Whether a client got the broadcast and sent nothing.
+            bytes_down: Of all clients together.
+            bytes_up: Of all clients together.
+
+        Returns:
+            Seconds until the slowest upload arrives, and no fewer than all bytes need on the server's link.
+            If a client missed the deadline or sent nothing, until the deadline.
+        """
+        if silent and self.deadline < math.inf:
+            return self.deadline
+        shared = self.server.down, self.server.up
+        return min(max(slowest, 8 * bytes_down / shared[0], 8 * bytes_up / shared[1]), self.deadline)
+
+    def has_draws(self, clients: Ints) -> bool:
+        """Whether the seconds of any of these clients depend on a draw."""
+        return bool(self.devices.noise[clients].any() or self.devices.jitter[clients].any())
+
+    def _on_the_link(self, clients: Ints, bytes_down: int | Ints, bytes_up: int | Ints) -> Floats:
+        d = self.devices
+        return d.rtt[clients] + 8 * bytes_down / d.down[clients] + 8 * bytes_up / d.up[clients]
+
+    def _normals(self, round: int, exchange: int, clients: Ints) -> Floats:
+        """y of every client: its place in the stream of its block."""
+        blocks, at = np.unique(clients // BLOCK, return_inverse=True)
+        purpose = f"jitter.{exchange}"
+        draws = standard_normals(self.seed, purpose, round, blocks.tolist(), "rtt", BLOCK)
+        return draws[at, clients % BLOCK]
 
 
 class ExchangeClock:
@@ -82,6 +154,8 @@ class ExchangeClock:
         self._clock, self._sizes, self._decided = clock, sizes, decided
         self._down: dict[int, int] = {}
         """Stream bytes of the broadcast, by client."""
+        self._up: dict[int, int] = {}
+        """Stream bytes of the upload, by client."""
         self._answers: dict[int, float] = {}
         """Seconds until the upload arrived, by client."""
 
@@ -94,25 +168,23 @@ class ExchangeClock:
         if self._clock is None or (self._decided and task.round):
             return False
         k = task.client
-        seconds = self._clock.seconds(task.round, k, self._sizes[k], self._down[k], stream_bytes)
-        self._answers[k] = seconds
+        seconds = self._clock.seconds(
+            task.round, k, self._sizes[k], self._down[k], stream_bytes, task.exchange
+        )
+        self._answers[k], self._up[k] = seconds, stream_bytes
         return seconds > self._clock.deadline
 
     def close(self, round: int) -> float | None:
-        """End the exchange, of this round, and return its duration in seconds; None without a clock.
-
-        It lasts until the slowest upload arrives. If a client missed the deadline or sent nothing, it lasts
-        until the deadline.
-        """
+        """End the exchange, of this round, and return its duration in seconds; None without a clock
+        (Clock.exchange_seconds)."""
+        down, up, answers = self._down, self._up, self._answers
         if self._clock is None:
             return None
+        self._down, self._up, self._answers = {}, {}, {}
         if self._decided and round:
-            self._down = {}
             return self._decided(round)
-        slowest, limit = max(self._answers.values(), default=0.0), self._clock.deadline
-        silent = len(self._answers) < len(self._down) and limit < math.inf
-        self._down, self._answers = {}, {}
-        return limit if silent else min(slowest, limit)
+        slowest, silent = max(answers.values(), default=0.0), len(answers) < len(down)
+        return self._clock.exchange_seconds(slowest, silent, sum(down.values()), sum(up.values()))
 
 
 def clock(link: str, compute: str, deadline: str, *, clients: int, seed: int) -> Clock | None:
@@ -124,82 +196,18 @@ def clock(link: str, compute: str, deadline: str, *, clients: int, seed: int) ->
     """
     if not (link or compute or deadline):
         return None
-    of_all = _compute(compute, f"--compute {compute}")
-    limit = _time(deadline, "--deadline") if deadline else math.inf
-    if deadline and not (link or of_all.seconds):
+    limit = parse_time(deadline, "--deadline") if deadline else math.inf
+    of_clients, server = devices(link, compute, clients=clients)
+    if deadline and not (link or of_clients.seconds.any()):
         raise UsageError("--deadline needs --link or --compute: without them every client answers at once")
-    if not is_file(link):
-        links = (_link(key_values(link), f"--link {link}"),) * clients
-        return Clock(links, (of_all,) * clients, limit, seed)
-    rows = _rows(link, clients)
-    if compute and any(computer is not None for _, computer in rows):
-        raise UsageError(f"--compute {compute}: {link} says already what its clients compute with")
-    return Clock(
-        tuple(each for each, _ in rows),
-        tuple(of_all if computer is None else computer for _, computer in rows),
-        limit,
-        seed,
-    )
+    if deadline and server != Link():
+        raise UsageError(
+            "--deadline goes with no link of the server (server_up, server_down, or the file's line server): "
+            "who is late on a shared link depends on all uploads"
+        )
+    return Clock(of_clients, limit, seed, server)
 
 
-def is_file(link: str) -> bool:
-    """Whether --link names a CSV file."""
-    return link.endswith(".csv")
-
-
-def _rows(text: str, clients: int) -> list[tuple[Link, Computer | None]]:
-    """Every client's link, and its computer if the file has the column compute (5ms, or 5ms,noise=0.3)."""
-    by_client: dict[int, tuple[Link, Computer | None]] = {}
-    try:
-        with Path(text).open(newline="", encoding="utf-8") as file:
-            for number, row in enumerate(csv.DictReader(file), start=2):
-                where = f"{text}, line {number}"
-                client = row.pop("client", None) or ""
-                if not 0 <= whole(client) < clients:
-                    raise DataError(f"{where}: client {client!r}; clients count from 0 to {clients - 1}")
-                compute = row.pop("compute", None)
-                link = _link([(key, value) for key, value in row.items() if value], where)
-                by_client[int(client)] = link, _compute(compute, where) if compute else None
-    except OSError as e:
-        raise UsageError(f"--link {text}: {e.strerror}") from None
-    missing = [k for k in range(clients) if k not in by_client]
-    if missing:
-        raise DataError(f"{text} has no line for client {missing[0]}; it needs client,up,down,rtt of each")
-    return [by_client[k] for k in range(clients)]
-
-
-def _link(pairs: Iterable[tuple[str, str]], where: str) -> Link:
-    link = Link()
-    for key, value in pairs:
-        if key in ("up", "down"):
-            link = replace(link, **{key: _rate(value, where)})
-        elif key == "rtt":
-            link = replace(link, rtt=_time(value, where))
-        else:
-            raise UsageError(f"{where}: '{key}={value}'; write up=10mbit,down=50mbit,rtt=40ms")
-    return link
-
-
-def _rate(text: str, where: str) -> float:
-    if (result := _RATE.fullmatch(text)) and float(result[1]) > 0:
-        return float(result[1]) * _SCALE[result[2]]
-    raise UsageError(f"{where}: {text!r} is no rate; write 10mbit, 500kbit or 1gbit (per second)")
-
-
-def _time(text: str, where: str) -> float:
-    if result := _TIME.fullmatch(text):
-        return float(result[1]) * _SCALE[result[2]]
-    raise UsageError(f"{where}: {text!r} is no time; write 40ms, 2s or 150us")
-
-
-def _compute(text: str, where: str) -> Computer:
-    """5ms or 5ms,noise=0.3."""
-    if not text:
-        return Computer()
-    first, _, rest = text.partition(",")
-    noise = 0.0
-    for key, value in key_values(rest):
-        noise = number(value)
-        if key != "noise" or not 0 <= noise < math.inf:
-            raise UsageError(f"{where}: {text!r}: write 5ms or 5ms,noise=0.3")
-    return Computer(_time(first, where), noise)
+def indices(clients: Sequence[int]) -> Ints:
+    """Client ids as seconds_of takes them."""
+    return np.array(clients, dtype=np.int64)

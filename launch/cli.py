@@ -11,6 +11,7 @@ import fedsim
 from launch import PROGRAM_START, names
 from launch.command_errors import Commands
 from launch.completion import named, run_folders
+from launch.device_commands import devices
 from launch.engines import options as engine_options
 from launch.options import (
     PLANNED,
@@ -337,6 +338,7 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
     show(folders, as_json)
 
 
+main.add_command(devices)
 main.add_command(watch)
 
 

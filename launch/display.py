@@ -109,6 +109,8 @@ class Display(ProgressDisplay):
                 f"asynchronous: {steps['simulated_seconds']:,.1f} simulated seconds; staleness "
                 f"{steps['staleness_mean']:.1f} on average, {len(steps['staleness']) - 1} at most"
             )
+        if devices := summary.get("devices"):
+            self.console.print(on_the_clock(devices), soft_wrap=True)
         if summary["seconds_round_median"] is not None:
             self.console.print(
                 f"first round {summary['seconds_to_first_round']:.1f} s after the start, "
@@ -119,6 +121,16 @@ class Display(ProgressDisplay):
         if target.until:
             spent = summary["bytes_to_until"]
             self.console.print(target.outcome(sum(spent.values()) if spent else None), soft_wrap=True)
+
+
+def on_the_clock(devices: Mapping[str, Any]) -> str:
+    """What a run cost its clients on the virtual clock."""
+    text = f"virtual clock: {devices['simulated_seconds']:,.1f} s"
+    for key, verb, unit in (("client_seconds", "is busy for", "s"), ("client_joules", "spends", "J")):
+        if key in devices:
+            low, high, total = min(devices[key]), max(devices[key]), devices[f"{key}_total"]
+            text += f"; a client {verb} {low:,.4g} to {high:,.4g} {unit}, all of them {total:,.4g} {unit}"
+    return text
 
 
 def header(problem: Problem, execution: Execution, placements: Sequence[Placement]) -> list[str]:

@@ -15,6 +15,7 @@ from launch.display import Display
 from launch.processes.supervisor import Supervisor
 from launch.runs import manifest
 from launch.runs.client_costs import ClientCosts, sent_once
+from launch.runs.device_costs import device_costs
 from launch.runs.summary import Start, summarise
 from launch.runs.writer import RunDir
 from launch.target_accuracy import TargetAccuracy
@@ -200,6 +201,8 @@ class Recorder:
             "files": {d.name: {"rows": d.rows, "bytes": d.bytes, "sha256": d.sha256} for d in digests},
             "experiment_sha256": self.experiment_sha256,
         }
+        if self.problem.clock is not None:
+            summary |= device_costs(self.problem, self.rundir.ledger_rows(), self.last_round)
         if drift := manifest.json_or_empty(self.rundir.path / manifest.NAME).get("drift"):
             summary["drift"] = drift
         self.rundir.write_json("summary.json", summary)

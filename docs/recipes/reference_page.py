@@ -37,7 +37,15 @@ def marked(part: str) -> tuple[str, str]:
 
 def commands() -> str:
     """One section per command, in the order of their definition."""
-    return "\n\n".join(_command(name, command) for name, command in fedsim.commands.items())
+    return "\n\n".join(_command(name, command) for name, command in _all(fedsim))
+
+
+def _all(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command with its name; those of a group behind it."""
+    for name, command in group.commands.items():
+        yield f"{prefix}{name}", command
+        if isinstance(command, click.Group):
+            yield from _all(command, f"{prefix}{name} ")
 
 
 def _command(name: str, command: click.Command) -> str:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsim.asynchrony import AsyncSchedule
 from fedsim.data.partitions import partition
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
 from fedsim.tree import Tree
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
+from launch.commands.planned_devices import DevicePlan, sentence
 from launch.config import Execution
 from launch.display import Display, population
 from launch.json_output import print_json
@@ -35,7 +37,7 @@ PLANNED = ("algo", "model", "dataset", "clients", "rounds", "participation", "se
 class Plan:
     """Bytes of the algorithm by (direction, field, layer), in all and by round; in how many rounds each
     client gets a broadcast. exact: no size depends on values. costs: what of them one client pays, where
-    a message's optional group counts once."""
+    a message's optional group counts once. devices: simulated seconds and energy, if there is a clock."""
 
     params: int
     exact: bool = True
@@ -45,6 +47,7 @@ class Plan:
     """The same as `bytes`, between edge servers and the root."""
     costs: ClientCosts = field(default_factory=ClientCosts)
     took_part: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    devices: dict[str, Any] | None = None
 
     def add(self, round: int, exchange: int, direction: str, size: EnvelopeSize, envelopes: int) -> None:
         """So many envelopes of one size."""
@@ -77,19 +80,37 @@ class Plan:
         return out
 
 
-def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Plan:
-    """The algorithm's traffic of all rounds. run: the run's name, whose length every header has."""
+def plan(
+    problem: Problem,
+    participations: Schedule,
+    run: str = RUN_NAME,
+    examples: tuple[int, ...] = (),
+    steps: AsyncSchedule | None = None,
+) -> Plan:
+    """The algorithm's traffic of all rounds, and what devices spend on it.
+
+    Args:
+        problem: The problem, or an outline of it.
+        participations: Its schedule.
+        run: The run's name, whose length every header has.
+        examples: N_k of all clients, where an outline does not know them.
+        steps: The steps of an asynchronous experiment.
+    """
     federated = not problem.algorithm.centralised  # else nothing counts as the algorithm's
     everyone, costs = len(problem.clients), ClientCosts(sent_once(problem.algorithm))
     created = Plan(problem.net.layout.size, costs=costs, took_part=np.zeros(everyone, dtype=np.int64))
     edges = _EdgePlan(problem, problem.tree, run) if problem.tree else None
+    exchanges = range(1, len(problem.algorithm.exchanges) + 1)
+    sizes = {e: _sizes(problem, 1, e, run) for e in exchanges}
+    devices = _devices(problem, examples, sizes)
     for e in range(1, len(problem.algorithm.setup) + 1):
-        for direction, size in _sizes(problem, 0, e, run).items():
+        messages = _sizes(problem, 0, e, run)
+        for direction, size in messages.items():
             created.add(0, e, direction, size, everyone * federated)
         if edges:
             edges.add(created, 0, e, np.arange(everyone), np.arange(everyone))
-    exchanges = range(1, len(problem.algorithm.exchanges) + 1)
-    sizes = {e: _sizes(problem, 1, e, run) for e in exchanges}
+        if devices:
+            devices.set_up(e, messages["down"].total, messages["up"].total)
     for number, side, name in costs.optional:
         parts = (n for (field, _), n in sizes[number][side].rows.items() if field == name)
         costs.once[side] += everyone * sum(parts)
@@ -111,7 +132,21 @@ def plan(problem: Problem, participations: Schedule, run: str = RUN_NAME) -> Pla
                 there = _without(ids, participation.dropouts)
                 sent = _without(there, participation.lost_uploads)
                 edges.add(created, r, e, ids if e == 1 else there, sent)
+        if devices:
+            devices.add(r, ids, participation.dropouts, steps.step(r).seconds if steps else None)
+    if devices:
+        created.devices = devices.totals(problem.experiment.rounds)
     return created
+
+
+def _devices(
+    problem: Problem, examples: tuple[int, ...], sizes: dict[int, dict[str, EnvelopeSize]]
+) -> DevicePlan | None:
+    """The plan of the clients' devices, if there is a virtual clock."""
+    if problem.clock is None:
+        return None
+    totals = {e: (of["down"].total, of["up"].total) for e, of in sizes.items()}
+    return DevicePlan(problem.clock, examples or problem.sizes, totals)
 
 
 @dataclass
@@ -169,9 +204,10 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
     problem = Problem.outline(experiment, algorithm, Path(execution.data_dir) if execution.data_dir else None)
     created, dataset = problem.experiment, problem.dataset
-    sizes = (1,) * len(problem.clients) if created.asynchronous else ()
-    divisible = created.clients <= len(dataset.train_targets)  # else an asynchronous plan has equal clients
-    if created.participation.startswith("size:") or (created.asynchronous and divisible):
+    timed = problem.clock is not None
+    sizes = (1,) * len(problem.clients) if timed else ()
+    divisible = created.clients <= len(dataset.train_targets)  # else every client on the clock has one
+    if created.participation.startswith("size:") or (timed and divisible):
         split = partition(
             created.partition,
             targets=dataset.train_targets,
@@ -182,7 +218,9 @@ def planned(experiment: Experiment, execution: Execution) -> tuple[Problem, Plan
             centres=dataset.centres,
         )
         sizes = tuple(len(rows) for rows in split)
-    return problem, plan(problem, problem.schedule(sizes))
+    asynchrony = problem.asynchrony_of(sizes)
+    participations = problem.schedule(sizes, asynchrony)
+    return problem, plan(problem, participations, examples=sizes, steps=asynchrony.schedule)
 
 
 def document(problem: Problem, created: Plan) -> dict[str, Any]:
@@ -197,6 +235,7 @@ def document(problem: Problem, created: Plan) -> dict[str, Any]:
         **_as_summary(created),
         "rounds_per_client": {"min": times.min(), "max": times.max(), "mean": times.mean()},
         "bytes_per_round": {"min": min(per_round, default=0), "max": max(per_round, default=0)},
+        **({"devices": created.devices} if created.devices else {}),
     }
 
 
@@ -217,6 +256,8 @@ def show(experiment: Experiment, execution: Execution, as_json: bool = False) ->
         f"a client takes part in {times.min():,} to {times.max():,} rounds, {times.mean():,.1f} on average; "
         f"a round costs {_range([s['down'] + s['up'] for r, s in created.rounds.items() if r])} bytes"
     )
+    if created.devices:
+        display.note(sentence(created.devices))
     if not created.exact:
         display.note(
             "at most: a codec's size depends on the values, or a message has parts that may be absent"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas
 
+from launch.display import on_the_clock
 from launch.results import html
 from launch.results.field_bars import ordered, stack
 from launch.results.groups import ComparedRun
@@ -14,6 +15,8 @@ from launch.results.statistics import sides
 from launch.results.tables import NONE
 from launch.runs.reader import Run
 
+SPENT = {"seconds, simulated": "client_seconds", "J": "client_joules"}
+"""The lists of summary.json's `devices`, by the heads of their columns."""
 MOST_CLIENTS = 60
 """Clients of the table; of more, those with the most and the fewest bytes."""
 
@@ -68,8 +71,9 @@ def units(run: Run) -> str:
 def clients(
     rows: pandas.DataFrame, experiment: Mapping[str, Any], summary: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Of every client: its examples, the rounds in which it took part and in which its upload was folded, and
-    its bytes. An unfinished run's rounds are those of the ledger."""
+    """Of every client: its examples, the rounds in which it took part and in which its upload was folded,
+    its bytes, and what it spends on the virtual clock, if there is one. An unfinished run's rounds are those
+    of the ledger."""
     count = len(experiment.get("client_sizes") or ()) or int(experiment["clients"])
     by = sides(rows[rows.client >= 0], ["client"]).reindex(range(count), fill_value=0)
     sent = rows[(rows["round"] > 0) & (rows.direction == "down") & (rows.client >= 0)]
@@ -81,19 +85,24 @@ def clients(
         ranked = sorted(shown, key=lambda k: -int(by.loc[k].sum()))
         half = MOST_CLIENTS // 2
         shown = [*ranked[:half], *ranked[-half:]]
+    devices = summary.get("devices") or {}
+    spent = {title: devices[key] for title, key in SPENT.items() if key in devices}
     lines = [
         [
             *(str(k), _at(sizes, k), _at(took_part, k), _at(folded, k)),
             *(f"{by[side][k]:,}" for side in ("down", "up")),
+            *(f"{values[k]:,.4g}" for values in spent.values()),
         ]
         for k in shown
     ]
-    heads = ["client", "examples", "took part in rounds", "upload folded", "bytes down", "bytes up"]
+    heads = ["client", "examples", "took part in rounds", "upload folded", "bytes down", "bytes up", *spent]
     total = by.sum(axis=1)
     yield html.soft(
         f"{count:,} clients; bytes of a client, both directions: {int(total.min()):,} to "
         f"{int(total.max()):,}, {total.mean():,.0f} on average."
     )
+    if devices:
+        yield html.soft(f"On the {on_the_clock(devices)}.")
     cut = f", the {half} with the most and the {half} with the fewest bytes" if count > MOST_CLIENTS else ""
     yield html.folded(f"Table of clients{cut}", html.table(heads, lines, 0), opened=count <= 20)
 

@@ -140,6 +140,7 @@ def _figures(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) ->
         later = [float(s) for s in metrics["seconds"][metrics["round"] > 1]] if "seconds" in metrics else []
         known["seconds_round_median"] = statistics.median(later) if later else None
     known |= {k: v for k, v in summary.items() if v is not None}
+    known |= summary.get("devices") or {}
 
     def figure(key: str, form: str, scale: float = 1) -> str:
         value = known.get(key)
@@ -156,6 +157,10 @@ def _figures(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) ->
         "ECE, posterior samples": figure("ensemble_ece", ".4f"),
         "Brier, posterior samples": figure("ensemble_brier", ".4f"),
     }
+    on_devices = {
+        "s, simulated": figure("simulated_seconds", ",.1f"),
+        "J, all clients": figure("client_joules_total", ",.4g"),
+    }
     return {
         "accuracy": figure("test_accuracy", ".2%"),
         "NLL": figure("test_nll", ".4f"),
@@ -164,6 +169,7 @@ def _figures(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) ->
         "MB down": figure("bytes_down", ",.3f", 1e-6),
         "MB up": figure("bytes_up", ",.3f", 1e-6),
         "s per round": figure("seconds_round_median", ".2f"),
+        **{key: text for key, text in on_devices.items() if text != NONE},
     }
 
 

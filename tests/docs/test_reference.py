@@ -18,6 +18,7 @@ from fedsim import errors
 from fedsim.algorithm import Algorithm
 from fedsim.wire.schema import all_fields
 from launch.cli import main
+from launch.device_commands import devices
 from launch.sweep.recipe import Plot, Recipe, Table, Variant
 from protocols import REGISTRY
 from workers.storage.round_record import RESERVED
@@ -123,7 +124,8 @@ def test_every_metric_of_the_coordinator_and_of_the_algorithms_is_on_the_page() 
 
 
 def test_every_option_of_every_command_is_on_the_page() -> None:
-    for name, command in main.commands.items():
+    grouped = {f"devices {name}": command for name, command in devices.commands.items()}
+    for name, command in (main.commands | grouped).items():
         text = section(f"fedsim {name}")
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden:

@@ -8,8 +8,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fedsim.seeds import RandomStream, seeded_torch
+from fedsim.seeds import RandomStream, seeded_torch, standard_normals
+
+SEEDS = st.integers(0, 2**40)
 
 
 def test_two_keys_as_they_will_always_be() -> None:
@@ -97,3 +101,16 @@ def test_seeded_torch_depends_on_the_key_alone() -> None:
     first = drawn(9)
     torch.rand(1)
     assert drawn(9) == first != drawn(10)
+
+
+@settings(max_examples=50, deadline=None)
+@given(SEEDS, st.text(max_size=5), st.lists(st.integers(-1, 10**7), max_size=8), st.integers(1, 70))
+def test_normals_of_many_streams_are_to_the_bit_those_of_each(
+    seed: int, purpose: str, clients: list[int], count: int
+) -> None:
+    together = standard_normals(seed, purpose, 3, clients, "part", count)
+    assert together.shape == (len(clients), count)
+    for row, client in zip(together, clients, strict=True):
+        stream = RandomStream(seed, purpose, 3, client)
+        assert np.array_equal(row, stream.numpy("part").standard_normal(count))
+        assert row[0] == stream.numpy("part").standard_normal()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fedsim.client_devices import Computer, Devices, Link
 from fedsim.errors import DataError, UsageError
 from fedsim.round_events import TaskId
-from fedsim.virtual_clock import Clock, Computer, ExchangeClock, Link, clock
+from fedsim.seeds import RandomStream
+from fedsim.virtual_clock import BLOCK, Clock, ExchangeClock, clock, indices
 
 
 def created(link: str = "", compute: str = "", deadline: str = "", clients: int = 3, seed: int = 0) -> Clock:
@@ -99,3 +104,131 @@ def test_exchange_lasts_until_the_deadline_if_a_client_sends_nothing() -> None:
     assert not without.late(TaskId(1, 1, 0, 0), 100)
     assert without.close(1) == pytest.approx(0.01)
     assert ExchangeClock(None, (10, 10)).close(1) is None
+
+
+# ---- many clients, jitter, energy, the server's link
+
+BYTES = st.integers(0, 10**9)
+AMOUNTS = st.floats(0, 10)
+RATES = st.integers(1, 10**9)
+
+
+def of_values(clients: int, seed: int = 0, **columns: float | list[float]) -> Clock:
+    """A clock of clients with these columns; those that are not named are of Link() and Computer()."""
+    alike = Devices.alike(Link(), Computer(), clients)
+    named = {name: np.broadcast_to(np.array(v, dtype=np.float64), (clients,)) for name, v in columns.items()}
+    return Clock(replace(alike, **named), math.inf, seed)
+
+
+@st.composite
+def clocks(draw: st.DrawFn) -> Clock:
+    """Clients whose numbers all differ."""
+    clients = draw(st.integers(1, 5))
+    column = st.lists(st.floats(0.001, 100), min_size=clients, max_size=clients)
+    names = ("up", "down", "rtt", "jitter", "seconds", "noise", "joules", "joules_up", "joules_down")
+    scale = {"up": 1e6, "down": 1e6, "noise": 0.01}
+    columns = {name: [scale.get(name, 1.0) * x for x in draw(column)] for name in names}
+    return of_values(clients, draw(st.integers(0, 99)), **columns)
+
+
+@settings(max_examples=60, deadline=None)
+@given(clocks(), st.integers(0, 9), st.integers(1, 3), st.integers(0, 1000), BYTES, BYTES)
+def test_seconds_without_jitter_are_to_the_bit_those_of_the_plain_formula(
+    c: Clock, round: int, exchange: int, examples: int, down: int, up: int
+) -> None:
+    still = replace(c, devices=replace(c.devices, jitter=np.zeros(len(c.links))))
+    for k, (link, computer) in enumerate(zip(c.links, c.computers, strict=True)):
+        draw = RandomStream(c.seed, "compute", round, k).numpy("noise")
+        factor = math.exp(computer.noise * float(draw.standard_normal()))
+        seconds = link.rtt + 8 * down / link.down + 8 * up / link.up + examples * computer.seconds * factor
+        assert still.seconds(round, k, examples, down, up, exchange) == seconds
+
+
+@settings(max_examples=60, deadline=None)
+@given(clocks(), st.integers(0, 9), st.integers(1, 3), BYTES, BYTES)
+def test_many_clients_at_once_are_to_the_bit_one_after_the_other(
+    c: Clock, round: int, exchange: int, down: int, up: int
+) -> None:
+    clients = indices(range(len(c.links)))[::-1]
+    sizes = 10 * clients + 1
+    together = c.seconds_of(round, clients, sizes, down, up, exchange)
+    alone = [c.seconds(round, int(k), 10 * int(k) + 1, down, up, exchange) for k in clients]
+    assert together.tolist() == alone
+
+
+@settings(max_examples=60, deadline=None)
+@given(clocks(), AMOUNTS, st.integers(0, 9), BYTES)
+def test_more_jitter_takes_no_less_time(c: Clock, more: float, round: int, down: int) -> None:
+    clients = indices(range(len(c.links)))
+    jittery = replace(c, devices=replace(c.devices, jitter=c.devices.jitter + more))
+    before = c.seconds_of(round, clients, clients, down, 1)
+    assert bool((jittery.seconds_of(round, clients, clients, down, 1) >= before).all())
+
+
+def test_jitter_is_half_normal_and_of_seed_round_exchange_and_client() -> None:
+    many = 4000
+    c, clients = of_values(many, jitter=2.0), indices(range(many))
+
+    def drawn(clock: Clock, round: int = 1, exchange: int = 1) -> list[float]:
+        return clock.seconds_of(round, clients, clients, 0, 0, exchange).tolist()
+
+    first = drawn(c)
+    assert first == drawn(of_values(many, jitter=2.0)) == drawn(of_values(many + BLOCK, jitter=2.0))
+    others = (drawn(c, round=2), drawn(c, exchange=2), drawn(of_values(many, seed=1, jitter=2.0)))
+    for other in others:
+        assert not set(first) & set(other)
+    assert len(set(first)) == many
+    assert np.mean(first) == pytest.approx(2 * math.sqrt(2 / math.pi), rel=0.05)
+    assert np.mean(np.square(first)) == pytest.approx(4, rel=0.08)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0, 0.5), st.floats(0, 2), st.integers(1, 500))
+def test_the_mean_is_that_of_the_draws(noise: float, jitter: float, examples: int) -> None:
+    many = 3000
+    c, clients = of_values(many, seconds=0.01, noise=noise, jitter=jitter), indices(range(many))
+    sizes = np.full(many, examples)
+    drawn, mean = c.seconds_of(1, clients, sizes, 0, 0), c.mean_seconds_of(clients, sizes, 0, 0)
+    error = 6 * float(drawn.std()) / math.sqrt(many) + 1e-12
+    assert float(drawn.mean()) == pytest.approx(float(mean.mean()), abs=error)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(BYTES, BYTES), min_size=1, max_size=6), RATES, RATES)
+def test_an_exchange_takes_no_less_than_all_bytes_take_on_the_servers_link(
+    messages: list[tuple[int, int]], up: int, down: int
+) -> None:
+    own = of_values(len(messages), up=1e7, down=2e7)
+    shared = replace(own, server=Link(up=float(up), down=float(down)))
+    lasts = []
+    for c in (own, shared):
+        exchange = ExchangeClock(c, (1,) * len(messages))
+        for k, (received, _) in enumerate(messages):
+            exchange.gave(k, received)
+        for k, (_, sent) in enumerate(messages):
+            assert not exchange.late(TaskId(1, 1, k, 0), sent)
+        lasts.append(exchange.close(1))
+    without, with_it = lasts
+    assert without is not None and with_it is not None
+    bounds = (8 * sum(r for r, _ in messages) / down, 8 * sum(s for _, s in messages) / up)
+    assert with_it == max(without, *bounds)
+
+
+def test_a_wide_link_of_the_server_changes_nothing() -> None:
+    assert created("up=1mbit,server_up=1gbit").exchange_seconds(0.5, False, 10, 10**6) == 0.5
+    assert created("up=1mbit,server_up=1mbit").exchange_seconds(0.5, False, 10, 10**6) == 8.0
+
+
+@settings(max_examples=60, deadline=None)
+@given(clocks(), BYTES, BYTES, st.integers(0, 1000))
+def test_energy_is_that_of_bytes_and_examples(c: Clock, down: int, up: int, examples: int) -> None:
+    clients = indices(range(len(c.links)))
+    joules = c.joules_of(clients, np.full(len(clients), examples), down, up)
+    for k, (link, computer) in enumerate(zip(c.links, c.computers, strict=True)):
+        expected = link.joules_up * up + link.joules_down * down + computer.joules * examples
+        assert joules[k] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_servers_link_goes_with_no_deadline() -> None:
+    with pytest.raises(UsageError, match="--deadline goes with no link of the server"):
+        created("up=1mbit,server_up=1gbit", deadline="2s")

@@ -175,7 +175,7 @@ def test_the_keys_are_those_of_the_page(
         "fedsim describe ALGO": ("describe", "fedlap"),
         "fedsim runs": ("runs", path),
         "fedsim ledger RUN": ("ledger", path),
-        "fedsim plan": ("plan", "--clients", "2", "--rounds", "1"),
+        "fedsim plan": ("plan", "--clients", "2", "--rounds", "1", "--link", "joules_up=1e-6"),
         "fedsim compare": ("compare", path, second, "--out", page, "--to", "60%"),
         "fedsim schedule": ("schedule", "full"),
         "fedsim codecs": ("codecs", path),

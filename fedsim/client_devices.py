@@ -1,0 +1,308 @@
+"""The devices of all clients, as --link and --compute describe them: links, computers, energy.
+
+--link is KEY=VALUE,... for all clients, or a CSV file with a line per client; the keys are the columns.
+
+    up, down                   rates of the client's link, 10mbit (per second); without limit if absent
+    rtt, jitter                seconds of a round trip, and the scale of what comes on top of it, 40ms
+    compute, noise             time per example (5ms) or examples per second (200/s), its spread; in files
+    joules_up, joules_down     energy of one byte on the stream, 2e-6 (joules)
+    joules_example             energy of one example (joules)
+    server_up, server_down     the server's link, which all clients share; in a file the line `server`
+
+Directions are those of the clients: `up` of the server is the rate at which all uploads together come in.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.errors import DataError, UsageError
+from fedsim.specs import key_values, number, whole
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit")
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
+_PER_SECOND = re.compile(r"(\d+(?:\.\d+)?)/s")
+_SCALE = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+SERVER = "server"
+"""The client of the file's line that is about the server's own link."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bits per second in both directions, the seconds of one round trip, and joules per byte.
+
+    jitter: seconds; every exchange lasts jitter |z| longer, z ~ N(0, 1).
+    """
+
+    up: float = math.inf
+    down: float = math.inf
+    rtt: float = 0.0
+    jitter: float = 0.0
+    joules_up: float = 0.0
+    joules_down: float = 0.0
+
+
+@dataclass(frozen=True)
+class Computer:
+    """Seconds per example, the spread of their logarithm from task to task, and joules per example."""
+
+    seconds: float = 0.0
+    noise: float = 0.0
+    joules: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Devices:
+    """Links and computers of all K clients: a column (K,) of each number, named as in Link and Computer."""
+
+    up: Floats
+    down: Floats
+    rtt: Floats
+    jitter: Floats
+    joules_up: Floats
+    joules_down: Floats
+    seconds: Floats
+    noise: Floats
+    joules: Floats
+
+    @staticmethod
+    def alike(link: Link, computer: Computer, clients: int) -> Devices:
+        """All clients have this link and this computer."""
+        return Devices(**{name: np.full(clients, value) for name, value in _numbers(link, computer).items()})
+
+    def link(self, client: int) -> Link:
+        return Link(**{f.name: float(getattr(self, f.name)[client]) for f in fields(Link)})
+
+    def computer(self, client: int) -> Computer:
+        return Computer(**{f.name: float(getattr(self, f.name)[client]) for f in fields(Computer)})
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether anything costs a client energy."""
+        return any(bool(column.any()) for column in (self.joules_up, self.joules_down, self.joules))
+
+
+def devices(link: str, compute: str, *, clients: int) -> tuple[Devices, Link]:
+    """What --link and --compute describe: the clients' devices, and the link of the server.
+
+    Raises:
+        UsageError: If one of them cannot be parsed.
+        DataError: If the file of links is wrong.
+    """
+    of_all = computer(compute, f"--compute {compute}")
+    if is_file(link):
+        file = _File(link, clients, of_all)
+        if compute and file.computes:
+            raise UsageError(f"--compute {compute}: {link} says already what its clients compute with")
+        return file.devices, file.server
+    where = f"--link {link}"
+    values = {key: parse_value(key, value, where) for key, value in key_values(link)}
+    shared = Link(**{side: values.pop(f"server_{side}", math.inf) for side in ("up", "down")})
+    if "joules_example" in values:
+        of_all = Computer(of_all.seconds, of_all.noise, values.pop("joules_example"))
+    return Devices.alike(Link(**values), of_all, clients), shared
+
+
+def is_file(link: str) -> bool:
+    """Whether --link names a CSV file."""
+    return link.endswith(".csv")
+
+
+def computer(text: str, where: str) -> Computer:
+    """5ms, 200/s or 5ms,noise=0.3.
+
+    Raises:
+        UsageError: If it is none of these; where: how the message begins.
+    """
+    if not text:
+        return Computer()
+    first, _, rest = text.partition(",")
+    noise = 0.0
+    for key, value in key_values(rest):
+        noise = number(value)
+        if key != "noise" or not 0 <= noise < math.inf:
+            raise UsageError(f"{where}: {text!r}: write 5ms or 5ms,noise=0.3")
+    return Computer(_per_example(first, where), noise)
+
+
+# ---- the file
+
+
+@dataclass
+class _Column:
+    """A column of the file: how a cell is read, where the values go, and those of the texts seen so far."""
+
+    name: str
+    read: Callable[[str, str], float]
+    values: list[float]
+    known: dict[str, float] = field(default_factory=dict)
+
+    def value(self, cell: str, where: str) -> float:
+        self.known[cell] = result = self.read(cell, where)
+        return result
+
+
+class _File:
+    """A file of devices, which is read line by line: it may have a million.
+
+    devices: what it describes. server: the link of its line `server`. computes: whether it says of a client
+    what it computes with.
+    """
+
+    def __init__(self, text: str, clients: int, of_all: Computer) -> None:
+        self._text, self._clients = text, clients
+        self._defaults = _numbers(Link(), of_all)
+        self._lists = {name: [value] * clients for name, value in self._defaults.items()}
+        self._seen = bytearray(clients)
+        self.server, self.computes = Link(), False
+        try:
+            with Path(text).open(newline="", encoding="utf-8") as file:
+                rows = (row for row in csv.reader(file) if row)
+                self._read(next(rows, []), rows)
+        except OSError as e:
+            raise UsageError(f"--link {text}: {e.strerror}") from None
+        except (UnicodeDecodeError, csv.Error):
+            raise DataError(f"--link {text} is no CSV file in UTF-8") from None
+        missing = self._seen.find(0)
+        if missing >= 0:
+            raise DataError(f"{text} has no line for client {missing}; it needs client,up,down,rtt of each")
+        self.devices = Devices(**{name: np.array(values) for name, values in self._lists.items()})
+
+    def _read(self, heads: list[str], rows: Iterable[list[str]]) -> None:
+        at = heads.index("client") if "client" in heads else len(heads)
+        columns = [(i, self._column(name, heads)) for i, name in enumerate(heads) if i != at]
+        cells = [(i, column.known, column.values, column) for i, column in columns]
+        compute = heads.index("compute") if "compute" in heads and "noise" not in heads else None
+        noise = self._lists["noise"]
+        for line, row in enumerate(rows, start=2):
+            if len(row) > len(heads):
+                raise DataError(f"{self._where(line)} has more cells than the first line has columns")
+            row += [""] * (len(heads) + 1 - len(row))
+            k = whole(row[at])
+            if not 0 <= k < self._clients:
+                self._other(row[at], heads, row, line)
+                continue
+            if self._seen[k]:  # the last line of a client counts, as a whole
+                for name, values in self._lists.items():
+                    values[k] = self._defaults[name]
+            self._seen[k] = 1
+            for i, known, values, column in cells:
+                if cell := row[i]:
+                    value = known.get(cell)
+                    values[k] = column.value(cell, self._where(line)) if value is None else value
+            if compute is not None and (cell := row[compute]):
+                noise[k] = self._noises[cell]
+        self.computes = any(column.known for _, column in columns if column.name in ("compute", "noise"))
+
+    def _column(self, name: str, heads: list[str]) -> _Column:
+        if name == "compute":
+            self._noises: dict[str, float] = {}
+            return _Column(
+                name, self._alone if "noise" in heads else self._with_noise, self._lists["seconds"]
+            )
+        if name == "joules_example":
+            return _Column(name, _amount, self._lists["joules"])
+        if name in _READ and not name.startswith(SERVER):
+            return _Column(name, _READ[name], self._lists[name])
+        return _Column(name, lambda cell, where: parse_value("", f"{name}={cell}", where), [])
+
+    def _with_noise(self, cell: str, where: str) -> float:
+        parsed = computer(cell, where)
+        self._noises[cell] = parsed.noise
+        return parsed.seconds
+
+    def _alone(self, cell: str, where: str) -> float:
+        if "," in cell:
+            raise DataError(f"{where}: {cell!r}: there is a column noise, so write the time alone, 5ms")
+        return _per_example(cell, where)
+
+    def _other(self, client: str, heads: list[str], row: list[str], line: int) -> None:
+        """A line that is about no client: the server's, or a mistake."""
+        where = self._where(line)
+        if client != SERVER:
+            last = self._clients - 1
+            raise DataError(f"{where}: client {client!r}; clients count from 0 to {last}")
+        cells = {name: cell for name, cell in zip(heads, row, strict=False) if cell and name != "client"}
+        if wrong := sorted(cells.keys() - {"up", "down"}):
+            raise DataError(f"{where}: the server's link has up and down, but no {wrong[0]}")
+        self.server = Link(**{side: _rate(cell, where) for side, cell in cells.items()})
+
+    def _where(self, line: int) -> str:
+        return f"{self._text}, line {line}"
+
+
+# ---- single values
+
+
+def _numbers(link: Link, computer: Computer) -> dict[str, float]:
+    """The numbers of both, by their names."""
+    return {f.name: getattr(value, f.name) for value in (link, computer) for f in fields(value)}
+
+
+def parse_value(key: str, text: str, where: str) -> float:
+    """A value of --link KEY=VALUE,..., in bits per second, seconds or joules; where: how a message begins.
+
+    Raises:
+        UsageError: If there is no such key, or the value is wrong.
+    """
+    read = _READ.get(key)
+    if read is None or key == "noise":
+        shown = f"{key}={text}" if key else text
+        raise UsageError(f"{where}: '{shown}'; write up=10mbit,down=50mbit,rtt=40ms ({', '.join(_KEYS)})")
+    return read(text, where)
+
+
+def _rate(text: str, where: str) -> float:
+    if (result := _RATE.fullmatch(text)) and float(result[1]) > 0:
+        return float(result[1]) * _SCALE[result[2]]
+    raise UsageError(f"{where}: {text!r} is no rate; write 10mbit, 500kbit or 1gbit (per second)")
+
+
+def parse_time(text: str, where: str) -> float:
+    """Seconds, of a time such as 40ms.
+
+    Raises:
+        UsageError: If it is none; where: how the message begins.
+    """
+    if result := _TIME.fullmatch(text):
+        return float(result[1]) * _SCALE[result[2]]
+    raise UsageError(f"{where}: {text!r} is no time; write 40ms, 2s or 150us")
+
+
+def _per_example(text: str, where: str) -> float:
+    """Seconds of one example: a time, or how many examples there are in a second."""
+    if (result := _PER_SECOND.fullmatch(text)) and float(result[1]) > 0:
+        return 1 / float(result[1])
+    return parse_time(text, where)
+
+
+def _amount(text: str, where: str) -> float:
+    value = number(text)
+    if 0 <= value < math.inf:
+        return value
+    raise UsageError(f"{where}: {text!r} is no number of at least 0; write 2e-6")
+
+
+_READ: Mapping[str, Callable[[str, str], float]] = {
+    "up": _rate,
+    "down": _rate,
+    "rtt": parse_time,
+    "jitter": parse_time,
+    "noise": _amount,
+    "joules_up": _amount,
+    "joules_down": _amount,
+    "joules_example": _amount,
+    "server_up": _rate,
+    "server_down": _rate,
+}
+_KEYS = tuple(key for key in _READ if key != "noise")

@@ -1,0 +1,123 @@
+"""What a plan says of the virtual clock: simulated seconds and energy, of all clients without a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedsim.client_devices import Floats
+from fedsim.virtual_clock import Clock, Ints, indices
+
+DRAWN = 300_000
+"""Tasks whose noise and jitter are drawn at least; the durations of rounds after them are an estimate."""
+
+
+class DevicePlan:
+    """Counts who takes part, and adds up the durations of rounds.
+
+    estimated: whether the durations of some rounds are the mean of those before.
+    """
+
+    def __init__(
+        self, clock: Clock, sizes: tuple[int, ...], exchanges: Mapping[int, tuple[int, int]]
+    ) -> None:
+        """sizes: N_k of all clients. exchanges: stream bytes of a broadcast and an upload of a round."""
+        self._clock, self._sizes, self._exchanges = clock, indices(sizes), exchanges
+        everyone = np.arange(len(sizes))
+        self._draws = clock.has_draws(everyone)
+        self._gone, self._took_part = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
+        self._seconds, self._joules = np.zeros(len(sizes)), np.zeros(len(sizes))
+        self._durations: list[float] = []
+        self._last: tuple[Ints, float] = (indices(()), 0.0)
+        self._tasks = 0
+        self.setup_seconds = 0.0
+        self.estimated = False
+
+    def set_up(self, exchange: int, bytes_down: int, bytes_up: int) -> None:
+        """Add an exchange of the set-up, in which all clients take part."""
+        everyone, once = np.arange(len(self._sizes)), np.ones(len(self._sizes), np.int64)
+        self._add(bytes_down, bytes_up, once, np.zeros_like(once))
+        self.setup_seconds += self._duration(0, exchange, everyone, 0, bytes_down, bytes_up)
+
+    def add(self, round: int, clients: Ints, dropouts: Collection[int], seconds: float | None = None) -> None:
+        """Add a round.
+
+        Args:
+            round: Its number.
+            clients: Those that get the broadcast; the same array if they are those of the round before.
+            dropouts: Those of them that send nothing.
+            seconds: The round's duration, if an asynchronous schedule has decided it.
+        """
+        self._took_part[clients] += 1
+        gone = indices(sorted(dropouts))
+        self._gone[gone] += 1
+        if seconds is not None:
+            self._durations.append(seconds)
+        elif not self._draws and not dropouts and clients is self._last[0]:
+            self._durations.append(self._last[1])
+        elif self._draws and self._tasks >= DRAWN:
+            self.estimated = True
+        else:
+            answering = np.setdiff1d(clients, gone, assume_unique=True) if dropouts else clients
+            lasts = sum(
+                self._duration(round, e, answering, len(gone) if e == 1 else 0, down, up)
+                for e, (down, up) in self._exchanges.items()
+            )
+            self._durations.append(lasts)
+            self._last = clients, lasts
+            self._tasks += len(clients)
+
+    def totals(self, rounds: int) -> dict[str, Any]:
+        """The key `devices` of a plan of so many rounds."""
+        answered = self._took_part - self._gone
+        for e, (down, up) in self._exchanges.items():
+            self._add(down, up, answered, self._gone if e == 1 else np.zeros_like(answered))
+        mean = math.fsum(self._durations) / max(len(self._durations), 1)
+        left = rounds - len(self._durations)
+        energy = {**_spread("client_joules", self._joules)} if self._clock.devices.has_energy else {}
+        return {
+            "simulated_seconds": self.setup_seconds + math.fsum(self._durations) + left * mean,
+            "estimated": self.estimated,
+            **_spread("client_seconds", self._seconds),
+            **energy,
+        }
+
+    def _add(self, down: int, up: int, answered: Ints, gone: Ints) -> None:
+        """Add an exchange that each client has answered so often, and has not answered so often."""
+        everyone, clock = np.arange(len(self._sizes)), self._clock
+        self._seconds += answered * clock.mean_seconds_of(everyone, self._sizes, down, up)
+        self._seconds += gone * clock.download_of(everyone, down)
+        self._joules += answered * clock.joules_of(everyone, self._sizes, down, up)
+        self._joules += gone * clock.joules_of(everyone, np.zeros_like(self._sizes), down, 0)
+
+    def _duration(self, round: int, exchange: int, answering: Ints, silent: int, down: int, up: int) -> float:
+        took = self._clock.seconds_of(round, answering, self._sizes[answering], down, up, exchange)
+        asked = (len(answering) + silent) * down
+        slowest = float(took.max(initial=0.0))
+        return self._clock.exchange_seconds(slowest, bool(silent), asked, len(answering) * up)
+
+
+def _spread(name: str, values: Floats) -> dict[str, Any]:
+    """The smallest, largest and mean of clients, and the sum."""
+    spread = {"min": float(values.min()), "max": float(values.max()), "mean": float(values.mean())}
+    return {name: spread, f"{name}_total": math.fsum(values.tolist())}
+
+
+def sentence(devices: Mapping[str, Any]) -> str:
+    """What a reader of the plan is told."""
+    prefix = "about " if devices["estimated"] else ""
+    text = f"virtual clock: {prefix}{devices['simulated_seconds']:,.1f} s; a client is busy for "
+    text += _range(devices["client_seconds"], "s", devices["client_seconds_total"])
+    if "client_joules" in devices:
+        text += "; it spends " + _range(devices["client_joules"], "J", devices["client_joules_total"])
+    return text
+
+
+def _range(spread: Mapping[str, float], unit: str, total: float) -> str:
+    return (
+        f"{spread['min']:,.4g} to {spread['max']:,.4g} {unit}, {spread['mean']:,.4g} on average, "
+        f"{total:,.4g} {unit} in all"
+    )

@@ -1,0 +1,93 @@
+"""What a run costs its clients on the virtual clock: seconds and energy, for summary.json.
+
+All of it follows from the configuration and the rows of ledger.csv, so that it is the same for any number of
+workers, and after any number of resumes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from fedsim.client_devices import Floats
+from fedsim.problem import Problem
+from fedsim.virtual_clock import Clock, Ints, indices
+from fedsim.wire.ledger import Entry
+
+Sent = dict[tuple[int, int], dict[int, list[int]]]
+"""Bytes down and up of every client, by round and exchange."""
+
+
+def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[str, Any]:
+    """The key `devices` of summary.json.
+
+    Args:
+        problem: The run's problem, which has a clock.
+        rows: All rows of the ledger.
+        rounds: The last committed round; rows of later ones do not count.
+
+    Returns:
+        `simulated_seconds` of all rounds; `client_seconds`, a list of the seconds in which each client loads,
+        computes and sends, and `client_seconds_total`, their sum; `client_joules` and `client_joules_total`
+        if a device's energy is known.
+    """
+    clock, sizes = problem.clock, indices(problem.sizes)
+    assert clock is not None
+    seconds, joules = np.zeros(len(sizes)), np.zeros(len(sizes))
+    simulated = 0.0
+    for (round, exchange), sent in sorted(_sent(rows, rounds).items()):
+        clients = indices(sorted(sent))
+        down, up = (indices([sent[k][side] for k in sorted(sent)]) for side in (0, 1))
+        took = _seconds(problem, clock, (round, exchange), clients, sizes[clients], down, up)
+        seconds[clients] += took
+        joules[clients] += clock.joules_of(clients, sizes[clients] * (up > 0), down, up)
+        simulated += _duration(problem, clock, round, took, down, up)
+    costs = {"simulated_seconds": simulated, **_with_total("client_seconds", seconds)}
+    return {"devices": costs | (_with_total("client_joules", joules) if clock.devices.has_energy else {})}
+
+
+def _with_total(name: str, values: Floats) -> dict[str, Any]:
+    return {name: values.tolist(), f"{name}_total": math.fsum(values.tolist())}
+
+
+def _sent(rows: Iterable[Entry], rounds: int) -> Sent:
+    """What the algorithm has sent in committed rounds."""
+    sent: Sent = {}
+    for row in rows:
+        if row.kind == "algorithm" and row.round <= rounds:
+            of_client = sent.setdefault((row.round, row.exchange), {}).setdefault(row.client, [0, 0])
+            of_client[row.direction == "up"] += row.bytes
+    return sent
+
+
+def _seconds(
+    problem: Problem,
+    clock: Clock,
+    of: tuple[int, int],
+    clients: Ints,
+    sizes: Ints,
+    down: Ints,
+    up: Ints,
+) -> Floats:
+    """Of each client of an exchange (a round and a number); of one that sent nothing, the download alone."""
+    round, exchange = of
+    result = clock.download_of(clients, down)
+    answered, steps = np.flatnonzero(up), problem.asynchrony.schedule
+    if steps is not None and round:
+        result[answered] = steps.seconds_of(round, tuple(clients[answered].tolist()))
+    else:
+        k, own = clients[answered], sizes[answered]
+        result[answered] = clock.seconds_of(round, k, own, down[answered], up[answered], exchange)
+    return result
+
+
+def _duration(problem: Problem, clock: Clock, round: int, took: Floats, down: Ints, up: Ints) -> float:
+    """Of an exchange, as fedsim.virtual_clock.ExchangeClock has it."""
+    steps = problem.asynchrony.schedule
+    if steps is not None and round:
+        return steps.step(round).seconds
+    slowest = float(took[up > 0].max(initial=0.0))
+    return clock.exchange_seconds(slowest, bool((up == 0).any()), int(down.sum()), int(up.sum()))

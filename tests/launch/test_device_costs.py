@@ -1,0 +1,175 @@
+"""Seconds and energy of clients, in summary.json, the report and the plan."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from launch.cli import main
+from launch.runs.reader import Run
+from tests.support.commands import fedsim
+
+HEADS = "client,compute,noise,up,down,rtt,jitter,joules_up,joules_down,joules_example"
+LINES = (
+    "0,1ms,0.2,6mbit,13mbit,70ms,10ms,4e-6,1e-6,0.01",
+    "1,20ms,0.2,2mbit,13mbit,70ms,10ms,5e-6,1e-6,0.02",
+    "2,1ms,0.2,6mbit,40mbit,20ms,5ms,4e-6,2e-6,0.01",
+    "3,5ms,,6mbit,13mbit,,,,,",
+    "server,,,20mbit,20mbit,,,,,",
+)
+SMALL = (
+    "--clients",
+    "4",
+    "--model",
+    "logistic",
+    "--algo",
+    "mime",
+    "--participation",
+    "full+lost:0.3+gone:0.2",
+)
+
+
+def file_of(folder: Path, *lines: str) -> str:
+    path = folder / "devices.csv"
+    path.write_text("\n".join((HEADS, *lines, "")))
+    return str(path)
+
+
+def launched(folder: Path, *options: str, workers: str = "0", rounds: str = "4") -> Run:
+    command = ("launch", *SMALL, "--rounds", rounds, "--workers", workers, "--out", str(folder), *options)
+    done = CliRunner().invoke(main, [*command, "--quiet"])
+    assert done.exit_code == 0, done.output
+    return Run.open(folder)
+
+
+def spent(run: Run) -> dict[str, Any]:
+    measured: dict[str, Any] = run.summary["devices"]
+    return measured
+
+
+def planned(*options: str) -> dict[str, Any]:
+    done = CliRunner().invoke(main, ["plan", *options, "--json"])
+    assert done.exit_code == 0, done.output
+    measured: dict[str, Any] = json.loads(done.stdout)["devices"]
+    return measured
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("devices")
+    return launched(folder / "run", "--link", file_of(folder, *LINES))
+
+
+def test_the_sum_over_clients_is_the_total(run: Run) -> None:
+    for name in ("client_seconds", "client_joules"):
+        values = spent(run)[name]
+        assert len(values) == 4 and math.fsum(values) == spent(run)[f"{name}_total"] > 0
+
+
+def test_simulated_seconds_are_those_of_the_rounds(run: Run) -> None:
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    rounds = [line["simulated_seconds"] for line in lines if line["round"]]
+    assert len(rounds) == 4 and spent(run)["simulated_seconds"] == pytest.approx(sum(rounds), rel=1e-12)
+
+
+def test_energy_is_that_of_the_ledger(run: Run) -> None:
+    own = run.ledger[run.ledger.kind == "algorithm"]
+    by = own.groupby(["client", "direction"]).bytes.sum()
+    answered = own[own.direction == "up"].groupby("client")[["round", "exchange"]]
+    sizes = run.experiment["client_sizes"]
+    for k, line in enumerate(LINES[:3]):
+        up, down, example = map(float, line.split(",")[-3:])
+        tasks = len(answered.get_group(k).drop_duplicates())
+        expected = up * by[k, "up"] + down * by[k, "down"] + example * tasks * sizes[k]
+        assert spent(run)["client_joules"][k] == pytest.approx(expected, rel=1e-12)
+    assert spent(run)["client_joules"][3] == 0
+
+
+def test_no_energy_is_named_where_none_is_known(tmp_path: Path) -> None:
+    measured = launched(tmp_path / "run", "--compute", "1ms", rounds="1")
+    assert set(spent(measured)) == {"simulated_seconds", "client_seconds", "client_seconds_total"}
+    assert "devices" not in launched(tmp_path / "plain", rounds="1").summary
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", ["1", "3"])
+def test_it_does_not_depend_on_workers(run: Run, workers: str, tmp_path: Path) -> None:
+    options = (*SMALL, "--rounds", "4", "--link", run.experiment["link"], "--out", str(tmp_path / "run"))
+    fedsim("launch", "--workers", workers, *options)
+    assert spent(Run.open(tmp_path / "run")) == spent(run)
+
+
+def test_it_does_not_depend_on_resumes(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launched(folder, "--link", run.experiment["link"], rounds="2")
+    done = CliRunner().invoke(main, ["resume", str(folder), "--rounds", "4", "--quiet"])
+    assert done.exit_code == 0, done.output
+    assert spent(Run.open(folder)) == spent(run)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--participation", "2"),
+        ("--participation", "full+gone:0.3+lost:0.3"),
+        ("--participation", "coin:0.5", "--algo", "precond_admm", "--model", "logistic"),
+        ("--async", "fedbuff:2", "--participation", "full", "--algo", "fedavg"),
+    ],
+)
+def test_a_plan_is_the_run_where_nothing_is_drawn(options: tuple[str, ...], tmp_path: Path) -> None:
+    server = () if "--async" in options else (LINES[-1],)
+    still = [",".join(c if i not in (2, 6) else "" for i, c in enumerate(x.split(","))) for x in LINES[:-1]]
+    options = (*SMALL, "--rounds", "4", *options, "--link", file_of(tmp_path, *still, *server))
+    done = CliRunner().invoke(main, ["launch", *options, "--workers", "0", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    measured, plan = spent(Run.open(tmp_path / "run")), planned(*options)
+    assert plan["simulated_seconds"] == pytest.approx(measured["simulated_seconds"], rel=1e-9)
+    assert not plan["estimated"]
+    for name in ("client_seconds", "client_joules"):
+        assert plan[f"{name}_total"] == pytest.approx(measured[f"{name}_total"], rel=1e-9)
+        for key, of in (("min", min), ("max", max)):
+            assert plan[name][key] == pytest.approx(of(measured[name]), rel=1e-9)
+
+
+def test_a_plan_draws_the_durations_of_the_run(run: Run) -> None:
+    measured = planned(*SMALL, "--rounds", "4", "--link", run.experiment["link"])
+    assert measured["simulated_seconds"] == pytest.approx(spent(run)["simulated_seconds"], rel=1e-9)
+    assert measured["client_joules_total"] == pytest.approx(spent(run)["client_joules_total"], rel=1e-9)
+
+
+def test_a_plan_of_many_tasks_is_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.commands.planned_devices.DRAWN", 40)
+    options = ("--algo", "fedavg", "--clients", "10", "--rounds", "400", "--compute", "5ms,noise=0.3")
+    few = planned(*options)
+    monkeypatch.setattr("launch.commands.planned_devices.DRAWN", 10**6)
+    all_drawn = planned(*options)
+    assert few["estimated"] and not all_drawn["estimated"]
+    assert few["simulated_seconds"] == pytest.approx(all_drawn["simulated_seconds"], rel=0.5)
+    assert few["client_seconds"] == all_drawn["client_seconds"]
+
+
+def test_the_report_has_a_column_of_each(run: Run) -> None:
+    done = CliRunner().invoke(main, ["report", str(run.path)])
+    assert done.exit_code == 0, done.output
+    page = (run.path / "report.html").read_text()
+    for text in ("seconds, simulated", "J</th>", "On the virtual clock", "J, all clients", "s, simulated"):
+        assert text in page, text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--link", "up=1mbit,server_up=1gbit", "--async", "fedbuff:2"), "--async goes with no link of the"),
+        (("--link", "up=1mbit,server_up=1gbit", "--deadline", "1s"), "--deadline goes with no link of the"),
+        (("--link", "up=1mbit,joules_up=lots"), "'lots' is no number of at least 0"),
+    ],
+)
+def test_mistakes_are_one_line(options: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    command = ["launch", "--algo", "fedavg", "--clients", "4", "--out", str(tmp_path / "run"), *options]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2 and says in done.output and len(done.output.strip().splitlines()) == 1
