@@ -1,8 +1,9 @@
 """The process of one tracker: python -m launch.tracking.follow RUN TRACKER. Imports no torch.
 
-It reads the run's files while its standard input is open, which the coordinator holds, and writes what is new to
-the tracker. When that is closed, the run has ended, or its coordinator was killed: it writes the rest, and ends.
-On standard output it says what a user should know, a line each; what the tracker prints goes to its log.
+It reads the run's files while its standard input is open, which the coordinator holds, and writes what is
+new to the tracker. When that is closed, the run has ended, or its coordinator was killed: it writes the rest,
+and ends. On standard output it says what a user should know, a line each; what the tracker prints goes to its
+log.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ PATIENCE = 60.0
 """Seconds to wait for the process of an earlier start, which may still be writing."""
 NICENESS = 10
 """The workers go first."""
+COST = "fedsim: {begun:.3f} s of CPU to begin, {computed:.3f} s while the run went on"
+"""The last line of the log."""
 
 
 @dataclass
@@ -68,7 +71,9 @@ class Followed:
         own.mkdir(parents=True, exist_ok=True)
         known = json_or_empty(own.with_suffix(".json"))
         manifest = json_of(folder / NAME)
-        same = bool(known) and known["of"] == manifest["run"]  # not of a start that failed, in whose folder this one is
+        same = (
+            bool(known) and known["of"] == manifest["run"]
+        )  # not of a start that failed, in whose folder this one is
         run = TrackedRun(
             folder.resolve().name,
             own,
@@ -82,7 +87,7 @@ class Followed:
         return followed
 
     def write(self, rows: RunRows) -> None:
-        """Write the rounds that the tracker does not have: a resumed run evaluates some again, to the same bits.
+        """Write the rounds that the tracker does not have: a resumed run computes some again.
 
         Raises:
             Exception: whatever the tracker raises.
@@ -124,7 +129,7 @@ def tracker_of(name: str) -> Tracker:
     return tracker
 
 
-def follow(followed: Followed, ended: Callable[[float], bool], interval: float = INTERVAL) -> None:
+def follow(followed: Followed, ended: Callable[[float], bool], interval: float = INTERVAL) -> float:
     """Write a run's rounds until it has ended.
 
     Args:
@@ -132,16 +137,21 @@ def follow(followed: Followed, ended: Callable[[float], bool], interval: float =
         ended: Waits for so many seconds, or until the run has ended, and returns whether it has.
         interval: Seconds between two looks at the run's files, at least.
 
+    Returns:
+        The seconds of computing that this took while the run went on.
+
     Raises:
         Exception: whatever the tracker raises.
     """
-    rows, pause = RunRows(followed.folder), 0.0
+    rows, pause, computed = RunRows(followed.folder), 0.0, 0.0
     while not ended(pause):
         before = time.process_time()
         followed.write(rows)
-        pause = max(interval, (time.process_time() - before) / SHARE)
+        seconds = time.process_time() - before
+        pause, computed = max(interval, seconds / SHARE), computed + seconds
     followed.write(rows)
     followed.end()
+    return computed
 
 
 def input_closed(seconds: float) -> bool:
@@ -176,7 +186,10 @@ def main(folder: Path, name: str, said: Callable[[str], Any]) -> int:
     """Follow a run; returns the exit code. said: takes a line for the user."""
     try:
         lock = locked(folder / FOLDER / name)
-        follow(Followed.begin(folder, name, tracker_of(name)), input_closed)
+        followed = Followed.begin(folder, name, tracker_of(name))
+        begun = time.process_time()
+        computed = follow(followed, input_closed)
+        print(COST.format(begun=begun, computed=computed))
         lock.release()
     except (Exception, SystemExit) as e:
         traceback.print_exc()

@@ -20,8 +20,8 @@ STATUS = {"done": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "kill
 class MlflowTracker:
     """Writes by MLflow's client.
 
-    Without MLFLOW_TRACKING_URI it writes files, because mlflow-skinny has no database, and a database for each
-    run would take seconds to set up.
+    Without MLFLOW_TRACKING_URI it writes files, because mlflow-skinny has no database, and a database for
+    every run would take seconds to set up.
     """
 
     def __init__(self) -> None:

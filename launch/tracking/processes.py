@@ -37,14 +37,13 @@ class TrackerProcess:
             OSError: if that is not possible.
         """
         log = folder / "logs" / f"track-{name}.log"
-        paths = os.pathsep.join(p for p in sys.path if p)
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "launch.tracking.follow", str(folder.resolve()), name],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                env={**os.environ, "PYTHONPATH": paths},
+                env=_environment(),
                 start_new_session=True,  # Ctrl-C is for the coordinator
             )
         assert process.stdout is not None
@@ -129,10 +128,19 @@ class Tracking:
 
 
 def _report(folder: Path) -> Iterator[str]:
-    """Write the run's page; a note if that is not possible."""
-    from launch.results.run_page import report  # imports pandas
-
+    """Write the run's page by `fedsim report`, which imports pandas; a note if that is not possible."""
+    command = [sys.executable, "-m", "launch", "report", str(folder.resolve())]
     try:
-        report(folder, None)
-    except Exception as e:  # the run has ended, and its page can be written again
-        yield f"--track: {folder / 'report.html'} could not be written: {e}"
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=END, env=_environment(), start_new_session=True
+        )
+        why = done.stderr.strip() if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as e:
+        why = str(e)
+    if why:
+        yield f"--track: {folder / 'report.html'} was not written: {why.splitlines()[-1]}"
+
+
+def _environment() -> dict[str, str]:
+    """That of a process that finds the same modules."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

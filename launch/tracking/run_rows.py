@@ -140,7 +140,7 @@ def finite(values: Mapping[str, Any]) -> dict[str, float]:
 def config(manifest: Mapping[str, Any]) -> dict[str, Value]:
     """What a run computes, by dotted names: hyperparameters, algorithm, data, versions and the digest.
 
-    What is empty is left out, and what is longer than LONGEST: the manifest, which is kept with the run, has it.
+    What is empty is left out, and what is longer than LONGEST: the manifest, which is kept, too, has it.
     """
     known = {
         **manifest.get("experiment", {}),

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in RUN/tracking/tensorboard, which `tensorboard --logdir RUN` or a parent finds."""
+"""TensorBoard: event files in RUN/tracking/tensorboard, which `tensorboard --logdir RUN` finds."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class Ending:
         status: done, failed, interrupted or killed.
         last: The last evaluated round.
         numbers: Those of summary.json.
-        files: The files that are kept with the run: the report, if there is one, the manifest and the summary.
+        files: Those that are kept with the run: the report, if there is one, the summary and the manifest.
     """
 
     status: str

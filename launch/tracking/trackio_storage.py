@@ -1,4 +1,4 @@
-"""Trackio: a run in RUN/tracking/trackio, or where TRACKIO_DIR, TRACKIO_SPACE_ID or TRACKIO_SERVER_URL say."""
+"""Trackio: a run in RUN/tracking/trackio, or where TRACKIO_DIR or a variable of ELSEWHERE says."""
 
 from __future__ import annotations
 

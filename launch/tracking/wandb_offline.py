@@ -12,7 +12,7 @@ from launch.tracking.tracker import PROJECT, Ending, Row, TrackedRun
 
 
 class WandbTracker:
-    """Writes by wandb's own process, without what it else records of the machine, the source and the output."""
+    """Writes by wandb's own process, without what it records else of machine, source and output."""
 
     def __init__(self) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
