@@ -65,5 +65,6 @@ def check_installed(choices: tuple[Choice, ...]) -> None:
         UsageError: saying which extra installs it.
     """
     for choice in choices:
-        if find_spec(choice.name) is None:
+        spec = find_spec(choice.name)
+        if spec is None or spec.origin is None:  # a folder of this name, such as wandb leaves, is no package
             raise not_installed(choice.name, f"--track {choice.name}", choice.name)

@@ -182,8 +182,8 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def main(folder: Path, name: str, said: Callable[[str], Any]) -> int:
-    """Follow a run; returns the exit code. said: takes a line for the user."""
+def main(folder: Path, name: str, tell: Callable[[str], Any]) -> int:
+    """Follow a run; returns the exit code. tell: takes a line for the user."""
     try:
         lock = locked(folder / FOLDER / name)
         followed = Followed.begin(folder, name, tracker_of(name))
@@ -193,7 +193,7 @@ def main(folder: Path, name: str, said: Callable[[str], Any]) -> int:
         lock.release()
     except (Exception, SystemExit) as e:
         traceback.print_exc()
-        said(reason(e))
+        tell(reason(e))
         return 1
     return 0
 

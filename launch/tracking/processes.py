@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -17,16 +18,18 @@ from launch.tracking import Choice
 
 END = 120.0
 """Seconds for the trackers to write the rest when the run has ended; then they are ended, too."""
+LINGER = 1.0
+"""Seconds between the end of a process's output and its own."""
 
 
 @dataclass
 class TrackerProcess:
-    """A tracker's process. said: the bytes of what it has said that are not shown yet."""
+    """A tracker's process. printed: what it has printed so far, which is a line if it fails."""
 
     name: str
     log: Path
     process: subprocess.Popen[bytes]
-    said: bytes = b""
+    printed: bytes = b""
     ended: bool = False
 
     @staticmethod
@@ -52,22 +55,35 @@ class TrackerProcess:
 
     @property
     def output(self) -> IO[bytes]:
-        """Where it says something."""
+        """What it prints."""
         assert self.process.stdout is not None
         return self.process.stdout
 
     def notes(self) -> Iterator[str]:
-        """What it has said since the last call, and that it has ended early. Does not wait."""
+        """That it has failed, when it has. Does not wait for it."""
         if self.ended:
             return
         with suppress(BlockingIOError):
             while got := os.read(self.output.fileno(), 1 << 12):
-                self.said += got
-            self.ended = True
-            code, why = self.process.wait(), self.said.decode(errors="replace").strip()
+                self.printed += got
+            code, why = self._reaped(), self.printed.decode(errors="replace").strip()
             if code:
                 why = why or f"its process has ended with {code}"
                 yield f"--track {self.name} is off, and the run goes on: {why} ({self.log})"
+
+    def _reaped(self) -> int:
+        """The exit code of a process that has closed its output, which it does when it ends."""
+        with suppress(subprocess.TimeoutExpired):
+            self.ended = True
+            return self.process.wait(LINGER)
+        return self.kill()
+
+    def kill(self) -> int:
+        """End it, and what it has started; returns the exit code."""
+        self.ended = True
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
 
     def close_input(self) -> None:
         """Tell it that the run has ended."""
@@ -119,9 +135,7 @@ class Tracking:
             select.select([tracker.output for tracker in waiting], [], [], left)
             yield from self.notes()
         for tracker in waiting:
-            tracker.process.kill()
-            tracker.process.wait()
-            tracker.ended = True
+            tracker.kill()
             yield f"--track {tracker.name} has not ended within {seconds:g} s ({tracker.log})"
         for tracker in self._running:
             tracker.output.close()

@@ -3,10 +3,11 @@
     python -m tests.benchmarks.tracking [--repeats 5] [--rounds 60] [--trackers tensorboard,mlflow] [--tiny]
 
 The job is that of tests.benchmarks.steady_state: FashionMNIST's shape, MLP 784-200-100-10, fedavg, 10
-clients, 2 workers on 2 cores, every round evaluated. Runs with and without a tracker alternate, so that a load
-of the machine meets both, and the ratios are those of neighbours. The second figure scatters less: the CPU
-time of the tracker's process while the run went on, per second of the run. What it takes to begin happens
-once. A tracker's own service process (wandb has one) is in the ratio alone.
+clients, 2 workers on 2 cores, every round evaluated. Runs with and without a tracker alternate, so that a
+load of the machine meets both. A ratio is that of the median rounds of two neighbours, of the second half
+of their rounds: in the first, the tracker's process imports its packages, once. The second figure scatters
+less: the CPU time of that process while the run went on, per second of the run, and what it takes to begin.
+A tracker's own service process (wandb has one) is in the ratio alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from fedsim.errors import UsageError
 from launch.tracking import TRACKERS, check_installed, selected
 from tests.benchmarks.common import FEW, FULL, fashion_shaped, launch, options_of, round_seconds, spread
 
-WARM = 5
 COST = re.compile(r"fedsim: ([\d.]+) s of CPU to begin, ([\d.]+) s while the run went on")
 """launch.tracking.follow.COST as it stands in a log."""
 
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--trackers", default=",".join(TRACKERS))
     options = parser.parse_args()
-    repeats, rounds, warm = (1, 3, 1) if options.tiny else (options.repeats, options.rounds, WARM)
+    repeats, rounds = (1, 4) if options.tiny else (options.repeats, options.rounds)
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["FEDSIM_CACHE"] = f"{scratch}/cache"
         data = fashion_shaped(Path(scratch) / "data", FEW if options.tiny else FULL)
@@ -63,7 +63,7 @@ def main() -> None:
                 seconds = {}
                 for name in ("none", choice.name) if i % 2 else (choice.name, "none"):
                     run = tracked(data, rounds, Path(scratch) / f"{choice.name}-{i}-{name}", name)
-                    seconds[name] = statistics.mean(round_seconds(run, warm=warm))
+                    seconds[name] = statistics.median(round_seconds(run, warm=rounds // 2))
                     if name != "none":
                         of_this = costs(run, name)
                         begun.append(of_this[0])

@@ -87,6 +87,15 @@ def test_a_missing_package_is_one_line_with_its_extra_and_nothing_is_begun(
     assert "--track mlflow needs the package mlflow: pip install 'fedsim-wire[mlflow]'" in done.stderr
 
 
+def test_a_folder_of_a_trackers_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb leaves one where it is used."""
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(UsageError, match="needs the package wandb"):
+        tracking.check_installed(selected("wandb"))
+
+
 def test_every_tracker_has_an_extra() -> None:
     extras = (ROOT / "setup.cfg").read_text().partition("[options.extras_require]")[2].splitlines()
     assert {f"{name} =" for name in TRACKERS} <= set(extras)
@@ -244,9 +253,9 @@ def test_a_run_that_replaces_a_failed_start_in_its_folder_is_a_new_one(run: Path
 def test_a_tracker_that_raises_is_one_line(method: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "tracker_of", lambda name: Memory(fails=method))
     monkeypatch.setattr(module, "input_closed", lambda seconds: True)
-    said: list[str] = []
-    assert module.main(run, "mlflow", said.append) == 1
-    assert said == [f"ValueError: no {method} and a second line"]
+    notes: list[str] = []
+    assert module.main(run, "mlflow", notes.append) == 1
+    assert notes == [f"ValueError: no {method} and a second line"]
 
 
 def test_it_computes_a_hundredth_of_the_time_at_most(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
