@@ -21,6 +21,11 @@ def needed(package: str, owner: str, extra: str = "models") -> Any:
     try:
         return import_module(package)
     except ImportError:
-        raise UsageError(
-            f"{owner} needs the package {package}: pip install 'fedsim-wire[{extra}]' (or {package} alone)"
-        ) from None
+        raise not_installed(package, owner, extra) from None
+
+
+def not_installed(package: str, owner: str, extra: str) -> UsageError:
+    """The error for an optional package that is not there; the arguments are those of needed."""
+    return UsageError(
+        f"{owner} needs the package {package}: pip install 'fedsim-wire[{extra}]' (or {package} alone)"
+    )

@@ -13,6 +13,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from fedsim.experiment import DEFAULTS
 from launch import names, presets
+from launch.tracking import TRACKERS
 
 Item = CompletionItem[str]
 Completer = Callable[[click.Context, click.Parameter, str], list[Item]]
@@ -72,6 +73,13 @@ def preset_names(ctx: click.Context, parameter: click.Parameter, incomplete: str
     return _items(((name, presets.Preset.read(name).title) for name in presets.names()), incomplete)
 
 
+def trackers(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
+    """Names of trackers, the next one behind a comma."""
+    before, comma, _ = incomplete.rpartition(",")
+    left = [choice for choice in TRACKERS.values() if choice.name not in before.split(",")]
+    return _items(((f"{before}{comma}{choice.name}", choice.title) for choice in left), incomplete)
+
+
 def run_folders(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
     """Run folders in runs/ and in what is typed so far; otherwise folders."""
     typed = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
@@ -90,8 +98,9 @@ OF_FIELDS: dict[str, Completer] = {
     "participation": named("schedules"),
     "codecs": codecs,
     "hyperparameters": hyperparameters,
+    "track": trackers,
 }
-"""Of the options that are generated from an experiment's fields."""
+"""Of the options that are generated from the fields of an experiment and of its execution."""
 
 
 class BashWords(BashComplete):

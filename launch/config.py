@@ -17,6 +17,7 @@ from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, par
 from launch import names
 from launch.config_files import merged, read_config
 from launch.presets import Preset, remark
+from launch.tracking import selected
 
 AUTO = -1
 """The number of workers that stands for: choose it (launch.worker_count)."""
@@ -63,6 +64,14 @@ class Execution:
     ] = False
     """A difference ends the run with an error."""
     keep_uploads: Annotated[bool, option("Leave every upload in the run folder, for replay.")] = False
+    track: Annotated[
+        str,
+        option(
+            "Log rounds to tensorboard, mlflow, wandb, trackio (offline), such as tensorboard,mlflow.",
+            "NAMES",
+            default="none",
+        ),
+    ] = ""
     allow_drift: Annotated[bool, option("Let workers and machines in that compute other bits.")] = False
     """They are named in manifest, summary and report: what they compute depends on who computes it."""
     durability: Annotated[
@@ -181,6 +190,7 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
     """
     values = with_auto(values, overrides.where("execution"))
     execution = convert(Execution, values, overrides.where("execution"))
+    selected(execution.track)
     if execution.remote_workers and execution.workers == AUTO:
         raise UsageError("--workers auto is for workers of this machine alone: give a number")
     if execution.remote_workers:

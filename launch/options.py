@@ -42,7 +42,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         *("allow_drift", "durability", "edge_processes"),
     ),
     "On an engine": ("on", "nodes", "gpus_per_worker", "image", "engine_options", "dry_run"),
-    "Output": ("out", "keep_uploads", "quiet", "json", "as_json"),
+    "Output": ("out", "keep_uploads", "track", "quiet", "json", "as_json"),
 }
 """The options of launch, plan and resume in the order of the help. Others stand under "Other options"."""
 
@@ -87,6 +87,7 @@ RESUMED = frozenset(
         "config",
         "allow_drift",
         "keep_uploads",
+        "track",
         "verify_bytes",
         "transport",
         "workers",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsim.errors import FedsimError
+from rich.markup import escape
+
+from fedsim.errors import FedsimError, Interrupted
 from fedsim.problem import Problem
 from fedsim.round_events import Commit
 from fedsim.wire.ledger import Entry, Ledger
@@ -19,6 +22,7 @@ from launch.runs.device_costs import device_costs
 from launch.runs.summary import Start, summarise
 from launch.runs.writer import RunDir
 from launch.target_accuracy import TargetAccuracy
+from launch.tracking.processes import Tracking
 from workers.coordinator.loop import Outcome
 from workers.coordinator.task_timeline import Span
 from workers.numerics import DRIFT, Facts
@@ -53,6 +57,8 @@ class Recorder:
     folded: Counter[int] = field(default_factory=Counter)
     costs: ClientCosts = field(default_factory=ClientCosts)
     target: TargetAccuracy = field(init=False)
+    tracking: Tracking | None = None
+    """The trackers of --track, which read what is written here."""
     experiment_sha256: str = ""
     """The digest of the manifest's experiment."""
     journal: FileDigest | None = None
@@ -145,6 +151,25 @@ class Recorder:
         self.rundir.append_metrics(self.last_metrics)
         self.target = self.target.after([self.last_metrics])
         self.display.evaluated(metrics, self._bytes_until(metrics["round"]))
+        self._show(self.tracking.notes() if self.tracking else ())
+
+    def finish_tracking(self, report: bool) -> None:
+        """Wait until the trackers have what is written, and say which of them have failed.
+
+        The run has ended; a signal that comes now ends the waiting, and the trackers go on by themselves.
+
+        Args:
+            report: Write RUN/report.html before, which trackers keep with the run.
+        """
+        if self.tracking is not None:
+            self.display.status("waiting for the trackers")
+            with suppress(Interrupted, KeyboardInterrupt):
+                self._show(self.tracking.finish(report))
+            self.display.status("")
+
+    def _show(self, notes: Iterable[str]) -> None:
+        for note in notes:
+            self.display.note(escape(note))
 
     def _bytes_until(self, round: int) -> int:
         """The algorithm's bytes up to a round, which is evaluated now."""

@@ -26,6 +26,7 @@ from launch.runs.resume import Stored
 from launch.runs.source_commit import commit, look_up
 from launch.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close
+from launch.tracking import check_installed, selected
 from launch.worker_count import by_cores
 from workers.devices import ELSEWHERE, Placement, assign_devices, visible_gpus
 from workers.portable import environment_for
@@ -138,6 +139,7 @@ def launch(
     allow_open_files(execution.workers)
     if execution.remote_workers:
         check_bind(execution.bind)
+    check_installed(selected(execution.track))
     wakeup = Wakeup()
     supervisor = Supervisor(wakeup)
     placements = _placements(execution, experiment.threads)

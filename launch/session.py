@@ -28,6 +28,8 @@ from launch.runs.summary import Start, write_model
 from launch.runs.writer import RunDir
 from launch.stop_signals import StopRequested
 from launch.terminal import counted
+from launch.tracking import selected
+from launch.tracking.processes import Tracking
 from launch.worker_count import decide
 from protocols import find
 from workers.coordinator.loop import Coordinator, Outcome
@@ -200,6 +202,7 @@ class Session:
         recorder, supervisor, display = self.recorder, self.recorder.supervisor, self.recorder.display
         supervisor.changed = recorder.rundir.write_processes
         set_malloc_thresholds()
+        interrupted = False
         try:
             if self.execution.durability == "none":
                 self._memory = memory_folder.put_in_memory(self.folder)
@@ -217,7 +220,7 @@ class Session:
             if not self._began and self.recovery is None:
                 supervisor.changed = lambda _: None
                 recorder.rundir.discard()
-            elif isinstance(e, Interrupted):
+            elif interrupted := isinstance(e, Interrupted):
                 recorder.write_summary("interrupted", self.start)
                 where = f"interrupted after round {recorder.last_round}; " + (
                     f"fedsim resume {self.folder} goes on"
@@ -231,6 +234,7 @@ class Session:
             raise
         finally:
             display.stop()
+            recorder.finish_tracking(report=not interrupted)
             if self._memory is not None:
                 memory_folder.remove(self.folder, self._memory)
             recorder.rundir.close()
@@ -279,6 +283,9 @@ class Session:
                 recorder,
             )
             self._began = True
+            if trackers := selected(e.track):
+                recorder.tracking = Tracking(folder, trackers)
+                recorder.tracking.start()
             started()
             outcome = coordinator.run()
             write_model(folder / "model.safetensors", problem, outcome.model)

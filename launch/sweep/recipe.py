@@ -45,6 +45,7 @@ from fedsim.problem import resolved
 from launch.config import Execution, absolute_choice, absolute_users_files
 from launch.config_files import merged
 from launch.presets import Preset
+from launch.tracking import selected
 from protocols import find
 
 TABLES = ("experiment", "hyperparameters", "codecs")
@@ -181,7 +182,9 @@ class Recipe:
         options = {"workers": 0, "devices": "cpu", **self.execution}
         if data_dir is not None:
             options["data_dir"] = data_dir
-        return convert(Execution, options, "[execution] of the recipe")
+        execution = convert(Execution, options, "[execution] of the recipe")
+        selected(execution.track)
+        return execution
 
 
 def _tables_of(point: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -77,6 +77,12 @@ PRINTS = {
         r"^ +slope of the second half",
     ],
     "startup": [r"^command to the end of round 1: [\d.]+ s", r"^peak memory \(PSS, summed\): \d+ MB"],
+    "tracking": [
+        *(
+            rf"^{name}: ratio [\d.]+ .*\n{name}: its process computes [\d.]+ %|^--track {name} needs the pack"
+            for name in ("tensorboard", "mlflow", "wandb", "trackio")
+        ),
+    ],
     "steady_state": [r"^fedavg: floor [\d.]+ s .*, fedsim [\d.]+ s", r"^fedlap_cov: ratio [\d.]+ "],
 }
 """Lines that must be there, by benchmark."""

@@ -32,6 +32,8 @@ def completed(*words: str) -> list[str]:
         ),
         (("launch", "--dataset", "fash"), ["fashion_mnist"]),
         (("resume", "--preset", "fash"), ["fashion_mnist"]),
+        (("launch", "--track", "tens"), ["tensorboard"]),
+        (("launch", "--track", "wandb,t"), ["wandb,tensorboard", "wandb,trackio"]),
         (("launch", "--model", "mlp"), [n for n in names.names("models") if n.startswith("mlp")]),
         (
             ("launch", "--partition", "two_"),

@@ -57,6 +57,7 @@ def _printed_list(text: str) -> list[str]:
         (["--codec", "meen=bf16"], "unknown message field 'meen'; did you mean 'mean'?"),
         (["--participation", "robn:2"], "unknown schedule 'robn'; did you mean 'robin:N'?"),
         (["--participation", "ful+lost:0.1"], "unknown schedule 'ful'; did you mean 'full'?"),
+        (["--track", "tensorbord"], "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
         (["--set", "delt=1"], "'delt'; did you mean 'delta'? (all: fedsim describe fedlap_cov)"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",

@@ -1,0 +1,215 @@
+"""The process of one tracker: python -m launch.tracking.follow RUN TRACKER. Imports no torch.
+
+It reads the run's files while its standard input is open, which the coordinator holds, and writes what is
+new to the tracker. When that is closed, the run has ended, or its coordinator was killed: it writes the rest,
+and ends. On standard output it says what a user should know, a line each; what the tracker prints goes to its
+log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedsim.errors import UsageError
+from launch.runs.manifest import NAME, json_of, json_or_empty
+from launch.tracking import FOLDER, TRACKERS
+from launch.tracking.run_rows import RunRows, config, finite
+from launch.tracking.tracker import Ending, TrackedRun, Tracker
+from workers.storage.atomic_files import RunLock, write_atomically
+
+SUMMARY, REPORT = "summary.json", "report.html"
+INTERVAL = 1.0
+"""Seconds between two looks at the run's files, at least."""
+SHARE = 0.01
+"""Of a core: for t seconds of computing this process waits t / SHARE seconds, until the run has ended."""
+PATIENCE = 60.0
+"""Seconds to wait for the process of an earlier start, which may still be writing."""
+NICENESS = 10
+"""The workers go first."""
+COST = "fedsim: {begun:.3f} s of CPU to begin, {computed:.3f} s while the run went on"
+"""The last line of the log."""
+
+
+@dataclass
+class Followed:
+    """A run folder and the tracker that its rounds are written to.
+
+    Attributes:
+        folder: The run folder.
+        name: The tracker's name.
+        tracker: The connection to it.
+        run: The run as the tracker knows it.
+    """
+
+    folder: Path
+    name: str
+    tracker: Tracker
+    run: TrackedRun
+    last: int = -1
+    """The last evaluated round."""
+
+    @staticmethod
+    def begin(folder: Path, name: str, tracker: Tracker) -> Followed:
+        """Start the tracker's run, or go on with it.
+
+        Raises:
+            Exception: whatever the tracker raises.
+        """
+        own = folder / FOLDER / name
+        own.mkdir(parents=True, exist_ok=True)
+        known = json_or_empty(own.with_suffix(".json"))
+        manifest = json_of(folder / NAME)
+        same = (
+            bool(known) and known["of"] == manifest["run"]
+        )  # not of a start that failed, in whose folder this one is
+        run = TrackedRun(
+            folder.resolve().name,
+            own,
+            config(manifest),
+            str(known["run"]) if same else "",
+            int(known["last"]) if same else -1,
+        )
+        followed = Followed(folder, name, tracker, run)
+        followed.run = replace(run, id=tracker.start(run))
+        followed._keep()
+        return followed
+
+    def write(self, rows: RunRows) -> None:
+        """Write the rounds that the tracker does not have: a resumed run computes some again.
+
+        Raises:
+            Exception: whatever the tracker raises.
+        """
+        read = rows.new()
+        self.last = max([self.last, *(row.round for row in read)])
+        if new := [row for row in read if row.round > self.run.last]:
+            self.tracker.log(new)
+            self.run = replace(self.run, last=new[-1].round)
+            self._keep()
+
+    def end(self) -> None:
+        """Write how the run has ended.
+
+        Raises:
+            Exception: whatever the tracker raises.
+        """
+        summary = json_or_empty(self.folder / SUMMARY)
+        numbers = {key: value for key, value in summary.items() if not isinstance(value, Mapping)}
+        paths = [self.folder / name for name in (REPORT, SUMMARY, NAME)]
+        files = [path for path in paths if path.is_file()]
+        self.tracker.finish(Ending(str(summary.get("status", "killed")), self.last, finite(numbers), files))
+
+    def _keep(self) -> None:
+        """Remember which run of the tracker this is, and its last round: whole or not at all."""
+        run = self.run
+        known = {"of": run.config.get("run"), "run": run.id, "last": run.last}
+        write_atomically(run.folder.with_suffix(".json"), [json.dumps(known).encode()])
+
+
+def tracker_of(name: str) -> Tracker:
+    """The connection to a tracker.
+
+    Raises:
+        UsageError: if its package is not installed.
+    """
+    module, kind = TRACKERS[name].adapter
+    tracker: Tracker = getattr(import_module(f"launch.tracking.{module}"), kind)()
+    return tracker
+
+
+def follow(followed: Followed, ended: Callable[[float], bool], interval: float = INTERVAL) -> float:
+    """Write a run's rounds until it has ended.
+
+    Args:
+        followed: The run and its tracker.
+        ended: Waits for so many seconds, or until the run has ended, and returns whether it has.
+        interval: Seconds between two looks at the run's files, at least.
+
+    Returns:
+        The seconds of computing that this took while the run went on.
+
+    Raises:
+        Exception: whatever the tracker raises.
+    """
+    rows, pause, computed = RunRows(followed.folder), 0.0, 0.0
+    while not ended(pause):
+        before = time.process_time()
+        followed.write(rows)
+        seconds = time.process_time() - before
+        pause, computed = max(interval, seconds / SHARE), computed + seconds
+    followed.write(rows)
+    followed.end()
+    return computed
+
+
+def input_closed(seconds: float) -> bool:
+    """Wait for so long, or until standard input is closed; returns whether it is."""
+    return bool(select.select([0], [], [], seconds)[0]) and not os.read(0, 1)
+
+
+def locked(folder: Path) -> RunLock:
+    """The lock on a tracker's folder, which an earlier start's process may hold for a while.
+
+    Raises:
+        UsageError: if it does so for too long.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return RunLock(folder)
+        except UsageError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def main(folder: Path, name: str, tell: Callable[[str], Any]) -> int:
+    """Follow a run; returns the exit code. tell: takes a line for the user."""
+    try:
+        lock = locked(folder / FOLDER / name)
+        followed = Followed.begin(folder, name, tracker_of(name))
+        begun = time.process_time()
+        computed = follow(followed, input_closed)
+        print(COST.format(begun=begun, computed=computed))
+        lock.release()
+    except (Exception, SystemExit) as e:
+        traceback.print_exc()
+        tell(reason(e))
+        return 1
+    return 0
+
+
+def _say(line: str, file: int) -> None:
+    with suppress(OSError):  # the coordinator is gone
+        os.write(file, line.encode(errors="replace") + b"\n")
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(NICENESS)
+    messages = os.dup(1)
+    os.dup2(2, 1)
+    code = main(Path(sys.argv[1]), sys.argv[2], lambda line: _say(line, messages))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a tracker's threads do not keep it

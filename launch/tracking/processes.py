@@ -1,0 +1,160 @@
+"""The coordinator's side of --track: starts a process for each tracker, and says what has become of it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from launch.tracking import Choice
+
+END = 120.0
+"""Seconds for the trackers to write the rest when the run has ended; then they are ended, too."""
+LINGER = 1.0
+"""Seconds between the end of a process's output and its own."""
+
+
+@dataclass
+class TrackerProcess:
+    """A tracker's process. printed: what it has printed so far, which is a line if it fails."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes]
+    printed: bytes = b""
+    ended: bool = False
+
+    @staticmethod
+    def start(folder: Path, name: str) -> TrackerProcess:
+        """Start it; it ends when this process closes its standard input, or ends.
+
+        Raises:
+            OSError: if that is not possible.
+        """
+        log = folder / "logs" / f"track-{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "launch.tracking.follow", str(folder.resolve()), name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C is for the coordinator
+            )
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        return TrackerProcess(name, log, process)
+
+    @property
+    def output(self) -> IO[bytes]:
+        """What it prints."""
+        assert self.process.stdout is not None
+        return self.process.stdout
+
+    def notes(self) -> Iterator[str]:
+        """That it has failed, when it has. Does not wait for it."""
+        if self.ended:
+            return
+        with suppress(BlockingIOError):
+            while got := os.read(self.output.fileno(), 1 << 12):
+                self.printed += got
+            code, why = self._reaped(), self.printed.decode(errors="replace").strip()
+            if code:
+                why = why or f"its process has ended with {code}"
+                yield f"--track {self.name} is off, and the run goes on: {why} ({self.log})"
+
+    def _reaped(self) -> int:
+        """The exit code of a process that has closed its output, which it does when it ends."""
+        with suppress(subprocess.TimeoutExpired):
+            self.ended = True
+            return self.process.wait(LINGER)
+        return self.kill()
+
+    def kill(self) -> int:
+        """End it, and what it has started; returns the exit code."""
+        self.ended = True
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+    def close_input(self) -> None:
+        """Tell it that the run has ended."""
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+
+
+@dataclass
+class Tracking:
+    """The trackers of a run. Nothing here raises an error of theirs."""
+
+    folder: Path
+    choices: Sequence[Choice]
+    _running: list[TrackerProcess] = field(default_factory=list)
+    _unsaid: list[str] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start their processes; one that cannot be started is a note."""
+        for choice in self.choices:
+            try:
+                self._running.append(TrackerProcess.start(self.folder, choice.name))
+            except OSError as e:
+                self._unsaid.append(f"--track {choice.name} is off, and the run goes on: {e}")
+
+    def notes(self) -> Iterator[str]:
+        """What users should know, each line once."""
+        while self._unsaid:
+            yield self._unsaid.pop(0)
+        for tracker in self._running:
+            yield from tracker.notes()
+
+    def finish(self, report: bool, seconds: float = END) -> Iterator[str]:
+        """Let them write the rest, and wait for their ends; a last note for each that has failed.
+
+        Args:
+            report: Write RUN/report.html before, which they keep with the run.
+            seconds: How long to wait.
+        """
+        if report:
+            yield from _report(self.folder)
+        for tracker in self._running:
+            tracker.close_input()
+        until = time.monotonic() + seconds
+        while waiting := [tracker for tracker in self._running if not tracker.ended]:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            select.select([tracker.output for tracker in waiting], [], [], left)
+            yield from self.notes()
+        for tracker in waiting:
+            tracker.kill()
+            yield f"--track {tracker.name} has not ended within {seconds:g} s ({tracker.log})"
+        for tracker in self._running:
+            tracker.output.close()
+
+
+def _report(folder: Path) -> Iterator[str]:
+    """Write the run's page by `fedsim report`, which imports pandas; a note if that is not possible."""
+    command = [sys.executable, "-m", "launch", "report", str(folder.resolve())]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=END, env=_environment(), start_new_session=True
+        )
+        why = done.stderr.strip() if done.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as e:
+        why = str(e)
+    if why:
+        yield f"--track: {folder / 'report.html'} was not written: {why.splitlines()[-1]}"
+
+
+def _environment() -> dict[str, str]:
+    """That of a process that finds the same modules."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

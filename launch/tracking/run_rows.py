@@ -1,0 +1,154 @@
+"""A run's rounds as flat numbers, from metrics.jsonl and ledger.csv, while these grow."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsim.experiment import dotted
+from launch.tracking.tracker import Row, Value
+from workers.storage.growing_file import LEDGER, METRICS
+
+BLOCK = 1 << 20
+LONGEST = 500
+"""Characters of a value of the configuration; MLflow takes no longer ones in its older versions."""
+PARTICIPANTS = ("participants", "folded", "late", "refused")
+"""Lists of clients in metrics.jsonl, of which trackers get the numbers of clients."""
+
+
+@dataclass
+class GrowingLines:
+    """The whole lines of a file that another process appends to. at: where the next one begins."""
+
+    path: Path
+    at: int = 0
+
+    def read(self) -> Iterator[bytes]:
+        """Lines that are new, without their ends; none if there is no file."""
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self.at)
+            rest = b""
+            while block := file.read(BLOCK):
+                *whole, rest = (rest + block).split(b"\n")
+                for line in whole:
+                    self.at += len(line) + 1
+                    yield line
+
+
+@dataclass
+class RoundBytes:
+    """The algorithm's bytes of a round. fields: by direction and field; gone: clients that dropped out."""
+
+    fields: Counter[str] = field(default_factory=Counter)
+    gone: set[bytes] = field(default_factory=set)
+
+
+@dataclass
+class RunRows:
+    """Reads the rounds of a run folder.
+
+    Attributes:
+        folder: The run folder.
+        so_far: The algorithm's bytes up to the last round that was read.
+    """
+
+    folder: Path
+    so_far: int = 0
+    _rounds: dict[int, RoundBytes] = field(default_factory=dict)
+    """Of rounds whose line was not read yet."""
+
+    def __post_init__(self) -> None:
+        self._metrics, self._ledger = (GrowingLines(self.folder / name) for name in (METRICS, LEDGER))
+
+    def new(self) -> list[Row]:
+        """The rounds that were evaluated since the last call.
+
+        Raises:
+            OSError: if a file cannot be read.
+            ValueError: if one is damaged.
+        """
+        lines = [json.loads(line) for line in self._metrics.read()]
+        if lines:
+            self._read_ledger()  # it has all bytes of a round before metrics.jsonl has the round's line
+        return [Row(int(line["round"]), self._numbers(line)) for line in lines]
+
+    def _read_ledger(self) -> None:
+        for line in self._ledger.read():
+            if line.startswith(b"algorithm,"):
+                _, number, _, client, _, direction, message, name, layer, _, _, size = line.split(b",")
+                of_round = self._rounds.setdefault(int(number), RoundBytes())
+                what = name + (b"" if layer == b"values" else b" " + layer) if name else layer
+                of_round.fields[f"{direction.decode()}.{what.decode()}"] += int(size)
+                if message == b"gone":
+                    of_round.gone.add(client)
+
+    def _numbers(self, line: Mapping[str, Any]) -> dict[str, float]:
+        """All numbers of a line of metrics.jsonl, and those of the ledger that belong to it."""
+        number = int(line["round"])
+        own = self._rounds.get(number, RoundBytes())
+        for earlier in sorted(r for r in self._rounds if r <= number):
+            self.so_far += self._rounds.pop(earlier).fields.total()
+        plain = {k: v for k, v in line.items() if k != "round" and not isinstance(v, list)}
+        result = {
+            f"bytes/{key.removeprefix('bytes_')}" if key.startswith("bytes_") else key.replace(".", "/"): x
+            for key, x in finite(plain).items()
+        }
+        result["bytes/so_far"] = float(self.so_far)
+        result |= {f"bytes/field/{key}": float(n) for key, n in sorted(own.fields.items())}
+        result |= participation(line, len(own.gone))
+        if staleness := line.get("staleness"):
+            result |= {"staleness/mean": sum(staleness) / len(staleness), "staleness/max": max(staleness)}
+        return result
+
+
+def participation(line: Mapping[str, Any], gone: int) -> dict[str, float]:
+    """How many clients a round asked, and what became of them.
+
+    Args:
+        line: Of metrics.jsonl.
+        gone: Clients that dropped out after the download.
+
+    Returns:
+        asked = folded + dropouts + late + refused + lost, the last with uploads that got lost on their way.
+    """
+    counts = {name: len(line.get(name, ())) for name in PARTICIPANTS}
+    asked = counts.pop("participants")
+    counts["folded"] = counts["folded"] if "folded" in line else asked
+    counts["dropouts"] = gone
+    counts["lost"] = max(0, asked - sum(counts.values()))
+    return {f"participation/{name}": float(n) for name, n in {"asked": asked, **counts}.items()}
+
+
+def finite(values: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a nested mapping, by dotted names; True and False are none."""
+    return {
+        key: float(value)
+        for key, value in dotted(values)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def config(manifest: Mapping[str, Any]) -> dict[str, Value]:
+    """What a run computes, by dotted names: hyperparameters, algorithm, data, versions and the digest.
+
+    What is empty is left out, and what is longer than LONGEST: the manifest, which is kept, too, has it.
+    """
+    known = {
+        **manifest.get("experiment", {}),
+        **{key: manifest.get(key) for key in ("experiment_sha256", "run", "commit", "versions")},
+    }
+    result: dict[str, Value] = {}
+    for key, value in dotted(known):
+        plain = json.dumps(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+        if isinstance(plain, Value) and plain not in ("", "[]") and len(str(plain)) <= LONGEST:
+            result[key] = plain
+    return result

@@ -1,0 +1,77 @@
+"""What a tracker is asked for: to start or go on with a run, to log rounds, to end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+PROJECT = "fedsim"
+"""What the runs are collected under, where a tracker has such a thing and the user has named no other."""
+
+Value = str | int | float | bool
+
+
+class Row(NamedTuple):
+    """An evaluated round and its numbers, all of them finite."""
+
+    round: int
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run as a tracker sees it.
+
+    Attributes:
+        name: What it is called: the run folder's name.
+        folder: The tracker's own folder in the run folder.
+        config: What is computed: every key of the manifest's experiment, by its dotted name.
+        id: The tracker's own name of the run, if an earlier start of the run has begun it; otherwise "".
+        last: The last round that it was told; -1 for none.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Value]
+    id: str = ""
+    last: int = -1
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run, or this start of it, has ended.
+
+    Attributes:
+        status: done, failed, interrupted or killed.
+        last: The last evaluated round.
+        numbers: Those of summary.json.
+        files: Those that are kept with the run: the report, if there is one, the summary and the manifest.
+    """
+
+    status: str
+    last: int
+    numbers: Mapping[str, float]
+    files: Sequence[Path]
+
+    @property
+    def report(self) -> Path | None:
+        """The run's page, if there is one."""
+        return next((path for path in self.files if path.suffix == ".html"), None)
+
+
+class Tracker(Protocol):
+    """A connection to a tracker, for one run. It may raise anything: the run goes on without it."""
+
+    def start(self, run: TrackedRun) -> str:
+        """Begin the run, or go on with run.id; returns the id with which a later start goes on."""
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Write rounds, so that they are there if this process is killed after that.
+
+        Several at once, because many trackers need as long for one transaction as for one row.
+        """
+
+    def finish(self, ending: Ending) -> None:
+        """Write the end, keep the files, and close."""

@@ -1,0 +1,45 @@
+"""Trackio: a run in RUN/tracking/trackio, or where TRACKIO_DIR or a variable of ELSEWHERE says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from fedsim.extras import needed
+from launch.tracking.tracker import PROJECT, Ending, Row, TrackedRun
+
+ELSEWHERE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
+"""Variables with which a user has named a server."""
+
+
+class TrackioTracker:
+    """Writes by Trackio's own thread, which needs half a second, without figures of the machine."""
+
+    def start(self, run: TrackedRun) -> str:
+        """Begin a run, or go on with the one of this name."""
+        os.environ.setdefault("TRACKIO_DIR", str(run.folder.resolve()))  # read when trackio is imported
+        os.environ.setdefault("HF_HUB_OFFLINE", str(int(not any(map(os.environ.get, ELSEWHERE)))))
+        self._trackio = needed("trackio", "--track trackio", "trackio")
+        self._run = self._trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
+            name=run.id or run.name,
+            config=dict(run.config),
+            resume="must" if run.id else "never",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        return str(self._run.name)
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Hand rounds to Trackio's thread, with the round as step."""
+        for row in rows:
+            self._run.log(dict(row.numbers), step=row.round)
+
+    def finish(self, ending: Ending) -> None:
+        """Write the final numbers at the last round, keep the files as artefacts, and wait for the thread."""
+        final = {f"summary/{key}": x for key, x in ending.numbers.items()}
+        self._run.log(final, step=max(0, ending.last))
+        for path in ending.files:
+            self._run.log_artifact(str(path), name=path.name)
+        self._run.finish()

@@ -1,0 +1,50 @@
+"""Weights & Biases: an offline run in RUN/tracking/wandb, for `wandb sync`; online if WANDB_MODE says so."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+
+from fedsim.extras import needed
+from launch.tracking.tracker import PROJECT, Ending, Row, TrackedRun
+
+
+class WandbTracker:
+    """Writes by wandb's own process, without what it records else of machine, source and output."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        self._wandb = needed("wandb", "--track wandb", "wandb")
+
+    def start(self, run: TrackedRun) -> str:
+        """Begin a run with an id of its own, or another part of the run with this id."""
+        name = run.id or secrets.token_hex(4)
+        settings = self._wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
+        )
+        self._run = self._wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            name=run.name,
+            id=name,
+            resume="allow",
+            dir=str(run.folder),
+            mode=os.environ.get("WANDB_MODE") or "offline",
+            config=dict(run.config),
+            settings=settings,
+        )
+        return name
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Write rounds, with the round as step."""
+        for row in rows:
+            self._run.log(dict(row.numbers), step=row.round)
+
+    def finish(self, ending: Ending) -> None:
+        """Write the final numbers to the run's summary, keep the files, and close."""
+        self._run.summary.update({f"summary/{key}": x for key, x in ending.numbers.items()})
+        for path in ending.files:  # copied, because save makes links to what is elsewhere
+            kept = shutil.copy(path, self._run.dir)
+            self._run.save(str(kept), base_path=self._run.dir, policy="now")
+        self._run.finish(exit_code=0 if ending.status == "done" else 1)
