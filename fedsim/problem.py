@@ -212,11 +212,7 @@ class Problem:
 
     @cached_property
     def tree(self) -> Tree | None:
-        """The edge servers between clients and server, if there are any.
-
-        Raises:
-            FedsimError: If --tree does not fit, or its file is wrong.
-        """
+        """The edge servers, if there are any; FedsimError if --tree does not fit, or its file is wrong."""
         e, created = self.experiment, tree(self.experiment.tree, self.experiment.clients)
         if created is not None:
             check_tree(created, self.algorithm, asynchronous=bool(e.asynchronous), last=self.refers_to_last)
