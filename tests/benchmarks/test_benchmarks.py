@@ -77,6 +77,11 @@ PRINTS = {
         r"^ +slope of the second half",
     ],
     "startup": [r"^command to the end of round 1: [\d.]+ s", r"^peak memory \(PSS, summed\): \d+ MB"],
+    "trees": [
+        r"^\| flat \| [\d,]+ \| \d+ \| 1\.00 \| \d+ \|",
+        r"^\| edge processes \| [\d,]+ \| \d+ \| [\d.]+ \| \d+ \|",
+        r"^bytes into the root, flat / tree: [\d.]+",
+    ],
     "tracking": [
         *(
             rf"^{name}: ratio [\d.]+ .*\n{name}: its process computes [\d.]+ %|^--track {name} needs the pack"
