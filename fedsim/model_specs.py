@@ -1,4 +1,4 @@
-"""How a model is written: BASE[+weights:FILE][+lora:r=R,target=NAMES,...].
+"""How a model is written: `BASE[+weights:FILE][+lora:r=R,target=NAMES,...]`.
 
     BASE            a name of fedsim list models, or FILE.py:NAME
     hf:FOLDER       a model of transformers: a folder with config.json and, if it is pretrained, *.safetensors
