@@ -101,6 +101,7 @@ class ExecutionOptions(TypedDict, total=False):
     join_within: float
     verify_bytes: bool
     keep_uploads: bool
+    edge_processes: bool
     track: str
     allow_drift: bool
     lease: float
