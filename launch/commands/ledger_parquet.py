@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.extras import needed
-from fedsim.wire.ledger import TREE_COLUMNS
+from fedsim.wire.ledger import COLUMNS, TREE_COLUMNS
 from launch.commands.output_file import output_file
 from launch.runs.file_checks import check_experiment, check_file, known_files
 from launch.runs.manifest import StoredManifest
@@ -16,7 +16,7 @@ from launch.runs.streamed_rows import ledger_rows
 from workers.storage.growing_file import LEDGER
 
 NAME = "ledger.parquet"
-TEXTS = ("kind", "direction", "message", "field", "layer", "codec")
+TEXTS = ("kind", "direction", "message", "field", "layer", "codec", "hop")
 """Columns of few different texts: stored as a dictionary and indices."""
 LARGE = ("dense_bytes", "bytes")
 """Columns of 64 bits; the other numbers have 32."""
@@ -39,12 +39,14 @@ def write_parquet(folder: Path) -> Path:
     check_file(folder, LEDGER, known)
     if not (folder / LEDGER).is_file():
         raise UsageError(f"{folder} has no {LEDGER}: its run did not get so far, or the file was removed")
-    schema = arrow.schema([(name, _type(arrow, name)) for name in TREE_COLUMNS])
+    names = COLUMNS if opened.described.get("tree", "") == "" else TREE_COLUMNS
+    schema = arrow.schema([(name, _type(arrow, name)) for name in names])
     path = folder / NAME
     with output_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
         entries = ledger_rows(folder / LEDGER)
         while rows := list(islice(entries, BATCH)):  # itertools.batched is of Python 3.12
-            columns = zip(schema.types, zip(*rows, strict=True), strict=True)
+            values = list(zip(*rows, strict=True))[: len(names)]
+            columns = zip(schema.types, values, strict=True)
             writer.write_table(
                 arrow.table([arrow.array(column, kind) for kind, column in columns], schema=schema)
             )

@@ -49,8 +49,9 @@ def test_other_options_that_do_not_fit(tmp_path: Path) -> None:
     (algorithm,) = (a for a in REGISTRY if a.name == "fedavg")
     with pytest.raises(UsageError, match="leave --async out"):
         problem(algorithm, "2x2", asynchronous="fedbuff:2", compute="1ms", participation="full")
+    (algorithm,) = (a for a in REGISTRY if a.name == "fedlap_cov")
     with pytest.raises(UsageError, match="refers to the last"):
-        problem(algorithm, "2x2", codecs={"down.mean": "qsgd:4+last"})
+        problem(algorithm, "2x2", codecs={"down.precision": "ratio:0.25+last"})
 
 
 @pytest.mark.slow
