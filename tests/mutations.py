@@ -28,6 +28,7 @@ from launch.recorder import Recorder
 from launch.run import launch, resume
 from launch.runs.reader import Run
 from tests.support.reproducible import without_seconds
+from tests.support.snapshots import snapshot
 
 IDENTICAL, REFUSED, DIFFERENT, FAILED = "identical", "refused", "DIFFERENT", "FAILED"
 OUTCOMES = (IDENTICAL, REFUSED, DIFFERENT, FAILED)
@@ -107,7 +108,7 @@ class Base:
             try:
                 launch(experiment, Execution(workers=0, devices="cpu", out=str(whole)), quiet=True)
             except Interrupted:
-                shutil.copytree(whole, left)
+                snapshot(whole, left)
                 resume(whole, {}, quiet=True)
         if ending.again:
             first = left.rename(home / "first")
@@ -120,7 +121,7 @@ def _end(folder: Path, left: Path, signal: bool) -> None:
     if signal and not left.exists():
         raise Interrupted("interrupted")
     if not signal:
-        shutil.copytree(folder, left)
+        snapshot(folder, left)
 
 
 def facts(folder: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from launch.results.trace import COORDINATOR, FOLDS, KINDS, WORKERS, Committed, 
 from launch.run import resume
 from tests.mutations import at
 from tests.support.kept_runs import command, flip, kept_run
+from tests.support.snapshots import snapshot
 from workers.coordinator.task_timeline import Span
 
 KEYS = {
@@ -182,10 +183,7 @@ def test_a_flow_goes_from_broadcast_to_task_to_fold_and_that_of_a_lost_upload_en
 def left(tmp_path: Path) -> Path:
     """What a run's folder held in one of its first rounds."""
 
-    def snapshot() -> None:
-        shutil.copytree(tmp_path / "whole", tmp_path / "left")
-
-    with at("evaluated", 2, snapshot):
+    with at("evaluated", 2, lambda: snapshot(tmp_path / "whole", tmp_path / "left")):
         kept_run(tmp_path / "whole", keep=False, algo="fedavg", rounds=6)
     return tmp_path / "left"
 
