@@ -39,7 +39,7 @@ from fedsim.round_events import version
 from fedsim.seeds import RandomStream, seeded_torch
 from fedsim.tree import Tree, check_tree, tree
 from fedsim.virtual_clock import Clock, ExchangeClock, clock
-from fedsim.wire.codec_selection import select_codecs, unfit
+from fedsim.wire.codec_selection import codec_options, select_codecs, unfit
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.schema import TRIANGLE, Dims, FieldKind, all_fields
 from fedsim.wire.wire_size import RUN_NAME, envelope_size
@@ -246,7 +246,7 @@ class Problem:
     def codecs(self) -> Mapping[str, Mapping[str, str]]:
         """Codecs by direction and field, from the algorithm's own and `--codec field=codec` or
         `up.field=codec`."""
-        options = {**self.algorithm.default_codecs, **self.experiment.codecs}
+        options = codec_options(self.algorithm.default_codecs, self.experiment.codecs)
         return select_codecs(options, self.exchanges, self._stored_as_bytes)
 
     @property

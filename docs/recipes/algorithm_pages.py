@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.commands.catalogue import cost_once, hyperparameter_rows, message_rows, wire_cost
+from launch.commands.catalogue import cost_once, hyperparameter_rows, message_rows, own_codecs, wire_cost
 from protocols import REGISTRY, AnyAlgorithm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,12 @@ def page(kind: type[AnyAlgorithm], citations: dict[str, Any]) -> str:
             f"Cost per client and round, scalars left out: **{wire_cost(algorithm)}**"
             + (f", and once per client **{once}**." if once else ".")
             + " P is the number of the model's parameters. "
-            "[Measured bytes](../communication.md#what-every-algorithm-costs) include headers and framing.",
+            + (
+                f"Unless `--codec` names another, its codec is `{own_codecs(kind)}`. "
+                if own_codecs(kind)
+                else ""
+            )
+            + "[Measured bytes](../communication.md#what-every-algorithm-costs) include headers and framing.",
             *map(_prose, wire),
             "## Hyperparameters",
             _table(("hyperparameter", "default", "values", "meaning"), hyperparameter_rows(algorithm)),

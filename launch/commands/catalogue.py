@@ -51,6 +51,11 @@ def cost_once(algorithm: AnyAlgorithm) -> str:
     return "" if down == up == "0" else f"{down} down, {up} up"
 
 
+def own_codecs(algorithm: type[AnyAlgorithm]) -> str:
+    """The codecs that an algorithm has by itself, as --codec names them; '' if none."""
+    return ", ".join(f"{field}={name}" for field, name in algorithm.default_codecs.items())
+
+
 def document(name: str) -> dict[str, Any]:
     """An algorithm's docstring, messages and hyperparameters, for --json."""
     kind = find(name)
@@ -67,6 +72,7 @@ def document(name: str) -> dict[str, Any]:
         "up": all_exchanges(algorithm, "up"),
         "once": cost_once(algorithm),
         "model": kind.default_model,
+        "codecs": dict(kind.default_codecs),
         "hyperparameters": [
             {"name": key, "default": value, "values": values, "meaning": meaning}
             for (_, _, values, meaning), (key, value) in rows
@@ -92,8 +98,10 @@ def describe(name: str, as_json: bool = False) -> None:
         messages.add_row(*row)
     console.print(messages)
     once = f", and once {cost_once(algorithm)}" if cost_once(algorithm) else ""
+    codecs = own_codecs(kind)
     console.print(
-        f"\ncost per client and round: [bold]{wire_cost(algorithm)}[/]{once}; model: {kind.default_model}\n"
+        f"\ncost per client and round: [bold]{wire_cost(algorithm)}[/]{once}; model: {kind.default_model}"
+        f"{f'; codec: {codecs}' if codecs else ''}\n"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("hyperparameter", "default", "values"):

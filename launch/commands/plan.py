@@ -250,6 +250,10 @@ def show(experiment: Experiment, execution: Execution, as_json: bool = False) ->
         f"[bold]{e.algo}[/], {e.model} on {e.dataset}, P = {created.params:,}; {population(problem)}, "
         f"{e.rounds:,} rounds, participation {e.participation}, seed {e.seed}"
     )
+    if codecs := [
+        f"{side}.{field}={name}" for side, by in problem.codecs.items() for field, name in by.items()
+    ]:
+        display.note("codecs: " + ", ".join(codecs))
     display.traffic(_as_summary(created))
     times = created.took_part
     display.note(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim import model_specs, plugins, traces
 from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment, convert, resolved_hyperparameters
+from fedsim.wire.codec_selection import codec_options
 from launch.config import Execution
 from launch.runs.source_commit import commit
 from workers.devices import gpu_models
@@ -62,6 +63,7 @@ def described(problem: Problem) -> dict[str, Any]:
     files = {text for text in (experiment.link, experiment.tree) if text.endswith((".csv", ".toml"))}
     return asdict(experiment) | {
         "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
+        "codecs": codec_options(problem.algorithm.default_codecs, experiment.codecs),
         "params": problem.net.layout.size,
         **({"frozen": problem.frozen_digest} if problem.frozen_digest else {}),
         "client_sizes": list(problem.sizes),

@@ -30,5 +30,5 @@ def snapshot(folder: Path, to: Path) -> Path:
 
 
 def _state(folder: Path) -> dict[Path, tuple[int, int]]:
-    found = {path: path.stat() for path in folder.rglob("*") if not path.is_dir()}
-    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
+    files = {path: path.stat() for path in folder.rglob("*") if not path.is_dir()}
+    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in files.items()}
