@@ -40,7 +40,7 @@ def page(kind: type[AnyAlgorithm], citations: dict[str, Any]) -> str:
     siblings = [k.name for k in REGISTRY if k is not kind and inspect.getfile(k) == inspect.getfile(kind)]
     others = f", which also holds {_links(siblings)}" if siblings else ""
     citation = citations["algorithms"][kind.name]
-    once = cost_once(algorithm)
+    once, codecs = cost_once(algorithm), own_codecs(kind)
     return "\n\n".join(
         [
             f"# {kind.name}",
@@ -55,11 +55,7 @@ def page(kind: type[AnyAlgorithm], citations: dict[str, Any]) -> str:
             f"Cost per client and round, scalars left out: **{wire_cost(algorithm)}**"
             + (f", and once per client **{once}**." if once else ".")
             + " P is the number of the model's parameters. "
-            + (
-                f"Unless `--codec` names another, its codec is `{own_codecs(kind)}`. "
-                if own_codecs(kind)
-                else ""
-            )
+            + (f"Unless `--codec` names another, its codec is `{codecs}`. " if codecs else "")
             + "[Measured bytes](../communication.md#what-every-algorithm-costs) include headers and framing.",
             *map(_prose, wire),
             "## Hyperparameters",
