@@ -88,14 +88,16 @@ def ways(case: Case) -> list[Way]:
 
 @dataclass(frozen=True)
 class Row:
-    """Means over the seeds. bits: a parameter and message, headers included. kl: of an upload behind the last
-    round, bits a parameter; None where there is no precision."""
+    """Means over the seeds. bits: a parameter and message, headers included. entropy: of the integers of the
+    last round's broadcast and upload, bits a parameter, None where a direction has none; kl: of an upload
+    behind the last round, bits a parameter, None where there is no precision."""
 
     case: Case
     way: Way
     down: float
     up: float
     scores: Mapping[str, tuple[float, float]]
+    entropy: float | None
     kl: float | None
 
 
@@ -117,6 +119,12 @@ def bits(summary: Mapping[str, Any], side: str) -> float:
     return float(8 * summary[f"bytes_{side}"] / (summary["params"] * summary["participations"]))
 
 
+def entropy(summary: Mapping[str, Any]) -> float | None:
+    """Zeroth-order, of both directions and all fields, bits a parameter; None where a direction has none."""
+    sides = [summary.get("limits", {}).get(side) for side in ("down", "up")]
+    return sum(field["entropy"] for side in sides for field in side.values()) if all(sides) else None
+
+
 def measured(case: Case, way: Way, folder: Path, seeds: Sequence[int], **how: Any) -> Row:
     """A way with all seeds."""
     outs = [folder / f"{case.algorithm}-{way.family}-{len(way.label)}-{i}" for i in seeds]
@@ -131,7 +139,9 @@ def measured(case: Case, way: Way, folder: Path, seeds: Sequence[int], **how: An
         for values in [[s[name] for s in summaries]]
     }
     down, up = (mean(bits(s, side) for s in summaries) for side in ("down", "up"))
-    row = Row(case, way, down, up, scores, None if limits[0] is None else limits[0] / size)
+    entropies = [value for s in summaries if (value := entropy(s)) is not None]
+    limit = mean(entropies) if entropies else None
+    row = Row(case, way, down, up, scores, limit, None if limits[0] is None else limits[0] / size)
     print(f"{case.algorithm}, {way.label}: {down:.2f} / {up:.2f} bits", flush=True)
     return row
 
@@ -148,10 +158,11 @@ def cells(rows: Sequence[Row]) -> str:
             f"{r.up:.2f}",
             f"{100 * accuracy[0]:.1f}±{100 * accuracy[1]:.1f}",
             *(f"{value:.3f}±{sd:.3f}" for value, sd in (nll, ece, brier)),
+            "-" if r.entropy is None else f"{r.entropy:.2f}",
             "-" if r.kl is None else f"{r.kl:.3f}",
         ]
 
-    head = ["algorithm", "sent", "bits down", "bits up", "accuracy %", "NLL", "ECE", "Brier", "KL"]
+    head = ["algorithm", "sent", "bits down", "bits up", "accuracy %", "NLL", "ECE", "Brier", "entropy", "KL"]
     return table(head, [line(r) for r in rows])
 
 
@@ -188,6 +199,12 @@ def _panel(ax: Axes, rows: Sequence[Row], name: str, scale: float) -> None:
         x, y = [r.down + r.up for r in of], [scale * r.scores[name][0] for r in of]
         spread = [scale * r.scores[name][1] for r in of]
         ax.errorbar(x, y, spread, color=colour, marker="o", linestyle="-", label=NAMES[family], capsize=2)
+    limited = [r for r in rows if r.entropy is not None]
+    if limited:
+        x, y = [r.entropy or 0.0 for r in limited], [scale * r.scores[name][0] for r in limited]
+        ax.plot(
+            x, y, "d", markerfacecolor="white", color="#888888", label="entropy of the integers", zorder=3
+        )
     ax.axhline(scale * rows[0].scores[name][0], color=BLACK, linewidth=0.7, linestyle=":")
     if rows[0].kl is not None:
         ax.axvline(rows[0].kl, color="#888888", linewidth=1.0, linestyle="--", label="KL of an upload")
@@ -249,7 +266,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"steps of {RATIO} of its logarithm (`sigma:c+dither`, `ratio:{RATIO}`); `rounded` has no dither; "
         "`both c` sends the broadcast so, too, as a change of the last one (`+last`); with `auto` every "
         "message has a step of its own, with which the rounding is a tenth of its change. KL is that of one "
-        "upload from its broadcast, in bits a parameter: what a sample of the client's posterior would cost."
+        "upload from its broadcast, in bits a parameter: what a sample of the client's posterior would cost; "
+        "entropy is the zeroth-order one of the integers of both directions, in the last round: what no coder "
+        "of independent integers can go below. Both are drawn in the picture."
     )
     page.add(cells(rows))
     draw(page, rows)
