@@ -267,8 +267,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "`both c` sends the broadcast so, too, as a change of the last one (`+last`); with `auto` every "
         "message has a step of its own, with which the rounding is a tenth of its change. KL is that of one "
         "upload from its broadcast, in bits a parameter: what a sample of the client's posterior would cost; "
-        "entropy is the zeroth-order one of the integers of both directions, in the last round: what no coder "
-        "of independent integers can go below. Both are drawn in the picture."
+        "entropy is the zeroth-order one of the integers of both directions, in the last round: what no "
+        "coder of independent integers can go below. Both are drawn in the picture."
     )
     page.add(cells(rows))
     draw(page, rows)
