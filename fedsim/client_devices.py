@@ -8,6 +8,8 @@
     joules_up, joules_down     energy of one byte on the stream, 2e-6 (joules)
     joules_example             energy of one example (joules)
     server_up, server_down     the server's link, which all clients share; in a file the line `server`
+    edge_up, edge_down, ...    with --tree, of every edge server: edge_rtt, edge_clients_up and
+                               edge_clients_down, too (fedsim.edge_links); in a file the lines `edge NAME`
 
 Directions are those of the clients: `up` of the server is the rate at which all uploads together come in.
 """
@@ -33,6 +35,11 @@ _PER_SECOND = re.compile(r"(\d+(?:\.\d+)?)/s")
 _SCALE = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 SERVER = "server"
 """The client of the file's line that is about the server's own link."""
+EDGE = "edge"
+"""Of lines that are about an edge server: `edge NAME`; `edge` alone is about all that have no line."""
+
+SHARED = ("clients_up", "clients_down")
+"""Columns of these lines alone: the link that an edge server's clients share."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -92,8 +99,17 @@ class Devices:
         return any(bool(column.any()) for column in (self.joules_up, self.joules_down, self.joules))
 
 
-def devices(link: str, compute: str, *, clients: int) -> tuple[Devices, Link]:
-    """What --link and --compute describe: the clients' devices, and the link of the server.
+@dataclass(frozen=True, eq=False)
+class Network:
+    """The clients' devices, the server's link, and the numbers of edge servers by their names, '' for all."""
+
+    devices: Devices
+    server: Link = Link()
+    edges: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+def network(link: str, compute: str, *, clients: int) -> Network:
+    """What --link and --compute describe.
 
     Raises:
         UsageError: If one of them cannot be parsed.
@@ -104,13 +120,14 @@ def devices(link: str, compute: str, *, clients: int) -> tuple[Devices, Link]:
         file = _File(link, clients, of_all)
         if compute and file.computes:
             raise UsageError(f"--compute {compute}: {link} says already what its clients compute with")
-        return file.devices, file.server
+        return Network(file.devices, file.server, file.edges)
     where = f"--link {link}"
     values = {key: parse_value(key, value, where) for key, value in key_values(link)}
     shared = Link(**{side: values.pop(f"server_{side}", math.inf) for side in ("up", "down")})
+    edge = {key.removeprefix("edge_"): values.pop(key) for key in [*values] if key.startswith("edge_")}
     if "joules_example" in values:
         of_all = Computer(of_all.seconds, of_all.noise, values.pop("joules_example"))
-    return Devices.alike(Link(**values), of_all, clients), shared
+    return Network(Devices.alike(Link(**values), of_all, clients), shared, {"": edge} if edge else {})
 
 
 def is_file(link: str) -> bool:
@@ -155,8 +172,8 @@ class _Column:
 class _File:
     """A file of devices, which is read line by line: it may have a million.
 
-    devices: what it describes. server: the link of its line `server`. computes: whether it says of a client
-    what it computes with.
+    devices: what it describes. server: the link of its line `server`. edges: of its lines `edge`.
+    computes: whether it says of a client what it computes with.
     """
 
     def __init__(self, text: str, clients: int, of_all: Computer) -> None:
@@ -164,7 +181,7 @@ class _File:
         self._defaults = _numbers(Link(), of_all)
         self._lists = {name: [value] * clients for name, value in self._defaults.items()}
         self._seen = bytearray(clients)
-        self.server, self.computes = Link(), False
+        self.server, self.computes, self.edges = Link(), False, dict[str, dict[str, float]]()
         try:
             with Path(text).open(newline="", encoding="utf-8") as file:
                 rows = (row for row in csv.reader(file) if row)
@@ -212,7 +229,9 @@ class _File:
             )
         if name == "joules_example":
             return _Column(name, _amount, self._lists["joules"])
-        if name in _READ and not name.startswith(SERVER):
+        if name in SHARED:
+            return _Column(name, _of_edges, [])
+        if name in _READ and not name.startswith((SERVER, EDGE)):
             return _Column(name, _READ[name], self._lists[name])
         return _Column(name, lambda cell, where: parse_value("", f"{name}={cell}", where), [])
 
@@ -227,12 +246,19 @@ class _File:
         return _per_example(cell, where)
 
     def _other(self, client: str, heads: list[str], row: list[str], line: int) -> None:
-        """A line that is about no client: the server's, or a mistake."""
+        """A line that is about no client: the server's, an edge server's, or a mistake."""
         where = self._where(line)
+        kind, _, name = client.partition(" ")
+        cells = {name: cell for name, cell in zip(heads, row, strict=False) if cell and name != "client"}
+        if kind == EDGE:
+            if wrong := sorted(cells.keys() - {"up", "down", "rtt", *SHARED}):
+                known = ", ".join(("up", "down", "rtt", *SHARED))
+                raise DataError(f"{where}: an edge server's link has {known}, but no {wrong[0]}")
+            self.edges[name] = {key: _READ[f"{EDGE}_{key}"](cell, where) for key, cell in cells.items()}
+            return
         if client != SERVER:
             last = self._clients - 1
             raise DataError(f"{where}: client {client!r}; clients count from 0 to {last}")
-        cells = {name: cell for name, cell in zip(heads, row, strict=False) if cell and name != "client"}
         if wrong := sorted(cells.keys() - {"up", "down"}):
             raise DataError(f"{where}: the server's link has up and down, but no {wrong[0]}")
         self.server = Link(**{side: _rate(cell, where) for side, cell in cells.items()})
@@ -286,6 +312,10 @@ def _per_example(text: str, where: str) -> float:
     return parse_time(text, where)
 
 
+def _of_edges(text: str, where: str) -> float:
+    raise DataError(f"{where}: only a line `edge NAME` has {' and '.join(SHARED)}")
+
+
 def _amount(text: str, where: str) -> float:
     value = number(text)
     if 0 <= value < math.inf:
@@ -304,5 +334,10 @@ _READ: Mapping[str, Callable[[str, str], float]] = {
     "joules_example": _amount,
     "server_up": _rate,
     "server_down": _rate,
+    "edge_up": _rate,
+    "edge_down": _rate,
+    "edge_rtt": parse_time,
+    "edge_clients_up": _rate,
+    "edge_clients_down": _rate,
 }
 _KEYS = tuple(key for key in _READ if key != "noise")

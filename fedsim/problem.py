@@ -6,7 +6,7 @@ files, so nothing of it needs to be sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -218,11 +218,11 @@ class Problem:
             check_tree(created, self.algorithm, asynchronous=bool(e.asynchronous), last=self.refers_to_last)
         return created
 
-    def exchange_clock(self) -> ExchangeClock:
-        """The time of one exchange after another."""
+    def exchange_clock(self, sums: Callable[[int, int, int], int] | None = None) -> ExchangeClock:
+        """The time of one exchange after another; sums: as ExchangeClock takes it."""
         steps = self.asynchrony.schedule
         decided = None if steps is None else (lambda round: steps.step(round).seconds)
-        return ExchangeClock(self.clock, self.sizes, decided)
+        return ExchangeClock(self.clock, self.sizes, decided, sums)
 
     @cached_property
     def clock(self) -> Clock | None:
@@ -232,7 +232,7 @@ class Problem:
             FedsimError: If the options are wrong, also of a centralised algorithm.
         """
         e = self.experiment
-        described = clock(e.link, e.compute, e.deadline, clients=e.clients, seed=e.seed)
+        described = clock(e.link, e.compute, e.deadline, clients=e.clients, seed=e.seed, tree=self.tree)
         return None if self.algorithm.centralised else described
 
     @cached_property

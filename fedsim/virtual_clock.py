@@ -7,6 +7,7 @@ y and z ~ N(0, 1). z is drawn from (seed, round, client), y from (seed, round, e
 those of the ledger, so a codec that saves them saves time and energy. A client that sends nothing back has
 only the download. The server's own link is a fluid that all clients of an exchange share: the exchange lasts
 at least as long as the bytes of all of them take on it, in each direction; no client's own time changes.
+With a tree these are the bytes of the edge servers, and what edge servers add is in fedsim.edge_links.
 
 No code sleeps, and measured time decides nothing: whether a client meets a deadline is a pure function of
 the configuration.
@@ -15,18 +16,19 @@ the configuration.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsim.client_devices import Computer, Devices, Floats, Link, devices, parse_time
+from fedsim.client_devices import Computer, Devices, Floats, Link, network, parse_time
+from fedsim.edge_links import EdgeLinks, Hops, Ints, tree_seconds
 from fedsim.errors import UsageError
 from fedsim.round_events import TaskId
 from fedsim.seeds import standard_normals
+from fedsim.tree import Tree
 
-Ints = npt.NDArray[np.int64]
 BLOCK = 64
 """Clients whose jitter comes from one stream: a million streams take seconds to set up."""
 MEAN_OF_ABSOLUTE = math.sqrt(2 / math.pi)
@@ -35,12 +37,15 @@ MEAN_OF_ABSOLUTE = math.sqrt(2 / math.pi)
 
 @dataclass(frozen=True, eq=False)
 class Clock:
-    """The devices of all clients, the deadline of an exchange in seconds (inf: none), the server's link."""
+    """The devices of all clients, the deadline of an exchange in seconds (inf: none), the server's link; with
+    a tree also the links of its edge servers."""
 
     devices: Devices
     deadline: float
     seed: int
     server: Link = Link()
+    tree: Tree | None = None
+    edges: EdgeLinks | None = None
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -103,8 +108,35 @@ class Clock:
         links = d.joules_down[clients] * bytes_down + d.joules_up[clients] * bytes_up
         return links + d.joules[clients] * examples
 
-    def exchange_seconds(self, slowest: float, silent: bool, bytes_down: int, bytes_up: int) -> float:
+    def duration(
+        self,
+        clients: Ints,
+        answers: tuple[Floats, npt.NDArray[np.bool_]],
+        sent: tuple[Ints, Ints],
+        hops: Hops | None = None,
+    ) -> float:
         """The duration of an exchange.
+
+        Args:
+            clients: Those that got the broadcast, (n,).
+            answers: Their own seconds (n,), and whether they sent an upload (n,).
+            sent: Their bytes down and up, (n,) each.
+            hops: Bytes between edge servers and the root, if there is a tree.
+
+        Returns:
+            Seconds until the last upload, or sums, arrive. If a client missed the deadline or sent nothing,
+            it is waited for until the deadline.
+        """
+        if self.tree is None or self.edges is None or hops is None:
+            seconds, answered = answers
+            slowest, silent = float(seconds[answered].max(initial=0.0)), not answered.all()
+            return self.exchange_seconds(slowest, silent, int(sent[0].sum()), int(sent[1].sum()))
+        lasts = tree_seconds(self.tree, self.edges, self.deadline, clients, answers, sent, hops)
+        shared = self.server.down, self.server.up
+        return max(lasts, 8 * float(hops.down.sum()) / shared[0], 8 * float(hops.up.sum()) / shared[1])
+
+    def exchange_seconds(self, slowest: float, silent: bool, bytes_down: int, bytes_up: int) -> float:
+        """The duration of an exchange without a tree.
 
         Args:
             slowest: Seconds until the last upload arrived.
@@ -148,16 +180,34 @@ class ExchangeClock:
         clock: Clock | None,
         sizes: tuple[int, ...],
         decided: Callable[[int], float] | None = None,
+        sums: Callable[[int, int, int], int] | None = None,
     ) -> None:
         """decided: the seconds of a round, where a schedule has them already (fedsim.asynchrony); no upload
-        is late then."""
-        self._clock, self._sizes, self._decided = clock, sizes, decided
+        is late then. sums: with a tree, the bytes of an edge server's sums: of a round, an exchange, and how
+        many uploads they are of."""
+        self._clock, self._sizes, self._decided, self._sums = clock, sizes, decided, sums
+        self._relayed, self._exchange = 0, 1
+        self._counted: set[int] = set()
+        """Clients whose uploads are folded."""
         self._down: dict[int, int] = {}
         """Stream bytes of the broadcast, by client."""
         self._up: dict[int, int] = {}
         """Stream bytes of the upload, by client."""
         self._answers: dict[int, float] = {}
         """Seconds until the upload arrived, by client."""
+
+    @property
+    def has_hops(self) -> bool:
+        """Whether it counts what edge servers get and send."""
+        return self._clock is not None and self._clock.tree is not None
+
+    def opened(self, exchange: int, relayed: int) -> None:
+        """Record that an exchange has begun, with the bytes of its broadcast as an edge server gets it."""
+        self._exchange, self._relayed = exchange, relayed
+
+    def counted(self, client: int) -> None:
+        """Record that a client's upload is folded."""
+        self._counted.add(client)
 
     def gave(self, client: int, stream_bytes: int) -> None:
         """Record that the broadcast was sent to a client."""
@@ -177,17 +227,38 @@ class ExchangeClock:
     def close(self, round: int) -> float | None:
         """End the exchange, of this round, and return its duration in seconds; None without a clock
         (Clock.exchange_seconds)."""
-        down, up, answers = self._down, self._up, self._answers
+        down, up, answers, counted = self._down, self._up, self._answers, self._counted
+        self._counted = set()
         if self._clock is None:
             return None
         self._down, self._up, self._answers = {}, {}, {}
         if self._decided and round:
             return self._decided(round)
-        slowest, silent = max(answers.values(), default=0.0), len(answers) < len(down)
-        return self._clock.exchange_seconds(slowest, silent, sum(down.values()), sum(up.values()))
+        clients = indices(sorted(down))
+        seconds = np.array([answers.get(k, 0.0) for k in sorted(down)])
+        answered = np.array([k in answers for k in sorted(down)], dtype=np.bool_)
+        sent = indices([down[k] for k in sorted(down)]), indices([up.get(k, 0) for k in sorted(down)])
+        hops = self._hops(round, clients, counted, up)
+        return self._clock.duration(clients, (seconds, answered), sent, hops)
+
+    def _hops(self, round: int, clients: Ints, counted: Set[int], up: Mapping[int, int]) -> Hops | None:
+        tree = None if self._clock is None else self._clock.tree
+        if tree is None or self._sums is None:
+            return None
+        down, sent = np.zeros(len(tree.names), np.int64), np.zeros(len(tree.names), np.int64)
+        down[tree.active(clients)] = self._relayed
+        for edge, of in tree.by_edge(tree.ordered(counted), lambda k: k):
+            folded = list(of)
+            merges = tree.merges and round
+            sent[edge] = (
+                self._sums(round, self._exchange, len(folded)) if merges else sum(up[k] for k in folded)
+            )
+        return Hops(down, sent)
 
 
-def clock(link: str, compute: str, deadline: str, *, clients: int, seed: int) -> Clock | None:
+def clock(
+    link: str, compute: str, deadline: str, *, clients: int, seed: int, tree: Tree | None = None
+) -> Clock | None:
     """The clock that --link, --compute and --deadline describe; None if none of them is set.
 
     Raises:
@@ -197,15 +268,33 @@ def clock(link: str, compute: str, deadline: str, *, clients: int, seed: int) ->
     if not (link or compute or deadline):
         return None
     limit = parse_time(deadline, "--deadline") if deadline else math.inf
-    of_clients, server = devices(link, compute, clients=clients)
+    described = network(link, compute, clients=clients)
+    of_clients, server = described.devices, described.server
+    edges = _edge_links(described.edges, tree)
     if deadline and not (link or of_clients.seconds.any()):
         raise UsageError("--deadline needs --link or --compute: without them every client answers at once")
-    if deadline and server != Link():
+    if deadline and (server != Link() or (edges is not None and edges.shared)):
         raise UsageError(
-            "--deadline goes with no link of the server (server_up, server_down, or the file's line server): "
+            "--deadline goes with no link that clients share (server_up, edge_clients_up, and the like): "
             "who is late on a shared link depends on all uploads"
         )
-    return Clock(of_clients, limit, seed, server)
+    return Clock(of_clients, limit, seed, server, tree, edges)
+
+
+def _edge_links(described: Mapping[str, Mapping[str, float]], tree: Tree | None) -> EdgeLinks | None:
+    """The links of a tree's edge servers.
+
+    Raises:
+        UsageError: If there is no tree, or no edge server of a name.
+    """
+    if tree is None:
+        if described:
+            raise UsageError("--link describes edge servers, and there are none: add --tree")
+        return None
+    if strangers := sorted(described.keys() - {"", *tree.names}):
+        names = ", ".join(tree.names[:8]) + (", ..." if len(tree.names) > 8 else "")
+        raise UsageError(f"--link describes edge server {strangers[0]!r}; --tree has {names}")
+    return EdgeLinks.of(described, tree.names)
 
 
 def indices(clients: Sequence[int]) -> Ints:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fedsim.asynchrony import AsyncSchedule
 from fedsim.data.partitions import partition
+from fedsim.edge_links import Hops
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
@@ -25,7 +26,7 @@ from launch.json_output import print_json
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.target_accuracy import percent
 from protocols import find
-from workers.coordinator.edge_sums import edge_dims, message_of
+from workers.coordinator.edge_sums import sums_size
 
 Ids = npt.NDArray[np.int64]
 
@@ -102,7 +103,7 @@ def plan(
     edges = _EdgePlan(problem, problem.tree, run) if problem.tree else None
     exchanges = range(1, len(problem.algorithm.exchanges) + 1)
     sizes = {e: _sizes(problem, 1, e, run) for e in exchanges}
-    devices = _devices(problem, examples, sizes)
+    devices = _devices(problem, examples, sizes, edges)
     for e in range(1, len(problem.algorithm.setup) + 1):
         messages = _sizes(problem, 0, e, run)
         for direction, size in messages.items():
@@ -133,20 +134,24 @@ def plan(
                 sent = _without(there, participation.lost_uploads)
                 edges.add(created, r, e, ids if e == 1 else there, sent)
         if devices:
-            devices.add(r, ids, participation.dropouts, steps.step(r).seconds if steps else None)
+            lasts = steps.step(r).seconds if steps else None
+            devices.add(r, ids, participation.dropouts, lasts, participation.lost_uploads)
     if devices:
         created.devices = devices.totals(problem.experiment.rounds)
     return created
 
 
 def _devices(
-    problem: Problem, examples: tuple[int, ...], sizes: dict[int, dict[str, EnvelopeSize]]
+    problem: Problem,
+    examples: tuple[int, ...],
+    sizes: dict[int, dict[str, EnvelopeSize]],
+    edges: _EdgePlan | None,
 ) -> DevicePlan | None:
     """The plan of the clients' devices, if there is a virtual clock."""
     if problem.clock is None:
         return None
     totals = {e: (of["down"].total, of["up"].total) for e, of in sizes.items()}
-    return DevicePlan(problem.clock, examples or problem.sizes, totals)
+    return DevicePlan(problem.clock, examples or problem.sizes, totals, edges.hops if edges else None)
 
 
 @dataclass
@@ -164,12 +169,21 @@ class _EdgePlan:
         if not (round and self.tree.merges):
             created.add_edges("up", up, len(sent))
             return
-        exchange, uploads = self.problem.exchange(round, number), np.bincount(self.tree.owners[sent])
+        uploads = np.bincount(self.tree.owners[sent])
         for count, edges in zip(*np.unique(uploads[uploads > 0], return_counts=True), strict=True):
-            dims = edge_dims(self.problem, exchange, int(count))
-            kind, layout = message_of(exchange), self.problem.net.layout
-            size = envelope_size(kind, {}, dims, layout, kind="sums", run=self.run)
+            size = sums_size(self.problem, round, number, int(count), self.run)
             created.add_edges("up", size, int(edges))
+
+    def hops(self, round: int, number: int, received: Ids, sent: Ids) -> Hops:
+        """The bytes of every edge server in such an exchange."""
+        down, up = _sizes(self.problem, round, number, self.run, "relayed").values()
+        each = len(self.tree.names)
+        asked, uploads = (np.bincount(self.tree.owners[ids], minlength=each) for ids in (received, sent))
+        if round and self.tree.merges:
+            counts, at = np.unique(uploads, return_inverse=True)
+            sizes = [sums_size(self.problem, round, number, int(n), self.run).total for n in counts]
+            return Hops((asked > 0) * down.total, np.where(uploads > 0, np.array(sizes)[at], 0))
+        return Hops((asked > 0) * down.total, uploads * up.total)
 
 
 def _without(ids: Ids, others: AbstractSet[int]) -> Ids:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsim.client_devices import Floats
-from fedsim.virtual_clock import Clock, Ints, indices
+from fedsim.edge_links import Hops, Ints
+from fedsim.virtual_clock import Clock, indices
 
 DRAWN = 300_000
 """Tasks whose noise and jitter are drawn at least; the durations of rounds after them are an estimate."""
@@ -22,10 +24,17 @@ class DevicePlan:
     """
 
     def __init__(
-        self, clock: Clock, sizes: tuple[int, ...], exchanges: Mapping[int, tuple[int, int]]
+        self,
+        clock: Clock,
+        sizes: tuple[int, ...],
+        exchanges: Mapping[int, tuple[int, int]],
+        hops: Callable[[int, int, Ints, Ints], Hops] | None = None,
     ) -> None:
-        """sizes: N_k of all clients. exchanges: stream bytes of a broadcast and an upload of a round."""
+        """sizes: N_k of all clients. exchanges: stream bytes of a broadcast and an upload of a round. hops:
+        with a tree, the bytes of edge servers: of a round, an exchange, the clients that get the broadcast,
+        and those whose uploads are folded."""
         self._clock, self._sizes, self._exchanges = clock, indices(sizes), exchanges
+        self._hops = hops
         everyone = np.arange(len(sizes))
         self._draws = clock.has_draws(everyone)
         self._gone, self._took_part = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
@@ -40,9 +49,17 @@ class DevicePlan:
         """Add an exchange of the set-up, in which all clients take part."""
         everyone, once = np.arange(len(self._sizes)), np.ones(len(self._sizes), np.int64)
         self._add(bytes_down, bytes_up, once, np.zeros_like(once))
-        self.setup_seconds += self._duration(0, exchange, everyone, 0, bytes_down, bytes_up)
+        of_everyone = everyone, np.ones(len(everyone), dtype=np.bool_), everyone
+        self.setup_seconds += self._duration(0, exchange, *of_everyone, bytes_down, bytes_up)
 
-    def add(self, round: int, clients: Ints, dropouts: Collection[int], seconds: float | None = None) -> None:
+    def add(
+        self,
+        round: int,
+        clients: Ints,
+        dropouts: Collection[int],
+        seconds: float | None = None,
+        lost: Collection[int] = (),
+    ) -> None:
         """Add a round.
 
         Args:
@@ -50,24 +67,29 @@ class DevicePlan:
             clients: Those that get the broadcast; the same array if they are those of the round before.
             dropouts: Those of them that send nothing.
             seconds: The round's duration, if an asynchronous schedule has decided it.
+            lost: Those whose uploads do not arrive.
         """
         self._took_part[clients] += 1
         gone = indices(sorted(dropouts))
         self._gone[gone] += 1
         if seconds is not None:
             self._durations.append(seconds)
-        elif not self._draws and not dropouts and clients is self._last[0]:
+        elif not self._draws and not dropouts and not lost and clients is self._last[0]:
             self._durations.append(self._last[1])
         elif self._draws and self._tasks >= DRAWN:
             self.estimated = True
         else:
             answering = np.setdiff1d(clients, gone, assume_unique=True) if dropouts else clients
+            folded = answering[~np.isin(answering, indices(sorted(lost)))] if lost else answering
+            answers = ~np.isin(clients, gone) if dropouts else np.ones(len(clients), dtype=np.bool_)
             lasts = sum(
-                self._duration(round, e, answering, len(gone) if e == 1 else 0, down, up)
+                self._duration(round, e, asked, there, folded, down, up)
                 for e, (down, up) in self._exchanges.items()
+                for asked, there in [(clients, answers) if e == 1 else (answering, answers[answers])]
             )
             self._durations.append(lasts)
-            self._last = clients, lasts
+            if not dropouts and not lost:
+                self._last = clients, lasts
             self._tasks += len(clients)
 
     def totals(self, rounds: int) -> dict[str, Any]:
@@ -93,11 +115,23 @@ class DevicePlan:
         self._joules += answered * clock.joules_of(everyone, self._sizes, down, up)
         self._joules += gone * clock.joules_of(everyone, np.zeros_like(self._sizes), down, 0)
 
-    def _duration(self, round: int, exchange: int, answering: Ints, silent: int, down: int, up: int) -> float:
-        took = self._clock.seconds_of(round, answering, self._sizes[answering], down, up, exchange)
-        asked = (len(answering) + silent) * down
-        slowest = float(took.max(initial=0.0))
-        return self._clock.exchange_seconds(slowest, bool(silent), asked, len(answering) * up)
+    def _duration(
+        self,
+        round: int,
+        exchange: int,
+        asked: Ints,
+        answered: npt.NDArray[np.bool_],
+        folded: Ints,
+        down: int,
+        up: int,
+    ) -> float:
+        took, there = np.zeros(len(asked)), asked[answered]
+        took[answered] = self._clock.seconds_of(round, there, self._sizes[there], down, up, exchange)
+        sent = np.full(len(asked), down), answered * up
+        if self._clock.deadline < math.inf:
+            folded = folded[np.isin(folded, asked[answered & (took <= self._clock.deadline)])]
+        hops = self._hops(round, exchange, asked, folded) if self._hops else None
+        return self._clock.duration(asked, (took, answered), sent, hops)
 
 
 def _spread(name: str, values: Floats) -> dict[str, Any]:

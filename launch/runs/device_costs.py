@@ -11,10 +11,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedsim.client_devices import Floats
+from fedsim.edge_links import Hops, Ints
 from fedsim.problem import Problem
-from fedsim.virtual_clock import Clock, Ints, indices
+from fedsim.tree import Tree
+from fedsim.virtual_clock import Clock, indices
 from fedsim.wire.ledger import Entry
 
 Sent = dict[tuple[int, int], dict[int, list[int]]]
@@ -38,13 +41,15 @@ def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[s
     assert clock is not None
     seconds, joules = np.zeros(len(sizes)), np.zeros(len(sizes))
     simulated = 0.0
-    for (round, exchange), sent in sorted(_sent(rows, rounds).items()):
+    all_sent, hops = _sent(rows, rounds, problem.tree)
+    for (round, exchange), sent in sorted(all_sent.items()):
         clients = indices(sorted(sent))
         down, up = (indices([sent[k][side] for k in sorted(sent)]) for side in (0, 1))
         took = _seconds(problem, clock, (round, exchange), clients, sizes[clients], down, up)
         seconds[clients] += took
         joules[clients] += clock.joules_of(clients, sizes[clients] * (up > 0), down, up)
-        simulated += _duration(problem, clock, round, took, down, up)
+        answers, hop = (took, up > 0), hops.get((round, exchange))
+        simulated += _duration(problem, clock, round, clients, answers, (down, up), hop)
     costs = {"simulated_seconds": simulated, **_with_total("client_seconds", seconds)}
     return {"devices": costs | (_with_total("client_joules", joules) if clock.devices.has_energy else {})}
 
@@ -53,14 +58,21 @@ def _with_total(name: str, values: Floats) -> dict[str, Any]:
     return {name: values.tolist(), f"{name}_total": math.fsum(values.tolist())}
 
 
-def _sent(rows: Iterable[Entry], rounds: int) -> Sent:
-    """What the algorithm has sent in committed rounds."""
+def _sent(rows: Iterable[Entry], rounds: int, tree: Tree | None) -> tuple[Sent, dict[tuple[int, int], Hops]]:
+    """What the algorithm has sent in committed rounds, and edge servers and the root, if there are any."""
     sent: Sent = {}
+    hops: dict[tuple[int, int], Hops] = {}
+    numbers = {name: e for e, name in enumerate(tree.names)} if tree else {}
     for row in rows:
+        if row.kind == "edge" and row.round <= rounds:
+            if (hop := hops.get((row.round, row.exchange))) is None:
+                hop = Hops(*(np.zeros(len(numbers), np.int64) for _ in ("down", "up")))
+                hops[row.round, row.exchange] = hop
+            (hop.up if row.direction == "up" else hop.down)[numbers[row.hop]] += row.bytes
         if row.kind == "algorithm" and row.round <= rounds:
             of_client = sent.setdefault((row.round, row.exchange), {}).setdefault(row.client, [0, 0])
             of_client[row.direction == "up"] += row.bytes
-    return sent
+    return sent, hops
 
 
 def _seconds(
@@ -84,10 +96,17 @@ def _seconds(
     return result
 
 
-def _duration(problem: Problem, clock: Clock, round: int, took: Floats, down: Ints, up: Ints) -> float:
+def _duration(
+    problem: Problem,
+    clock: Clock,
+    round: int,
+    clients: Ints,
+    answers: tuple[Floats, npt.NDArray[np.bool_]],
+    sent: tuple[Ints, Ints],
+    hops: Hops | None,
+) -> float:
     """Of an exchange, as fedsim.virtual_clock.ExchangeClock has it."""
     steps = problem.asynchrony.schedule
     if steps is not None and round:
         return steps.step(round).seconds
-    slowest = float(took[up > 0].max(initial=0.0))
-    return clock.exchange_seconds(slowest, bool((up == 0).any()), int(down.sum()), int(up.sum()))
+    return clock.duration(clients, answers, sent, hops)

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.client_devices import Computer, Devices, Link, devices
+from fedsim.client_devices import Computer, Link, Network, network
 from fedsim.errors import DataError, UsageError
 
 HEADS = "client,compute,noise,up,down,rtt,jitter,joules_up,joules_down,joules_example"
 
 
-def read(path: Path, text: str, compute: str = "", clients: int = 2) -> tuple[Devices, Link]:
+def read(path: Path, text: str, compute: str = "", clients: int = 2) -> Network:
     path.write_text(text)
-    return devices(str(path), compute, clients=clients)
+    return network(str(path), compute, clients=clients)
 
 
 def test_every_column_is_read(tmp_path: Path) -> None:
@@ -29,7 +29,8 @@ def test_every_column_is_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 4: the server's link has up and down, but no compute"):
         read(tmp_path / "all.csv", text)
     text = text.replace("server,1gbit,,,,", "server,,,1gbit,10gbit,")
-    columns, server = read(tmp_path / "all.csv", text)
+    described = read(tmp_path / "all.csv", text)
+    columns, server = described.devices, described.server
     assert columns.link(1) == Link(6e6, 13e6, 0.07, 0.01, 4e-6, 1e-6)
     assert columns.computer(1) == Computer(0.005, 0.3, 0.01)
     assert (columns.link(0), columns.computer(0)) == (Link(), Computer(0.005))
@@ -38,28 +39,30 @@ def test_every_column_is_read(tmp_path: Path) -> None:
 
 def test_a_file_of_before_means_what_it_meant(tmp_path: Path) -> None:
     text = 'client,compute,up,down,rtt\n0,"2ms,noise=0.2",20mbit,100mbit,40ms\n1,20ms,,,\n'
-    columns, server = read(tmp_path / "old.csv", text)
+    described = read(tmp_path / "old.csv", text)
+    columns, server = described.devices, described.server
     assert (columns.link(0), columns.link(1)) == (Link(2e7, 1e8, 0.04), Link())
     assert (columns.computer(0), columns.computer(1)) == (Computer(0.002, 0.2), Computer(0.02))
     assert server == Link() and not columns.has_energy
 
 
 def test_the_last_line_of_a_client_counts_as_a_whole(tmp_path: Path) -> None:
-    columns, _ = read(tmp_path / "twice.csv", "client,up,rtt\n0,1mbit,1s\n1,1mbit,1s\n0,2mbit,\n")
+    columns = read(tmp_path / "twice.csv", "client,up,rtt\n0,1mbit,1s\n1,1mbit,1s\n0,2mbit,\n").devices
     assert (columns.link(0), columns.link(1)) == (Link(up=2e6), Link(up=1e6, rtt=1.0))
 
 
 def test_values_of_all_clients() -> None:
-    columns, server = devices(
+    described = network(
         "up=6mbit,jitter=5ms,joules_up=2e-6,joules_example=0.5,server_up=1gbit", "1ms,noise=0.1", clients=3
     )
+    columns, server = described.devices, described.server
     assert {columns.link(k) for k in range(3)} == {Link(up=6e6, jitter=0.005, joules_up=2e-6)}
     assert {columns.computer(k) for k in range(3)} == {Computer(0.001, 0.1, 0.5)}
     assert server == Link(up=1e9)
 
 
 def test_energy_of_a_file_goes_with_the_computer_of_all(tmp_path: Path) -> None:
-    columns, _ = read(tmp_path / "j.csv", "client,joules_example\n0,0.5\n1,\n", "2ms,noise=0.1")
+    columns = read(tmp_path / "j.csv", "client,joules_example\n0,0.5\n1,\n", "2ms,noise=0.1").devices
     assert [columns.computer(k) for k in (0, 1)] == [Computer(0.002, 0.1, 0.5), Computer(0.002, 0.1)]
 
 
@@ -73,7 +76,12 @@ def test_energy_of_a_file_goes_with_the_computer_of_all(tmp_path: Path) -> None:
         ("client,compute\n0,0/s\n1,\n", r"line 2: '0/s' is no time"),
         ('client,compute,noise\n0,"5ms,noise=0.1",\n1,,\n', r"line 2: .*there is a column noise"),
         ("client,up\n0,1mbit,2mbit\n1,\n", r"line 2 has more cells"),
-        ("client,up\n0,1mbit\nedge,1mbit\n", r"line 3: client 'edge'"),
+        ("client,up\n0,1mbit\nedges,1mbit\n", r"line 3: client 'edges'"),
+        (
+            "client,compute\nedge a,1ms\n",
+            r"line 2: an edge server's link has up, .* but no compute",
+        ),
+        ("client,clients_up\n0,1mbit\n", r"line 2: only a line `edge NAME` has clients_up and clients_down"),
         ("client,up\nserver,fast\n", r"line 2: 'fast' is no rate"),
         ("client,server_up\n0,1mbit\n1,\n", r"line 2: 'server_up=1mbit'; write up="),
         ("client,joules\n0,1\n1,\n", r"line 2: 'joules=1'; write up=.*joules_example"),
@@ -89,7 +97,7 @@ def test_a_mistake_is_one_line_that_names_it(text: str, says: str, tmp_path: Pat
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"client,up\n\xff\xfe\n")
     with pytest.raises(DataError, match=r"binary\.csv is no CSV file"):
-        devices(str(tmp_path / "binary.csv"), "", clients=1)
+        network(str(tmp_path / "binary.csv"), "", clients=1)
 
 
 def test_noise_of_the_file_and_a_computer_of_all_exclude_each_other(tmp_path: Path) -> None:
@@ -102,6 +110,6 @@ def test_noise_of_the_file_and_a_computer_of_all_exclude_each_other(tmp_path: Pa
 def test_the_order_of_lines_does_not_matter(order: list[int], rates: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lines = "".join(f"{k},{rates[k]}kbit\n" for k in order)
-        columns, _ = read(Path(folder) / "any.csv", "client,up\n" + lines, clients=6)
+        columns = read(Path(folder) / "any.csv", "client,up\n" + lines, clients=6).devices
     np.testing.assert_allclose(columns.up, [1e3 * rate for rate in rates], rtol=1e-15)
     assert bool((columns.down == math.inf).all())

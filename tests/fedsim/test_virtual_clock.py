@@ -230,5 +230,5 @@ def test_energy_is_that_of_bytes_and_examples(c: Clock, down: int, up: int, exam
 
 
 def test_the_servers_link_goes_with_no_deadline() -> None:
-    with pytest.raises(UsageError, match="--deadline goes with no link of the server"):
+    with pytest.raises(UsageError, match="--deadline goes with no link that clients share"):
         created("up=1mbit,server_up=1gbit", deadline="2s")

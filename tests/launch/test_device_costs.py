@@ -119,10 +119,13 @@ def test_it_does_not_depend_on_resumes(run: Run, tmp_path: Path) -> None:
         ("--participation", "full+gone:0.3+lost:0.3"),
         ("--participation", "coin:0.5", "--algo", "precond_admm", "--model", "logistic"),
         ("--async", "fedbuff:2", "--participation", "full", "--algo", "fedavg"),
+        ("--tree", "2x2", "--participation", "full+gone:0.3+lost:0.3"),
+        ("--tree", "1x4", "--algo", "precond_admm", "--model", "logistic"),
     ],
 )
 def test_a_plan_is_the_run_where_nothing_is_drawn(options: tuple[str, ...], tmp_path: Path) -> None:
     server = () if "--async" in options else (LINES[-1],)
+    server += ("edge,,,1mbit,10mbit,20ms", "edge edge0,,,2mbit") if "--tree" in options else ()
     still = [",".join(c if i not in (2, 6) else "" for i, c in enumerate(x.split(","))) for x in LINES[:-1]]
     options = (*SMALL, "--rounds", "4", *options, "--link", file_of(tmp_path, *still, *server))
     done = CliRunner().invoke(main, ["launch", *options, "--workers", "0", "--out", str(tmp_path / "run")])
@@ -165,7 +168,10 @@ def test_the_report_has_a_column_of_each(run: Run) -> None:
     ("options", "says"),
     [
         (("--link", "up=1mbit,server_up=1gbit", "--async", "fedbuff:2"), "--async goes with no link of the"),
-        (("--link", "up=1mbit,server_up=1gbit", "--deadline", "1s"), "--deadline goes with no link of the"),
+        (
+            ("--link", "up=1mbit,server_up=1gbit", "--deadline", "1s"),
+            "--deadline goes with no link that clients",
+        ),
         (("--link", "up=1mbit,joules_up=lots"), "'lots' is no number of at least 0"),
     ],
 )

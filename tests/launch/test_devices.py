@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.client_devices import Computer, Link, devices, parse_value
+from fedsim.client_devices import Computer, Link, network, parse_value
 from fedsim.participation import schedule
 from launch.cli import main
 from launch.commands.device_files import cell
@@ -43,7 +43,8 @@ def test_generated_devices_are_read_back(tmp_path: Path) -> None:
     out = tmp_path / "drawn.csv"
     drawn = ("--up", "6mbit,0.8", "--rtt", "70ms", "--compute", "5ms,0.5", "--noise", 0.3)
     done("generate", "--clients", 4000, "--from", "lte", *drawn, "--joules-up", "2e-6", "--out", out)
-    read, server = devices(str(out), "", clients=4000)
+    described = network(str(out), "", clients=4000)
+    read, server = described.devices, described.server
     assert server == Link()
     for column, median, sigma in ((read.up, 6e6, 0.8), (read.seconds, 0.005, 0.5)):
         logs = np.log(column / median)
@@ -66,20 +67,20 @@ def test_a_client_has_the_same_device_among_more(tmp_path: Path) -> None:
 def test_spread_is_that_of_columns_without_one(tmp_path: Path) -> None:
     out = tmp_path / "drawn.csv"
     done("generate", "--clients", 50, "--from", "lte", "--spread", 0.5, "--up", "1mbit,0", "--out", out)
-    read, _ = devices(str(out), "", clients=50)
+    read = network(str(out), "", clients=50).devices
     assert len(set(read.up.tolist())) == 1 and len(set(read.down.tolist())) == 50
 
 
 def test_fedscale_capacities(tmp_path: Path) -> None:
     out = tmp_path / "devices.csv"
     done("capacity", CAPACITY, "--clients", 4, "--out", out)
-    read, _ = devices(str(out), "", clients=4)
+    read = network(str(out), "", clients=4).devices
     assert read.computer(0) == Computer(0.486) and read.computer(1) == Computer(0.12)
     assert read.link(1) == Link(2e6, 2e6) and read.link(2) == Link(1.2e8, 1.2e8)
     assert read.up[0] == pytest.approx(5.6485e6, rel=1e-3)
     assert (read.link(3), read.computer(3)) == (read.link(0), read.computer(0))  # from the first again
     done("capacity", CAPACITY, "--passes", 15, "--out", out)
-    assert devices(str(out), "", clients=3)[0].computer(1) == Computer(0.6)
+    assert network(str(out), "", clients=3).devices.computer(1) == Computer(0.6)
 
 
 def test_fedscale_availability(tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ class Dispatch:
         check_values(self.sent, f"the server's broadcast of round {command.round}")
         self._current = Broadcast(command, payload, complete, self.sent)
         self._book_relayed()
+        if self.exchange_clock.has_hops:
+            self.exchange_clock.opened(command.exchange, stream_bytes(self.relayed()))
         steps = problem.asynchrony.schedule
         if steps is not None and command.round:
             self._in_use[command.round] = self._current

@@ -70,10 +70,10 @@ class CommandExecutor:
                     self.dispatch.give(self.server, command)
                 case ScoreChunk():
                     self.dispatch.give_score(command, self.records.model(command.chunk.round))
-                case Release(client) if self.dispatch.edges is not None:
-                    self._edges.release(client)
                 case Release(client):
-                    self.aggregation.release(client)
+                    self.dispatch.exchange_clock.counted(client)
+                    receiver = self.aggregation if self.dispatch.edges is None else self._edges
+                    receiver.release(client)
                 case Drop(client):
                     self.records.dropped(self._round, client)
                     self.spool.discard(client)

@@ -19,6 +19,7 @@ from fedsim.problem import Problem
 from fedsim.round_events import Open
 from fedsim.wire.envelope import VERSION, Envelope, Header, Payload, decode, encode
 from fedsim.wire.schema import Dims, FieldKind, check_values, summed_scalars
+from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 
 Rows = Annotated[Tensor, FieldKind("info", ("U", "S"), dtype="f64", elastic=True)]
 """(U, S): of U uploads, in the order of their ids, the S numbers that metrics.jsonl sums up."""
@@ -40,6 +41,13 @@ def message_of(exchange: Exchange) -> type:
     """The message of an edge server in this exchange."""
     assert exchange.sums is not None  # fedsim.tree.check_tree
     return edge_message(exchange.sums, bool(summed_scalars(exchange.up)))
+
+
+def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str = RUN_NAME) -> EnvelopeSize:
+    """The size of the envelope that an edge server sends for so many uploads."""
+    exchange, layout = problem.exchange(round, number), problem.net.layout
+    dims = edge_dims(problem, exchange, uploads)
+    return envelope_size(message_of(exchange), {}, dims, layout, kind="sums", run=run)
 
 
 def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, Any]]) -> Payload:
