@@ -169,6 +169,14 @@ class Clock:
         return draws[at, clients % BLOCK]
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Of an exchange: its duration in seconds, and the joules of all clients, None if no device has any."""
+
+    seconds: float
+    joules: float | None = None
+
+
 class ExchangeClock:
     """The time of one exchange after another.
 
@@ -215,31 +223,40 @@ class ExchangeClock:
 
     def late(self, task: TaskId, stream_bytes: int) -> bool:
         """Whether an upload of so many bytes arrives after the deadline."""
+        k = task.client
+        self._up[k] = stream_bytes
         if self._clock is None or (self._decided and task.round):
             return False
-        k = task.client
         seconds = self._clock.seconds(
             task.round, k, self._sizes[k], self._down[k], stream_bytes, task.exchange
         )
-        self._answers[k], self._up[k] = seconds, stream_bytes
+        self._answers[k] = seconds
         return seconds > self._clock.deadline
 
-    def close(self, round: int) -> float | None:
-        """End the exchange, of this round, and return its duration in seconds; None without a clock
-        (Clock.exchange_seconds)."""
+    def close(self, round: int) -> Spent | None:
+        """End the exchange, of this round, and return its duration and energy; None without a clock
+        (Clock.duration)."""
         down, up, answers, counted = self._down, self._up, self._answers, self._counted
-        self._counted = set()
+        self._down, self._up, self._answers, self._counted = {}, {}, {}, set()
         if self._clock is None:
             return None
-        self._down, self._up, self._answers = {}, {}, {}
+        joules = self._joules(down, up)
         if self._decided and round:
-            return self._decided(round)
+            return Spent(self._decided(round), joules)
         clients = indices(sorted(down))
         seconds = np.array([answers.get(k, 0.0) for k in sorted(down)])
         answered = np.array([k in answers for k in sorted(down)], dtype=np.bool_)
         sent = indices([down[k] for k in sorted(down)]), indices([up.get(k, 0) for k in sorted(down)])
         hops = self._hops(round, clients, counted, up)
-        return self._clock.duration(clients, (seconds, answered), sent, hops)
+        return Spent(self._clock.duration(clients, (seconds, answered), sent, hops), joules)
+
+    def _joules(self, down: Mapping[int, int], up: Mapping[int, int]) -> float | None:
+        if self._clock is None or not self._clock.devices.has_energy:
+            return None
+        ids = sorted(down)
+        sizes = indices([self._sizes[k] if k in up else 0 for k in ids])
+        sent = indices([down[k] for k in ids]), indices([up.get(k, 0) for k in ids])
+        return math.fsum(self._clock.joules_of(indices(ids), sizes, *sent).tolist())
 
     def _hops(self, round: int, clients: Ints, counted: Set[int], up: Mapping[int, int]) -> Hops | None:
         tree = None if self._clock is None else self._clock.tree

@@ -166,8 +166,10 @@ def _schedule(e: Experiment) -> str:
 
 
 def population(problem: Problem) -> str:
-    """How many clients there are, or of how many the data is pooled."""
+    """How many clients and edge servers there are, or of how many clients the data is pooled."""
     many = counted(problem.experiment.clients, "client")
+    if problem.tree is not None:
+        many += f" behind {counted(len(problem.tree.names), 'edge server')}"
     return f"the data of {many} in one place" if problem.algorithm.centralised else many
 
 

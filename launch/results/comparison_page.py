@@ -36,6 +36,7 @@ AXES = {
     "round": "round",
     "MB": "megabytes, both directions",
     "simulated": "seconds, simulated",
+    "J": "joules, all clients",
 }
 MOST_LINES = 12
 """Groups that are drawn; the others are in the tables."""
@@ -210,7 +211,7 @@ def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> str:
     for axis, what in AXES.items():
         for metric, output in MEASURES.items():
             having = {slot: g for slot, g in groups.items() if g.has(metric)}
-            if axis == "simulated" and not all(g.has(axis) for g in having.values()):
+            if axis in ("simulated", "J") and not all(g.has(axis) for g in having.values()):
                 continue
             result = {slot: band(g.curves, axis, metric) for slot, g in having.items()}
             lines = [Line(name(having[n]), b.x, b.mean, b.low, b.high, n) for n, b in result.items()]

@@ -8,11 +8,13 @@ A column is an expression of a run's metrics.jsonl:
                             lower (NLL, ECE, Brier score, loss, spread over clients) the minimum
     MB@ROUND                megabytes of the algorithm up to ROUND;  MB up@ROUND, MB down@ROUND
     simulated@ROUND         seconds of the virtual clock up to ROUND
+    J@ROUND                 joules of all clients up to ROUND
     rounds to VALUE         the first evaluated round with a test_accuracy of at least VALUE
     rounds to METRIC VALUE  the same for another metric; at most VALUE for one that is better when it is lower
     rounds to mean METRIC VALUE     the same for the running mean of the last `window` evaluated rounds
     MB to ...               megabytes until then
     simulated to ...        seconds of the virtual clock until then
+    J to ...                joules of all clients until then
 
 METRIC is a key of metrics.jsonl.
 """
@@ -37,7 +39,7 @@ SUMMED = frozenset(SUMS)
 """Metrics that are sums over the rounds so far."""
 
 _AT = re.compile(r"(?:(max|best) )?([a-zA-Z_]\w*(?: up| down)?)@(end|\d+)")
-_TO = re.compile(r"(rounds|MB|simulated) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*\.?\d+)|(0?\.\d+|1\.0))")
+_TO = re.compile(r"(rounds|MB|simulated|J) to (?:(?:(mean) )?([a-zA-Z_]\w*) (\d*\.?\d+)|(0?\.\d+|1\.0))")
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ def parsed(expression: str) -> Column:
     if not (result := _AT.fullmatch(expression)):
         raise UsageError(
             f"column {expression!r}: write METRIC@ROUND, max METRIC@ROUND, best METRIC@ROUND, rounds to "
-            "VALUE, simulated to VALUE, MB to VALUE; ROUND is a number or end, VALUE an accuracy such as "
-            "0.78; also rounds to METRIC VALUE, rounds to mean METRIC VALUE"
+            "VALUE, simulated to VALUE, MB to VALUE, J to VALUE; ROUND is a number or end, VALUE an "
+            "accuracy such as 0.78; also rounds to METRIC VALUE, rounds to mean METRIC VALUE"
         )
     return Column(result[1] or "", result[2], None if result[3] == "end" else int(result[3]))
 
@@ -142,7 +144,7 @@ def percent(expression: str) -> bool:
 def _scale(expression: str) -> tuple[float, int]:
     if expression.startswith("rounds"):
         return 1.0, 0
-    if expression.startswith(("MB", "simulated")):
+    if expression.startswith(("MB", "simulated", "J@", "J to")):
         return 1.0, 1
     if any(name in expression for name in ("_ece", "_brier")):
         return 1.0, 3
@@ -178,7 +180,7 @@ def stacked(curves: Sequence[Curve], name: str) -> Values:
 
 
 def band(curves: Sequence[Curve], x: str, y: str, window: int = 1) -> Band:
-    """y over x (round, MB, simulated); window: evaluated rounds that a value is the mean of."""
+    """y over x (round, MB, simulated, J); window: evaluated rounds that a value is the mean of."""
     xs, ys = stacked(curves, x).mean(0) if curves else np.zeros(0), stacked(curves, y)
     if not curves:
         return Band(xs, xs, xs, xs)

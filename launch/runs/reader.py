@@ -33,6 +33,7 @@ SUMS = {
     "MB up": ("bytes_up",),
     "MB down": ("bytes_down",),
     "simulated": ("simulated_seconds",),
+    "J": ("joules",),
 }
 """What is summed up over the rounds so far."""
 
@@ -264,10 +265,11 @@ class Curve:
         return [line["round"] for line in self.lines]
 
     def has(self, name: str) -> bool:
-        """Whether there is a number of this name in any line; sums of seconds need every round's."""
-        if name != "simulated":
+        """Whether there is a number of this name in any line; of simulated sums, in every round's."""
+        if name not in ("simulated", "J"):
             return name in SUMS or any(line.get(name) is not None for line in self.lines)
-        timed = all("simulated_seconds" in line for line in self.lines if line["round"])
+        (key,) = SUMS[name]
+        timed = all(key in line for line in self.lines if line["round"])
         return timed and every_round(self.rounds())
 
     def metric(self, name: str) -> list[float]:

@@ -17,7 +17,7 @@ from workers.storage.round_record import OPTIONAL_SCORES
 
 EVERY_RUN = (
     *("test_accuracy", "test_nll", *OPTIONAL_SCORES),
-    *("bytes_down", "bytes_up", "simulated_seconds", "seconds", "seconds_clients"),
+    *("bytes_down", "bytes_up", "simulated_seconds", "joules", "seconds", "seconds_clients"),
 )
 """Numbers that a line of metrics.jsonl may have whatever the algorithm is."""
 

@@ -15,7 +15,7 @@ from fedsim.client_devices import Computer, Devices, Link
 from fedsim.errors import DataError, UsageError
 from fedsim.round_events import TaskId
 from fedsim.seeds import RandomStream
-from fedsim.virtual_clock import BLOCK, Clock, ExchangeClock, clock, indices
+from fedsim.virtual_clock import BLOCK, Clock, ExchangeClock, Spent, clock, indices
 
 
 def created(link: str = "", compute: str = "", deadline: str = "", clients: int = 3, seed: int = 0) -> Clock:
@@ -97,12 +97,12 @@ def test_exchange_lasts_until_the_deadline_if_a_client_sends_nothing() -> None:
     for k in (0, 1):
         exchange.gave(k, 100)
     assert not exchange.late(TaskId(1, 1, 0, 0), 100)
-    assert exchange.close(1) == 5.0
+    assert exchange.close(1) == Spent(5.0)
     without = ExchangeClock(clock("", "1ms", "", clients=2, seed=0), (10, 10))
     for k in (0, 1):
         without.gave(k, 100)
     assert not without.late(TaskId(1, 1, 0, 0), 100)
-    assert without.close(1) == pytest.approx(0.01)
+    assert without.close(1) == Spent(pytest.approx(0.01))
     assert ExchangeClock(None, (10, 10)).close(1) is None
 
 
@@ -211,7 +211,7 @@ def test_an_exchange_takes_no_less_than_all_bytes_take_on_the_servers_link(
     without, with_it = lasts
     assert without is not None and with_it is not None
     bounds = (8 * sum(r for r, _ in messages) / down, 8 * sum(s for _, s in messages) / up)
-    assert with_it == max(without, *bounds)
+    assert with_it.seconds == max(without.seconds, *bounds)
 
 
 def test_a_wide_link_of_the_server_changes_nothing() -> None:

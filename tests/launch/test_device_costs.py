@@ -133,6 +133,8 @@ def test_a_plan_is_the_run_where_nothing_is_drawn(options: tuple[str, ...], tmp_
     measured, plan = spent(Run.open(tmp_path / "run")), planned(*options)
     assert plan["simulated_seconds"] == pytest.approx(measured["simulated_seconds"], rel=1e-9)
     assert not plan["estimated"]
+    joules = sum(line.get("joules", 0) for line in Run.open(tmp_path / "run").lines)
+    assert joules == pytest.approx(measured["client_joules_total"], rel=1e-9)
     for name in ("client_seconds", "client_joules"):
         assert plan[f"{name}_total"] == pytest.approx(measured[f"{name}_total"], rel=1e-9)
         for key, of in (("min", min), ("max", max)):

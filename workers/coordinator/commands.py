@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from fedsim.learning.gaussian import Model
 from fedsim.round_events import Close, Command, Commit, Drop, Finish, Give, Open, Release, ScoreChunk
+from fedsim.virtual_clock import Spent
 from workers.coordinator.aggregation import AggregationThread, Fold
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.edge_servers import EdgeServers
@@ -16,15 +17,15 @@ from workers.storage.upload_spool import Spool
 class RoundRecords(Protocol):
     """Records what is carried out.
 
-    opened and committed also get the seconds that the exchange before, or the last one, took on the virtual
-    clock; None without a clock.
+    opened and committed also get what the exchange before, or the last one, took on the virtual clock; None
+    without a clock.
     """
 
-    def opened(self, command: Open, seconds: float | None) -> None: ...
+    def opened(self, command: Open, spent: Spent | None) -> None: ...
 
     def dropped(self, round: int, client: int) -> None: ...
 
-    def committed(self, command: Commit, server: Any, seconds: float | None) -> None:
+    def committed(self, command: Commit, server: Any, spent: Spent | None) -> None:
         """The round is folded; the next one is not open yet."""
 
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:
@@ -82,8 +83,8 @@ class CommandExecutor:
                 case Close():
                     self.aggregation.close()
                 case Commit():
-                    seconds = self.dispatch.exchange_clock.close(command.round)
-                    self.records.committed(command, self.server, seconds)
+                    spent = self.dispatch.exchange_clock.close(command.round)
+                    self.records.committed(command, self.server, spent)
                     committed.append((command, self.server, self.dispatch.to_keep))
                 case Finish():
                     self.finished = True
@@ -104,8 +105,8 @@ class CommandExecutor:
     def _open(self, command: Open) -> None:
         """Open an exchange; the fold computes from the decoded broadcast, as clients do."""
         self._round = command.round
-        seconds = self.dispatch.exchange_clock.close(command.round) if command.exchange > 1 else None
-        self.records.opened(command, seconds)
+        spent = self.dispatch.exchange_clock.close(command.round) if command.exchange > 1 else None
+        self.records.opened(command, spent)
         sent = self.dispatch.encode_broadcast(self.server, command)
         if command.folds:
             stale, payload = self.dispatch.stale(command.round), self.dispatch.payload

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from fedsim.learning.gaussian import Model
 from fedsim.problem import Problem
 from fedsim.round_events import Commit, Open, evaluates
+from fedsim.virtual_clock import Spent
 from fedsim.wire.ledger import Entry
 from workers.coordinator.aggregation import Fold
 from workers.coordinator.broadcasts import Dispatch
@@ -99,13 +100,13 @@ class RunRecords:
         self.timeline.start()
         self.storage.journal.append("start", epoch=epoch)
 
-    def opened(self, command: Open, seconds: float | None) -> None:
-        """Record that an exchange is opened; seconds: of the one before, on the virtual clock."""
+    def opened(self, command: Open, spent: Spent | None) -> None:
+        """Record that an exchange is opened; spent: of the one before, on the virtual clock."""
         if command.exchange == 1:
             record = self.round_log.open(command.round, command.participants)
             record.staleness = self.problem.asynchrony.staleness(command.round)
         else:
-            self._add_simulated(command.round, seconds)
+            self._add_simulated(command.round, spent)
         participants = list(command.participants)
         self.storage.journal.append(
             "open", round=command.round, exchange=command.exchange, participants=participants
@@ -120,12 +121,12 @@ class RunRecords:
         self.round_log[round].report(fold.scalars)
         self.round_log[round].limits = fold.limits
 
-    def committed(self, command: Commit, server: Any, seconds: float | None) -> None:
-        """Record a round's numbers; seconds: of its last exchange, on the virtual clock."""
+    def committed(self, command: Commit, server: Any, spent: Spent | None) -> None:
+        """Record a round's numbers; spent: of its last exchange, on the virtual clock."""
         r, now = command.round, self._clock()
         record = self.round_log.open(r, command.participants)
         record.folded = command.folded
-        self._add_simulated(r, seconds)
+        self._add_simulated(r, spent)
         record.seconds, self._round_began = now - self._round_began, now
         if r:
             self.seconds_rounds.append(record.seconds)
@@ -172,10 +173,13 @@ class RunRecords:
         """Return the model to evaluate after a round."""
         return self.round_log[round].model
 
-    def _add_simulated(self, round: int, seconds: float | None) -> None:
+    def _add_simulated(self, round: int, spent: Spent | None) -> None:
         record = self.round_log[round]
-        if seconds is not None:
-            record.simulated = (record.simulated or 0.0) + seconds
+        if spent is None:
+            return
+        record.simulated = (record.simulated or 0.0) + spent.seconds
+        if spent.joules is not None:
+            record.joules = (record.joules or 0.0) + spent.joules
 
     def _model(self, server: Any) -> Model:
         return self.problem.algorithm.model(server, self.problem.context(0, 0))

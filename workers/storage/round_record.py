@@ -33,6 +33,7 @@ RESERVED = {
         "late",
         "refused",
         "simulated_seconds",
+        "joules",
         "test_accuracy",
         "test_nll",
         "bytes_down",
@@ -49,7 +50,7 @@ RESERVED = {
 EDGE_BYTES = ("edge_bytes_down", "edge_bytes_up")
 
 KEPT = (
-    *("number", "participants", "folded", "late", "refused", "simulated", "staleness"),
+    *("number", "participants", "folded", "late", "refused", "simulated", "joules", "staleness"),
     "limits",
     *("seconds", "seconds_clients"),
     *("bytes_down", "bytes_up", "edge_bytes", "reported"),
@@ -74,6 +75,8 @@ class RoundRecord:
     """The clients whose uploads must not be folded (bad_uploads = skip)."""
     simulated: float | None = None
     """Seconds of the round on the virtual clock, if there is one."""
+    joules: float | None = None
+    """The energy of all clients in the round, if their devices state one."""
     staleness: tuple[int, ...] = ()
     """Of an asynchronous run: how many steps the server has taken since the broadcast that each participant
     answers."""
@@ -150,6 +153,7 @@ class RoundRecord:
             **({"late": list(self.late)} if self.late else {}),
             **({"refused": list(self.refused)} if self.refused else {}),
             **({} if self.simulated is None else {"simulated_seconds": self.simulated}),
+            **({} if self.joules is None else {"joules": self.joules}),
             **({"staleness": list(self.staleness)} if self.staleness else {}),
             **({"limits": dict(self.limits)} if self.limits else {}),
             **numbers,
