@@ -308,9 +308,9 @@ def _edge_links(described: Mapping[str, Mapping[str, float]], tree: Tree | None)
         if described:
             raise UsageError("--link describes edge servers, and there are none: add --tree")
         return None
-    if strangers := sorted(described.keys() - {"", *tree.names}):
+    if unknown_names := sorted(described.keys() - {"", *tree.names}):
         names = ", ".join(tree.names[:8]) + (", ..." if len(tree.names) > 8 else "")
-        raise UsageError(f"--link describes edge server {strangers[0]!r}; --tree has {names}")
+        raise UsageError(f"--link describes edge server {unknown_names[0]!r}; --tree has {names}")
     return EdgeLinks.of(described, tree.names)
 
 

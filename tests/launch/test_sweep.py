@@ -225,7 +225,7 @@ def test_what_is_said_and_what_is_the_default_is_one_configuration(tmp_path: Pat
         (("seeds = [0, 1]", "seeds = []"), "seeds"),
         (('at = {"experiment.partition"', 'only = ["none"]\nat = {"experiment.partition"'), "none"),
         (('columns = ["test_nll@end"]', 'columns = ["bytes"]'), "'bytes': write METRIC@ROUND, max METRIC"),
-        (('columns = ["test_nll@end"]', 'columns = ["bytes"]'), "MB to VALUE; ROUND is"),
+        (('columns = ["test_nll@end"]', 'columns = ["bytes"]'), "J to VALUE; ROUND is"),
         (('columns = ["test_nll@end"]', 'columns = ["test_nl@end"]'), "did you mean 'test_nll'"),
         (('columns = ["test_nll@end"]', 'columns = ["rho@end"]'), "has no metric 'rho' (it has"),
         (('columns = ["test_nll@end"]', 'columns = ["rounds to test_nl 2"]'), "did you mean 'test_nll'"),
