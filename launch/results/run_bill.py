@@ -15,7 +15,12 @@ from launch.results.statistics import sides
 from launch.results.tables import NONE
 from launch.runs.reader import Run
 
-SPENT = {"seconds, simulated": "client_seconds", "J": "client_joules"}
+SPENT = {
+    "seconds, simulated": "client_seconds",
+    "waits, s": "client_waits",
+    "holds up, s": "client_holds",
+    "J": "client_joules",
+}
 """The lists of summary.json's `devices`, by the heads of their columns."""
 MOST_CLIENTS = 60
 """Clients of the table; of more, those with the most and the fewest bytes."""
@@ -102,9 +107,22 @@ def clients(
         f"{int(total.max()):,}, {total.mean():,.0f} on average."
     )
     if devices:
-        yield html.soft(f"On the {on_the_clock(devices)}.")
+        yield html.soft(f"On the {on_the_clock(devices)}.{_waits(devices)}")
     cut = f", the {half} with the most and the {half} with the fewest bytes" if count > MOST_CLIENTS else ""
     yield html.folded(f"Table of clients{cut}", html.table(heads, lines, 0), opened=count <= 20)
+
+
+def _waits(devices: Mapping[str, Any]) -> str:
+    """Who waited for whom: how long clients that had answered waited, and for whom the most."""
+    holds = devices.get("client_holds") or []
+    if not any(holds):
+        return ""
+    most = max(range(len(holds)), key=lambda k: holds[k])
+    return (
+        f" Clients that had answered waited for {devices['client_waits_total']:,.4g} s in all. "
+        f"For {devices['client_holds_total']:,.4g} s of the run one client alone was waited for, of which for "
+        f"client {most} {holds[most]:,.4g} s."
+    )
 
 
 def _at(values: Sequence[int], k: int) -> str:

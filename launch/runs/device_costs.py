@@ -35,11 +35,13 @@ def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[s
     Returns:
         `simulated_seconds` of all rounds; `client_seconds`, a list of the seconds in which each client loads,
         computes and sends, and `client_seconds_total`, their sum; `client_joules` and `client_joules_total`
-        if a device's energy is known.
+        if a device's energy is known. Of a synchronous run also `client_waits`, the seconds in which it had
+        answered and the exchange went on, `client_holds`, those in which all others had answered and it had
+        not, and their sums.
     """
     clock, sizes = problem.clock, indices(problem.sizes)
     assert clock is not None
-    seconds, joules = np.zeros(len(sizes)), np.zeros(len(sizes))
+    seconds, joules, waits, holds = (np.zeros(len(sizes)) for _ in range(4))
     simulated = 0.0
     all_sent, hops = _sent(rows, rounds, problem.tree)
     for (round, exchange), sent in sorted(all_sent.items()):
@@ -49,8 +51,16 @@ def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[s
         seconds[clients] += took
         joules[clients] += clock.joules_of(clients, sizes[clients] * (up > 0), down, up)
         answers, hop = (took, up > 0), hops.get((round, exchange))
-        simulated += _duration(problem, clock, round, clients, answers, (down, up), hop)
+        lasts = _duration(problem, clock, round, clients, answers, (down, up), hop)
+        simulated += lasts
+        there, own = clients[up > 0], np.minimum(took[up > 0], lasts)
+        waits[there] += lasts - own
+        if len(own) > 1:
+            second, last = np.argsort(own, kind="stable")[-2:]
+            holds[there[last]] += own[last] - own[second]
     costs = {"simulated_seconds": simulated, **_with_total("client_seconds", seconds)}
+    if problem.asynchrony.schedule is None:
+        costs |= _with_total("client_waits", waits) | _with_total("client_holds", holds)
     return {"devices": costs | (_with_total("client_joules", joules) if clock.devices.has_energy else {})}
 
 

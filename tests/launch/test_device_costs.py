@@ -92,8 +92,29 @@ def test_energy_is_that_of_the_ledger(run: Run) -> None:
 
 def test_no_energy_is_named_where_none_is_known(tmp_path: Path) -> None:
     measured = launched(tmp_path / "run", "--compute", "1ms", rounds="1")
-    assert set(spent(measured)) == {"simulated_seconds", "client_seconds", "client_seconds_total"}
+    of_clients = ("client_seconds", "client_waits", "client_holds")
+    totals = (f"{name}_total" for name in of_clients)
+    assert set(spent(measured)) == {"simulated_seconds", *of_clients, *totals}
     assert "devices" not in launched(tmp_path / "plain", rounds="1").summary
+
+
+def test_who_waits_for_whom(tmp_path: Path) -> None:
+    """A client computes, or waits for those that do: its seconds are those of the run."""
+    slow = ("0,1ms,,,,,,,,", "1,20ms,,,,,,,,", "2,1ms,,,,,,,,", "3,5ms,,,,,,,,")
+    options = ("--participation", "full", "--algo", "fedavg", "--link", file_of(tmp_path, *slow))
+    run = launched(tmp_path / "run", *options)
+    all_of, of = spent(run)["simulated_seconds"], spent(run)
+    for busy, waits in zip(of["client_seconds"], of["client_waits"], strict=True):
+        assert busy + waits == pytest.approx(all_of, rel=1e-12)
+    sizes = run.experiment["client_sizes"]
+    assert of["client_waits"][1] == 0 and of["client_holds"][0] == of["client_holds"][2] == 0
+    others = max(4 * s * n for s, n in zip((0.001, 0, 0.001, 0.005), sizes, strict=True))
+    assert of["client_holds"][1] == pytest.approx(4 * 0.020 * sizes[1] - others, rel=1e-12)
+    assert (
+        CliRunner().invoke(main, ["report", str(run.path), "--out", str(tmp_path / "page.html")]).exit_code
+        == 0
+    )
+    assert "of which for client 1" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.process
