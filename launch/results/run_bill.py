@@ -120,8 +120,8 @@ def _waits(devices: Mapping[str, Any]) -> str:
     most = max(range(len(holds)), key=lambda k: holds[k])
     return (
         f" Clients that had answered waited for {devices['client_waits_total']:,.4g} s in all. "
-        f"For {devices['client_holds_total']:,.4g} s of the run one client alone was waited for, of which for "
-        f"client {most} {holds[most]:,.4g} s."
+        f"For {devices['client_holds_total']:,.4g} s of the run one client alone was waited for, of which "
+        f"for client {most} {holds[most]:,.4g} s."
     )
 
 
