@@ -3,11 +3,11 @@
     python -m tests.chaos --trials 200 --seed 0      by hand; prints every trial's plan and outcome
 
 Trials of odd seeds are of remote workers (tests.chaos_remote), the others of workers of this machine;
---local and --elsewhere ask for one kind only.
+--local and --remote ask for one kind only, --edges for runs with two edge servers as processes.
 
-A plan is drawn from its seed. Here: kill -9 or SIGSTOP of a random worker, kill -9 of the coordinator (then
-the run is resumed, sometimes with another number of workers), Ctrl-C, each after a random while, also while
-processes start. One seed replays one plan; when exactly a fault hits depends on the machine.
+A plan is drawn from its seed. Here: kill -9 or SIGSTOP of a random worker or edge server, kill -9 of the
+coordinator (then the run is resumed, sometimes with another number of workers), Ctrl-C, each after a random
+while, also while processes start. One seed replays one plan; when exactly a fault hits depends on the machine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import signal
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,37 +29,56 @@ from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.trials import EXPERIMENT, ROUNDS, Fault, Trial, facts, same
 
 FAULTS = ("kill worker", "kill worker", "stop worker", "kill coordinator", "kill coordinator", "interrupt")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is disturbed: options of the experiment, options of its launch, faults, and numbers of workers."""
+
+    experiment: tuple[str, ...] = ()
+    launch: tuple[str, ...] = ()
+    faults: tuple[str, ...] = FAULTS
+    sizes: tuple[int, ...] = (1, 2, 2, 3)
+
+
+LOCAL = Kind()
+EDGES = Kind(
+    ("--tree", "2x3"),
+    ("--edge-processes",),
+    (*FAULTS, "kill edge server", "kill edge server", "stop edge server"),
+    (2, 2, 3),
+)
 GONE_WITHIN = 5.0
 """Seconds in which no process of a killed coordinator may be left."""
 
 
-def plan(seed: int) -> tuple[list[Fault], list[int]]:
+def plan(seed: int, kind: Kind = LOCAL) -> tuple[list[Fault], list[int]]:
     """Faults in order, and how many workers each start has."""
     rng = random.Random(seed)
     rounds = sorted(rng.randrange(ROUNDS) for _ in range(rng.randint(2, 4)))
     faults = [
-        Fault(rng.choice(FAULTS), None, rng.uniform(0.0, 3.0))
+        Fault(rng.choice(kind.faults), None, rng.uniform(0.0, 3.0))
         if rng.random() < 0.25
-        else Fault(rng.choice(FAULTS), r, rng.uniform(0.0, 0.3))
+        else Fault(rng.choice(kind.faults), r, rng.uniform(0.0, 0.3))
         for r in rounds
     ]
-    return faults, [rng.choice((1, 2, 2, 3)) for _ in range(len(faults) + 1)]
+    return faults, [rng.choice(kind.sizes) for _ in range(len(faults) + 1)]
 
 
-def undisturbed(folder: Path) -> dict[str, Any]:
-    fedsim("launch", "--workers", "0", "--out", str(folder), *EXPERIMENT)
+def undisturbed(folder: Path, kind: Kind = LOCAL) -> dict[str, Any]:
+    fedsim("launch", "--workers", "0", "--out", str(folder), *EXPERIMENT, *kind.experiment)
     return facts(folder)
 
 
-def trial(seed: int, folder: Path, expected: dict[str, Any]) -> Trial:
+def trial(seed: int, folder: Path, expected: dict[str, Any], kind: Kind = LOCAL) -> Trial:
     """One run from its launch to its end, through the plan of `seed`."""
-    faults, sizes = plan(seed)
+    faults, sizes = plan(seed, kind)
+    first = ("launch", "--out", str(folder), *EXPERIMENT, *kind.experiment, *kind.launch)
     created, pending = Trial(seed, faults), list(faults)
     for size in sizes:
         workers = ("--workers", str(size), "--lease", "2")
         known = (folder / "manifest.json").exists()
-        options = ("resume", str(folder)) if known else ("launch", "--out", str(folder), *EXPERIMENT)
-        running = start(*options, *workers)
+        running = start(*(("resume", str(folder)) if known else first), *workers)
         while pending and _reached(running, pending[0]):
             _inject(created, running, folder, pending.pop(0).what)
         if not pending:
@@ -88,11 +108,12 @@ def _inject(created: Trial, running: Command, folder: Path, what: str) -> None:
     elif what == "interrupt":
         running.process.send_signal(signal.SIGINT)
     else:
-        victims = [p["pid"] for p in _processes(folder) if p["role"] == "worker" and not p["ended"]]
+        verb, role = what.split(" ", 1)
+        victims = [p["pid"] for p in _processes(folder) if p["role"] == role and not p["ended"]]
         if not victims:
             created.hit[-1] += " (none yet)"
             return
-        number = signal.SIGKILL if what == "kill worker" else signal.SIGSTOP
+        number = signal.SIGKILL if verb == "kill" else signal.SIGSTOP
         with suppress(ProcessLookupError):
             os.kill(random.Random(created.seed + len(created.hit)).choice(victims), number)
 
@@ -125,17 +146,23 @@ def main() -> None:
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--local", action="store_true", help="all with workers of this machine")
     one.add_argument("--remote", action="store_true", help="all with remote workers")
+    one.add_argument("--edges", action="store_true", help="all with edge servers as processes")
     selected = parser.parse_args()
     good = faults = 0
     with tempfile.TemporaryDirectory() as folder:
-        expected: dict[bool, dict[str, Any]] = {}
+        expected: dict[Kind | None, dict[str, Any]] = {}
         for seed in range(selected.seed, selected.seed + selected.trials):
-            remote = selected.remote or (seed % 2 == 1 and not selected.local)
-            if remote not in expected:
-                make = chaos_remote.undisturbed if remote else undisturbed
-                expected[remote] = make(Path(folder) / f"undisturbed-{remote}")
-            play = chaos_remote.trial if remote else trial
-            created = play(seed, Path(folder) / str(seed), expected[remote])
+            home, here = Path(folder), selected.local or selected.edges
+            kind: Kind | None = EDGES if selected.edges else LOCAL
+            if selected.remote or (seed % 2 == 1 and not here):
+                kind = None
+            if kind not in expected:
+                whole = home / f"undisturbed-{seed}"
+                expected[kind] = chaos_remote.undisturbed(whole) if kind is None else undisturbed(whole, kind)
+            if kind is None:
+                created = chaos_remote.trial(seed, home / str(seed), expected[kind])
+            else:
+                created = trial(seed, home / str(seed), expected[kind], kind)
             good, faults = good + created.good, faults + len(created.hit)
             print(created, flush=True)
     print(f"{good} of {selected.trials} identical with nothing left over, {faults} faults")
