@@ -6,8 +6,9 @@ Trials of odd seeds are of remote workers (tests.chaos_remote), the others of wo
 --local and --remote ask for one kind only, --edges for runs with two edge servers as processes.
 
 A plan is drawn from its seed. Here: kill -9 or SIGSTOP of a random worker or edge server, kill -9 of the
-coordinator (then the run is resumed, sometimes with another number of workers), Ctrl-C, each after a random
-while, also while processes start. One seed replays one plan; when exactly a fault hits depends on the machine.
+coordinator (then the run is resumed, sometimes with another number of workers), Ctrl-C, each after a
+random while, also while processes start. One seed replays one plan; when exactly a fault hits depends on
+the machine.
 """
 
 from __future__ import annotations
