@@ -20,8 +20,12 @@ from fedsim.learning.curvature.fisher import squared_gradients
 from fedsim.learning.curvature.full_ggn import full_ggn
 from fedsim.learning.function_space import Memory, choose
 from fedsim.learning.gaussian import Distance, Penalty, diagonal, is_full
+from fedsim.learning.likelihoods import SEQUENCES
 from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
+
+SEQUENCES_AT_ONCE = 32
+"""Of the diagonal GGN: each has a softmax at every place."""
 
 
 def as_floats(rows: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
@@ -118,7 +122,12 @@ class Shard:
         return total / self.size
 
     def curvature(self, weights: Tensor, estimator: str, rng: RandomStream) -> Tensor:
-        """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative."""
+        """Diagonal of the GGN of the SUMMED loss at `weights`: (P,) float32, non-negative.
+
+        Of sequences, whose loss is a mean over places, that sum is N_k times the mean over all places.
+        """
+        if self.net.likelihood.name in SEQUENCES:
+            return self._curvature_of_sequences(weights, estimator, rng)
         self.net.likelihood.classes_only("the diagonal GGN")
         self.net.load(weights)
         chunks = torch.split(self.inputs, best_chunk(self.net.module))
@@ -128,6 +137,18 @@ class Shard:
             columns=estimator,
             generator=rng.torch("curvature"),
         )
+
+    def _curvature_of_sequences(self, weights: Tensor, estimator: str, rng: RandomStream) -> Tensor:
+        self.net.load(weights)
+        counted = self.targets >= 0
+        total = diagonal_ggn(
+            self.net.module,
+            (self.floats(chunk) for chunk in torch.split(self.inputs, SEQUENCES_AT_ONCE)),
+            columns=estimator,
+            generator=rng.torch("curvature"),
+            counted=torch.split(counted, SEQUENCES_AT_ONCE),
+        )
+        return total * (self.size / max(int(counted.sum()), 1))
 
     def full_curvature(self, weights: Tensor) -> Tensor:
         """The GGN of the SUMMED loss at `weights`: (P, P) float32, symmetric."""

@@ -8,8 +8,9 @@ H_n is the Hessian of the cross-entropy in the logits z_n; it does not depend on
 column s_{n,c} of S_n is one vector-Jacobian product per example. The backward pass stops at the
 OUTPUTS of the layers that own parameters; the square is contracted layer by layer with the layer's
 recorded input, so per-example gradients never exist for dense layers, and only per chunk for the
-others. What lies between the layers (activations, pooling, sums, dropout in eval mode) is ordinary
-autograd and needs no rule.
+others. Of a sequence every place t that counts has a softmax of its own, H_n is block diagonal, and the
+columns are those of all places. What lies between the layers (activations, pooling, sums, dropout in
+eval mode) is ordinary autograd and needs no rule.
 
 Source: H_k of FedLap-Cov, Eq. 21 of Connecting Federated ADMM to Bayes (arXiv:2501.17325); the
 released code has it from laplace-torch, on the sum scale (BackPACK's DiagGGNExact).
@@ -19,9 +20,10 @@ convolutions and many classes, where exact curvature costs several epochs of tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, cast
 
 import torch
@@ -49,19 +51,23 @@ def diagonal_ggn(
     *,
     columns: str = "exact",
     generator: torch.Generator | None = None,
+    counted: Iterable[Tensor] | None = None,
 ) -> Tensor:
     """diag(sum_n J_n' H_n J_n) of the SUMMED cross-entropy, over the trained module.parameters().
 
     Args:
-        module: maps (m, *shape) to logits (m, C), examples independent of each other in eval mode.
+        module: maps (m, *shape) to logits (m, C), examples independent of each other in eval mode; or
+            to logits (m, T, C) of the places of a sequence.
             It runs in eval mode; every submodule's own mode is restored, also after an exception.
             Parameters and their .grad are not touched.
         chunks: batches (m, *shape) in the parameters' dtype, on their device. The exact result does
             not depend on how the examples are cut into chunks; `best_chunk` gives the fastest size.
         columns: "exact", C backward passes per chunk; "sign", a random-sign sketch, one pass;
             "top2_sign", the two largest columns exactly and a sketch of the rest, three passes. The
-            sketches are unbiased.
+            sketches are unbiased. Of sequences "exact" takes T C passes, and "top2_sign" sketches over
+            the places.
         generator: for the two sketches, and then required.
+        counted: of sequences, per chunk which places have a target, bool (m, T).
 
     Returns:
         (P,) in the parameters' dtype (where it is accumulated) and on their device; >= 0. The unit
@@ -69,7 +75,7 @@ def diagonal_ggn(
 
     Raises:
         UsageError: for a module whose curvature would be wrong or missing: parameters outside
-            Linear, Conv2d, GroupNorm, BatchNorm2d, LayerNorm; shared parameters; a module
+            Linear, Conv2d, GroupNorm, BatchNorm2d, LayerNorm, Embedding; shared parameters; a module
             called twice, or never, in one forward pass; padding other than by zeros and numbers,
             grouped convolutions; batch statistics in eval mode; examples mixed along the first
             axis; a layer's input changed in place after its use.
@@ -81,15 +87,18 @@ def diagonal_ggn(
     layers = _check_layers(module)
     total, slots = _accumulators(module)
     with _eval_mode(module), _recording(layers) as records:
-        for x in chunks:
+        for x, places in zip(chunks, repeat(None) if counted is None else counted, strict=False):
             if len(x) == 0:
                 continue
             records.clear()
             with torch.enable_grad():
                 logits = module(x)
             with torch.no_grad():
-                _check_forward(logits, len(x), layers, records)
-                _add_chunk(logits, _columns(logits, columns, generator), records, slots)
+                _check_forward(logits, len(x), layers, records, places)
+                if places is None:
+                    _add_chunk(logits, _columns(logits, columns, generator), records, slots)
+                else:
+                    _add_chunk(logits, _of_places(logits, places, columns, generator), records, slots)
     return total
 
 
@@ -172,6 +181,21 @@ def _layer_norm_squares(xhat: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor
     return gamma.square_().sum(0), d.reshape(len(d), -1, weight.numel()).sum(1).square_().sum(0)
 
 
+def _embedding_squares(ids: Tensor, d: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """ids (n, ...), d (n, ..., D): per example the sum of d over the places of each id, then sum_n of its
+    square. An id of len(weight) is padding, whose row is not trained."""
+    rows, n = len(weight) + 1, len(ids)
+    keys = (torch.arange(n, device=ids.device)[:, None] * rows + ids.reshape(n, -1)).reshape(-1)
+    known, at = torch.unique(keys, return_inverse=True)
+    sums = d.new_zeros(len(known), weight.shape[1]).index_add_(0, at, d.reshape(-1, weight.shape[1]))
+    squares = d.new_zeros(rows, weight.shape[1]).index_add_(0, known % rows, sums.square_())
+    return squares[:-1], d.new_zeros(0)
+
+
+def _ids(m: nn.Embedding, x: Tensor) -> Tensor:
+    return x if m.padding_idx is None else x.masked_fill(x == m.padding_idx, m.num_embeddings)
+
+
 def _unfold(m: nn.Conv2d, x: Tensor) -> Tensor:
     # Module attributes are typed as tuples of any length.
     return F.unfold(x, m.kernel_size, m.dilation, cast("tuple[int, int]", m.padding), m.stride)
@@ -187,6 +211,7 @@ _RULES: Mapping[type[nn.Module], _Rule] = {
     nn.GroupNorm: _Rule(lambda m, x: F.group_norm(x, m.num_groups, eps=m.eps), _channel_squares),
     nn.BatchNorm2d: _Rule(_batch_norm_input, _channel_squares),
     nn.LayerNorm: _Rule(lambda m, x: F.layer_norm(x, m.normalized_shape, eps=m.eps), _layer_norm_squares),
+    nn.Embedding: _Rule(_ids, _embedding_squares),
 }
 
 
@@ -214,6 +239,8 @@ def _check_layers(module: nn.Module) -> dict[nn.Module, str]:
                 raise _error(name, m, "only padding by a number of zeros is supported")
             if m.groups != 1:
                 raise _error(name, m, "grouped convolutions are not supported")
+        if isinstance(m, nn.Embedding) and (m.max_norm is not None or m.scale_grad_by_freq or m.sparse):
+            raise _error(name, m, "max_norm, scale_grad_by_freq and sparse gradients are not supported")
         for key, parameter in own.items():
             if id(parameter) in owners:
                 raise _error(name, m, f"its {key} is shared with {owners[id(parameter)]!r}")
@@ -225,10 +252,19 @@ def _check_layers(module: nn.Module) -> dict[nn.Module, str]:
 
 
 def _check_forward(
-    logits: Tensor, n: int, layers: Mapping[nn.Module, str], records: Mapping[nn.Module, _Record]
+    logits: Tensor,
+    n: int,
+    layers: Mapping[nn.Module, str],
+    records: Mapping[nn.Module, _Record],
+    places: Tensor | None = None,
 ) -> None:
     """UsageError where the recorded forward pass of n examples does not fit the contraction."""
-    if logits.dim() != 2 or len(logits) != n:
+    if places is not None and (logits.dim() != 3 or logits.shape[:2] != places.shape):
+        raise UsageError(
+            f"diagonal_ggn: the model must return logits {(*places.shape, 'classes')} for {n} sequences, "
+            f"got shape {tuple(logits.shape)}"
+        )
+    if places is None and (logits.dim() != 2 or len(logits) != n):
         raise UsageError(
             f"diagonal_ggn: the model must return logits ({n}, classes) for {n} examples, "
             f"got shape {tuple(logits.shape)}"
@@ -313,9 +349,52 @@ def _columns(logits: Tensor, columns: str, generator: torch.Generator | None) ->
     return [*map(times, F.one_hot(largest, classes).to(p.dtype).unbind(1)), times(rest)]
 
 
+@dataclass(frozen=True, eq=False)
+class _EachPlace(Sequence[Tensor]):
+    """The T C exact columns (n, T, C) of sequences, computed one by one; p, places as _of_places has them."""
+
+    p: Tensor
+    places: Tensor
+
+    def __len__(self) -> int:
+        return self.p.shape[1] * self.p.shape[2]
+
+    def __getitem__(self, i: Any) -> Any:
+        place, c = divmod(i, self.p.shape[2])
+        column, p = torch.zeros_like(self.p), self.p[:, place]
+        unit = F.one_hot(torch.tensor(c, device=p.device), p.shape[1]).to(p.dtype)
+        column[:, place] = self.places[:, place, None] * p[:, c, None].sqrt() * (unit - p)
+        return column
+
+
+def _of_places(
+    logits: Tensor, places: Tensor, columns: str, generator: torch.Generator | None
+) -> Sequence[Tensor]:
+    """The columns of logits (n, T, C), of which the places (n, T) count: as _columns, each place with a
+    softmax of its own. A sketch has signs that are independent from place to place."""
+    p = logits.softmax(2)
+    if columns == "exact":
+        return _EachPlace(p, places)
+    assert generator is not None
+    root, classes = p.sqrt() * places[:, :, None], p.shape[2]
+
+    def times(r: Tensor) -> Tensor:
+        scaled = root * r
+        return scaled - p * scaled.sum(2, keepdim=True)
+
+    bits = torch.randint(2, tuple(p.shape), generator=generator, device=generator.device)
+    signs = (2 * bits - 1).to(device=p.device, dtype=p.dtype)
+    if columns == "sign":
+        return [times(signs)]
+    norms = p * (1 - 2 * p + p.square().sum(2, keepdim=True))
+    largest = norms.topk(min(2, classes), dim=2).indices
+    units = [signs * F.one_hot(each, classes).to(p.dtype) for each in largest.unbind(2)]
+    return [*map(times, units), times(signs.scatter(2, largest, 0.0))]
+
+
 def _add_chunk(
     logits: Tensor,
-    columns: list[Tensor],
+    columns: Sequence[Tensor],
     records: Mapping[nn.Module, _Record],
     slots: Mapping[int, Tensor],
 ) -> None:
