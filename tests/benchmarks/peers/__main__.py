@@ -45,6 +45,8 @@ from tests.support.relay import Relay
 LR = 0.1
 KILL_AFTER = 3
 DEADLINE = 120.0
+GRACE = 25.0
+"""Seconds that a run of which a worker was killed may take longer than another one."""
 WORKERS = 2
 NOTHING = "claims none, sends none"
 PEERS = (
@@ -120,7 +122,9 @@ class Place:
         )
 
 
-def peer_run(peer: Peer, place: Place, workers: int, kill_after: int = 0) -> Measured:
+def peer_run(
+    peer: Peer, place: Place, workers: int, kill_after: int = 0, deadline: float = DEADLINE
+) -> Measured:
     """One run of a peer's program in its environment."""
     settings = {"data": str(place.scratch / "data.npz"), "clients": 10, "rounds": place.rounds}
     job = place.scratch / f"job-{workers}.json"
@@ -140,22 +144,31 @@ def peer_run(peer: Peer, place: Place, workers: int, kill_after: int = 0) -> Mea
         "PATH": f"{python_of(peer, place.environments).parent}:{os.environ['PATH']}",
     }
     command = [str(python_of(peer, place.environments)), str(peer.source)]
-    return run(command, environment, DEADLINE, kill_after)
+    return run(command, environment, deadline, kill_after)
 
 
 def arguments(place: Place) -> list[str]:
     return [
-        *"--algo fedavg --clients 10 --dataset fashion_mnist --fraction 0.1 --partition iid --model mlp".split(),
-        *f"--rounds {place.rounds} --set epochs=1 --set carry=false --set optimiser=sgd".split(),
-        *f"--set lr={LR} --data-dir {place.data}".split(),
+        *("--algo", "fedavg", "--clients", "10", "--dataset", "fashion_mnist", "--fraction", "0.1"),
+        *(
+            "--partition",
+            "iid",
+            "--model",
+            "mlp",
+            "--rounds",
+            str(place.rounds),
+            "--data-dir",
+            str(place.data),
+        ),
+        *(part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}".lower())),
     ]
 
 
-def fedsim_run(place: Place, workers: int, kill_after: int = 0) -> Measured:
+def fedsim_run(place: Place, workers: int, kill_after: int = 0, deadline: float = DEADLINE) -> Measured:
     """One run of fedsim; the run folder is a new one."""
     out = Path(tempfile.mkdtemp(dir=place.scratch)) / "run"
     command = [*FEDSIM, *arguments(place), "--workers", str(workers), "--out", str(out)]
-    measured = run(command, {**os.environ, "PYTHONUNBUFFERED": "1"}, DEADLINE, kill_after)
+    measured = run(command, {**os.environ, "PYTHONUNBUFFERED": "1"}, deadline, kill_after)
     if measured.code == 0:
         measured.sha256 = summary(out)["model_sha256"]
     return measured
@@ -225,12 +238,15 @@ def measure(
                 row.reason = failure(measured)
                 continue
             row.add(measured, place.warm, floors[-1])
+            print(f"{row.name}: {measured.seconds:.1f} s", file=sys.stderr, flush=True)
             usual[row.name] = measured.seconds
     for row, once in rows:
         if row.reason or tiny:
             continue
         row.one_worker = once(place, 1).sha256
-        row.killed = outcome(once(place, WORKERS, KILL_AFTER), row.digests, usual[row.name])
+        killed = once(place, WORKERS, KILL_AFTER, usual[row.name] + GRACE)
+        row.killed = outcome(killed, row.digests, usual[row.name])
+        print(f"{row.name}: with one worker, and with one killed: measured", file=sys.stderr, flush=True)
     return floors
 
 
@@ -251,16 +267,18 @@ def equal(row: Row) -> str:
 def table(rows: list[Row], floors: list[float]) -> list[str]:
     """The Markdown of what was measured."""
     lines = [
-        "| | s a round | over the floor | s to the end of round 1 | peak PSS, MB | lines | bytes claimed / relayed | "
-        "equal digests: runs / one worker | kill -9 of a worker |",
+        "| | s a round | over the floor | s to the end of round 1 | peak PSS, MB | lines | "
+        "bytes claimed / relayed | equal digests: runs / one worker | kill -9 of a worker |",
         "|---|---|---|---|---|---|---|---|---|",
         f"| floor | {middle(floors, 3)} | 1 | – | – | – | – | – | – |",
     ]
     for row in rows:
         if row.reason:
-            lines.append(f"| {row.name} | {row.reason.replace('|', '/')} | – | – | – | {row.lines} | – | – | – |")
+            reason = row.reason.replace("|", "/")
+            lines.append(f"| {row.name} | {reason} | – | – | – | {row.lines} | – | – | – |")
             continue
-        cells = [middle(row.per_round, 3), middle(row.over_floor, 2), middle(row.first, 2), middle(row.peak, 0)]
+        figures = ((row.per_round, 3), (row.over_floor, 2), (row.first, 2), (row.peak, 0))
+        cells = [middle(values, digits) for values, digits in figures]
         cells += [str(row.lines), row.bytes or "–", equal(row), row.killed or "–"]
         lines.append(f"| {row.name} | {' | '.join(cells)} |")
     return lines
@@ -308,7 +326,7 @@ def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--only", default="", help="peers by the names of their requirements; fedsim is always")
+    parser.add_argument("--only", default="", help="peers, by their requirements' names")
     parser.add_argument("--environments", type=Path, default=DEFAULT, help=f"default: {DEFAULT}")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()

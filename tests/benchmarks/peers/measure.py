@@ -75,11 +75,7 @@ def _lines(process: subprocess.Popen[str], measured: Measured, began: float) -> 
             measured.sha256 = json.loads(line)["sha256"]
 
 
-
-
-def run(
-    command: list[str], environment: Mapping[str, str], deadline: float, kill_after: int = 0
-) -> Measured:
+def run(command: list[str], environment: Mapping[str, str], deadline: float, kill_after: int = 0) -> Measured:
     """Run a tool to its end, or kill it at the deadline (code None).
 
     kill_after: after so many rounds the child process that computes most is killed with SIGKILL; 0: none is.

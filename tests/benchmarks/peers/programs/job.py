@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 from functools import cache
 from typing import Any
 
@@ -48,7 +47,9 @@ def test_set() -> tuple[Tensor, Tensor]:
 
 def model() -> nn.Module:
     """The MLP 784-200-100-10 with the weights that all tools begin with."""
-    net = nn.Sequential(nn.Linear(784, 200), nn.Sigmoid(), nn.Linear(200, 100), nn.Sigmoid(), nn.Linear(100, 10))
+    net = nn.Sequential(
+        nn.Linear(784, 200), nn.Sigmoid(), nn.Linear(200, 100), nn.Sigmoid(), nn.Linear(100, 10)
+    )
     nn.utils.vector_to_parameters(torch.from_numpy(_data()["start"].copy()), net.parameters())
     return net
 
@@ -72,7 +73,8 @@ def accuracy(net: nn.Module) -> float:
     inputs, targets = test_set()
     net.eval()
     right = sum(
-        int((net(x).argmax(1) == y).sum()) for x, y in zip(inputs.split(1000), targets.split(1000), strict=True)
+        int((net(x).argmax(1) == y).sum())
+        for x, y in zip(inputs.split(1000), targets.split(1000), strict=True)
     )
     return right / len(targets)
 
@@ -86,8 +88,3 @@ def end(net: nn.Module) -> None:
     """Print the digest of the final model."""
     values = torch.cat([p.detach().reshape(-1) for p in net.parameters()]).numpy()
     print(json.dumps({"sha256": hashlib.sha256(values.tobytes()).hexdigest()}), flush=True)
-
-
-def silence() -> None:
-    """Send what a tool writes on standard error to nowhere."""
-    sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
