@@ -39,7 +39,7 @@ from protocols import find
 from tests.benchmarks.common import FEW, FULL, fashion_shaped, options_of, summary
 from tests.benchmarks.floor import floor
 from tests.benchmarks.peers.environments import DEFAULT, HERE, Peer, make, python_of, ready
-from tests.benchmarks.peers.measure import Measured, run
+from tests.benchmarks.peers.measure import Measured, busy_cores, run
 from tests.support.relay import Relay
 
 LR = 0.1
@@ -74,6 +74,7 @@ class Row:
     digests: list[str] = field(default_factory=list)
     one_worker: str = ""
     killed: str = ""
+    victim: str = ""
 
     def add(self, measured: Measured, warm: int, floor_seconds: float) -> None:
         """A run of two workers that came to its end."""
@@ -225,10 +226,12 @@ def failure(measured: Measured) -> str:
 
 def measure(
     rows: list[tuple[Row, Callable[..., Measured]]], place: Place, repeats: int, tiny: bool
-) -> list[float]:
-    """Fill the rows, one run of each tool after the other; returns the floors."""
-    floors, usual = list[float](), dict[str, float]()
+) -> tuple[list[float], list[float]]:
+    """Fill the rows, one run of each tool after the other; returns the floors, and before each the number of
+    cores that other jobs used."""
+    floors, others, usual = list[float](), list[float](), dict[str, float]()
     for _ in range(repeats):
+        others.append(busy_cores())
         floors.append(floor(place.experiment(), place.data, place.warm))
         for row, once in rows:
             if row.reason:
@@ -245,9 +248,10 @@ def measure(
             continue
         row.one_worker = once(place, 1).sha256
         killed = once(place, WORKERS, KILL_AFTER, usual[row.name] + GRACE)
+        row.victim = killed.victim
         row.killed = outcome(killed, row.digests, usual[row.name])
         print(f"{row.name}: with one worker, and with one killed: measured", file=sys.stderr, flush=True)
-    return floors
+    return floors, others
 
 
 def middle(values: list[float], digits: int) -> str:
@@ -340,13 +344,19 @@ def main() -> None:
         place = Place(scratch, data, options.environments.absolute(), rounds, warm)
         place.write_job()
         rows = selected(options.only, place.environments, options.tiny)
-        floors = measure(rows, place, repeats, options.tiny)
+        floors, others = measure(rows, place, repeats, options.tiny)
         if not options.tiny:
             rows[0][0].bytes = fedsim_bytes(place)
-    print(f"{datetime.now():%Y-%m-%d}, {source}, {rounds} rounds, n = {repeats}\n")
+    print(f"{datetime.now():%Y-%m-%d}, {source}, {rounds} rounds, n = {repeats}")
+    print(f"cores that other jobs used before the runs: {', '.join(f'{cores:.2f}' for cores in others)}")
+    if max(others) > 0.1:
+        print(
+            "The machine was not idle: the floor, which is pinned to cores, is too high, and no ratio counts."
+        )
+    print()
     print("\n".join([*table([row for row, _ in rows], floors), "", *goals([row for row, _ in rows])]))
     if options.json:
-        found: dict[str, Any] = {"floor": floors, "rows": [asdict(row) for row, _ in rows]}
+        found: dict[str, Any] = {"floor": floors, "others": others, "rows": [asdict(row) for row, _ in rows]}
         options.json.write_text(json.dumps({"rounds": rounds, "data": source, **found}, indent=1) + "\n")
 
 

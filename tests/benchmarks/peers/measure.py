@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.benchmarks.startup import family, pss
-from tests.support.process_tree import alive, children_of
+from tests.support.process_tree import alive, children_of, command_line
 
-ROUND = re.compile(r'^(?:\{"round": |round )(\d+)')
+ROUND = re.compile(r'^(?:\{"round": |round +)([1-9]\d*)')
 SAMPLE = 0.25
 """Seconds between two looks at the memory."""
 
@@ -31,6 +31,7 @@ class Measured:
     sha256: str = ""
     code: int | None = None
     killed: str = ""
+    victim: str = ""
     seconds: float = 0.0
     errors: str = ""
 
@@ -55,6 +56,18 @@ def busiest_below(pid: int) -> int | None:
     time.sleep(0.2)
     used = {child: cpu_ticks(child) - ticks for child, ticks in before.items() if alive(child)}
     return max(used, key=lambda child: used[child]) if used else None
+
+
+def busy_cores(seconds: float = 0.5) -> float:
+    """How many cores other jobs of this machine use just now."""
+
+    def ticks() -> int:
+        values = [int(v) for v in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return sum(values) - values[3] - values[4]
+
+    before, began = ticks(), time.monotonic()
+    time.sleep(seconds)
+    return (ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
 
 
 def end_all(pids: list[int]) -> None:
@@ -99,6 +112,7 @@ def run(command: list[str], environment: Mapping[str, str], deadline: float, kil
                 if victim is None:
                     measured.killed = "no worker process"
                 else:
+                    measured.victim = f"{victim} {command_line(victim)[:120].strip()}"
                     end_all([victim])
                     measured.killed = f"after round {max(measured.rounds)}"
             time.sleep(0.02)
