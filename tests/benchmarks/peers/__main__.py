@@ -215,6 +215,8 @@ def outcome(measured: Measured, digests: list[str], usual: float) -> str:
     if measured.code:
         return f"ends with exit code {measured.code} after {max(measured.rounds)} rounds"
     bits = "the same digest" if measured.sha256 in digests else "another digest"
+    if len(set(digests)) != 1:
+        bits = "no two digests of this tool are comparable"
     return f"ends, {bits}, {measured.seconds - usual:+.1f} s"
 
 

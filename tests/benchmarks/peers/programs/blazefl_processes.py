@@ -1,7 +1,7 @@
 """BlazeFL's process pool with shared memory (its thread pool wants a free-threaded Python 3.14)."""
 
 import job
-import torch._dynamo  # what torch.optim imports at its first use: here, not in the processes of every round
+import torch._dynamo  # noqa: F401  (torch.optim imports it at its first use: once here, not in every round)
 import torch.multiprocessing as mp
 from blazefl.contrib.fedavg import (
     FedAvgBaseServerHandler,
