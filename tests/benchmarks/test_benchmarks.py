@@ -60,6 +60,11 @@ PRINTS = {
         r"^probe, fedlap_cov on fashion_mnist: \d+ ms",
         r"^portable / native, ivon_admm, MLP of 178,110 parameters: [\d.]+",
     ],
+    "peers": [
+        r"^\| floor \| [\d.]+ ",
+        r"^\| fedsim \| [\d.]+ .* \| [\d.]+ .* \| [\d.]+ ",
+        r"^fedsim / floor: [\d.]+ ",
+    ],
     "recovery": [
         r"^main job, in process: [\d.]+ ms a round, [\d.]+ without; ratio [\d.]+$",
         r"^steady state, fedlap_cov, in process: ",
@@ -95,6 +100,7 @@ PRINTS = {
 
 def test_every_benchmark_is_run_here() -> None:
     scripts = {f.stem for f in FOLDER.glob("*.py") if "\nif __name__ ==" in f.read_text(encoding="utf-8")}
+    scripts |= {f.parent.name for f in FOLDER.glob("*/__main__.py")}
     assert scripts == set(PRINTS)
 
 

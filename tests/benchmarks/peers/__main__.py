@@ -1,0 +1,366 @@
+"""Measures the same federated job in fedsim and in other tools, alternately, against the two-process floor.
+
+    python -m tests.benchmarks.peers [--repeats 3] [--rounds 20] [--only flower,blazefl] [--environments DIR]
+        [--json FILE] [--tiny]
+
+10 clients of 600 examples, MLP 784-200-100-10 (P = 178,110), batch 32, one epoch of SGD, evaluation on
+10,000 examples after each round, FedAvg. Data: FashionMNIST of FEDSIM_DATA, or random ones of its shape. All
+begin with the same weights, train by the same function (programs/job.py; fedsim by its own), and have two
+workers of one thread each. An environment a tool is made in DIR when it is first needed; --tiny takes only
+those that are there. A tool that cannot be installed, or that fails, is a row with the reason.
+
+Each tool runs --repeats times with two workers, once with one, and once with a worker killed by SIGKILL after
+round 3 (--tiny: two workers, once). Memory is the peak of the summed PSS, sampled every quarter of a second.
+Lines are those of programs/, without blank ones and comments; programs/job.py is the same for all and is not
+counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.problem import Problem
+from protocols import find
+from tests.benchmarks.common import FEW, FULL, fashion_shaped, options_of, summary
+from tests.benchmarks.floor import floor
+from tests.benchmarks.peers.environments import DEFAULT, HERE, Peer, make, python_of, ready
+from tests.benchmarks.peers.measure import Measured, busy_cores, run
+from tests.support.relay import Relay
+
+LR = 0.1
+KILL_AFTER = 3
+DEADLINE = 120.0
+GRACE = 25.0
+"""Seconds that a run of which a worker was killed may take longer than another one."""
+WORKERS = 2
+NOTHING = "claims none, sends none"
+PEERS = (
+    Peer("Flower, simulation", "flower_simulation", "flower", sends="claims none; Ray's shared memory"),
+    Peer("BlazeFL", "blazefl_processes", "blazefl", ("python3.13", "python3.12"), NOTHING),
+    Peer("pfl-research", "pfl_simulation", "pfl", ("python3.11", "python3.12", "python3.10"), NOTHING),
+    Peer("FedLab, standalone", "fedlab_serial", "fedlab", sends=NOTHING),
+)
+FEDSIM = (sys.executable, "-m", "launch", "launch")
+SETTINGS = {"epochs": 1, "carry": False, "optimiser": "sgd", "lr": LR}
+
+
+@dataclass
+class Row:
+    """What was measured of a tool."""
+
+    name: str
+    lines: int
+    bytes: str
+    reason: str = ""
+    per_round: list[float] = field(default_factory=list)
+    over_floor: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    peak: list[float] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    one_worker: str = ""
+    killed: str = ""
+    victim: str = ""
+
+    def add(self, measured: Measured, warm: int, floor_seconds: float) -> None:
+        """A run of two workers that came to its end."""
+        self.per_round.append(measured.per_round(warm))
+        self.over_floor.append(self.per_round[-1] / floor_seconds)
+        self.first.append(measured.rounds[1])
+        self.peak.append(measured.peak)
+        self.digests.append(measured.sha256)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a measurement has its files, and how long its runs are."""
+
+    scratch: Path
+    data: Path
+    environments: Path
+    rounds: int
+    warm: int
+
+    def experiment(self) -> Experiment:
+        return Experiment(
+            algo="fedavg",
+            dataset="fashion_mnist",
+            fraction=0.1,
+            partition="iid",
+            model="mlp",
+            clients=10,
+            rounds=self.rounds,
+            hyperparameters=SETTINGS,
+        )
+
+    def write_job(self) -> None:
+        """The data and the start of the experiment as the peers' programs read them."""
+        experiment = self.experiment()
+        problem = Problem.build(experiment, build_algorithm(find("fedavg"), SETTINGS), self.data)
+        shards = [problem.shard(k) for k in range(experiment.clients)]
+        smallest = min(s.size for s in shards)
+        np.savez(
+            self.scratch / "data.npz",
+            inputs=torch.stack([s.inputs[:smallest].reshape(smallest, -1) for s in shards]).numpy(),
+            targets=torch.stack([s.targets[:smallest] for s in shards]).numpy(),
+            test_inputs=np.asarray(problem.dataset.test_inputs).reshape(-1, 784),
+            test_targets=np.asarray(problem.dataset.test_targets),
+            start=problem.start.numpy(),
+        )
+
+
+def peer_run(
+    peer: Peer, place: Place, workers: int, kill_after: int = 0, deadline: float = DEADLINE
+) -> Measured:
+    """One run of a peer's program in its environment."""
+    settings = {"data": str(place.scratch / "data.npz"), "clients": 10, "rounds": place.rounds}
+    job = place.scratch / f"job-{workers}.json"
+    job.write_text(json.dumps({**settings, "workers": workers, "lr": LR, "batch": 32}))
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment = {
+        **kept,
+        "PEERS_JOB": str(job),
+        "PYTHONPATH": str(HERE / "programs"),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HOME": str(place.scratch),
+        "PATH": f"{python_of(peer, place.environments).parent}:{os.environ['PATH']}",
+    }
+    command = [str(python_of(peer, place.environments)), str(peer.source)]
+    return run(command, environment, deadline, kill_after)
+
+
+def arguments(place: Place) -> list[str]:
+    return [
+        *("--algo", "fedavg", "--clients", "10", "--dataset", "fashion_mnist", "--fraction", "0.1"),
+        *(
+            "--partition",
+            "iid",
+            "--model",
+            "mlp",
+            "--rounds",
+            str(place.rounds),
+            "--data-dir",
+            str(place.data),
+        ),
+        *(part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}".lower())),
+    ]
+
+
+def fedsim_run(place: Place, workers: int, kill_after: int = 0, deadline: float = DEADLINE) -> Measured:
+    """One run of fedsim; the run folder is a new one."""
+    out = Path(tempfile.mkdtemp(dir=place.scratch)) / "run"
+    command = [*FEDSIM, *arguments(place), "--workers", str(workers), "--out", str(out)]
+    measured = run(command, {**os.environ, "PYTHONUNBUFFERED": "1"}, deadline, kill_after)
+    if measured.code == 0:
+        measured.sha256 = summary(out)["model_sha256"]
+    return measured
+
+
+def fedsim_bytes(place: Place) -> str:
+    """What the ledger books, and what a relay between the coordinator and two remote workers counts."""
+    out = place.scratch / "relayed"
+    command = [*FEDSIM, *arguments(place), "--remote-workers", "2", "--bind", "tcp://127.0.0.1:*"]
+    started = [subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL)]
+    try:
+        keys, until = out / "join.json", time.monotonic() + DEADLINE
+        while not keys.exists():
+            if time.monotonic() > until or started[0].poll() is not None:
+                return "not measured: the coordinator did not start"
+            time.sleep(0.05)
+        relay = Relay(int(json.loads(keys.read_text())["url"].rpartition(":")[2]))
+        worker = (sys.executable, "-m", "launch", "worker", "--join", str(keys))
+        for i in range(2):
+            address = ("--connect", f"tcp://127.0.0.1:{relay.port}", "--worker", str(i))
+            started.append(subprocess.Popen([*worker, *address], stdout=subprocess.DEVNULL))
+        for process in started:
+            process.wait(DEADLINE)
+        counted = sum(relay.bytes.values())
+        relay.close()
+    except (OSError, KeyError, subprocess.TimeoutExpired) as error:
+        return f"not measured: {error}"
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    directions = summary(out)["bytes"].values()
+    claimed = sum(sum(sum(f.values()) for f in d.values()) for kind in directions for d in kind.values())
+    return f"{claimed:,} / {counted:,}"
+
+
+def outcome(measured: Measured, digests: list[str], usual: float) -> str:
+    """What happened after kill -9, in words."""
+    if measured.killed in ("", "no worker process"):
+        return measured.killed or "ended before a worker was killed"
+    if measured.code is None:
+        return f"hangs: no end within {measured.seconds:.0f} s"
+    if measured.code:
+        return f"ends with exit code {measured.code} after {max(measured.rounds)} rounds"
+    bits = "the same digest" if measured.sha256 in digests else "another digest"
+    if len(set(digests)) != 1:
+        bits = "no two digests of this tool are comparable"
+    return f"ends, {bits}, {measured.seconds - usual:+.1f} s"
+
+
+def failure(measured: Measured) -> str:
+    lines = [line for line in measured.errors.splitlines() if line.strip()]
+    ended = "no end" if measured.code is None else f"exit code {measured.code}"
+    return f"fails ({ended}): {lines[-1][:160] if lines else 'it says nothing'}"
+
+
+def measure(
+    rows: list[tuple[Row, Callable[..., Measured]]], place: Place, repeats: int, tiny: bool
+) -> tuple[list[float], list[float]]:
+    """Fill the rows, one run of each tool after the other; returns the floors, and before each the number of
+    cores that other jobs used."""
+    floors, others, usual = list[float](), list[float](), dict[str, float]()
+    for _ in range(repeats):
+        others.append(busy_cores())
+        floors.append(floor(place.experiment(), place.data, place.warm))
+        for row, once in rows:
+            if row.reason:
+                continue
+            measured = once(place, WORKERS)
+            if measured.code or len(measured.rounds) < place.rounds or not measured.sha256:
+                row.reason = failure(measured)
+                continue
+            row.add(measured, place.warm, floors[-1])
+            print(f"{row.name}: {measured.seconds:.1f} s", file=sys.stderr, flush=True)
+            usual[row.name] = measured.seconds
+    for row, once in rows:
+        if row.reason or tiny:
+            continue
+        row.one_worker = once(place, 1).sha256
+        killed = once(place, WORKERS, KILL_AFTER, usual[row.name] + GRACE)
+        row.victim = killed.victim
+        row.killed = outcome(killed, row.digests, usual[row.name])
+        print(f"{row.name}: with one worker, and with one killed: measured", file=sys.stderr, flush=True)
+    return floors, others
+
+
+def middle(values: list[float], digits: int) -> str:
+    """median (smallest to largest)"""
+    if not values:
+        return "–"
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def equal(row: Row) -> str:
+    """Whether the digests of the runs are equal, and that of one worker too."""
+    runs = ("yes" if len(set(row.digests)) == 1 else "no") if len(row.digests) > 1 else "–"
+    return f"{runs} / {('yes' if {row.one_worker} == set(row.digests) else 'no') if row.one_worker else '–'}"
+
+
+def table(rows: list[Row], floors: list[float]) -> list[str]:
+    """The Markdown of what was measured."""
+    lines = [
+        "| | s a round | over the floor | s to the end of round 1 | peak PSS, MB | lines | "
+        "bytes claimed / relayed | equal digests: runs / one worker | kill -9 of a worker |",
+        "|---|---|---|---|---|---|---|---|---|",
+        f"| floor | {middle(floors, 3)} | 1 | – | – | – | – | – | – |",
+    ]
+    for row in rows:
+        if row.reason:
+            reason = row.reason.replace("|", "/")
+            lines.append(f"| {row.name} | {reason} | – | – | – | {row.lines} | – | – | – |")
+            continue
+        figures = ((row.per_round, 3), (row.over_floor, 2), (row.first, 2), (row.peak, 0))
+        cells = [middle(values, digits) for values, digits in figures]
+        cells += [str(row.lines), row.bytes or "–", equal(row), row.killed or "–"]
+        lines.append(f"| {row.name} | {' | '.join(cells)} |")
+    return lines
+
+
+def goals(rows: list[Row]) -> list[str]:
+    """The goals, each with what was measured."""
+    by_name = {row.name: row for row in rows if row.per_round}
+    ours, flower, blaze = (by_name.get(n) for n in ("fedsim", "Flower, simulation", "BlazeFL"))
+    lines = []
+    if ours:
+        lines.append(f"fedsim / floor: {statistics.median(ours.over_floor):.2f} (goal: at most 1.10)")
+    if ours and flower:
+        rounds = statistics.median(flower.per_round) / statistics.median(ours.per_round)
+        first = statistics.median(flower.first) / statistics.median(ours.first)
+        lines.append(f"Flower's simulation / fedsim, a round: {rounds:.2f} (goal: at least 3)")
+        lines.append(f"Flower's simulation / fedsim, to the end of round 1: {first:.2f} (goal: at least 5)")
+    if ours and blaze:
+        ratio = statistics.median(ours.per_round) / statistics.median(blaze.per_round)
+        lines.append(f"fedsim / BlazeFL, a round: {ratio:.2f} (goal: at most 1.30)")
+    return lines
+
+
+def data_folder(scratch: Path, tiny: bool) -> tuple[Path, str]:
+    """FashionMNIST's folder, or random data of its shape."""
+    known = os.environ.get("FEDSIM_DATA")
+    if known and (Path(known) / "FashionMNIST").is_dir() and not tiny:
+        return Path(known), "FashionMNIST"
+    return fashion_shaped(scratch / "data", FEW if tiny else FULL), "random data of FashionMNIST's shape"
+
+
+def selected(only: str, environments: Path, tiny: bool) -> list[tuple[Row, Callable[..., Measured]]]:
+    """A row a tool, and how it is run; environments are made here."""
+    rows: list[tuple[Row, Callable[..., Measured]]] = [(Row("fedsim", 1, ""), fedsim_run)]
+    for peer in PEERS:
+        if (only and peer.requirements not in only.split(",")) or (tiny and not ready(peer, environments)):
+            continue
+        print(f"environment of {peer.name}", file=sys.stderr, flush=True)
+        row = Row(peer.name, peer.lines(), peer.sends, make(peer, environments))
+        rows.append((row, lambda place, *how, peer=peer: peer_run(peer, place, *how)))
+    return rows
+
+
+def main() -> None:
+    parser = options_of(__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", default="", help="peers, by their requirements' names")
+    parser.add_argument("--environments", type=Path, default=DEFAULT, help=f"default: {DEFAULT}")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args()
+    repeats, rounds, warm = (1, 2, 1) if options.tiny else (options.repeats, options.rounds, 5)
+    if rounds <= max(warm, KILL_AFTER) and not options.tiny:
+        parser.error(f"--rounds {rounds}: at least {max(warm, KILL_AFTER) + 1}")
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        os.environ["FEDSIM_CACHE"] = f"{scratch}/cache"
+        data, source = data_folder(scratch, options.tiny)
+        place = Place(scratch, data, options.environments.absolute(), rounds, warm)
+        place.write_job()
+        rows = selected(options.only, place.environments, options.tiny)
+        floors, others = measure(rows, place, repeats, options.tiny)
+        if not options.tiny:
+            rows[0][0].bytes = fedsim_bytes(place)
+    print(f"{datetime.now():%Y-%m-%d}, {source}, {rounds} rounds, n = {repeats}")
+    print(f"cores that other jobs used before the runs: {', '.join(f'{cores:.2f}' for cores in others)}")
+    if max(others) > 0.1:
+        print(
+            "The machine was not idle: the floor, which is pinned to cores, is too high, and no ratio counts."
+        )
+    print()
+    print("\n".join([*table([row for row, _ in rows], floors), "", *goals([row for row, _ in rows])]))
+    if options.json:
+        found: dict[str, Any] = {"floor": floors, "others": others, "rows": [asdict(row) for row, _ in rows]}
+        options.json.write_text(json.dumps({"rounds": rounds, "data": source, **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
