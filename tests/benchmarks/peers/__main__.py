@@ -358,8 +358,8 @@ def main() -> None:
     print()
     print("\n".join([*table([row for row, _ in rows], floors), "", *goals([row for row, _ in rows])]))
     if options.json:
-        found: dict[str, Any] = {"floor": floors, "others": others, "rows": [asdict(row) for row, _ in rows]}
-        options.json.write_text(json.dumps({"rounds": rounds, "data": source, **found}, indent=1) + "\n")
+        values: dict[str, Any] = {"floor": floors, "others": others, "rows": [asdict(row) for row, _ in rows]}
+        options.json.write_text(json.dumps({"rounds": rounds, "data": source, **values}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
