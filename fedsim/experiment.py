@@ -365,6 +365,15 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + key, value
 
 
+def codec_options(own: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
+    """The user's codecs, and an algorithm's own for fields for which the user names none.
+
+    Keys are those of `--codec`: field or direction.field.
+    """
+    left = {key: name for key, name in own.items() if not {key, key.rpartition(".")[2]} & named.keys()}
+    return left | dict(named)
+
+
 def resolved_hyperparameters(algorithm: Any) -> dict[str, Any]:
     """All hyperparameters of an algorithm by dotted name, for manifest and describe."""
     out: dict[str, Any] = {}

@@ -26,7 +26,7 @@ from fedsim.data.partitions import partition
 from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
-from fedsim.experiment import Experiment, resolved_hyperparameters
+from fedsim.experiment import Experiment, codec_options, resolved_hyperparameters
 from fedsim.learning.client_scores import LabelShares
 from fedsim.learning.frozen import freeze, frozen_digest
 from fedsim.learning.gaussian import Model
@@ -39,7 +39,7 @@ from fedsim.round_events import version
 from fedsim.seeds import RandomStream, seeded_torch
 from fedsim.tree import Tree, check_tree, tree
 from fedsim.virtual_clock import Clock, ExchangeClock, clock
-from fedsim.wire.codec_selection import codec_options, select_codecs, unfit
+from fedsim.wire.codec_selection import select_codecs, unfit
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.schema import TRIANGLE, Dims, FieldKind, all_fields
 from fedsim.wire.wire_size import RUN_NAME, envelope_size

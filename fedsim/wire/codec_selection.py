@@ -13,15 +13,6 @@ from fedsim.wire.message_context import SCALES
 from fedsim.wire.schema import TRIANGLE, FieldKind, all_fields, schema
 
 
-def codec_options(own: Mapping[str, str], named: Mapping[str, str]) -> dict[str, str]:
-    """The user's codecs, and an algorithm's own for fields for which the user names none.
-
-    Keys are those of `--codec`: field or direction.field.
-    """
-    left = {key: name for key, name in own.items() if not {key, key.rpartition(".")[2]} & named.keys()}
-    return left | dict(named)
-
-
 def select_codecs(
     options: Mapping[str, str], exchanges: tuple[Exchange, ...], stored_as_bytes: bool
 ) -> Mapping[str, Mapping[str, str]]:

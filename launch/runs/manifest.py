@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim import model_specs, plugins, traces
 from fedsim.errors import DataError, MismatchError, UsageError
-from fedsim.experiment import Experiment, convert, resolved_hyperparameters
-from fedsim.wire.codec_selection import codec_options
+from fedsim.experiment import Experiment, codec_options, convert, resolved_hyperparameters
 from launch.config import Execution
 from launch.runs.source_commit import commit
 from workers.devices import gpu_models
