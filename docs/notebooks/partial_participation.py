@@ -84,7 +84,7 @@ axes.set(xlabel="megabytes, both directions", ylabel="test accuracy (%)")
 axes.legend()
 
 # %% [markdown]
-# With the right rho, three of ten clients keep pace with all clients per byte: a round moves the model less, and
-# costs less. That is one seed and ten rounds.
-# [What partial participation costs](../results/participation.md) has eleven configurations under eight schedules, three seeds each.
-# [Adding a schedule](../adding-a-schedule.md) says how to write one of your own.
+# With the right rho, three of ten clients keep pace with all clients per byte: a round moves the model less,
+# and costs less. That is one seed and ten rounds.
+# [What partial participation costs](../results/participation.md) has eleven configurations under eight
+# schedules, three seeds each. [Adding a schedule](../adding-a-schedule.md) says how to write one of your own.

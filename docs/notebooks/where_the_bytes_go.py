@@ -87,6 +87,6 @@ assert sizes["best:0.1"] < sizes["log8"] < sizes["bf16"]
 
 # %% [markdown]
 # None of the three costs accuracy in these five rounds. Both sides compute with what was decoded, so a lossy
-# codec may change the result, and no dual drifts apart. Whether the accuracy holds over fifty rounds is another
-# question: [compression](../compression.md) and [what accuracy costs](../results/comparison.md) have the
-# answers, and one of them is "not always". Next: [write SCAFFOLD in an hour](write_scaffold.md).
+# codec may change the result, and no dual drifts apart. Whether the accuracy holds over fifty rounds is
+# another question: [compression](../compression.md) and [what accuracy costs](../results/comparison.md) have
+# the answers, and one of them is "not always". Next: [write SCAFFOLD in an hour](write_scaffold.md).
