@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedsim.experiment import resolved_hyperparameters
@@ -95,20 +96,21 @@ def describe(name: str, as_json: bool = False) -> None:
     for column in ("message", "field", "kind", "shape", "type"):
         messages.add_column(column)
     for row in message_rows(algorithm):
-        messages.add_row(*row)
+        messages.add_row(*map(escape, row))
     console.print(messages)
     once = f", and once {cost_once(algorithm)}" if cost_once(algorithm) else ""
-    codecs = own_codecs(kind)
     console.print(
         f"\ncost per client and round: [bold]{wire_cost(algorithm)}[/]{once}; model: {kind.default_model}"
-        f"{f'; codec: {codecs}' if codecs else ''}\n"
     )
+    if codecs := own_codecs(kind):
+        console.print(f"codec, unless --codec names another: {codecs}")
+    console.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("hyperparameter", "default", "values"):
         table.add_column(column, no_wrap=True)
     table.add_column("meaning")
     for hyperparameter in hyperparameter_rows(algorithm):
-        table.add_row(*hyperparameter)
+        table.add_row(*map(escape, hyperparameter))  # [a, 1 - a] is no markup
     console.print(table)
     return None
 

@@ -48,6 +48,13 @@ def test_describe_prints_the_meanings(monkeypatch: pytest.MonkeyPatch) -> None:
         assert words in result.stdout
 
 
+def test_describe_prints_brackets_and_an_algorithms_own_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    result = CliRunner(catch_exceptions=False).invoke(main, ["describe", "fedpm"])
+    assert "theta is held in [margin, 1 - margin] when training begins" in result.stdout
+    assert "codec, unless --codec names another: up.probability=bernoulli" in result.stdout
+
+
 def test_describe_prints_the_meanings_of_a_users_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
