@@ -48,7 +48,7 @@ def page(name: str, contents: Sequence[Cell], outputs: Sequence[str]) -> str:
     """A notebook as Markdown. Every piece of code is followed by its output, where it has one."""
     parts = [
         f"<!-- written by `python docs/recipes/notebook_pages.py` from {name}.py -->",
-        "<!-- run by tests/docs/test_notebooks.py -->",
+        "<!-- this page: run by tests/docs/test_notebooks.py -->",
     ]
     for cell, output in zip(contents, outputs, strict=True):
         parts.append(cell.text if cell.prose else f"```python\n{cell.text}\n```")
