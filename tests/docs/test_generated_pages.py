@@ -28,7 +28,7 @@ def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> I
 
 @pytest.mark.parametrize(
     "script",
-    ["algorithm_pages", "overview_picture", "reference_page", "round_machine_diagram"],
+    ["algorithm_pages", "overview_picture", "reference_page", "round_machine_diagram", "traffic"],
     indirect=True,
 )
 def test_the_pages_are_what_the_script_writes(script: ModuleType) -> None:
@@ -61,3 +61,21 @@ def test_a_page_shows_signs_of_formulas_as_they_are(script: ModuleType) -> None:
     (paragraph,) = MarkdownIt().parse(script._prose("w_k <- v_k * [1, 2] | 3 and\n    `a_b`, _c_"))[1:2]
     shown = "".join(child.content for child in paragraph.children or [])
     assert shown == "w_k <- v_k * [1, 2] | 3 and a_b, _c_"
+
+
+@pytest.mark.parametrize("script", ["traffic"], indirect=True)
+def test_the_traffic_page_has_a_row_per_budget_and_its_picture(script: ModuleType, tmp_path: Path) -> None:
+    script.main(["--out", str(tmp_path)])
+    assert (tmp_path / script.PICTURE).stat().st_size > 50_000
+    assert script.SHOWN.keys() <= script.curves().keys()
+    page = (tmp_path / script.PAGE).read_text(encoding="utf-8")
+    for budget in script.BUDGETS:
+        assert page.count(f"\n| {budget} P (") == 1
+
+
+@pytest.mark.parametrize("script", ["traffic"], indirect=True)
+def test_a_traffic_below_the_third_round_has_no_accuracy(script: ModuleType) -> None:
+    curve = [(6.0, [60.0, 62.0]), (8.0, [64.0, 66.0])]
+    assert script.within(curve, 5) is None
+    assert script.within(curve, 7) == [60.0, 62.0]
+    assert script.within(curve, 100) == [64.0, 66.0]
