@@ -67,8 +67,8 @@ def blocks(page: Path) -> Iterator[Block]:
             if language in SHELL | PYTHON or SAVED.match(token.content):
                 at = mark or whole
                 yield Block(str(page.relative_to(ROOT)), token.map[0] + 1, language, token.content, at)
-        found = MARK.search(token.content) if token.type == "html_block" else None
-        mark = found if found is not None and not found["page"] else None
+        match = MARK.search(token.content) if token.type == "html_block" else None
+        mark = match if match is not None and not match["page"] else None
 
 
 def _guess(text: str) -> str:
@@ -156,8 +156,8 @@ def test_a_mark_holds_for_its_block_alone_and_a_pages_for_all(tmp_path: Path) ->
         (tmp_path / "made.md").write_text(text, encoding="utf-8")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(f"{__name__}.ROOT", tmp_path)
-            found = list(blocks(tmp_path / page.name))
-        return [(b.text.strip(), b.mark["why"] if b.mark else None) for b in found]
+            match = list(blocks(tmp_path / page.name))
+        return [(b.text.strip(), b.mark["why"] if b.mark else None) for b in match]
 
     assert read(text) == [("fedsim runs", "no\nreason"), ("fedsim watch RUN", None)]
     assert read(text + "\n<!-- this page: not run: why -->\n")[1] == ("fedsim watch RUN", "why")
