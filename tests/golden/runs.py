@@ -138,11 +138,14 @@ SPECIAL = tuple(
 
 
 def plan_numbers() -> str:
-    """All numbers that fedsim plan prints for one experiment: its words may change, its numbers not."""
+    """All numbers that fedsim plan prints for one experiment: its words may change, its numbers not.
+
+    The digits of a word, as in bf16, are no number.
+    """
     output = fedsim(
         "plan", "--algo", "fedlap_cov", "--rounds", "7", "--participation", "0.3", "--codec", "mean=bf16"
     )
-    return " ".join(re.findall(r"[0-9][0-9,.]*", output))
+    return " ".join(re.findall(r"(?<!\w)[0-9][0-9,.]*", output))
 
 
 def probe() -> str:
