@@ -42,9 +42,9 @@ class Peer:
 def _interpreter(names: tuple[str, ...]) -> str | None:
     """The first of these interpreters that runs; that of fedsim if none is named."""
     for name in names or (sys.executable,):
-        found = shutil.which(name)
-        if found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0:
-            return found
+        selected_path = shutil.which(name)
+        if selected_path and subprocess.run([selected_path, "-c", ""], capture_output=True).returncode == 0:
+            return selected_path
     return None
 
 
