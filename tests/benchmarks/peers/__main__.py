@@ -152,18 +152,11 @@ def peer_run(
 
 
 def arguments(place: Place) -> list[str]:
+    experiment = place.experiment()
     return [
         *("--algo", "fedavg", "--clients", "10", "--dataset", "fashion_mnist", "--fraction", "0.1"),
-        *(
-            "--partition",
-            "iid",
-            "--model",
-            "mlp",
-            "--rounds",
-            str(place.rounds),
-            "--data-dir",
-            str(place.data),
-        ),
+        *("--partition", "iid", "--inputs", experiment.inputs, "--model", "mlp"),
+        *("--rounds", str(place.rounds), "--data-dir", str(place.data)),
         *(part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}".lower())),
     ]
 

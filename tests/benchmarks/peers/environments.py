@@ -56,10 +56,10 @@ def python_of(peer: Peer, folder: Path) -> Path:
 def ready(peer: Peer, folder: Path) -> bool:
     """Whether its environment has what its requirements say now."""
     mark = folder / peer.requirements / MARK
-    return mark.exists() and mark.read_bytes() == _wanted(peer).read_bytes()
+    return mark.exists() and mark.read_bytes() == _requirements_of(peer).read_bytes()
 
 
-def _wanted(peer: Peer) -> Path:
+def _requirements_of(peer: Peer) -> Path:
     return HERE / "requirements" / f"{peer.requirements}.txt"
 
 
@@ -74,7 +74,7 @@ def make(peer: Peer, folder: Path) -> str:
     try:
         for command in (
             [interpreter, "-m", "venv", "--clear", str(target)],
-            [str(python_of(peer, folder)), "-m", "pip", "install", "-q", "-r", str(_wanted(peer))],
+            [str(python_of(peer, folder)), "-m", "pip", "install", "-q", "-r", str(_requirements_of(peer))],
         ):
             done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
             if done.returncode:
@@ -82,5 +82,5 @@ def make(peer: Peer, folder: Path) -> str:
                 return f"not installed: {(reasons or ['pip failed'])[-1][:200]}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"not installed: {error}"
-    (target / MARK).write_bytes(_wanted(peer).read_bytes())
+    (target / MARK).write_bytes(_requirements_of(peer).read_bytes())
     return ""
