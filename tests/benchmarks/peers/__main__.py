@@ -42,7 +42,7 @@ from tests.benchmarks.peers.environments import DEFAULT, HERE, Peer, make, pytho
 from tests.benchmarks.peers.measure import Measured, busy_cores, run
 from tests.support.relay import Relay
 
-LR = 0.1
+LR = 0.5
 KILL_AFTER = 3
 DEADLINE = 120.0
 GRACE = 25.0
@@ -71,6 +71,7 @@ class Row:
     over_floor: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     peak: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     one_worker: str = ""
     killed: str = ""
@@ -82,6 +83,7 @@ class Row:
         self.over_floor.append(self.per_round[-1] / floor_seconds)
         self.first.append(measured.rounds[1])
         self.peak.append(measured.peak)
+        self.accuracies.append(measured.accuracy)
         self.digests.append(measured.sha256)
 
 
@@ -101,6 +103,7 @@ class Place:
             dataset="fashion_mnist",
             fraction=0.1,
             partition="iid",
+            inputs="scaled",
             model="mlp",
             clients=10,
             rounds=self.rounds,
@@ -149,18 +152,11 @@ def peer_run(
 
 
 def arguments(place: Place) -> list[str]:
+    experiment = place.experiment()
     return [
         *("--algo", "fedavg", "--clients", "10", "--dataset", "fashion_mnist", "--fraction", "0.1"),
-        *(
-            "--partition",
-            "iid",
-            "--model",
-            "mlp",
-            "--rounds",
-            str(place.rounds),
-            "--data-dir",
-            str(place.data),
-        ),
+        *("--partition", "iid", "--inputs", experiment.inputs, "--model", "mlp"),
+        *("--rounds", str(place.rounds), "--data-dir", str(place.data)),
         *(part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}".lower())),
     ]
 
@@ -172,6 +168,7 @@ def fedsim_run(place: Place, workers: int, kill_after: int = 0, deadline: float 
     measured = run(command, {**os.environ, "PYTHONUNBUFFERED": "1"}, deadline, kill_after)
     if measured.code == 0:
         measured.sha256 = summary(out)["model_sha256"]
+        measured.accuracy = summary(out)["test_accuracy"]
     return measured
 
 
@@ -273,17 +270,23 @@ def equal(row: Row) -> str:
 def table(rows: list[Row], floors: list[float]) -> list[str]:
     """The Markdown of what was measured."""
     lines = [
-        "| | s a round | over the floor | s to the end of round 1 | peak PSS, MB | lines | "
+        "| | s a round | over the floor | s to the end of round 1 | peak PSS, MB | accuracy | lines | "
         "bytes claimed / relayed | equal digests: runs / one worker | kill -9 of a worker |",
-        "|---|---|---|---|---|---|---|---|---|",
-        f"| floor | {middle(floors, 3)} | 1 | – | – | – | – | – | – |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| floor | {middle(floors, 3)} | 1 | – | – | – | – | – | – | – |",
     ]
     for row in rows:
         if row.reason:
             reason = row.reason.replace("|", "/")
-            lines.append(f"| {row.name} | {reason} | – | – | – | {row.lines} | – | – | – |")
+            lines.append(f"| {row.name} | {reason} | – | – | – | – | {row.lines} | – | – | – |")
             continue
-        figures = ((row.per_round, 3), (row.over_floor, 2), (row.first, 2), (row.peak, 0))
+        figures = (
+            (row.per_round, 3),
+            (row.over_floor, 2),
+            (row.first, 2),
+            (row.peak, 0),
+            (row.accuracies, 4),
+        )
         cells = [middle(values, digits) for values, digits in figures]
         cells += [str(row.lines), row.bytes or "–", equal(row), row.killed or "–"]
         lines.append(f"| {row.name} | {' | '.join(cells)} |")

@@ -29,6 +29,7 @@ class Measured:
     rounds: dict[int, float] = field(default_factory=dict)
     peak: float = 0.0
     sha256: str = ""
+    accuracy: float = float("nan")
     code: int | None = None
     killed: str = ""
     victim: str = ""
@@ -84,6 +85,8 @@ def _lines(process: subprocess.Popen[str], measured: Measured, began: float) -> 
     for line in process.stdout:
         if match := ROUND.match(line):
             measured.rounds[int(match[1])] = time.monotonic() - began
+            if line.startswith("{"):
+                measured.accuracy = json.loads(line)["accuracy"]
         elif line.startswith('{"sha256"'):
             measured.sha256 = json.loads(line)["sha256"]
 
