@@ -57,6 +57,32 @@ def golden(session: nox.Session) -> None:
 
 
 @nox.session
+def notebooks(session: nox.Session) -> None:
+    """Carry docs/notebooks out in Jupyter kernels, into build/notebooks (extra `notebooks`)."""
+    files = sorted(map(str, Path("docs/notebooks").glob("*.py")))
+    out = Path("build/notebooks")
+    out.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        python(session, "-m", "jupytext", "--to", "ipynb", "--output", f"{out / Path(file).stem}.ipynb", file)
+    ours = ("-o", "addopts=", "-o", "filterwarnings=default")  # Jupyter's packages warn
+    python(session, "-m", "pytest", *ours, "--nbmake", "--nbmake-timeout=300", "--overwrite", str(out))
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Build sdist and wheel into dist/ and check them; nothing is uploaded (extra `release`)."""
+    python(session, "-m", "tests.release", *session.posargs)
+
+
+@nox.session
+def sbom(session: nox.Session) -> None:
+    """Write dist/sbom.json: what is installed here, as CycloneDX (extra `release`)."""
+    Path("dist").mkdir(exist_ok=True)
+    how = ("--pyproject", "pyproject.toml", "--output-reproducible", "--output-file", "dist/sbom.json")
+    python(session, "-m", "cyclonedx_py", "environment", *how, sys.executable)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Run every benchmark at its smallest size, to see that it still runs."""
     for file in sorted(Path("tests/benchmarks").glob("[!_]*.py")):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
@@ -15,7 +16,10 @@ from fedsim.experiment import DEFAULTS
 from launch import names, presets
 from launch.tracking import TRACKERS
 
-Item = CompletionItem[str]
+if TYPE_CHECKING:
+    Item = CompletionItem[str]
+else:
+    Item = CompletionItem  # before click 8.5 it is not generic
 Completer = Callable[[click.Context, click.Parameter, str], list[Item]]
 BREAKS = "=:"
 """Where bash divides words."""

@@ -3,7 +3,7 @@
 - `<!-- run by FILE -->` above a block: that test (or .ci/run) runs it.
 - `<!-- not run: WHY -->` above a block: nothing runs it. Its commands and options are checked all the same.
 - `<!-- this page: run by FILE -->`, `<!-- this page: not run: WHY -->`: the same for all blocks of a page.
-- A block without a mark is run here, in the order of its page, a launch without `--rounds` for two rounds.
+- A block without a mark is run here, in the order of its page, a launch without `--rounds` for one round.
   One that begins with `# NAME.py` or `# NAME.toml` is saved under that name before.
 """
 
@@ -142,7 +142,7 @@ def test_blocks_without_a_mark_run(page: str, tmp_path: Path, monkeypatch: pytes
             for line in block.commands:
                 name, *words = shlex.split(line, comments=True)
                 assert name == "fedsim", f"{where}: only fedsim's commands are run here; mark the block"
-                short = ["--rounds", "2"] if words[0] == "launch" and "--rounds" not in words else []
+                short = ["--rounds", "1"] if words[0] == "launch" and "--rounds" not in words else []
                 result = CliRunner(catch_exceptions=False).invoke(main, words + short)
                 assert result.exit_code == 0, (where, line, result.output)
 
