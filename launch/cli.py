@@ -22,7 +22,7 @@ from launch.options import (
     sweep_configuration,
 )
 from launch.watch_commands import trace, watch
-from launch.worker_commands import FILE, FOLDER, PATH, node, prepare_torch, revoke, run_argument, worker
+from launch.worker_commands import FILE, FOLDER, PATH, edge, node, prepare_torch, revoke, run_argument, worker
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -133,7 +133,7 @@ def replay(run: Path, data_dir: Path | None) -> None:
     replay(run, data_dir)
 
 
-for joined in (worker, node, revoke):
+for joined in (worker, node, edge, revoke):
     main.add_command(joined)
 
 

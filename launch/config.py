@@ -16,6 +16,7 @@ from fedsim.errors import UsageError
 from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, parse_setting
 from launch import names
 from launch.config_files import merged, read_config
+from launch.listen_address import check_form
 from launch.presets import Preset, remark
 from launch.tracking import selected
 
@@ -51,7 +52,7 @@ class Execution:
     join_within: Annotated[float, option("Stop if workers are missing after that.", "SECONDS", gt=0)] = 120.0
     transport: Annotated[Literal["ipc", "tcp"], option("How frames travel.")] = "ipc"
     edge_processes: Annotated[
-        bool, option("Edge servers of --tree as processes of this machine, over tcp.")
+        bool, option("Edge servers of --tree as processes, over tcp; where the workers are.")
     ] = False
     """Else the coordinator adds up as they would, and their traffic is booked by the closed form."""
     devices: Annotated[str, option("auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).", "LIST")] = (
@@ -197,8 +198,15 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
         execution = _remote(execution, execution.workers if "workers" in values else 0)
     elif execution.bind or execution.keys:
         raise UsageError("--bind and --keys are of --remote-workers K; workers of this machine need none")
-    if execution.edge_processes and (execution.remote_workers or not execution.workers):
-        raise UsageError("--edge-processes are of this machine, as its workers are: give --workers K")
+    if execution.edge_processes and not execution.workers:
+        raise UsageError("--edge-processes are where workers are: give --workers K or --remote-workers K")
+    if execution.edge_processes and execution.remote_workers and execution.local_workers:
+        raise UsageError(
+            "--edge-processes with --remote-workers: all workers come through edge servers; leave "
+            "--workers out"
+        )
+    if execution.edge_processes and execution.keys:
+        raise UsageError("--keys are of a run without edge servers; leave --edge-processes out")
     if execution.edge_processes:
         execution = replace(execution, transport="tcp")
     if execution.edge_processes and execution.keep_uploads:
@@ -278,11 +286,7 @@ def _remote(execution: Execution, here: int) -> Execution:
             f"--remote-workers {execution.remote_workers} needs to know where they come in: "
             "add --bind tcp://ADDRESS:PORT, an address of this machine"
         )
-    if not execution.bind.startswith("tcp://") or ":" not in execution.bind.removeprefix("tcp://"):
-        raise UsageError(
-            f"--remote-workers: --bind {execution.bind!r} is no tcp://ADDRESS:PORT of this machine; "
-            "port * lets the system choose"
-        )
+    check_form(execution.bind)
     return replace(execution, workers=here + execution.remote_workers, transport="tcp")
 
 

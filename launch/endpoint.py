@@ -16,7 +16,9 @@ from launch.config import Execution
 from launch.recorder import Recorder
 from launch.terminal import counted
 from workers.devices import Placement
-from workers.transport.edge_addresses import FOLDER, address_file
+from workers.storage.atomic_files import disk_errors
+from workers.transport.edge_addresses import FOLDER, address_file, edge_of_worker
+from workers.transport.edge_credentials import edge_join_file, of_edge
 from workers.transport.endpoint import Endpoint, Loopback
 from workers.transport.join_credentials import JOIN, JOIN_HERE, REVOKED, Revocations
 from workers.transport.listeners import CurveListener, local_listener
@@ -41,8 +43,9 @@ def curve_endpoint(
     pending: Callable[[int], int],
     note: Callable[[str], None],
     numerics: str,
+    edges: int = 0,
 ) -> Endpoint:
-    """Open the CURVE listener and write RUN/join.json.
+    """Open the CURVE listener and write RUN/join.json, or with edge servers a join file for each of them.
 
     New keys are of this start alone: those of an earlier one open nothing, and which of them were revoked is
     forgotten. Keys that the user has in a file are the same at every start, and stay revoked.
@@ -57,6 +60,7 @@ def curve_endpoint(
         pending: The bytes that one worker may have on their way, for the longest state, in bytes.
         note: Prints a line.
         numerics: The run's.
+        edges: How many edge servers there are on other machines, through which all workers come.
     """
     path, revocations = folder / JOIN, Revocations(folder / REVOKED)
     path.unlink(missing_ok=True)
@@ -65,11 +69,19 @@ def curve_endpoint(
         keys = RunKeys.read(Path(execution.keys), execution.workers)
     else:
         revocations.clear()
-        keys = RunKeys.new(execution.workers)
+        keys = RunKeys.new(execution.workers + edges)
     listener = CurveListener(execution.bind, keys.server, keys.workers, revocations)
     largest = STATE_FACTOR * max_frame
     endpoint = ZmqEndpoint(ledger, listener, largest, pending(largest))
     try:
+        if edges:
+            for_edges(folder, keys, edges, run, endpoint.address, max(largest, to_workers), numerics)
+            note(
+                f"waiting for {counted(edges, 'edge server')} and {counted(remote, 'worker')} behind them at "
+                f"{endpoint.address}, at most {execution.join_within:g} s; elsewhere: fedsim edge --join "
+                f"{edge_join_file(folder.resolve(), 0)} --bind tcp://ADDRESS:PORT"
+            )
+            return endpoint
         join = keys.join(run, numerics, endpoint.address, max(largest, to_workers))
         if execution.local_workers:
             here = msgspec.structs.replace(join, url=endpoint.address)
@@ -83,6 +95,23 @@ def curve_endpoint(
         f"s; elsewhere: fedsim worker --join {path.resolve()}"
     )
     return endpoint
+
+
+def for_edges(
+    folder: Path, keys: RunKeys, edges: int, run: str, url: str, max_frame: int, numerics: str
+) -> None:
+    """Write the join files of edge servers on other machines.
+
+    Raises:
+        DiskError: if the disk cannot be read or written.
+    """
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)  # an earlier start's keys
+    with disk_errors(folder):
+        (folder / FOLDER).mkdir(mode=0o700)
+    for edge in range(edges):
+        of_edge(keys, edge, edges, run=run, url=url, max_frame=max_frame, numerics=numerics).write(
+            edge_join_file(folder, edge)
+        )
 
 
 def open_endpoint(
@@ -116,6 +145,7 @@ def open_endpoint(
     to_workers = max(max_frame, 2 * 4 * problem.net.layout.size * problem.eval_samples + FRAME_SLACK)
     # a field with its indices is never longer than dense, so its frames together are not above max_frame
     envelope = max_frame * max(len(all_fields(e.up)) for e in problem.exchanges)
+    edges = len(problem.tree.names) if problem.tree and execution.edge_processes else 0
     if execution.remote_workers:
 
         def pending(state: int) -> int:
@@ -131,11 +161,11 @@ def open_endpoint(
             pending,
             recorder.display.note,
             problem.experiment.numerics,
+            edges,
         )
     listener = local_listener(execution.transport)
     endpoint = ZmqEndpoint(ledger, listener, max_frame, HELD * envelope)
     try:
-        edges = len(problem.tree.names) if problem.tree and execution.edge_processes else 0
         specs = _specs(placements, folder, endpoint.address, listener.token, to_workers, edges)
         recorder.supervisor.start_workers(specs, (*placements, *[placements[0]] * edges))
     except BaseException:
@@ -165,7 +195,7 @@ def _specs(
     if edges:
         shutil.rmtree(folder / FOLDER, ignore_errors=True)  # an earlier start's ports
     for i, spec in enumerate(specs if edges else ()):
-        spec["behind"] = str(address_file(folder.resolve(), i % edges))
+        spec["behind"] = str(address_file(folder.resolve(), edge_of_worker(i, len(specs), edges)))
     own = {"device": "cpu", "cores": sorted({c for placed in placements for c in placed.cores}), "env": {}}
     return specs + [
         specs[0]

@@ -9,6 +9,28 @@ import socket
 from fedsim.errors import UsageError
 
 
+def check_remote_bind(bind: str) -> None:
+    """Refuse what is no tcp://ADDRESS:PORT, or where this machine cannot listen.
+
+    Raises:
+        UsageError: saying what to write.
+    """
+    check_form(bind)
+    check_bind(bind)
+
+
+def check_form(bind: str) -> None:
+    """Refuse what is no tcp://ADDRESS:PORT.
+
+    Raises:
+        UsageError: saying what to write.
+    """
+    if not bind.startswith("tcp://") or ":" not in bind.removeprefix("tcp://"):
+        raise UsageError(
+            f"--bind {bind!r} is no tcp://ADDRESS:PORT of this machine; port * lets the system choose"
+        )
+
+
 def check_bind(bind: str) -> None:
     """Refuse tcp://ADDRESS:PORT if this machine cannot listen there; names of interfaces are left to ZeroMQ.
 

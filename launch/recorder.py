@@ -39,6 +39,8 @@ class Recorder:
     """The callbacks of a coordinator: every event goes to the run folder and to the display.
 
     Attributes:
+        remote: Whether workers are on other machines.
+        workers: How many there are.
         took_part: How often each client took part in a round.
         folded: How often each client's upload was folded.
         costs: What the committed rounds have cost.
@@ -50,6 +52,7 @@ class Recorder:
     display: Display
     supervisor: Supervisor
     remote: bool
+    workers: int
     ledger: Ledger = field(init=False)
     last_round: int = 0
     last_metrics: Mapping[str, Any] | None = None
@@ -103,8 +106,17 @@ class Recorder:
     def joined(self, worker: int, hello: Hello) -> None:
         """Record that a worker has joined."""
         if self.remote:
-            self.display.note(f"worker {worker} comes from {hello.host}, process {hello.pid}")
-            self.supervisor.note_remote_worker(worker, hello.pid, hello.host)
+            self.display.note(f"{self._who(worker)} comes from {hello.host}, process {hello.pid}")
+            role, number = self._role(worker)
+            self.supervisor.note_remote(worker, f"remote {role}", number, hello.pid, hello.host)
+
+    def _role(self, worker: int) -> tuple[str, int]:
+        """What has registered with a number: the numbers behind the workers' are edge servers."""
+        behind = worker - self.workers
+        return ("edge server", behind) if self.workers and behind >= 0 else ("worker", worker)
+
+    def _who(self, worker: int) -> str:
+        return "{} {}".format(*self._role(worker))
 
     def admitted(self, worker: int, facts: Facts, drift: str, place: Place) -> None:
         """Record where a worker computes, what the first of its kind has brought, and that one's bits differ.
@@ -128,8 +140,8 @@ class Recorder:
             self.display.note(f"worker {worker} may compute other bits ({drift}): {DRIFT}")
 
     def left(self, worker: int, why: str) -> None:
-        """Record that a remote worker has left."""
-        self.display.note(f"worker {worker} is gone: {why}")
+        """Record that a worker or an edge server has left."""
+        self.display.note(f"{self._who(worker)} is gone: {why}")
         self.supervisor.note_left(worker)
 
     def waits(self, why: str) -> None:

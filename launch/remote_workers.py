@@ -1,4 +1,7 @@
-"""Workers on other machines: `fedsim worker` and `fedsim revoke`, which must not import torch."""
+"""Workers and edge servers on other machines: `fedsim worker`, `fedsim edge` and `fedsim revoke`.
+
+This module must not import torch.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from pathlib import Path
 import click
 
 from fedsim.errors import Interrupted, UsageError
+from launch.listen_address import check_remote_bind
 from launch.runs.manifest import StoredManifest
 from workers.devices import assign_devices
 from workers.storage.atomic_files import RunLock
+from workers.transport.edge_credentials import EdgeCredentials, edge_join_file
 from workers.transport.join_credentials import JOIN, REVOKED, JoinCredentials, Revocations
 from workers.worker.seats import rank
 
@@ -56,6 +61,50 @@ def join(
         raise Interrupted("interrupted; the run goes on without this worker") from None
 
 
+def join_edge(
+    file: Path,
+    *,
+    bind: str,
+    url: str | None,
+    workers_file: Path | None,
+    data_dir: Path | None,
+    patience: float,
+    codecs: Sequence[Path] = (),
+    **choices: Path | None,
+) -> None:
+    """Be an edge server of a run until the run is over.
+
+    Args:
+        file: Its join file, RUN/edges/join-000.json of the root.
+        bind: Where its workers come in.
+        url: The root's address as seen from here, if it is not the file's.
+        workers_file: Where to write the join file of its workers; by default beside its own.
+        data_dir: The folder of the data files on this machine.
+        patience: Seconds after which a root that does not answer is given up.
+        codecs: Files of codecs on this machine.
+        **choices: Files of the algorithm, model, data set, partition and tree on this machine.
+
+    Raises:
+        FedsimError: any FedsimError.
+    """
+    check_remote_bind(bind)
+    credentials = EdgeCredentials.read(file)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    from workers.edge.remote import RemoteEdge  # imports torch
+    from workers.worker.local_files import LocalFiles
+
+    files = LocalFiles({name: path for name, path in choices.items() if path}, tuple(codecs))
+    folder = data_dir.resolve() if data_dir else None
+    beside = workers_file or file.with_name(f"workers-{credentials.edge:03d}.json")
+    edge = RemoteEdge(credentials, url or credentials.url, bind, beside, folder, patience, files)
+    try:
+        edge.run(click.echo)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted; the run goes on once this edge server is started again with the same file"
+        ) from None
+
+
 def _worker(seat: str | None) -> int | None:
     """The number of the worker that a seat stands for; None: the first that is missing.
 
@@ -93,10 +142,13 @@ def _keys(run: Path) -> int:
         UsageError: if the run has no remote workers or is not being run.
         DataError: if data is missing or damaged.
     """
-    if not StoredManifest.open(run).starts[-1]["execution"]["remote_workers"]:
+    execution = StoredManifest.open(run).starts[-1]["execution"]
+    if not execution["remote_workers"]:
         raise UsageError(f"{run} has no remote workers (--remote-workers): no worker has a key")
     if not _is_running(run):
         raise UsageError(f"{run} is not being run: its keys open nothing, and fedsim resume makes new ones")
+    if edge_join_file(run, 0).exists():  # its workers come through edge servers, which have their join files
+        return int(execution["workers"])
     if not (run / JOIN).exists():
         raise UsageError(f"{run} has no {JOIN} at the moment: it is being set up, or at its end")
     return len(JoinCredentials.read(run / JOIN).workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -40,7 +41,7 @@ from workers.coordinator.worker_pool import NoWorkerPool
 from workers.devices import Placement
 from workers.numerics import facts_of_machine, facts_of_process, processor_name
 from workers.probe import probe
-from workers.protocol_messages import WorkerConfig, WorkerManifest, frozen_part
+from workers.protocol_messages import WorkerConfig, WorkerManifest, frozen_part, tree_part
 from workers.storage import memory_folder
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.client_states import ClientStates
@@ -50,13 +51,14 @@ from workers.storage.journal import Journal
 from workers.storage.recovery import NOTHING, Recovery, recover
 from workers.storage.shared_frozen import map_frozen, write_frozen
 from workers.storage.upload_archive import uploads_folder
+from workers.transport.edge_addresses import FOLDER as EDGES
 from workers.transport.eventfd import Wakeup
 from workers.transport.join_credentials import JOIN, JOIN_HERE
 from workers.worker.main import fix_numerics, set_malloc_thresholds
 
 
 def check_edges(problem: Problem, execution: Execution) -> None:
-    """Check that edge servers can be processes here.
+    """Check that edge servers can be processes.
 
     Raises:
         UsageError: If not.
@@ -67,7 +69,8 @@ def check_edges(problem: Problem, execution: Execution) -> None:
         raise UsageError("--edge-processes needs --tree, which says how many there are")
     edges, e = len(problem.tree.names), problem.experiment
     if execution.workers < edges:
-        raise UsageError(f"--edge-processes: {edges} edge servers need --workers {edges} at least")
+        option = "--remote-workers" if execution.remote_workers else "--workers"
+        raise UsageError(f"--edge-processes: {edges} edge servers need {option} {edges} at least")
     if e.bad_uploads != "stop":
         raise UsageError(
             f"--bad-uploads {e.bad_uploads}: the root sees no upload; leave --edge-processes out"
@@ -146,7 +149,8 @@ class Session:
         rundir = RunDir(folder, resumed=stored is not None, hops=hops)
         try:
             display = Display(problem.experiment.rounds, quiet)
-            recorder = Recorder(problem, rundir, display, supervisor, bool(execution.remote_workers))
+            remote = bool(execution.remote_workers)
+            recorder = Recorder(problem, rundir, display, supervisor, remote, execution.workers)
             session = Session(problem, execution, placements, participations, recorder, start)
             session.remarks = remarks
             experiment_entry, name = manifest.described(problem), session.run_name
@@ -260,6 +264,8 @@ class Session:
             endpoint = open_endpoint(problem, e, self.placements, folder, self.run_name, recorder)
             closing.callback(endpoint.close)
             closing.callback((folder / JOIN).unlink, missing_ok=True)  # its keys open nothing any more
+            if e.remote_workers:
+                closing.callback(shutil.rmtree, folder / EDGES, ignore_errors=True)  # nor theirs
             local = self._local_node() if e.remote_workers and e.local_workers else None
             if local is not None:
                 closing.callback((folder / JOIN_HERE).unlink, missing_ok=True)
@@ -323,7 +329,8 @@ class Session:
             data,
             plugins.sources(plugins.computing_choices(e))
             | model_specs.sources(e.model)
-            | frozen_part(problem.frozen_digest),
+            | frozen_part(problem.frozen_digest)
+            | tree_part(problem.tree),
             self._facts(),
             processor_name(),
         )

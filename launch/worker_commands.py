@@ -1,4 +1,7 @@
-"""The commands of workers on other machines: worker, node, revoke. Heavy imports happen inside them."""
+"""The commands of workers and edge servers on other machines: worker, node, edge, revoke.
+
+Heavy imports happen inside them.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,18 @@ def prepare_torch(numerics: str = "native") -> None:
     os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
 
 
-def _joining(seat: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options of whoever joins a run from elsewhere; seat: what --seat says."""
-    options = (
-        click.option("--join", "file", **FILE, required=True, help="The run's join.json."),
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _joining(file: str, *others: Decorator) -> Decorator:
+    """The options of whoever joins a run from elsewhere; file: what --join says; others: more options."""
+    options: tuple[Decorator, ...] = (
+        click.option("--join", "file", **FILE, required=True, help=file),
+        *others,
         click.option(
             "--connect", "url", metavar="URL", help="The coordinator as seen from here.  [the file's]"
         ),
         click.option("--data-dir", **FOLDER, help="Folder of the data files on this machine.  [FEDSIM_DATA]"),
-        click.option("--seat", "--worker", "seat", metavar="I|auto", help=seat),
-        click.option("--devices", metavar="LIST", default="auto", help="As of launch, here.  [auto]"),
         click.option(
             "--patience", type=float, metavar="SECONDS", default=60.0, help="Give up after that.  [60]"
         ),
@@ -42,6 +47,7 @@ def _joining(seat: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
         click.option("--model", **FILE, help="The same of its model.  [the run's path]"),
         click.option("--dataset", **FILE, help="The same of its data set.  [the run's path]"),
         click.option("--partition", **FILE, help="The same of its partition.  [the run's path]"),
+        click.option("--tree", **FILE, help="The same of its tree.  [the run's path]"),
         click.option("--codec", "codecs", multiple=True, **FILE, help="The same of a codec; repeatable."),
     )
 
@@ -53,8 +59,17 @@ def _joining(seat: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return add
 
 
+def _seated(seat: str) -> Decorator:
+    """The options of workers; seat: what --seat says."""
+    return _joining(
+        "The run's join.json.",
+        click.option("--seat", "--worker", "seat", metavar="I|auto", help=seat),
+        click.option("--devices", metavar="LIST", default="auto", help="As of launch, here.  [auto]"),
+    )
+
+
 @click.command(short_help="Take part in a run on another machine.")
-@_joining("As which worker; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
+@_seated("As which worker; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
 def worker(file: Path, **options: Any) -> None:
     """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
 
@@ -71,7 +86,7 @@ def worker(file: Path, **options: Any) -> None:
 
 
 @click.command(short_help="Take part in a run with several workers of this machine.")
-@_joining("The first of their numbers; auto: rank times K.  [the free ones]")
+@_seated("The first of their numbers; auto: rank times K.  [the free ones]")
 @click.option("--workers", type=click.IntRange(min=1), metavar="K", default=1, help="How many.  [1]")
 @click.option("--threads", type=click.IntRange(min=1), metavar="T", default=1, help="Cores for each.  [1]")
 @click.option("--logs", **FOLDER, help="Folder of their logs.  [none is kept]")
@@ -84,6 +99,34 @@ def node(file: Path, **options: Any) -> None:
     from launch.node import serve
 
     serve(file, **options)
+
+
+@click.command(short_help="Be an edge server of a run on another machine.")
+@_joining(
+    "Its join file: RUN/edges/join-000.json of the first one.",
+    click.option(
+        "--bind", metavar="URL", required=True, help="Where its workers come in: tcp://ADDRESS:PORT."
+    ),
+    click.option(
+        "--workers-file",
+        **FILE,
+        help="Where to write their join file.  [workers-000.json beside its own]",
+    ),
+)
+def edge(file: Path, **options: Any) -> None:
+    """Stand between the root and the workers of one site, in a run that
+    `fedsim launch --tree 4x25 --edge-processes --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
+
+    It writes a join file for its workers, which join with `fedsim worker --join` or `fedsim node --join`.
+    Both files hold keys: copy them over a channel that you trust. It keeps nothing that the run needs: if it
+    is killed, start it again with the same file and port, and its workers come back to it.
+    """
+    from workers.transport.edge_credentials import EdgeCredentials
+
+    prepare_torch(EdgeCredentials.read(file).numerics)
+    from launch.remote_workers import join_edge
+
+    join_edge(file, **options)
 
 
 @click.command(short_help="Shut a worker on another machine out of a run.")

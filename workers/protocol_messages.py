@@ -15,6 +15,7 @@ workers.edge_messages.
 
 from __future__ import annotations
 
+import hashlib
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ from fedsim.learning.gaussian import (
     unpacked,
 )
 from fedsim.round_events import TaskId
+from fedsim.tree import Tree
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, blob, decode, pack
 from fedsim.wire.schema import Dims, Draws, FullPrecision, Mean, Precision
 from workers.place import Place, Printable
@@ -98,6 +100,14 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def frozen_part(digest: str) -> dict[str, str]:
     """What WorkerManifest.sources has of the parameters that are not trained, if there are any."""
     return {"frozen parameters": digest} if digest else {}
+
+
+def tree_part(tree: Tree | None) -> dict[str, str]:
+    """What WorkerManifest.sources has of the tree of edge servers, which may be a file here and there."""
+    if tree is None:
+        return {}
+    text = msgspec.json.encode(tree.names) + tree.owners.tobytes()
+    return {"tree of edge servers": hashlib.sha256(text).hexdigest()}
 
 
 INTERRUPTED = b"interrupted"

@@ -201,9 +201,17 @@ class Supervisor:
 
     # ---- remote workers, of whom we only hear
 
-    def note_remote_worker(self, index: int, pid: int, host: str) -> None:
-        """A worker has come from a machine."""
-        self._workers[index] = _process("remote worker", index, pid, "", "")
+    def note_remote(self, index: int, role: str, number: int, pid: int, host: str) -> None:
+        """A worker or an edge server has come from a machine.
+
+        Args:
+            index: Its number among all that have registered.
+            role: What it is.
+            number: Its number among those.
+            pid: Its process there.
+            host: The machine.
+        """
+        self._workers[index] = _process(role, number, pid, "", "")
         self._workers[index].node = host
         self.processes.append(self._workers[index])
         self.changed(self.processes)

@@ -1,7 +1,6 @@
 """Edge servers that are processes, as the root sees them: what each was given and has sent in an exchange.
 
-They register as workers do, with the numbers behind those of the workers. Worker w works behind edge server
-w mod E.
+They register as workers do, with the numbers behind those of the workers.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger
 from workers import edge_messages
 from workers.coordinator.failures import ProtocolViolation
+from workers.transport.edge_addresses import edge_of_worker, workers_behind
 
 
 @dataclass
@@ -68,11 +68,13 @@ class EdgeServers:
 
     def edge_of(self, worker: int) -> int:
         """The edge server of a worker, or the one that has this number."""
-        return worker - self.workers if self.is_edge(worker) else worker % len(self.tree.names)
+        if self.is_edge(worker):
+            return worker - self.workers
+        return edge_of_worker(worker, self.workers, len(self.tree.names))
 
-    def workers_of(self, edge: int) -> list[int]:
+    def workers_of(self, edge: int) -> range:
         """The workers behind an edge server."""
-        return [w for w in range(self.workers) if self.edge_of(w) == edge]
+        return workers_behind(edge, self.workers, len(self.tree.names))
 
     def merges(self, round: int) -> bool:
         """Whether sums come up in a round, and not uploads."""

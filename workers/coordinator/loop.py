@@ -180,10 +180,9 @@ class Coordinator:
                 if self._step(self.members.patience()):
                     self._silent_since = self._clock()
                 for worker in self.dispatch.edges.silent(self.timeouts.lease) if self.dispatch.edges else ():
-                    self.worker_pool.kill(worker)
+                    self._give_up(worker, f"was silent for {self.timeouts.lease:g} s")
                 for worker in self.members.silent():
-                    why = f"was silent for {self.timeouts.lease:g} s"
-                    self._handle(self.members.give_up(worker, why))
+                    self._give_up(worker, f"was silent for {self.timeouts.lease:g} s")
                 if self._clock() - self._silent_since >= self.timeouts.patience:
                     raise failures.silence(self.machine, self.members.size, self.timeouts.patience)
             self._account()
@@ -236,9 +235,10 @@ class Coordinator:
                 self._handle(events)
         unreadable, self.endpoint.unreadable = self.endpoint.unreadable, {}
         for worker, why in unreadable.items():
-            self._handle(self.members.give_up(worker, f"sent what cannot be read ({why})"))
+            self._give_up(worker, f"sent what cannot be read ({why})")
         lost, self.endpoint.lost = self.endpoint.lost, []
         for worker in lost:
+            self._edge_ended(worker)
             self._handle(self.members.left(worker, "its connection was lost"))
         if self._wakeup.fd in ready and self._wakeup.clear():
             self._handle([self._take_fold()])
@@ -273,7 +273,8 @@ class Coordinator:
                 self.members.leases.heard(worker)
             return events
         except ProtocolViolation as e:
-            return self.members.give_up(worker, str(e))
+            self._give_up(worker, str(e))
+            return []
 
     def _take_fold(self) -> Event:
         try:
@@ -299,16 +300,22 @@ class Coordinator:
                 return []
         return [event]
 
+    def _give_up(self, worker: int, why: str) -> None:
+        """Dismiss or kill a worker or an edge server that hangs, or that breaks the protocol."""
+        if self.timeouts.remote:  # else its end is known from its process handle
+            self._edge_ended(worker)
+        self._handle(self.members.give_up(worker, why))
+
     def _edge_ended(self, worker: int) -> None:
-        """End the workers behind an edge server whose process has ended: they come again to the next one."""
+        """End the workers behind an edge server that has ended: they come again to the next one."""
         edges = self.dispatch.edges
         if edges is None or not edges.is_edge(worker):
             return
         address_file(self._folder, edges.edge_of(worker)).unlink(missing_ok=True)
-        self.members.end_behind(edges.edge_of(worker))
         for event in edges.lost(worker):
             self.executor.lost(event.clients)
             self._handle([event])
+        self._handle(self.members.end_behind(edges.edge_of(worker)))
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:

@@ -258,12 +258,20 @@ class Membership:
         self.worker_pool.replace(worker, self.endpoint.accept())
         return events
 
-    def end_behind(self, edge: int) -> None:
-        """End the workers whose edge server has ended: they come again, to the next one."""
+    def end_behind(self, edge: int) -> list[Event]:
+        """End the workers whose edge server has ended: they come again, to the next one.
+
+        On other machines they do so by themselves, and their connections, which it held, are dismissed.
+        """
         assert self.dispatch.edges is not None
+        events: list[Event] = []
         for worker in self.dispatch.edges.workers_of(edge):
-            self._expected.add(worker)
-            self.worker_pool.kill(worker)
+            if not self.timeouts.remote:
+                self._expected.add(worker)
+                self.worker_pool.kill(worker)
+            elif worker in self.registration.ready or worker in self.registration.setting_up:
+                events += self.left(worker, "its edge server has ended")
+        return events
 
     def left(self, worker: int, why: str) -> list[Event]:
         """Let others take over the tasks of a worker that has left; another may join in its place."""

@@ -11,14 +11,16 @@ An edge server is a cache. It keeps no state of a client, and what it holds when
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import zmq
 
-from fedsim.errors import FedsimError, TaskError, WireError
+from fedsim.errors import AccessError, ConnectionLost, FedsimError, TaskError, WireError
 from fedsim.problem import Problem
 from fedsim.round_events import Open, TaskId
 from fedsim.wire.envelope import NONE, Envelope, Payload, decode
@@ -29,11 +31,13 @@ from workers.coordinator.aggregation import read_upload
 from workers.coordinator.edge_sums import summed
 from workers.storage.upload_spool import Spool
 from workers.transport.dealer import Connection
-from workers.transport.handshake import Hello
+from workers.transport.handshake import Hello, refusal, refusal_reason
 from workers.transport.router import ZmqEndpoint
 
 HEARTBEAT = 1.0
 """Seconds between two signs of life towards the root."""
+SEE_OFF = 2.0
+"""Seconds in which workers of other machines take leave. The root waits longer for this edge server."""
 AT_ONCE = 0.0
 
 
@@ -60,11 +64,13 @@ class EdgeServer:
         problem: Problem,
         run: str,
         root: Connection,
-        endpoint: EdgeEndpoint,
+        endpoint: ZmqEndpoint,
         connect: Connect,
         folder: Path,
+        unanswered: float = math.inf,
     ) -> None:
-        """root: its own connection. connect: for its workers. folder: where uploads may lie."""
+        """root: its own connection. connect: for its workers. folder: where uploads may lie. unanswered: so
+        many seconds without a word from a root on another machine, and its connection is as good as lost."""
         self.problem, self.run, self.root, self.endpoint = problem, run, root, endpoint
         self._connect, self._spool = connect, Spool(folder)
         self._above: dict[int, Connection] = {}
@@ -77,12 +83,16 @@ class EdgeServer:
         self._holders: dict[TaskId, int] = {}
         """The worker from which an upload counts."""
         self._assigned: set[TaskId] = set()
-        self._heartbeat = 0.0
+        self._counted: dict[TaskId, tuple[Envelope, int]] = {}
+        """The header of every upload that counts, and the worker that has sent it."""
+        self._unanswered = unanswered
+        self._heartbeat = self._heard = time.monotonic()
 
-    def serve(self) -> None:
-        """Pass envelopes on until the root says 'stop'.
+    def serve(self) -> Envelope:
+        """Pass envelopes on until the root says 'stop'; returns that.
 
         Raises:
+            ConnectionLost: If the connection to the root has ended.
             FedsimError: If something goes wrong; the root has been informed if that was possible.
         """
         try:
@@ -90,17 +100,18 @@ class EdgeServer:
                 self._sign_of_life()
                 self._wait()
                 while (envelope := self.root.receive(AT_ONCE)) is not None:
+                    self._heard = time.monotonic()
                     if envelope.header.kind == "stop":
                         return self._stop(envelope)
                     self._from_root(envelope)
-                for worker, connection in list(self._above.items()):
-                    while (envelope := connection.receive(AT_ONCE)) is not None:
-                        self._to_worker(worker, envelope)
+                for worker in list(self._above):
+                    self._relay(worker)
                 for incoming in self.endpoint.wait([], AT_ONCE)[0]:
                     if incoming.hello is not None:
                         self._joined(incoming.worker, incoming.hello)
                     else:
                         self._from_worker(incoming.worker, incoming.envelope)
+                self._part_from_lost()
         except FedsimError as e:
             with suppress(FedsimError):
                 self.root.send(messages.failed(self.run, e))
@@ -116,12 +127,40 @@ class EdgeServer:
         if time.monotonic() - self._heartbeat >= HEARTBEAT:
             self._heartbeat = time.monotonic()
             self.root.offer(messages.idle(self.run))
+        if time.monotonic() - self._heard > self._unanswered:
+            raise ConnectionLost(f"nothing was heard of {self.root.address} for {self._unanswered:g} s")
+
+    # ---- workers that come and go
 
     def _joined(self, worker: int, hello: Hello) -> None:
-        before = self._above.pop(worker, None)
-        if before is not None:
-            before.close()
-        self._above[worker] = self._connect(hello)
+        """Connect to the root in a worker's name; the worker is told why if the root does not want it."""
+        self._hang_up(worker)
+        try:
+            # the listener knows who it is; what a hello says of its number is only said
+            self._above[worker] = self._connect(msgspec.structs.replace(hello, index=worker))
+        except FedsimError as e:
+            self._send(worker, refusal(str(e)))
+            self.endpoint.dismiss(worker)
+
+    def _hang_up(self, worker: int) -> None:
+        """End the connection to the root in a worker's name, so that the root knows that it has gone."""
+        connection = self._above.pop(worker, None)
+        if connection is not None:
+            connection.close()
+
+    def _part(self, worker: int) -> None:
+        """Forget a worker: it is asked to join again if it says anything."""
+        self._hang_up(worker)
+        self.endpoint.dismiss(worker)
+
+    def _part_from_lost(self) -> None:
+        """Part from workers whose connection has ended, or who have sent what cannot be read."""
+        lost, self.endpoint.lost = self.endpoint.lost, []
+        unreadable, self.endpoint.unreadable = self.endpoint.unreadable, {}
+        for worker in lost:
+            self._hang_up(worker)
+        for worker in unreadable:
+            self._part(worker)
 
     # ---- downwards
 
@@ -133,7 +172,9 @@ class EdgeServer:
                 self._close(envelope)
             case "account":
                 self._account(NONE)
-            case kind if kind != "welcome":
+            case "refused":
+                raise AccessError(f"refused: {refusal_reason(envelope)}")
+            case kind if kind not in ("welcome", "heartbeat"):
                 raise WireError(f"an edge server got an envelope of kind {kind!r}")
 
     def _open(self, envelope: Envelope) -> None:
@@ -147,9 +188,18 @@ class EdgeServer:
         self._down = decode(kind, envelope, codecs, problem.dims, owner, context, problem.net.layout)
         self._holders.clear()
         self._assigned.clear()
+        self._counted.clear()
         waiting, self._waiting = self._waiting, []
         for worker, assignment in waiting:
             self._to_worker(worker, assignment)
+
+    def _relay(self, worker: int) -> None:
+        """Give a worker what the root has sent to it."""
+        try:
+            while worker in self._above and (envelope := self._above[worker].receive(AT_ONCE)) is not None:
+                self._to_worker(worker, envelope)
+        except ConnectionLost:  # the root has given this worker up
+            self._part(worker)
 
     def _to_worker(self, worker: int, envelope: Envelope) -> None:
         h = envelope.header
@@ -159,12 +209,21 @@ class EdgeServer:
             self._waiting.append((worker, envelope))
             return None
         task = messages.task_of(envelope)
+        self._recall(task)
         gone = edge_messages.ASSIGNMENTS[h.kind]
         complete = messages.task(self.run, h.epoch, task, self._payload, gone, h.folds, h.asked)
         self._send(worker, complete, retry=task in self._assigned)
         self._assigned.add(task)
         self._holders[task] = worker
         return None
+
+    def _recall(self, task: TaskId) -> None:
+        """An upload that is here does not count if its task comes again: the root gave its worker up before
+        it knew of the upload."""
+        counted = self._counted.pop(task, None)
+        if counted is not None:
+            self.endpoint.ledger.book_as_retry(*counted)
+            self._spool.discard(task.client)
 
     def _send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
         with suppress(TaskError):  # it has ended, which the root will soon know
@@ -176,16 +235,21 @@ class EdgeServer:
         h = envelope.header
         if h.kind == "upload":
             task = messages.task_of(envelope)
-            counts = self._holders.get(task) == worker
-            if not counts:
+            counts = self._holders.get(task) == worker and task not in self._counted
+            if counts:
+                self._counted[task] = (Envelope(h, envelope.head, ()), worker)
+            else:
                 self.endpoint.ledger.book_as_retry(envelope, worker)
             tree = self.problem.tree
             if tree is not None and tree.merges and h.round:
                 if counts:
-                    self._holders[task] = NONE  # a second one does not count
                     self._spool.put(h.client, envelope, worker)
                 envelope = edge_messages.uploaded(envelope)
-        self._above[worker].send(envelope)
+        try:
+            if worker in self._above:
+                self._above[worker].send(envelope)
+        except ConnectionLost:  # its task comes again, maybe to another worker
+            self._part(worker)
 
     def _close(self, envelope: Envelope) -> None:
         """Send the sum of the uploads that count, and then what this exchange has cost."""
@@ -203,6 +267,8 @@ class EdgeServer:
         for task in self._assigned:
             self._spool.discard(task.client)  # lost by the schedule, or late
         self._account(h.round, h.exchange)
+        self._holders.clear()  # what comes now is late, and what has counted stays so
+        self._counted.clear()
 
     def _account(self, round: int, exchange: int = 0) -> None:
         """Send the ledger rows so far; round NONE: all that are left, and what the kernel has counted."""
@@ -210,9 +276,11 @@ class EdgeServer:
         rows = self.endpoint.ledger.close(round if round != NONE else self.problem.experiment.rounds)
         self.root.send(edge_messages.account(self.run, round, exchange, rows, residual))
 
-    def _stop(self, farewell: Envelope) -> None:
+    def _stop(self, farewell: Envelope) -> Envelope:
         """Workers may not have been told yet: their connections are others."""
         for worker in self._above:
             self._send(worker, farewell)
-        for connection in self._above.values():
-            connection.close()
+        for worker in list(self._above):
+            self._hang_up(worker)
+        self.endpoint.see_off(farewell, SEE_OFF)
+        return farewell

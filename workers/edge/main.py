@@ -40,7 +40,7 @@ def run_edge(spec: dict[str, Any]) -> int:
             return 4
         config, run = messages.read_welcome(reply), reply.header.run
         try:
-            problem = _problem(config)
+            problem = build_problem(config)
             folder = Path(config.run_dir or ".")
             path = address_file(folder, spec["edge"])
             listener = LocalTcpListener()
@@ -63,8 +63,12 @@ def run_edge(spec: dict[str, Any]) -> int:
         root.close(linger=1.0)
 
 
-def _problem(config: messages.WorkerConfig) -> Problem:
-    """The root's problem; its folds are the root's bits only under the root's numerics."""
+def build_problem(config: messages.WorkerConfig) -> Problem:
+    """The root's problem; an edge server's sums have the root's bits only under the root's numerics.
+
+    Raises:
+        FedsimError: any FedsimError.
+    """
     experiment = convert(Experiment, config.experiment, "the root's experiment")
     algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
     fix_numerics(experiment.threads, "cpu", experiment.numerics)

@@ -1,4 +1,7 @@
-"""Where edge servers listen: a file each in the run folder, because a port is known only once it is open."""
+"""Where edge servers listen, and which workers are behind which of them.
+
+A file each in the run folder says where, because a port is known only once it is open.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,16 @@ class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     url: str
     token: str
+
+
+def edge_of_worker(worker: int, workers: int, edges: int) -> int:
+    """The edge server that a worker works behind: each has a block of them, so that their seats are one."""
+    return worker * edges // workers
+
+
+def workers_behind(edge: int, workers: int, edges: int) -> range:
+    """The workers behind an edge server."""
+    return range(-(-edge * workers // edges), -(-(edge + 1) * workers // edges))
 
 
 def address_file(run_dir: Path, edge: int) -> Path:

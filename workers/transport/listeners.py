@@ -138,18 +138,26 @@ class LocalTcpListener(_TokenListener):
 
 
 class CurveListener:
-    """tcp for other machines: CURVE with an allow-list. A key belongs to one worker until it is revoked."""
+    """tcp for other machines: CURVE with an allow-list. A key belongs to one worker until it is revoked.
+
+    The keys are those of the workers `first`, `first` + 1, ...
+    """
 
     mechanism = wire_size.CURVE
     watched = True
 
     def __init__(
-        self, bind: str, server: KeyPair, workers: tuple[KeyPair, ...], revocations: Revocations
+        self,
+        bind: str,
+        server: KeyPair,
+        workers: tuple[KeyPair, ...],
+        revocations: Revocations,
+        first: int = 0,
     ) -> None:
         self.bind, self.port = bind, 0
         self.revoked = revocations.workers
         self._server = server
-        self._workers = {pair.public: index for index, pair in enumerate(workers)}
+        self._workers = {pair.public: index for index, pair in enumerate(workers, first)}
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
         host, _, port = self.bind.rpartition(":")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim import plugins
+from fedsim import plugins, tree
 from fedsim.errors import UsageError
 
 FIELDS = ("algo", "model", "dataset", "partition")
@@ -46,7 +46,26 @@ class LocalFiles:
         for path in self.codecs:
             if path.resolve() not in used:
                 raise UsageError(f"--codec {path}: this run has no codec from a file of the name {path.name}")
-        return result | {"codecs": codecs}
+        return result | {"codecs": codecs, "tree": self._tree(result.get("tree", ""))}
+
+    def _tree(self, there: str) -> str:
+        """Return the tree, or the path of its file on this machine.
+
+        Raises:
+            UsageError: As localised.
+        """
+        here = self.choices.get("tree")
+        if not tree.is_file(there):
+            if here is not None:
+                raise UsageError(f"--tree {here}: this run's --tree is {there or 'not set'}, no file")
+            return there
+        path = (here or Path(there)).expanduser().resolve()
+        if not path.is_file():
+            raise UsageError(
+                f"there is no file {path} on this machine: say where a copy of the run's --tree lies here, "
+                "--tree FILE"
+            )
+        return str(path)
 
     def _choice(self, option: str, choice: str, here: Path | None) -> str:
         """Return a choice with the path of this machine.

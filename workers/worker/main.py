@@ -176,7 +176,8 @@ def announce_problem(
         data,
         {(names or {}).get(path, path): sha for path, sha in sources}
         | model_specs.sources(e.model)
-        | messages.frozen_part(problem.frozen_digest),
+        | messages.frozen_part(problem.frozen_digest)
+        | messages.tree_part(problem.tree),
         facts_of_process(problem.net.device.type, probe(problem)),
         processor_name(),
         place_of_process(problem.net.device.type),

@@ -64,7 +64,7 @@ class RemoteWorker:
         patience, again = 0.0, False
         while True:
             try:
-                mine, connection, registration_reply = self._join(mine, patience, again)
+                mine, connection, registration_reply = self.join(mine, patience, again)
                 self._serve(connection, registration_reply, notify)
                 break
             except ConnectionLost as e:
@@ -111,7 +111,7 @@ class RemoteWorker:
             connection.send(messages.failed(run, e))
             raise
 
-    def _join(self, mine: int | None, patience: float, again: bool) -> tuple[int, Connection, Envelope]:
+    def join(self, mine: int | None, patience: float, again: bool) -> tuple[int, Connection, Envelope]:
         """Join.
 
         Args:

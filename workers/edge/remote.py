@@ -1,0 +1,165 @@
+"""`fedsim edge --join FILE`: an edge server on another machine.
+
+It joins the root with a key of its file, as a worker does, and opens a port with CURVE keys for its own
+workers, which join it with `fedsim worker --join`. If it ends, the root has its clients' tasks computed
+again; started anew with the same file and port, it takes its place, and its workers come back to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from fedsim.errors import ConnectionLost, FedsimError
+from fedsim.problem import Problem
+from fedsim.wire.envelope import Envelope
+from fedsim.wire.ledger import Ledger
+from workers import protocol_messages as messages
+from workers.edge.edge_server import EdgeServer
+from workers.edge.main import AHEAD, build_problem
+from workers.scratch import Scratch
+from workers.transport.dealer import Connection, CurveKeys, KeyRefused
+from workers.transport.edge_credentials import EdgeCredentials
+from workers.transport.handshake import Hello
+from workers.transport.join_credentials import FORMAT, REVOKED, JoinCredentials, Revocations
+from workers.transport.listeners import CurveListener
+from workers.transport.router import ZmqEndpoint
+from workers.worker.local_files import LocalFiles, names_elsewhere
+from workers.worker.main import IDLE, UNANSWERED, announce_problem, check_over, set_malloc_thresholds
+from workers.worker.remote import RemoteWorker
+
+Notify = Callable[[str], None]
+WORKERS_PATIENCE = 10.0
+"""Seconds for the root to answer a connection in a worker's name. Nothing else is done meanwhile."""
+
+
+@dataclass
+class RemoteEdge:
+    """An edge server that is not on the root's machine.
+
+    url: the root's address, seen from here. bind: where its workers come in. workers_file: where their join
+    file is written. patience: seconds to wait for the root to answer. files: where a user's files lie here.
+    """
+
+    credentials: EdgeCredentials
+    url: str
+    bind: str
+    workers_file: Path
+    data_dir: Path | None
+    patience: float
+    files: LocalFiles = LocalFiles()
+    revocations: Revocations = field(init=False)
+
+    def run(self, notify: Notify) -> None:
+        """Join and serve until the run is over; join again if the connection to the root is lost.
+
+        Raises:
+            AccessError: if the run refuses this edge server.
+            TaskError: if the root does not answer, and whatever setting up raises.
+            UsageError: if it cannot listen at its address, or a file of the user's is not here.
+            Interrupted: if the run was, and has rounds left.
+        """
+        patience, again = 0.0, False
+        try:
+            while True:
+                try:
+                    _, connection, reply = self._seat().join(None, patience, again)
+                    self._take_part(connection, reply, notify)
+                    break
+                except ConnectionLost as e:
+                    notify(f"{e}; joining again")
+                    patience, again = self.patience, True
+        finally:
+            self.workers_file.unlink(missing_ok=True)  # its keys open nothing any more
+        notify("the run is over")
+
+    def _seat(self) -> RemoteWorker:
+        """Its own place at the root, which it takes as a worker does."""
+        c = self.credentials
+        own = JoinCredentials(
+            *(FORMAT, c.run, c.url, c.server_key, c.max_frame, (c.own,), c.numerics), first=c.seat
+        )
+        return RemoteWorker(own, self.url, self.data_dir, self.patience, c.seat)
+
+    def _take_part(self, connection: Connection, reply: Envelope, notify: Notify) -> None:
+        """Set up what the welcome describes, and serve until 'stop'.
+
+        Raises:
+            ConnectionLost: besides those of run.
+        """
+        with ExitStack() as closing:
+            closing.callback(connection.close, linger=1.0)
+            if reply.header.kind == "stop":  # it came as the run ended
+                check_over(reply)
+                return
+            run, config = reply.header.run, messages.read_welcome(reply)
+            scratch = Scratch("fedsim-edge-")
+            closing.callback(scratch.remove)
+            try:
+                local = self.files.localised(config.experiment)
+                data_dir = str(self.data_dir) if self.data_dir else None
+                problem = build_problem(msgspec.structs.replace(config, experiment=local, data_dir=data_dir))
+                endpoint = self._listen(scratch.path)
+                closing.callback(endpoint.close)
+                self.credentials.of_workers(endpoint.address).write(self.workers_file)
+            except FedsimError as e:
+                connection.send(messages.failed(run, e))
+                raise
+            notify(self._described(problem, run))
+            announce_problem(
+                connection, problem, run, digest=True, names=names_elsewhere(config.experiment, local)
+            )
+            set_malloc_thresholds()
+            spool, silence = scratch.path / "uploads", UNANSWERED * IDLE
+            server = EdgeServer(problem, run, connection, endpoint, self._connect, spool, silence)
+            check_over(server.serve())
+
+    def _described(self, problem: Problem, run: str) -> str:
+        """What this is, and how its workers join it."""
+        tree, c = problem.tree, self.credentials
+        assert tree is not None  # the root has made these credentials from it
+        return (
+            f"{tree.names[c.edge]} of run {run}, for workers {c.first} to {c.first + len(c.workers) - 1}, at "
+            f"{self.bind}: fedsim worker --join {self.workers_file.resolve()}"
+        )
+
+    def _listen(self, folder: Path) -> ZmqEndpoint:
+        """Open the port; one that the system has chosen stays the same if it is opened again.
+
+        Raises:
+            UsageError: if that is not possible.
+        """
+        c, keys = (
+            self.credentials,
+            folder / "keys",
+        )  # Revocations locks its folder, and Scratch has locked its
+        keys.mkdir()
+        self.revocations = Revocations(keys / REVOKED)
+        listener = CurveListener(self.bind, c.port, c.workers, self.revocations, c.first)
+        endpoint = ZmqEndpoint(Ledger(), listener, c.max_frame, AHEAD * c.max_frame)
+        self.bind = endpoint.address
+        return endpoint
+
+    def _connect(self, hello: Hello) -> Connection:
+        """A connection to the root in a worker's name.
+
+        A key that the root has revoked opens nothing here either, from now on.
+
+        Raises:
+            TaskError: If the root does not answer.
+            KeyRefused: If the worker's key was revoked.
+            DiskError: If that cannot be noted.
+        """
+        c = self.credentials
+        pair = c.workers[hello.index - c.first]
+        curve_keys = CurveKeys(pair.public.encode(), pair.secret.encode(), c.server_key.encode())
+        mine = Hello("", hello.index, hello.pid, hello.host)
+        try:
+            return Connection(self.url, mine, c.max_frame, curve_keys, WORKERS_PATIENCE)
+        except KeyRefused:
+            self.revocations.add([hello.index])
+            raise

@@ -1,0 +1,98 @@
+"""RUN/edges/join-000.json: what an edge server on another machine joins a run with.
+
+It holds the edge server's own keys, those of the workers behind it, in whose names it speaks to the root, and
+the keys of the port that it opens for them. So it holds secrets, as join.json does, and its mode is 0600. The
+edge server writes from it the join file of its workers, once it knows its own address.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from workers.storage.atomic_files import write_atomically
+from workers.transport.edge_addresses import FOLDER, workers_behind
+from workers.transport.join_credentials import FORMAT, JoinCredentials, Key, KeyPair, read_keys
+from workers.transport.run_keys import RunKeys
+
+EDGE_FORMAT = 1
+
+
+class EdgeCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """edge: its number in the tree. seat: its number among all that register at the root. own: its keys
+    there. port: the keys of the port for its workers, which are `first`, `first` + 1, ... max_frame: the
+    largest frame that a peer sends, in bytes."""
+
+    format: int
+    run: str
+    url: str
+    server_key: Key
+    max_frame: Annotated[int, Meta(ge=1, le=2**48)]
+    edge: Annotated[int, Meta(ge=0)]
+    seat: Annotated[int, Meta(ge=0)]
+    own: KeyPair
+    port: KeyPair
+    workers: Annotated[tuple[KeyPair, ...], Meta(min_length=1, max_length=4096)]
+    first: Annotated[int, Meta(ge=0)]
+    numerics: str = "native"
+
+    def of_workers(self, url: str) -> JoinCredentials:
+        """What the workers behind this edge server join with, at its address.
+
+        It is `lasting`: an edge server that has ended may come again with the same file.
+        """
+        public, keys = self.port.public, self.workers
+        return JoinCredentials(
+            *(FORMAT, self.run, url, public, self.max_frame, keys, self.numerics), self.first, lasting=True
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the file, readable by its owner only.
+
+        Raises:
+            DiskError: if the disk cannot be read or written.
+        """
+        text = msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
+        write_atomically(path, (text,), mode=0o600)
+
+    @staticmethod
+    def read(path: Path) -> EdgeCredentials:
+        """Read the file.
+
+        Raises:
+            UsageError: if it is not there or open to others.
+            DataError: if it is damaged.
+        """
+        return read_keys(path, EdgeCredentials, EDGE_FORMAT, "an edge server's join file")
+
+
+def edge_join_file(run_dir: Path, edge: int) -> Path:
+    """Where the root writes the join file of edge server number `edge`."""
+    return run_dir / FOLDER / f"join-{edge:03d}.json"
+
+
+def of_edge(
+    keys: RunKeys, edge: int, edges: int, *, run: str, url: str, max_frame: int, numerics: str
+) -> EdgeCredentials:
+    """The credentials of one edge server.
+
+    Args:
+        keys: The run's: of all workers, and behind them of all edge servers.
+        edge: Its number.
+        edges: How many there are.
+        run: The run's name.
+        url: The root's address.
+        max_frame: The largest frame that a peer sends, in bytes.
+        numerics: The run's.
+    """
+    workers = len(keys.workers) - edges
+    behind, seat = workers_behind(edge, workers, edges), workers + edge
+    pairs = keys.workers[behind.start : behind.stop]
+    own, public = keys.workers[seat], keys.server.public
+    return EdgeCredentials(
+        *(EDGE_FORMAT, run, url, public, max_frame, edge, seat, own, KeyPair.new(), pairs, behind.start),
+        numerics,
+    )
