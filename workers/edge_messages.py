@@ -47,19 +47,20 @@ def read_uploaded(envelope: Envelope) -> Envelope:
     return Envelope(read_header(head, "the header of an upload behind an edge server"), head, ())
 
 
-def close(run: str, epoch: int, opened: Open, clients: Sequence[int]) -> Envelope:
-    """Return the message that says to an edge server whose uploads count, ids ascending."""
-    fields, frames = blob("clients", msgspec.json.encode(list(clients)))
+def close(run: str, epoch: int, opened: Open, uploads: Sequence[tuple[int, int]]) -> Envelope:
+    """Return the message that says to an edge server which uploads count: (client, worker that has sent it),
+    clients ascending."""
+    fields, frames = blob("uploads", msgspec.json.encode(list(uploads)))
     return pack(Header(VERSION, "close", run, epoch, opened.round, opened.exchange, fields=fields), frames)
 
 
-def read_clients(envelope: Envelope) -> list[int]:
-    """Return the clients in a close message.
+def read_uploads(envelope: Envelope) -> list[tuple[int, int]]:
+    """Return the clients in a close message, each with its worker.
 
     Raises:
         WireError: If it cannot be read.
     """
-    return _json(envelope, list[int])
+    return _json(envelope, list[tuple[int, int]])
 
 
 def ask_account(run: str) -> Envelope:

@@ -14,7 +14,8 @@ import random
 import select
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import TaskError
 from fedsim.wire.envelope import Envelope
@@ -27,6 +28,7 @@ from workers.transport.endpoint import Endpoint, Incoming
 from workers.transport.handshake import read_hello
 
 if TYPE_CHECKING:
+    from tests.simulation.edges import Above, Edge, WorkerEndpoint
     from tests.simulation.workers import Person
 
 DEATHS = -7
@@ -45,7 +47,8 @@ class Odds:
     """How likely what is. die, stop, slow: per task; repeat, drop, flip (a bit of it): per envelope; cut,
     mute:
     per envelope, of its connection. crash: how many times the coordinator is killed. elsewhere: workers on
-    other machines. strike: at the n-th envelope of a start its sender dies, or (cuts) its connection ends."""
+    other machines. strike: at the n-th envelope of a start its sender dies, or (cuts) its connection ends.
+    edges: how many edge servers the workers are behind; they die and stop, too."""
 
     workers: int = 2
     remote: bool = False
@@ -60,15 +63,16 @@ class Odds:
     crash: int = 0
     inject: int = 0
     cuts: bool = False
+    edges: int = 0
 
     @staticmethod
-    def drawn(rng: random.Random) -> Odds:
+    def drawn(rng: random.Random, edges: int = 0) -> Odds:
         def some(p: float) -> float:
             return rng.choice((0.0, 0.0, p / 3, p))
 
         remote = rng.random() < 0.5
         return Odds(
-            workers=rng.randint(1, 3),
+            workers=rng.randint(max(1, edges), 3),
             remote=remote,
             die=some(0.15),
             stop=some(0.1),
@@ -76,21 +80,31 @@ class Odds:
             repeat=some(0.3),
             drop=some(0.03),
             flip=some(0.02),
-            cut=some(0.05) if remote else 0.0,
-            mute=some(0.1) if remote else 0.0,
+            cut=some(0.02 if edges else 0.05)
+            if remote
+            else 0.0,  # an edge server's connection is many workers'
+            mute=some(0.03 if edges else 0.1) if remote else 0.0,
             crash=rng.choice((0, 0, 1, 2)),
+            edges=edges,
         )
 
     def calm(self) -> Odds:
         """Nothing goes wrong any more."""
-        return Odds(self.workers, self.remote)
+        return Odds(self.workers, self.remote, edges=self.edges)
 
 
 class Link:
-    """One connection: envelopes of a direction arrive in order, when it is not muted."""
+    """One connection: envelopes of a direction arrive in order, when it is not muted.
 
-    def __init__(self, worker: int) -> None:
+    owner: an edge server's, who gets what comes down; otherwise the worker does. endpoint: an edge server's,
+    at which it ends; otherwise at the root.
+    """
+
+    def __init__(
+        self, worker: int, owner: Above | None = None, endpoint: WorkerEndpoint | None = None
+    ) -> None:
         self.worker, self.open = worker, True
+        self.owner, self.endpoint = owner, endpoint
         self.dismissed = False
         self.free = {"up": 0.0, "down": 0.0}
         """When the next envelope of a direction may arrive."""
@@ -106,7 +120,8 @@ class World(Endpoint):
         rng: random.Random,
         answers: Answers,
         states: ClientStates,
-        person: Callable[[World, int], Person],
+        person: Callable[[World, int], Person | Edge],
+        folder: Path = Path(),
     ) -> None:
         super().__init__(ledger)
         self.odds, self.rng, self.answers, self.states = odds, rng, answers, states
@@ -120,8 +135,8 @@ class World(Endpoint):
         self.bound: dict[int, Link] = {}
         self.happened: list[str] = []
         """Faults as they struck."""
-        self._person = person
-        self.participants = [person(self, w) for w in range(odds.workers)]
+        self._person, self.folder = person, folder
+        self.participants = [person(self, w) for w in range(odds.workers + odds.edges)]
         for _ in range(odds.crash):
             self.at(rng.uniform(0.0, 40.0), self._kill_coordinator)
 
@@ -195,17 +210,22 @@ class World(Endpoint):
         if self._sent == self.odds.inject:
             self._inject(link, direction)
             return
+        kind, reliable = envelope.header.kind, link.owner is not None
         arrival = max(link.free[direction], self.now + self.rng.expovariate(20.0))
-        if self.draw(self.odds.mute, f"muted {direction}"):
+        mute, cut = self.odds.mute, self.odds.cut
+        if reliable and kind == "heartbeat":  # an edge server's, and its answer: every second
+            mute, cut = mute / 20, cut / 20
+        if self.draw(mute, f"muted {direction}"):
             arrival = max(arrival, self.now + self.rng.choice((2.0, 30.0)))
         link.free[direction] = arrival
-        kind = envelope.header.kind
-        if not self.draw(self.odds.drop, f"dropped {kind}"):
+        # nobody but this worker may stand behind its edge server, and TCP loses nothing
+        reliable = reliable or (bool(self.odds.edges) and kind in ("hello", "welcome", "ready"))
+        if reliable or not self.draw(self.odds.drop, f"dropped {kind}"):
             self.at(arrival - self.now, lambda: self._arrive(link, direction, envelope))
-        if self.draw(self.odds.repeat, f"repeated {kind}"):
+        if not reliable and self.draw(self.odds.repeat, f"repeated {kind}"):
             later = arrival - self.now + self.rng.expovariate(0.2)
             self.at(later, lambda: self._arrive(link, direction, envelope))
-        if self.draw(self.odds.cut, "cut"):
+        if self.draw(cut, "cut"):
             self.cut(link, self.rng.choice((0.05, KEEPALIVE)))
 
     def _inject(self, link: Link, direction: str) -> None:
@@ -216,7 +236,7 @@ class World(Endpoint):
             self._kill_coordinator()
         else:
             self.happened.append("died instead of sending")
-            self.participants[link.worker].die()
+            self._lower(link).die()
 
     def _arrive(self, link: Link, direction: str, envelope: Envelope) -> None:
         if not link.open:
@@ -224,27 +244,46 @@ class World(Endpoint):
         if self.draw(self.odds.flip, f"flipped {direction}"):
             self._spoil(link, direction)
         elif direction == "down":
-            self.participants[link.worker].receive(link, envelope)
+            self._lower(link).take(link, envelope)
+        elif link.endpoint is not None:
+            link.endpoint.arrive(link, envelope)
         elif self.bound.get(link.worker) is link:
             if envelope.header.kind != "hello":
                 self._come_in(link, envelope)
         elif envelope.header.kind == "hello" and not link.dismissed:
             self._register(link, envelope)
         elif self.odds.remote:
-            self.participants[link.worker].message(link, "rejoin")
+            self.tell(link, "rejoin")
+
+    def _lower(self, link: Link) -> Any:
+        """Whose connection it is."""
+        return link.owner if link.owner is not None else self.participants[link.worker]
+
+    def tell(self, link: Link, what: str) -> None:
+        """Let the lower end know by its socket, or in few words, what has become of a connection."""
+        self._lower(link).message(link, what)
+
+    def end(self, link: Link) -> None:
+        """The lower end closes it. On one machine the upper one does not learn of that."""
+        if link.open:
+            link.open = False
+            if self.odds.remote:
+                self.at(0.05, lambda: self._note_end(link))
 
     def _spoil(self, link: Link, direction: str) -> None:
         """A bit is flipped on the way. CURVE ends the connection; without it the other side finds out."""
         if self.odds.remote:
             self.cut(link, 0.05)
         elif direction == "down":
-            self.participants[link.worker].die()
+            self._lower(link).die()
+        elif link.endpoint is not None:
+            link.endpoint.spoiled(link)
         elif self.bound.get(link.worker) is link:
             self.unreadable[link.worker] = "the checksum is wrong"
 
     def _register(self, link: Link, envelope: Envelope) -> None:
         if link.worker in self.bound:
-            self.participants[link.worker].message(link, "refused")
+            self.tell(link, "refused")
             return
         self.bound[link.worker] = link
         self.ledger.book_handshake(link.worker)
@@ -258,11 +297,13 @@ class World(Endpoint):
     def cut(self, link: Link, noticed: float) -> None:
         """End a connection, with what is on its way; the coordinator learns of it after a while."""
         link.open = False
-        self.participants[link.worker].after(self.rng.uniform(0.0, 2.0), lambda p: p.message(link, "cut"))
+        self.at(self.rng.uniform(0.0, 2.0), lambda: self.tell(link, "cut"))
         self.at(noticed, lambda: self._note_end(link))
 
     def _note_end(self, link: Link) -> None:
-        if self.bound.get(link.worker) is link:
+        if link.endpoint is not None:
+            link.endpoint.note_end(link)
+        elif self.bound.get(link.worker) is link:
             del self.bound[link.worker]
             self.lost.append(link.worker)
 
@@ -287,10 +328,10 @@ class World(Endpoint):
         if not self.odds.remote:
             self.at(0.001, lambda: self._exits.append(ProcessExit(worker, "died", "")))
             return
-        link = self.participants[worker].link
-        if link is not None and link.open:
-            link.open = False
-            self.at(0.05, lambda: self._note_end(link))
+        if worker < self.odds.workers:
+            link = self.participants[worker].link  # type: ignore[union-attr]
+            if link is not None:
+                self.end(link)
         self.at(self.rng.uniform(1.0, 10.0), lambda: self._replace(worker))
 
     def replace(self, worker: int, address: str) -> None:

@@ -52,7 +52,12 @@ class EdgeServers:
         self._opened = Open(0, 0, (), False)
         self._relayed: Envelope | None = None
         self._closing: dict[int, Closing] = {}
+        self._answers: dict[int, tuple[Envelope, int]] = {}
+        """By client the header of the upload that counts, and its worker."""
+        self._here: set[int] = set()
+        """Those that have said hello, and not ended since."""
         self._present: set[int] = set()
+        """Those of them that are set up."""
         self._lost: set[int] = set()
         """Those of this exchange that have ended with its broadcast."""
         self._to_merge: list[int] = []
@@ -80,6 +85,16 @@ class EdgeServers:
         """Whether sums come up in a round, and not uploads."""
         return self.tree.merges and round > 0
 
+    def admits(self, worker: int) -> bool:
+        """Note the hello of an edge server; whether a worker may come in, as only behind one that is here.
+
+        An edge server that was given up, and does not know it yet, still connects its workers. What they
+        upload there would be lost with what it has.
+        """
+        if self.is_edge(worker):
+            self._here.add(self.edge_of(worker))
+        return self.edge_of(worker) in self._here
+
     def heard(self, worker: int) -> None:
         """Note a sign of life; an edge server gives one every second."""
         if self.is_edge(worker):
@@ -101,10 +116,15 @@ class EdgeServers:
         """
         self._opened, self._relayed, self._merge = opened, relayed, merge
         self._lost.clear()
+        self._answers.clear()
         self._closing = {edge: Closing() for edge in self.tree.active(opened.participants)}
         self._to_merge = list(self._closing)
         for edge in self._present & self._closing.keys():
             self._relay(edge, again=False)
+
+    def answered(self, worker: int, upload: Envelope) -> None:
+        """The upload that counts for a client is this worker's: its edge server may have others."""
+        self._answers[upload.header.client] = Envelope(upload.header, upload.head, ()), worker
 
     def release(self, client: int) -> None:
         """A client's upload counts; it is folded once its edge server's account is here, also where it is."""
@@ -120,9 +140,10 @@ class EdgeServers:
             if not closing.asked:
                 closing.asked = True
                 clients = closing.clients if self.merges(self._opened.round) else []
+                uploads = [(k, self._answers[k][1]) for k in clients]
                 self._send(
                     self.workers + edge,
-                    edge_messages.close(self._run, self._epoch, self._opened, clients),
+                    edge_messages.close(self._run, self._epoch, self._opened, uploads),
                     False,
                 )
 
@@ -182,14 +203,21 @@ class EdgeServers:
         """An edge server has ended: what it had is computed again, unless its sums are here."""
         edge = self.edge_of(worker)
         self._present.discard(edge)
+        self._here.discard(edge)
         self._heard.pop(worker, None)
         closing = self._closing.get(edge)
         if closing is None or closing.done:
             return []
+        if closing.sums is not None:  # without the account that goes with them
+            self._ledger.book_as_retry(closing.sums, worker)
         if closing.sent:
             self._lost.add(edge)
         self._closing[edge] = Closing()
         clients = [k for k in self._opened.participants if self.tree.edge_of(k) == edge]
+        for k in clients:
+            answer = self._answers.pop(k, None)
+            if answer is not None and not self.merges(self._opened.round):  # else no row of it came here
+                self._ledger.book_as_retry(*answer)
         return [EdgeLost(tuple(clients))]
 
     def accounts(self) -> None:

@@ -255,6 +255,9 @@ class Coordinator:
             self.dispatch.edges.heard(worker)
         try:
             if incoming.hello is not None:
+                if self.dispatch.edges is not None and not self.dispatch.edges.admits(worker):
+                    self.members.turn_away(worker, "its edge server has ended")
+                    return []
                 self.members.hello(worker, incoming.hello)
                 return []
             match envelope.header.kind:
@@ -315,7 +318,8 @@ class Coordinator:
         for event in edges.lost(worker):
             self.executor.lost(event.clients)
             self._handle([event])
-        self._handle(self.members.end_behind(edges.edge_of(worker)))
+        for behind in edges.workers_of(edges.edge_of(worker)):  # one by one: one's tasks may go to the next
+            self._handle(self.members.end_behind(behind))
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:

@@ -184,6 +184,11 @@ class Membership:
         self.dispatch.send(worker, messages.welcome(self.dispatch.run, config))
         self.callbacks.joined(worker, hello)
 
+    def turn_away(self, worker: int, why: str) -> None:
+        """Refuse a worker that may come again, by another connection."""
+        self.dispatch.send(worker, refusal(why))
+        self.endpoint.dismiss(worker)
+
     def ready(self, worker: int, envelope: Envelope) -> list[Event]:
         """Let a worker that is set up take part, if it has what the run needs.
 
@@ -258,20 +263,17 @@ class Membership:
         self.worker_pool.replace(worker, self.endpoint.accept())
         return events
 
-    def end_behind(self, edge: int) -> list[Event]:
-        """End the workers whose edge server has ended: they come again, to the next one.
+    def end_behind(self, worker: int) -> list[Event]:
+        """End a worker whose edge server has ended: it comes again, to the next one.
 
-        On other machines they do so by themselves, and their connections, which it held, are dismissed.
+        On another machine it does so by itself, and its connection, which the edge server held, is dismissed.
         """
-        assert self.dispatch.edges is not None
-        events: list[Event] = []
-        for worker in self.dispatch.edges.workers_of(edge):
-            if not self.timeouts.remote:
-                self._expected.add(worker)
-                self.worker_pool.kill(worker)
-            elif worker in self.registration.ready or worker in self.registration.setting_up:
-                events += self.left(worker, "its edge server has ended")
-        return events
+        if not self.timeouts.remote:
+            self._expected.add(worker)
+            self.worker_pool.kill(worker)
+        elif worker in self.registration.ready or worker in self.registration.setting_up:
+            return self.left(worker, "its edge server has ended")
+        return []
 
     def left(self, worker: int, why: str) -> list[Event]:
         """Let others take over the tasks of a worker that has left; another may join in its place."""

@@ -153,7 +153,7 @@ class ResponseHandler:
 
     def _does_not_count(self, worker: int, envelope: Envelope) -> None:
         """Book an upload as a retry: an algorithm's rows are of what was folded, or lost by the schedule."""
-        if envelope.header.kind == "upload" and self.dispatch.edges is None:
+        if envelope.header.kind == "upload":
             self.dispatch.endpoint.ledger.book_as_retry(envelope, worker)
 
     def _take(self, worker: int, envelope: Envelope) -> list[Event] | None:
@@ -191,6 +191,8 @@ class ResponseHandler:
             xxh3=checksums(envelope),
         )
         edges = self.dispatch.edges
+        if edges is not None:
+            edges.answered(worker, envelope)
         if edges is None or not edges.merges(task.round):  # else its edge server has it
             self.spool.put(task.client, envelope, worker)
         late = self.dispatch.exchange_clock.late(task, stream_bytes(envelope))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,9 +69,11 @@ class EdgeServer:
         connect: Connect,
         folder: Path,
         unanswered: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """root: its own connection. connect: for its workers. folder: where uploads may lie. unanswered: so
-        many seconds without a word from a root on another machine, and its connection is as good as lost."""
+        many seconds without a word from a root on another machine, and its connection is as good as lost.
+        clock: gives those seconds."""
         self.problem, self.run, self.root, self.endpoint = problem, run, root, endpoint
         self._connect, self._spool = connect, Spool(folder)
         self._above: dict[int, Connection] = {}
@@ -80,13 +83,14 @@ class EdgeServer:
         self._down: Any = None
         self._waiting: list[tuple[int, Envelope]] = []
         """Assignments whose broadcast is still on its way."""
-        self._holders: dict[TaskId, int] = {}
-        """The worker from which an upload counts."""
         self._assigned: set[TaskId] = set()
-        self._counted: dict[TaskId, tuple[Envelope, int]] = {}
-        """The header of every upload that counts, and the worker that has sent it."""
-        self._unanswered = unanswered
-        self._heartbeat = self._heard = time.monotonic()
+        self._uploads: dict[tuple[int, int], Envelope] = {}
+        """The headers of uploads of this exchange, by (client, worker). There are several of a client if the
+        root gave a worker up before it knew of its upload."""
+        self._closed = False
+        """Whether the root has said which of them count."""
+        self._unanswered, self._clock = unanswered, clock
+        self._heartbeat = self._heard = clock()
 
     def serve(self) -> Envelope:
         """Pass envelopes on until the root says 'stop'; returns that.
@@ -99,23 +103,34 @@ class EdgeServer:
             while True:
                 self._sign_of_life()
                 self._wait()
-                while (envelope := self.root.receive(AT_ONCE)) is not None:
-                    self._heard = time.monotonic()
-                    if envelope.header.kind == "stop":
-                        return self._stop(envelope)
-                    self._from_root(envelope)
-                for worker in list(self._above):
-                    self._relay(worker)
-                for incoming in self.endpoint.wait([], AT_ONCE)[0]:
-                    if incoming.hello is not None:
-                        self._joined(incoming.worker, incoming.hello)
-                    else:
-                        self._from_worker(incoming.worker, incoming.envelope)
-                self._part_from_lost()
+                farewell = self.step()
+                if farewell is not None:
+                    return farewell
         except FedsimError as e:
             with suppress(FedsimError):
                 self.root.send(messages.failed(self.run, e))
             raise
+
+    def step(self) -> Envelope | None:
+        """Pass on what has come, without waiting; returns the root's 'stop' if that was the last.
+
+        Raises:
+            FedsimError: As serve.
+        """
+        while (envelope := self.root.receive(AT_ONCE)) is not None:
+            self._heard = self._clock()
+            if envelope.header.kind == "stop":
+                return self._stop(envelope)
+            self._from_root(envelope)
+        for worker in list(self._above):
+            self._relay(worker)
+        for incoming in self.endpoint.wait([], AT_ONCE)[0]:
+            if incoming.hello is not None:
+                self._joined(incoming.worker, incoming.hello)
+            else:
+                self._from_worker(incoming.worker, incoming.envelope)
+        self._part_from_lost()
+        return None
 
     def _wait(self) -> None:
         poller = zmq.Poller()
@@ -124,10 +139,10 @@ class EdgeServer:
         poller.poll(int(HEARTBEAT * 1000))
 
     def _sign_of_life(self) -> None:
-        if time.monotonic() - self._heartbeat >= HEARTBEAT:
-            self._heartbeat = time.monotonic()
+        if self._clock() - self._heartbeat >= HEARTBEAT:
+            self._heartbeat = self._clock()
             self.root.offer(messages.idle(self.run))
-        if time.monotonic() - self._heard > self._unanswered:
+        if self._clock() - self._heard > self._unanswered:
             raise ConnectionLost(f"nothing was heard of {self.root.address} for {self._unanswered:g} s")
 
     # ---- workers that come and go
@@ -186,9 +201,9 @@ class EdgeServer:
         kind, codecs = problem.exchange(h.round, h.exchange).down, problem.codecs["down"]
         owner = f"broadcast of round {h.round} to an edge server"
         self._down = decode(kind, envelope, codecs, problem.dims, owner, context, problem.net.layout)
-        self._holders.clear()
         self._assigned.clear()
-        self._counted.clear()
+        self._uploads.clear()
+        self._closed = False
         waiting, self._waiting = self._waiting, []
         for worker, assignment in waiting:
             self._to_worker(worker, assignment)
@@ -205,25 +220,17 @@ class EdgeServer:
         h = envelope.header
         if h.kind not in edge_messages.ASSIGNMENTS:
             return self._send(worker, envelope)
-        if (h.round, h.exchange) != (self._opened.round, self._opened.exchange):
-            self._waiting.append((worker, envelope))
+        here = (self._opened.round, self._opened.exchange)
+        if (h.round, h.exchange) != here:
+            if (h.round, h.exchange) > here:  # else it is long over, and came late by its own connection
+                self._waiting.append((worker, envelope))
             return None
         task = messages.task_of(envelope)
-        self._recall(task)
         gone = edge_messages.ASSIGNMENTS[h.kind]
         complete = messages.task(self.run, h.epoch, task, self._payload, gone, h.folds, h.asked)
         self._send(worker, complete, retry=task in self._assigned)
         self._assigned.add(task)
-        self._holders[task] = worker
         return None
-
-    def _recall(self, task: TaskId) -> None:
-        """An upload that is here does not count if its task comes again: the root gave its worker up before
-        it knew of the upload."""
-        counted = self._counted.pop(task, None)
-        if counted is not None:
-            self.endpoint.ledger.book_as_retry(*counted)
-            self._spool.discard(task.client)
 
     def _send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
         with suppress(TaskError):  # it has ended, which the root will soon know
@@ -234,41 +241,58 @@ class EdgeServer:
     def _from_worker(self, worker: int, envelope: Envelope) -> None:
         h = envelope.header
         if h.kind == "upload":
-            task = messages.task_of(envelope)
-            counts = self._holders.get(task) == worker and task not in self._counted
-            if counts:
-                self._counted[task] = (Envelope(h, envelope.head, ()), worker)
-            else:
-                self.endpoint.ledger.book_as_retry(envelope, worker)
-            tree = self.problem.tree
-            if tree is not None and tree.merges and h.round:
-                if counts:
-                    self._spool.put(h.client, envelope, worker)
-                envelope = edge_messages.uploaded(envelope)
+            envelope = self._keep(worker, envelope)
         try:
             if worker in self._above:
                 self._above[worker].send(envelope)
         except ConnectionLost:  # its task comes again, maybe to another worker
             self._part(worker)
 
+    def _keep(self, worker: int, envelope: Envelope) -> Envelope:
+        """Keep an upload of this exchange; return what goes up in its place.
+
+        Where uploads are passed on, the first one of a client counts: others have the same bits.
+        """
+        h, tree = envelope.header, self.problem.tree
+        merges = tree is not None and tree.merges and h.round > 0
+        known = {c if not merges else (c, w) for c, w in self._uploads}
+        here = messages.task_of(envelope) in self._assigned and not self._closed
+        if not here or ((h.client, worker) if merges else h.client) in known:
+            self.endpoint.ledger.book_as_retry(envelope, worker)
+        else:
+            self._uploads[h.client, worker] = Envelope(h, envelope.head, ())
+            if merges:
+                self._spool.put(self._place(h.client, worker), envelope, worker)
+        return edge_messages.uploaded(envelope) if merges else envelope
+
+    def _place(self, client: int, worker: int) -> int:
+        """The number under which a worker's upload for a client is kept."""
+        return worker * self.problem.experiment.clients + client
+
     def _close(self, envelope: Envelope) -> None:
         """Send the sum of the uploads that count, and then what this exchange has cost."""
-        h, clients = envelope.header, edge_messages.read_clients(envelope)
-        if clients:
+        h, named = envelope.header, edge_messages.read_uploads(envelope)
+        if named:
 
             def ups() -> Any:
-                for k in clients:
-                    upload, worker = self._spool.take(k)
+                for k, worker in named:
+                    upload, _ = self._spool.take(self._place(k, worker))
                     yield k, read_upload(self.problem, upload, self._down, worker)
                     self._sign_of_life()
 
             payload = summed(self.problem, self._opened, self._down, ups())
             self.root.send(edge_messages.sums(self.run, h.epoch, self._opened, payload))
-        for task in self._assigned:
-            self._spool.discard(task.client)  # lost by the schedule, or late
+        self._clear(dict(named))
         self._account(h.round, h.exchange)
-        self._holders.clear()  # what comes now is late, and what has counted stays so
-        self._counted.clear()
+
+    def _clear(self, named: dict[int, int]) -> None:
+        """Forget the uploads that are left; one of a client counts, also if the schedule has lost it."""
+        for (k, worker), upload in self._uploads.items():
+            if named.setdefault(k, worker) != worker:
+                self.endpoint.ledger.book_as_retry(upload, worker)
+            self._spool.discard(self._place(k, worker))
+        self._uploads.clear()
+        self._closed = True
 
     def _account(self, round: int, exchange: int = 0) -> None:
         """Send the ledger rows so far; round NONE: all that are left, and what the kernel has counted."""
