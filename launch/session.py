@@ -39,6 +39,7 @@ from workers.coordinator.registration import Registration
 from workers.coordinator.run_records import RunIdentity, Storage
 from workers.coordinator.worker_pool import NoWorkerPool
 from workers.devices import Placement
+from workers.heap import give_back, set_malloc_thresholds
 from workers.numerics import facts_of_machine, facts_of_process, processor_name
 from workers.probe import probe
 from workers.protocol_messages import WorkerConfig, WorkerManifest, frozen_part, tree_part
@@ -49,12 +50,12 @@ from workers.storage.durability import by_size
 from workers.storage.growing_file import JOURNAL, LEDGER, METRICS, TIMELINE
 from workers.storage.journal import Journal
 from workers.storage.recovery import NOTHING, Recovery, recover
-from workers.storage.shared_frozen import map_frozen, write_frozen
+from workers.storage.shared_frozen import map_frozen, map_start, write_frozen, write_start
 from workers.storage.upload_archive import uploads_folder
 from workers.transport.edge_addresses import FOLDER as EDGES
 from workers.transport.eventfd import Wakeup
 from workers.transport.join_credentials import JOIN, JOIN_HERE
-from workers.worker.main import fix_numerics, set_malloc_thresholds
+from workers.worker.main import fix_numerics
 
 
 def check_edges(problem: Problem, execution: Execution) -> None:
@@ -276,9 +277,11 @@ class Session:
             pool = recorder.supervisor if self._own_workers else NoWorkerPool(wakeup)
             timeouts = Timeouts(e.join_within, e.lease, e.patience, bool(e.remote_workers))
             keep = uploads_folder(folder) if e.keep_uploads else None
-            if self._own_workers and (shared := write_frozen(problem.net.module, folder)) is not None:
-                closing.callback(shared.unlink, missing_ok=True)
-                map_frozen(problem.net.module, folder)
+            if self._own_workers:
+                self._share(closing)
+            if e.workers or e.remote_workers:
+                problem.net.release()  # tasks and evaluation are the workers'
+                give_back(problem.net.layout.size)
             lasting = manifest.lasting_digest(self.described)
             coordinator = Coordinator(
                 problem,
@@ -299,6 +302,15 @@ class Session:
             if local is not None:
                 local.end(gently=True)
             return outcome
+
+    def _share(self, closing: ExitStack) -> None:
+        """Let the workers of this machine have one copy of what is the same for all of them."""
+        problem, folder = self.problem, self.folder
+        for shared in (write_frozen(problem.net.module, folder), write_start(problem.start, folder)):
+            if shared is not None:
+                closing.callback(shared.unlink, missing_ok=True)
+        map_frozen(problem.net.module, folder)
+        map_start(problem.start, folder)
 
     def _local_node(self) -> LocalNode:
         """Start the workers of this machine, in a run that others join as well."""

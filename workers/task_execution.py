@@ -10,6 +10,7 @@ from fedsim.round_events import TaskId
 from fedsim.wire.envelope import Payload, decode_own, encode
 from fedsim.wire.message_context import codec_stream, of_upload
 from fedsim.wire.schema import map_tensors
+from workers.heap import LARGE
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ def execute(problem: Problem, of: TaskId, state: Any, down: Any, folds: int, ask
     Args:
         problem: The experiment.
         of: The task; its base is not looked at.
-        state: The client's state, from which the task starts.
+        state: The client's state, from which the task starts. The caller should hold no reference: what
+            the update does not need any more is given back before the commit.
         down: The decoded broadcast, on the CPU.
         folds: How many rounds before this one have folded an upload.
         asked: How many clients take part in the round.
@@ -44,12 +46,16 @@ def execute(problem: Problem, of: TaskId, state: Any, down: Any, folds: int, ask
     algorithm, device = problem.algorithm, problem.net.device
     codecs, dims, layout = problem.codecs["up"], problem.dims, problem.net.layout
     task = problem.task(of.round, of.exchange, of.client, folds, asked)
+    problem.net.acquire()
     draft, up = algorithm.client_update(
         map_tensors(state, lambda t: t.to(device)),
         map_tensors(down, lambda t: t.to(device)),
         problem.shard(of.client),
         task,
     )
+    del state
+    if problem.net.layout.size >= LARGE:  # before the commit needs memory
+        problem.net.release()
     draft, up = map_tensors(draft, lambda t: t.cpu()), map_tensors(up, lambda t: t.cpu())
     context = of_upload(down, codec_stream(problem.experiment.seed, of.round, of.exchange, of.client))
     payload = encode(up, codecs, dims, context, layout)

@@ -103,7 +103,20 @@ class Net:
             part.eval()
 
     def load(self, weights: Tensor) -> None:
+        self.acquire()
         self.weights.copy_(weights)
+
+    def release(self) -> None:
+        """Give the memory of both buffers back until they are acquired or loaded; on a GPU do nothing."""
+        if self.device.type == "cpu":
+            for buffer in (self.weights, self.grads):
+                buffer.untyped_storage().resize_(0)
+
+    def acquire(self) -> None:
+        """Give released buffers memory again, with any values; parameters stay views of them."""
+        for buffer in (self.weights, self.grads):
+            if not buffer.untyped_storage().nbytes():
+                buffer.untyped_storage().resize_(buffer.nbytes)
 
     def snapshot(self) -> Tensor:
         """A copy of the current weights, safe to send."""

@@ -83,7 +83,7 @@ class Shard:
     @property
     def like(self) -> Tensor:
         """A number in the dtype and on the device of its computations."""
-        return self.net.weights[0]
+        return self.net.weights.new_empty(())
 
     def floats(self, rows: Tensor) -> Tensor:
         """Stored inputs, flattened or not, as the network takes them: (n, *shape) float32."""

@@ -148,6 +148,12 @@ def test_the_cache_is_bounded_and_its_account_is_right(
     assert states.load(0, 11).steps == 0
 
 
+def test_a_large_state_is_read_again(states: ClientStates, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_states, "LARGEST_CACHED", len(encode_state(client(0))) - 1)
+    states.save(0, 1, client(7))
+    assert not states._cache and states.load(0, 1).steps == 7
+
+
 def test_forgetting_empties_the_cache_and_not_the_disk(states: ClientStates) -> None:
     for k in (0, 1):
         for version in (1, 2, 3):

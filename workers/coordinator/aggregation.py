@@ -119,6 +119,7 @@ class AggregationThread:
                 return
             except BaseException as e:  # handed to the main thread, which knows what to do
                 self._done.put(e)
+            del job  # the server of the round before
             self._on_done()
 
     def _fold(

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedsim.learning.gaussian import Model
+from fedsim.learning.gaussian import Model, Point
 from fedsim.problem import Problem
 from fedsim.round_events import Commit, Open, evaluates
 from fedsim.virtual_clock import Spent
 from fedsim.wire.ledger import Entry
+from workers import heap
 from workers.coordinator.aggregation import Fold
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.round_log import RoundLog
@@ -168,6 +169,7 @@ class RunRecords:
         if not evaluates(r, experiment.rounds, experiment.eval_every, self.problem.chunks):
             log.drop(r)
         log.flush()
+        heap.give_back(self.problem.net.layout.size)
 
     def model(self, round: int) -> Model | None:
         """Return the model to evaluate after a round."""
@@ -182,4 +184,6 @@ class RunRecords:
             record.joules = (record.joules or 0.0) + spent.joules
 
     def _model(self, server: Any) -> Model:
-        return self.problem.algorithm.model(server, self.problem.context(0, 0))
+        """Return the model to evaluate, in float32, with a precision only if it is sampled."""
+        model = self.problem.algorithm.model(server, self.problem.context(0, 0))
+        return model if self.problem.eval_samples else Point(model.mean.float())

@@ -15,11 +15,12 @@ from fedsim.wire.ledger import Ledger
 from protocols import find
 from workers import protocol_messages as messages
 from workers.edge.edge_server import EdgeEndpoint, EdgeServer
+from workers.heap import set_malloc_thresholds
 from workers.transport.dealer import Connection
 from workers.transport.edge_addresses import Address, address_file, write_address
 from workers.transport.handshake import Hello
 from workers.transport.listeners import LocalTcpListener
-from workers.worker.main import JOIN_DEADLINE, announce_problem, fix_numerics, set_malloc_thresholds, warm_up
+from workers.worker.main import JOIN_DEADLINE, announce_problem, fix_numerics, warm_up
 
 AHEAD = 64
 """Uploads that a worker may have sent that were not taken from it yet."""

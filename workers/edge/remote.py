@@ -21,6 +21,7 @@ from fedsim.wire.ledger import Ledger
 from workers import protocol_messages as messages
 from workers.edge.edge_server import EdgeServer
 from workers.edge.main import AHEAD, build_problem
+from workers.heap import set_malloc_thresholds
 from workers.scratch import Scratch
 from workers.transport.dealer import Connection, CurveKeys, KeyRefused
 from workers.transport.edge_credentials import EdgeCredentials
@@ -29,7 +30,7 @@ from workers.transport.join_credentials import FORMAT, REVOKED, JoinCredentials,
 from workers.transport.listeners import CurveListener
 from workers.transport.router import ZmqEndpoint
 from workers.worker.local_files import LocalFiles, names_elsewhere
-from workers.worker.main import IDLE, UNANSWERED, announce_problem, check_over, set_malloc_thresholds
+from workers.worker.main import IDLE, UNANSWERED, announce_problem, check_over
 from workers.worker.remote import RemoteWorker
 
 Notify = Callable[[str], None]

@@ -231,6 +231,7 @@ class Checkpoints:
                 self._drop()
             except BaseException as e:  # raised in the main thread by the next commit, or by close
                 self._error = e
+            del commit, checkpoint  # a server's state
             self._writing.release()
         self._syncer.close()
 

@@ -25,6 +25,9 @@ from workers.storage.descriptors import patiently
 CACHE_BYTES = max(64 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 64)
 """Encoded bytes of the states that a process keeps decoded, by the machine's memory; the page cache has the
 others."""
+LARGEST_CACHED = 32 << 20
+"""A larger state is read again when it is needed: from the page cache, in a small part of the time of a task
+on a model of that size."""
 SPARE = "spare"
 """A client's file whose version is needed no more."""
 SPARE_BYTES = 1 << 20
@@ -111,7 +114,7 @@ class ClientStates:
         if size > SMALL_BYTES or not self._linked(client, version, b"".join(chunks)):
             write_atomically(path, chunks, spare=path.parent / SPARE)
         self._cached_bytes -= self._cache.pop((client, version), (None, 0))[1]  # a task may be computed again
-        if size > CACHE_BYTES:
+        if size > min(CACHE_BYTES, LARGEST_CACHED):
             return
         self._cache[client, version] = (state, size)
         self._cached_bytes += size
@@ -156,7 +159,7 @@ class ClientStates:
         Raises:
             DiskError: If the disk cannot be read.
         """
-        return sha256(self.read(client, version)).digest()
+        return sha256(self.mapped(client, version)).digest()
 
 
 def model_digest(mean: Tensor, precision: Tensor | None) -> str:

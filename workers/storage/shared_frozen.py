@@ -1,9 +1,10 @@
-"""One copy of a model's frozen part for all processes of a machine.
+"""One copy of a model's frozen part, and of the start of training, for all processes of a machine.
 
-The coordinator writes the tensors that are not trained into one file of the run folder, and every process
-maps that file in place of its own copy. The pages are the kernel's, so that they count once, however many
-workers there are. The file is no message, and nobody has to believe it: a worker says the digest of its
-frozen part, as mapped, when it registers.
+The coordinator writes the tensors that are not trained into one file of the run folder, and the initial
+weights into another, and every process maps these files in place of its own copies. The pages are the
+kernel's, so that they count once, however many workers there are. The files are no messages, and nobody has
+to believe them: a worker says the digest of its frozen part, as mapped, when it registers, and compares the
+start with its own before it takes it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.learning.frozen import frozen_tensors
+from fedsim.wire.codecs import raw_bytes
 from workers.storage.atomic_files import disk_errors, write_atomically
 
 FILE = "frozen"
+START = "start"
 LEAST = 1 << 20
-"""Bytes of a frozen part that are worth a file."""
+"""Bytes that are worth a file."""
 SMALL = 1 << 12
 """Smaller tensors stay where they are."""
 ALIGNMENT = 64
@@ -62,10 +65,7 @@ def map_frozen(module: nn.Module, folder: Path) -> bool:
     tensors, path = _large(module), folder / FILE
     if not tensors or not path.is_file() or path.stat().st_size != _size(tensors):
         return False
-    with disk_errors(path), path.open("rb") as file:
-        # copy on write: torch warns of memory that it cannot write, and nothing ever writes it
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    offset = 0
+    mapped, offset = _mapped(path), 0
     for name, own in tensors:
         shared = torch.frombuffer(mapped, dtype=own.dtype, count=own.numel(), offset=offset).view(own.shape)
         owner, _, leaf = name.rpartition(".")
@@ -77,6 +77,50 @@ def map_frozen(module: nn.Module, folder: Path) -> bool:
             setattr(holder, leaf, shared)
         offset += _padded(own)
     return True
+
+
+def write_start(start: Tensor, folder: Path) -> Path | None:
+    """Write the initial weights.
+
+    Args:
+        start: (P,) on the CPU.
+        folder: Where the file is to be.
+
+    Returns:
+        The file, or None if they are too few for one.
+
+    Raises:
+        DiskError: If it cannot be written.
+    """
+    if start.nbytes < LEAST:
+        return None
+    write_atomically(folder / START, [raw_bytes(start)])
+    return folder / START
+
+
+def map_start(start: Tensor, folder: Path) -> bool:
+    """Let the initial weights (P,) be the file's, if there is one with the same bits.
+
+    Returns:
+        Whether they are the file's now.
+
+    Raises:
+        DiskError: If the file cannot be read.
+    """
+    path = folder / START
+    if not path.is_file() or path.stat().st_size != start.nbytes:
+        return False
+    shared = torch.frombuffer(_mapped(path), dtype=start.dtype)
+    if not torch.equal(shared, start):
+        return False
+    start.data = shared
+    return True
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with disk_errors(path), path.open("rb") as file:
+        # copy on write: torch warns of memory that it cannot write, and nothing ever writes it
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def _large(module: nn.Module) -> list[tuple[str, Tensor]]:

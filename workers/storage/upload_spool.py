@@ -10,7 +10,8 @@ from workers.storage.atomic_files import disk_errors, write_atomically
 from workers.storage.descriptors import patiently
 from workers.storage.upload_archive import keep_upload
 
-MEMORY_BYTES = 256 * 2**20
+MEMORY_BYTES = 64 * 2**20
+"""Of uploads that wait; one is kept in memory however large it is."""
 
 
 class Spool:
@@ -47,7 +48,7 @@ class Spool:
 
     def _put(self, client: int, envelope: Envelope, worker: int) -> None:
         size = envelope.total_bytes()
-        if size > self.room:
+        if size > self.room and len(self._envelopes) > len(self._spilled):
             with disk_errors(self.folder):
                 self.folder.mkdir(exist_ok=True)
             write_atomically(self._path(client), envelope.frames)

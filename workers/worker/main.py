@@ -1,8 +1,7 @@
-"""A worker process, from its first connection to its last envelope, and its settings of torch and malloc."""
+"""A worker process, from its first connection to its last envelope, and its settings of torch."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
@@ -24,11 +23,12 @@ from fedsim.seeds import RandomStream
 from fedsim.wire.envelope import Envelope
 from protocols import find
 from workers import protocol_messages as messages
+from workers.heap import give_back, set_malloc_thresholds
 from workers.numerics import facts_of_process, processor_name
 from workers.place import place_of_process
 from workers.portable import check_numerics
 from workers.probe import probe
-from workers.storage.shared_frozen import map_frozen
+from workers.storage.shared_frozen import map_frozen, map_start
 from workers.transport.dealer import Connection
 from workers.transport.edge_addresses import wait_for_address
 from workers.transport.handshake import Hello, refusal_reason
@@ -42,9 +42,6 @@ IDLE = 5.0
 it up meanwhile, its answer is that it must join again; else it answers with the same."""
 UNANSWERED = 3
 """So often in a row it may say so and hear nothing. Then the connection is as good as lost."""
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
-LARGE = 256 << 20
-"""Bytes from which a buffer is mapped by itself, and given back when it is freed."""
 
 
 def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
@@ -66,23 +63,6 @@ def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
-
-
-def set_malloc_thresholds() -> None:
-    """Give back what the set-up left behind, then keep what training and messages free, in one heap.
-
-    Buffers come and go with every message and batch; mapping them anew each time costs a worker 5 % of its
-    time in page faults, and with vectors of 65 MB half of it (docs/decisions/026-large-models.md). Does
-    nothing where the C library has no such settings.
-    """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return
-    libc.malloc_trim(0)
-    libc.mallopt(M_ARENA_MAX, 1)
-    libc.mallopt(M_MMAP_THRESHOLD, LARGE)
-    libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
-    libc.mallopt(M_TOP_PAD, 1 << 24)
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -137,6 +117,7 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
         data_dir = Path(config.data_dir) if config.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, device)
         map_frozen(problem.net.module, Path(config.run_dir))
+        map_start(problem.start, Path(config.run_dir))
         warm_up(problem)
         return WorkerRuntime(problem, Path(config.run_dir), run, config.index)
     except Exception as e:
@@ -182,6 +163,7 @@ def announce_problem(
         processor_name(),
         place_of_process(problem.net.device.type),
     )
+    give_back(problem.net.layout.size)
     connection.send(messages.ready(run, manifest))
 
 

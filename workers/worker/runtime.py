@@ -15,6 +15,7 @@ from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope, decode
 from fedsim.wire.message_context import NOTHING, MessageContext, codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
+from workers import heap
 from workers import protocol_messages as messages
 from workers.storage.client_states import ClientStates
 from workers.task_execution import execute
@@ -67,14 +68,20 @@ class WorkerRuntime:
         last = None if before is None else self._broadcasts[before]
         down = self._decoded(envelope, of_broadcast(last, stream))
         self._keep(h.round, down)
-        if h.base:
-            state = self.states.load(h.client, h.base)
-        else:
-            state = problem.algorithm.client_init(problem.context(0, 0), h.client)
-        result = execute(problem, messages.task_of(envelope), state, down, h.folds, h.asked)
+        task = messages.task_of(envelope)
+        result = execute(problem, task, self._state(h.client, h.base), down, h.folds, h.asked)
         self.states.save(h.client, problem.version(h.round, h.exchange), result.committed)
         self.states.forget(h.client, h.base)
-        return messages.upload(h, result.payload, (time.monotonic_ns() - began) // 1000)
+        payload = result.payload
+        del result, down
+        heap.give_back(problem.net.layout.size)
+        return messages.upload(h, payload, (time.monotonic_ns() - began) // 1000)
+
+    def _state(self, client: int, version: int) -> Any:
+        """Return a client's state; the caller has the only reference to one that is not cached."""
+        if version:
+            return self.states.load(client, version)
+        return self.problem.algorithm.client_init(self.problem.context(0, 0), client)
 
     def _decoded(self, envelope: Envelope, context: MessageContext) -> Any:
         h, problem = envelope.header, self.problem

@@ -1,0 +1,42 @@
+"""The C library's heap: what is kept for the next message, and what is given back to the machine.
+
+docs/decisions/026-large-models.md and 035-memory-of-large-models.md have the measurements. Nothing happens
+where the C library has no such functions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
+MAPPED = 256 << 20
+"""Bytes from which a buffer is mapped by itself, and given back when it is freed."""
+LARGE = 1 << 20
+"""Parameters from which memory between two tasks counts for more than the time to get it again."""
+
+
+def set_malloc_thresholds() -> None:
+    """Give back what the set-up left behind, then keep what training and messages free, in one heap.
+
+    Buffers come and go with every message and batch; mapping them anew each time costs a worker 5 % of its
+    time in page faults, and with vectors of 65 MB half of it.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return
+    libc.malloc_trim(0)
+    libc.mallopt(M_ARENA_MAX, 1)
+    libc.mallopt(M_MMAP_THRESHOLD, MAPPED)
+    libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+    libc.mallopt(M_TOP_PAD, 1 << 24)
+
+
+def give_back(params: int) -> None:
+    """Give back the gaps of the heap, if a vector of `params` numbers is large.
+
+    Vectors of 4 and of 8 bytes a number come and go in different orders, so that after a few tasks half of
+    the heap is gaps in which the next vector does not fit.
+    """
+    libc = ctypes.CDLL(None)
+    if params >= LARGE and hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
