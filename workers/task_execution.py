@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
-from fedsim.wire.envelope import Payload, decode_own, encode
+from fedsim.wire.envelope import Payload, decode_own, encode, scaled
 from fedsim.wire.message_context import codec_stream, of_upload
 from fedsim.wire.schema import map_tensors
 from workers.heap import LARGE
@@ -57,7 +57,8 @@ def execute(problem: Problem, of: TaskId, state: Any, down: Any, folds: int, ask
     if problem.net.layout.size >= LARGE:  # before the commit needs memory
         problem.net.release()
     draft, up = map_tensors(draft, lambda t: t.cpu()), map_tensors(up, lambda t: t.cpu())
-    context = of_upload(down, codec_stream(problem.experiment.seed, of.round, of.exchange, of.client))
+    stream = codec_stream(problem.experiment.seed, of.round, of.exchange, of.client)
+    context = of_upload(down, stream, scaled(codecs))
     payload = encode(up, codecs, dims, context, layout)
     kind = problem.exchange(of.round, of.exchange).up
     decoded: Any = decode_own(kind, payload, codecs, dims, context, layout)

@@ -110,6 +110,11 @@ def reference(selected: Codec, name: str, context: MessageContext) -> Tensor | N
     return (context.last if selected.last else context.fields).get(name)
 
 
+def scaled(codecs: Mapping[str, str]) -> bool:
+    """Whether a field's codec measures by a precision (MessageContext.scale)."""
+    return any(codec(name).scaled for name in codecs.values())
+
+
 def _scaled_last(fields: Sequence[Field], codecs: Mapping[str, str]) -> list[int]:
     """The places of fields in the order in which they are encoded: the scale before what it measures."""
     return sorted(range(len(fields)), key=lambda i: codec(codecs.get(fields[i].name, "dense")).scaled)
@@ -133,7 +138,7 @@ def encode(
     all_values = values_of(message)
     headers: dict[int, FieldHeader] = {}
     frames: dict[int, list[Buffer]] = {}
-    scales = any(codec(c).scaled for c in codecs.values())
+    scales = scaled(codecs)
     for place in _scaled_last([f for f, _ in all_values], codecs):
         f, value = all_values[place]
         tensor = _as_tensor(value, f)
@@ -185,6 +190,7 @@ def decode(
             f"{owner}: fields {names} where {message.__qualname__} has {[f.name for f in expected]}"
         )
     values: dict[str, Any] = {}
+    scales = scaled(codecs)
     present = whole if has_part else expected
     begins = [0]
     for h in headers:
@@ -207,7 +213,7 @@ def decode(
         if sent.last and ref is None:
             raise WireError(f"{label} refers to the last broadcast, which is not here")
         tensor = unpack_checked(h.codec, parts, spec, label, ref)
-        if context.scale is None and f.name in SCALES:
+        if scales and context.scale is None and f.name in SCALES:
             context = replace(context, scale=scale_of(f.name, tensor))
         values[f.name] = tensor if f.python is Tensor else _scalar(tensor, f, label)
     _same_rows(expected, values, owner)

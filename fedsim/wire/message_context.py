@@ -36,10 +36,13 @@ class MessageContext:
 NOTHING = MessageContext()
 
 
-def of_upload(down: object, stream: RandomStream | None = None) -> MessageContext:
-    """What the ends of an upload have: the decoded broadcast that it answers, and the task's stream."""
+def of_upload(down: object, stream: RandomStream | None = None, scaled: bool = True) -> MessageContext:
+    """What the ends of an upload have: the decoded broadcast that it answers, and the task's stream.
+
+    scaled: whether a codec may need the measure, which takes time and memory to check.
+    """
     fields = _tensors(down)
-    scales = (scale_of(name, fields[name]) for name in SCALES if name in fields)
+    scales = (scale_of(name, fields[name]) for name in SCALES if scaled and name in fields)
     return MessageContext(fields, scale=next((s for s in scales if s is not None), None), stream=stream)
 
 

@@ -21,7 +21,7 @@ from fedsim.errors import WireError
 from fedsim.problem import Problem
 from fedsim.round_events import Open
 from fedsim.wire import limits
-from fedsim.wire.envelope import NONE, Envelope, Payload, decode
+from fedsim.wire.envelope import NONE, Envelope, Payload, decode, scaled
 from fedsim.wire.message_context import codec_stream, of_upload
 from fedsim.wire.schema import check_values, scalars_of, summed_scalars
 from workers.coordinator import edge_sums
@@ -228,7 +228,8 @@ def read_upload(problem: Problem, envelope: Envelope, down: Any, worker: int = N
     sender = f" from worker {worker}" if worker != NONE else ""
     owner = f"upload of client {h.client} in round {h.round}{sender}"
     kind, layout = problem.exchange(h.round, h.exchange).up, problem.net.layout
-    context = of_upload(down, codec_stream(problem.experiment.seed, h.round, h.exchange, h.client))
+    stream = codec_stream(problem.experiment.seed, h.round, h.exchange, h.client)
+    context = of_upload(down, stream, scaled(problem.codecs["up"]))
     up: Any = decode(kind, envelope, problem.codecs["up"], problem.dims, owner, context, layout)
     check_values(up, owner, problem.experiment.max_norm or math.inf)
     return up
