@@ -34,6 +34,12 @@ CLIENT_NUMBERS = (
 )
 """Keys of metrics.jsonl."""
 
+CLIENT_LISTS = ("client_accuracies", "client_nlls")
+"""Keys of metrics.jsonl."""
+
+MOST_LISTED = 100
+"""Clients up to which metrics.jsonl has the scores of every one."""
+
 HISTOGRAM_BINS = 20
 """Of equal width, over accuracies from 0 to 1; a bin has its lower edge, the last one both."""
 
@@ -67,21 +73,25 @@ class LabelShares:
         counts, correct, nll = np.array(tally, dtype=np.float64).reshape(3, -1)
         tested = counts > 0
         shares = self.shares[:, tested]
-        shares = shares[shares.any(axis=1)]
+        scored: npt.NDArray[np.bool_] = np.any(shares, axis=1)
+        shares = shares[scored]
         shares /= shares.sum(axis=1, keepdims=True)
         totals, counts = np.array([correct, nll])[:, tested], counts[tested]
-        return ClientScores(*(_average(shares, total / counts) for total in totals))
+        accuracy, nll = (_average(shares, total / counts) for total in totals)
+        return ClientScores(accuracy, nll, scored)
 
 
 @dataclass(frozen=True)
 class ClientScores:
     """Scores by client: the share of examples that are right, and nll per example in nats.
 
-    A score is nan if that of a class of the client is not finite.
+    A score is nan if that of a class of the client is not finite. scored: of all clients, (K,) bool, those
+    that have a score.
     """
 
     accuracy: Values
     nll: Values
+    scored: npt.NDArray[np.bool_]
 
     def numbers(self) -> dict[str, float | None]:
         """CLIENT_NUMBERS: None if no client has a score, nan if one is nan."""
@@ -91,6 +101,19 @@ class ClientScores:
         for scores, worst in ((self.accuracy, np.min), (self.nll, np.max)):
             values += [float(scores.mean()), float(worst(scores)), float(scores.std())]
         return dict(zip(CLIENT_NUMBERS, values, strict=True))
+
+    def lists(self) -> dict[str, list[float | None]]:
+        """The scores of every client in its place, with six digits; null if it has none, or it is not finite.
+
+        Nothing if there are more than MOST_LISTED clients.
+        """
+        if len(self.scored) > MOST_LISTED:
+            return {}
+        result: dict[str, list[float | None]] = {}
+        for key, scores in zip(CLIENT_LISTS, (self.accuracy, self.nll), strict=True):
+            there = (float(f"{score:.6g}") if np.isfinite(score) else None for score in scores)
+            result[key] = [next(there) if has else None for has in self.scored]
+        return result
 
     def histogram(self) -> list[int]:
         """How many clients have an accuracy in each of the HISTOGRAM_BINS."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pandas
 
 from fedsim.learning.client_scores import HISTOGRAM_BINS
 from launch.results import html
-from launch.results.figures import Line, chart, drawing, plain, style
+from launch.results.bars import Bars, bar_chart
+from launch.results.figures import Line, chart
 from launch.results.run_curves import numbers
 from launch.results.statistics import Values
 
@@ -52,19 +52,18 @@ def _lines(metrics: pandas.DataFrame, x: Values, key: str) -> list[Line]:
 
 
 def histogram(counts: Values, round: int) -> str:
-    """An <svg> element: how many clients have an accuracy in each bin; '' if no client has a score."""
+    """How many clients have an accuracy in each bin; '' if no client has a score."""
     there = np.flatnonzero(counts)
     if not len(there):
         return ""
-
-    def draw(figure: Any) -> None:
-        axes, colour = figure.subplots(), style(0)[0]
-        width = 1 / HISTOGRAM_BINS
-        axes.bar(np.arange(HISTOGRAM_BINS) * width, counts, 0.92 * width, align="edge", color=colour)
-        axes.set_xlim(max(0.0, width * (there[0] - 1)), min(1.0, width * (there[-1] + 2)))
-        axes.locator_params(axis="y", nbins=5, integer=True)
-        axes.set_xlabel(f"accuracy after round {round}")
-        axes.set_ylabel("clients")
-        plain(axes)
-
-    return drawing("clients by accuracy", [], draw)
+    edges = np.arange(HISTOGRAM_BINS + 1) / HISTOGRAM_BINS
+    width = 1 / HISTOGRAM_BINS
+    return bar_chart(
+        "clients by accuracy",
+        (f"accuracy after round {round}", "clients"),
+        edges[:-1] + 0.04 * width,
+        edges[1:] - 0.04 * width,
+        [Bars("clients", counts)],
+        said=lambda n: f"accuracy {edges[n]:g} to {edges[n + 1]:g}",
+        limits=(max(0.0, width * (there[0] - 1)), min(1.0, width * (there[-1] + 2))),
+    )

@@ -11,6 +11,7 @@ import numpy as np
 from fedsim import plugins
 from launch.results import html
 from launch.results.budget_picture import against_bytes, slots_of, table_of, winners
+from launch.results.compared_clients import compared_clients
 from launch.results.field_bars import bars
 from launch.results.figures import Line, chart, wide
 from launch.results.frontier import FrontierPoint, pareto
@@ -72,6 +73,7 @@ def render(
             f'<h1>{escape(title)}</h1><p class="soft">{escape(_description(groups))}</p>',
             *(f'<p class="bad">{escape(note)}</p>' for note in warnings(groups)),
             *(f'<p class="soft">{escape(note)}</p>' for note in remarks(groups)),
+            html.soft(html.HINT),
             html.section("Accuracy against bytes", *against_bytes(groups, lines, levels, key)),
             html.section(
                 "Results",
@@ -91,6 +93,7 @@ def render(
                 ),
             ),
             html.section("Calibration", *_calibration(lines, key)),
+            html.section("Clients", *compared_clients(lines, key)),
             html.section("Most accurate for a budget", *_winners(groups, maxima)),
             html.section("Bytes by field", bars(spent, totals), table_of(fields(groups))),
             html.section("What differs", *_differs(groups)),

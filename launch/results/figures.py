@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import count
@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from launch.results.downloads import caption
+from launch.results.readings import Read, number, readings
 from launch.results.statistics import Band, Values
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart, black last
@@ -73,9 +75,10 @@ def chart(
     limits: tuple[float | None, float | None] = (None, None),
     levels: Sequence[float] = (),
 ) -> str:
-    """An <svg> element; '' if no line has a point. Each line is a group of class l<slot> with its name as
-    tooltip. size: inches of 9-point text; limits: ends of the y axis; levels: values of y with a line across.
-    An axis called round has whole numbers only."""
+    """An <svg> element that says the values where one points at it, and a link to them as CSV; '' if no line
+    has a point. Each line is a group of class l<slot> with its name as tooltip. size: inches of 9-point text;
+    limits: ends of the y axis; levels: values of y with a line across. An axis called round has whole numbers
+    only."""
     lines = [line for line in lines if np.isfinite(line.y).any()]
     if not lines:
         return ""
@@ -111,7 +114,44 @@ def chart(
         plain(axes)
 
     names = [(slot, line.name) for slot, line in zip(slots, lines, strict=True)]
-    return drawing(f"{y} against {x}", names, draw, size=size)
+
+    def over(figure: Any) -> str:
+        alone = len({line.name for line in lines}) == 1
+        read = [_read(line, slot, alone) for line, slot in zip(lines, slots, strict=True)]
+        return readings(figure.axes[0], read, lambda at: f"{x.partition(',')[0]} {number(at)}")
+
+    title = f"{y} against {x}"
+    return drawing(title, names, draw, over, size=size) + _table(title, lines, x, y)
+
+
+def colour_of(slot: int) -> str:
+    """The colour of a line as CSS."""
+    return _VARIABLES[style(slot)[0]]
+
+
+def _read(line: Line, slot: int, alone: bool) -> Read:
+    """What is read of a line; the range of points across is one of x, and not said."""
+    low, high = (None, None) if line.kind == "across" else (line.low, line.high)
+    name, holds = "" if alone else line.name, line.kind == "steps"
+    return Read(name, colour_of(slot), line.x, line.y, low, high, holds)
+
+
+def _table(title: str, lines: Sequence[Line], x: str, y: str) -> str:
+    """The lines as CSV: their points, with the range of y where there is one. Points alone, which mark what
+    tables say, are left out where there are curves."""
+    drawn = [line for line in lines if line.kind in ("curve", "steps")] or lines
+    ranged = any(line.low is not None for line in drawn)
+    heads = ["line", x, y, *(["lowest", "highest"] if ranged else [])]
+
+    def rows(line: Line) -> Iterator[tuple[object, ...]]:
+        none = np.full(len(line.x), np.nan)
+        ends = [end if end is not None else none for end in (line.low, line.high)] if ranged else []
+        yield from (
+            (line.name, *values)
+            for values in zip(*(v.tolist() for v in (line.x, line.y, *ends)), strict=True)
+        )
+
+    return caption(title, heads, (row for line in drawn for row in rows(line)))
 
 
 def plain(axes: Any) -> None:
@@ -125,6 +165,7 @@ def drawing(
     label: str,
     names: Sequence[tuple[int, str]],
     draw: Callable[[Any], None],
+    over: Callable[[Any], str] | None = None,
     *,
     size: tuple[float, float] = (4.2, 2.8),
 ) -> str:
@@ -135,6 +176,7 @@ def drawing(
         names: Slot and name of the parts; part n is what is drawn with the gid line-<n>. It is a group of
             class l<slot> with its name as tooltip.
         draw: Draws with the colours of `style`, INK and FAINT.
+        over: Makes SVG that lies over the drawing, from the figure that has been drawn.
         size: Inches of 9-point text.
     """
     import matplotlib
@@ -151,8 +193,9 @@ def drawing(
         written = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(written, format="svg", transparent=True, metadata=nothing)
+        above = over(figure) if over else ""
         pyplot.close(figure)
-    return _inline(written.getvalue(), label, names)
+    return _inline(written.getvalue(), label, names).replace("</svg>", f"{above}</svg>", 1)
 
 
 def _draw(axes: Any, line: Line, slot: int, gid: str, marks: bool) -> None:

@@ -9,10 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedsim.errors import FedsimError, UsageError, unknown
 from fedsim.experiment import Experiment, build_algorithm
 from launch.results.labels import labels, natural
-from launch.results.statistics import sides, value
+from launch.results.statistics import Values, sides, value
 from launch.runs.client_costs import ClientCosts, Sent, of_ledger, sent_once
 from launch.runs.reader import Curve, Run
 
@@ -72,6 +74,21 @@ class ComparedRun:
                 for side in result:
                     result[side][_part(name, layer)] += int(row[side])
         return result
+
+    @cached_property
+    def client_bytes(self) -> Values:
+        """Bytes of the algorithm, both directions, by client; empty if there is no ledger."""
+        if not (self.run.path / "ledger.csv").is_file():
+            return np.zeros(0)
+        rows = self.run.ledger
+        spent = rows[(rows.kind == "algorithm") & (rows.client >= 0)].groupby("client")["bytes"].sum()
+        return np.array(spent.reindex(range(self.run.clients), fill_value=0), dtype=np.float64)
+
+    @cached_property
+    def client_accuracies(self) -> Values:
+        """Of the clients that have one, after the last evaluated round; empty if they are not known."""
+        last = self.curve.lines[-1].get("client_accuracies") if self.curve.lines else None
+        return np.array([a for a in last or () if a is not None], dtype=np.float64)
 
     @property
     def bytes(self) -> int:

@@ -12,6 +12,7 @@ from fedsim.errors import DiskError
 from launch.results.figures import COLOURS, DASHES
 
 _DARK = ("#4c9be8", "#ff8a50", "#2fc79a", "#f0a3cf", "#f0b73f", "#a5dcf5", "#b565d8", "#dddddd")
+HINT = "Point at a chart to read its values; click it to enlarge it; csv has the numbers that it draws."
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), keep_trailing_newline=True
 )
@@ -53,8 +54,9 @@ def key(names: Mapping[int, str]) -> str:
 
 
 def charts(*drawn: str, across: int = 3) -> str:
-    """Side by side, at most `across` (2 or 3) where there is room."""
-    result = "".join(f"<figure>{svg}</figure>" for svg in drawn if svg)
+    """Side by side, at most `across` (2 or 3) where there is room. A click on one makes it as wide as the
+    page, until something else is clicked: what has the focus is large (report.css)."""
+    result = "".join(f'<figure tabindex="0">{svg}</figure>' for svg in drawn if svg)
     return f'<div class="charts by{across}">{result}</div>' if result else ""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fedsim.errors import FedsimError
 from fedsim.participation import Participation, schedule
 from launch.results import html
+from launch.results.downloads import saved
 from launch.runs.reader import Run
 
 ACROSS, DOWN = 200, 60
@@ -41,6 +42,7 @@ def participation_grid(run: Run, rounds: int) -> str:
         f'<span class="key"><i style="background: var(--{colour})"></i>{what}</span>'
         for colour, what in (("c0", "folded"), ("c1", "took part, not folded"), ("line", "away"))
     )
+    data = saved("participation", ("round", "client", "state"), _states(shown, clients))
     which = (
         f"clients {_range(0, many - 1, clients)} {'across' if turned else 'downwards'}, "
         f"rounds {_range(1, len(shown), rounds)} {'downwards' if turned else 'across'}"
@@ -48,7 +50,7 @@ def participation_grid(run: Run, rounds: int) -> str:
     return (
         f'<div class="wide"><svg class="grid" role="img" aria-label="participation" '
         f'viewBox="0 0 {10 * width} {10 * height}" style="max-width: {widest:.0f}px">{cells}</svg></div>'
-        f"<p>{key}</p>{html.soft(which)}"
+        f"<p>{key} {data}</p>{html.soft(which)}"
     )
 
 
@@ -64,11 +66,25 @@ def _range(first: int, last: int, of: int) -> str:
     return f"{first} to {last} of {of:,}" if last > first else f"{first} of {of:,}"
 
 
+def _state(participation: Participation, client: int) -> str:
+    """A class of report.css."""
+    if client not in participation.participants:
+        return "away"
+    return "lost" if client in participation.lost_uploads | participation.dropouts else "took"
+
+
+def _states(shown: Sequence[Participation], clients: int) -> Iterator[tuple[int, int, str]]:
+    """Of every round that the grid has, the clients that took part."""
+    names = {"took": "folded", "lost": "not folded"}
+    for number, participation in enumerate(shown, 1):
+        for k in sorted(participation.participants):
+            if k < clients:
+                yield number, k, names[_state(participation, k)]
+
+
 def _cells(shown: Sequence[Participation], many: int, turned: bool) -> Iterator[str]:
     for n, participation in enumerate(shown):
-        participants = set(participation.participants)
-        unfolded = participation.lost_uploads | participation.dropouts
         for k in range(many):
-            kind = "away" if k not in participants else "lost" if k in unfolded else "took"
+            kind = _state(participation, k)
             x, y = (k, n) if turned else (n, k)
             yield f'<rect class="{kind}" x="{10 * x}" y="{10 * y}" width="9" height="9"/>'

@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from launch.results.figures import FAINT, INK, drawing, plain, style
+from launch.results.downloads import caption
+from launch.results.figures import FAINT, INK, colour_of, drawing, plain, style
+from launch.results.readings import Read, readings
 from launch.results.statistics import Values
 
 TABLES = {"reliability": "at the mean", "ensemble_reliability": "averaged over posterior samples"}
@@ -62,8 +64,7 @@ def diagram(
         upper.plot([0, 1], [0, 1], color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
         for n, line in enumerate(drawn):
             colour, dash = style(line.slot)
-            count, confidence, correct = line.bins[line.bins[:, 0] > 0].T
-            x, y = confidence / count, correct / count
+            count, (x, y) = line.bins[line.bins[:, 0] > 0, 0], _points(line)
             if counts:
                 upper.vlines(x, x, y, color=colour, linewidth=1.2, alpha=0.35, zorder=2)
             upper.plot(x, y, color=colour, linestyle=dash, linewidth=1.3, gid=f"line-{n}")
@@ -80,7 +81,30 @@ def diagram(
         for axes in both:
             plain(axes)
 
-    return drawing("accuracy against confidence", [(d.slot, d.name) for d in drawn], draw, size=size)
+    def over(figure: Any) -> str:
+        read = [Read("" if len(drawn) == 1 else d.name, colour_of(d.slot), *_points(d)) for d in drawn]
+        return readings(figure.axes[0], read, lambda x: f"confidence {x:.3f}")
+
+    label = "accuracy against confidence"
+    svg = drawing(label, [(d.slot, d.name) for d in drawn], draw, over, size=size)
+    return svg + _saved(f"{label} {title}", drawn)
+
+
+def _points(line: Reliability) -> tuple[Values, Values]:
+    """The mean confidence of every bin that is not empty, and the share of right predictions."""
+    count, confidence, correct = line.bins[line.bins[:, 0] > 0].T
+    return confidence / count, correct / count
+
+
+def _saved(title: str, drawn: Sequence[Reliability]) -> str:
+    heads = ["line", "bin from", "bin to", "predictions", "mean confidence", "accuracy"]
+    rows = [
+        [d.name, n / len(d.bins), (n + 1) / len(d.bins), float(count), sure / count, right / count]
+        for d in drawn
+        for n, (count, sure, right) in enumerate(d.bins)
+        if count
+    ]
+    return caption(title, heads, rows)
 
 
 def _bars(axes: Any, drawn: Sequence[Reliability]) -> None:

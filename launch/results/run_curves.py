@@ -14,7 +14,7 @@ from launch.results.figures import Line, chart, wide
 from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
 from launch.results.statistics import Values
 from launch.runs.reader import every_round
-from workers.storage.round_record import LISTS
+from workers.storage.round_record import EDGE_BYTES, LISTS
 
 ACCURACIES = {"test_accuracy": "at the mean", "ensemble_accuracy": "averaged over posterior samples"}
 NLLS = {"test_nll": "at the mean", "ensemble_nll": "averaged over posterior samples"}
@@ -25,7 +25,7 @@ EXPLAINED = (
     "mean distance of the 15 bins from the diagonal, weighted with their predictions; the area of a point "
     "grows with them."
 )
-NO_CURVE = ("round", "participants", "bytes_down", "bytes_up", "MB", "MB_down", "MB_up", *LISTS)
+NO_CURVE = ("round", "participants", "bytes_down", "bytes_up", "MB", "MB_down", "MB_up", *EDGE_BYTES, *LISTS)
 SECONDS = ("seconds", "seconds_clients", "simulated_seconds")
 
 

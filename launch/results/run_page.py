@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +15,11 @@ from fedsim.errors import UsageError
 from fedsim.experiment import dotted
 from launch.results import html
 from launch.results.client_scores import client_scores
+from launch.results.clients_section import clients
+from launch.results.downloads import EMBEDDED, link
 from launch.results.participation_grid import participation_grid
 from launch.results.processes import processes
-from launch.results.run_bill import bill, bytes_by_field, clients, units
+from launch.results.run_bill import bill, bytes_by_field, hops, units
 from launch.results.run_curves import calibration, diagnostics, learning
 from launch.results.staleness import staleness
 from launch.results.tables import NONE
@@ -26,9 +27,6 @@ from launch.results.timeline import timeline
 from launch.runs.reader import Run
 from workers.numerics import DRIFT
 from workers.storage.round_record import LISTS
-
-EMBEDDED = 400_000
-"""Bytes of a CSV file up to which the page has it."""
 
 
 def report(folder: Path, out: Path | None = None) -> Path:
@@ -56,12 +54,14 @@ def render(run: Run) -> str:
     title = f"{run.label} on {experiment['dataset']}"
     info = f"P = {run.params:,}, {experiment['clients']} clients, seed {experiment['seed']}"
     evaluated = len(metrics) > 0
+    last = dict(metrics.iloc[-1]) if evaluated else {}
     return html.page(
         title,
         (
             f'<h1>{escape(title)}</h1><p class="soft">{escape(info)} · {escape(str(run.path))}</p>',
             _state(run, summary, metrics),
             html.tiles(_figures(run, summary, metrics)),
+            html.soft(html.HINT) if evaluated else "",
             html.section(
                 "Learning",
                 learning(metrics, float(experiment.get("until") or 0))
@@ -72,10 +72,10 @@ def render(run: Run) -> str:
             html.section("Scores by client", *(client_scores(metrics) if evaluated else ())),
             html.section("Diagnostics", *(diagnostics(metrics) if evaluated else ()), _mismatch(summary)),
             html.section("Bytes by field and layer", *(bytes_by_field(rows) if len(rows) else ())),
-            html.section("Bill", *((*bill(rows), units(run)) if len(rows) else ())),
+            html.section("Bill", *((*bill(rows), units(run), *hops(summary)) if len(rows) else ())),
             html.section("Participation", participation_grid(run, _rounds(summary, metrics))),
             html.section("Staleness", *staleness(summary)),
-            html.section("Clients", *(clients(rows, experiment, summary) if len(rows) else ())),
+            html.section("Clients", *(clients(rows, experiment, summary, last) if len(rows) else ())),
             html.section("Timeline", timeline(run.path / "timeline.csv")),
             html.section("Processes", *processes(run)),
             html.section("Data", *_data(run, metrics)),
@@ -187,20 +187,24 @@ def _data(run: Run, metrics: pandas.DataFrame) -> Iterator[str]:
     if len(metrics):
         table = metrics.drop(columns=["participants", *LISTS], errors="ignore")
         yield _download("metrics.csv", table.to_csv(index=False).encode(), "one line per evaluated round")
-    if (run.path / "ledger.csv").is_file():
-        size = (run.path / "ledger.csv").stat().st_size
-        what = "every byte by round, client, field and layer"
-        if size <= EMBEDDED:
-            yield _download("ledger.csv", (run.path / "ledger.csv").read_bytes(), what)
+    files = {
+        "ledger.csv": "every byte by round, client, field and layer",
+        "timeline.csv": "when each task ran",
+    }
+    for name, what in files.items():
+        path = run.path / name
+        if not path.is_file():
+            continue
+        if (size := path.stat().st_size) <= EMBEDDED:
+            yield _download(name, path.read_bytes(), what)
         else:
-            yield html.soft(f"{run.path / 'ledger.csv'}: {what}, {size / 1e6:.1f} MB")
+            yield html.soft(f"{path}: {what}, {size / 1e6:.1f} MB")
 
 
 def _download(name: str, content: bytes, what: str) -> str:
     if len(content) > EMBEDDED:
         return html.soft(f"{name} would have {len(content) / 1e6:.1f} MB; the run folder has the data.")
-    link = f"data:text/csv;base64,{base64.b64encode(content).decode()}"
-    return f'<p><a download="{name}" href="{link}">{name}</a> <span class="soft">{what}</span></p>'
+    return f'<p>{link(name, content)} <span class="soft">{what}</span></p>'
 
 
 def _provenance(run: Run) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from launch.results import html
-from launch.results.figures import drawing, plain, style
+from launch.results.bars import Bars, bar_chart
 
 EXPLAINED = (
     "The staleness of an upload is how many steps the server has taken since the broadcast that it answers. "
@@ -30,14 +30,13 @@ def staleness(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def histogram(counts: list[int]) -> str:
-    """An <svg> element: uploads by staleness, from 0."""
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        axes.bar(np.arange(len(counts)), counts, 0.92, color=style(0)[0])
-        axes.locator_params(axis="both", nbins=6, integer=True)
-        axes.set_xlabel("steps of the server since the broadcast")
-        axes.set_ylabel("uploads")
-        plain(axes)
-
-    return drawing("uploads by staleness", [], draw)
+    """Uploads by staleness, from 0; the numbers may be saved."""
+    steps = np.arange(len(counts), dtype=np.float64)
+    return bar_chart(
+        "uploads by staleness",
+        ("steps of the server since the broadcast", "uploads"),
+        np.subtract(steps, 0.46),
+        np.add(steps, 0.46),
+        [Bars("uploads", np.array(counts, dtype=np.float64))],
+        said=lambda n: f"staleness {n}",
+    )

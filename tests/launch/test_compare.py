@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import itertools
 import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from click.testing import CliRunner, Result
 
 from launch.cli import main
+from launch.results import downloads
 from launch.results.comparison_page import pooled
 from launch.results.figures import COLOURS, Line, chart
 from launch.results.frontier import FrontierPoint, levels, pareto, reaching, running_maximum, winning_ranges
@@ -38,7 +43,8 @@ class Checked(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in VOID:
             self.open.append(tag)
-        self.loads += [v for k, v in attrs if k in ("src", "href", "xlink:href") and v and v[0] != "#"]
+        loaded = [v for k, v in attrs if k in ("src", "href", "xlink:href") and v]
+        self.loads += [v for v in loaded if not v.startswith(("#", "data:text/csv;base64,"))]
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:
@@ -277,6 +283,98 @@ def test_every_colour_of_a_chart_follows_the_page() -> None:
     for n in range(len(COLOURS)):
         (line,) = re.findall(rf'<g class="l{n}"><title>{n}</title>\s*<path[^>]*stroke: var\(--c{n}\)', drawn)
         assert line and f"fill: var(--c{n})" in drawn
+
+
+def saved(text: str, name: str) -> pandas.DataFrame:
+    """What the link of a chart saves."""
+    match = re.search(rf'<a download="{name}" href="data:text/csv;base64,([^"]*)">csv</a>', text)
+    assert match is not None
+    return pandas.read_csv(BytesIO(base64.b64decode(match[1])))
+
+
+def test_a_chart_saves_what_it_draws() -> None:
+    x = np.array([1.0, 2.0, 3.0])
+    drawn = [Line("a, b", x, x / 3, x / 3 - 0.1, x / 3 + 0.1), Line("c", x[:2], np.array([7.0, np.nan]))]
+    table = saved(chart(drawn, "round", "accuracy"), "accuracy_against_round.csv")
+    assert list(table.columns) == ["line", "round", "accuracy", "lowest", "highest"]
+    assert list(table.line) == ["a, b"] * 3 + ["c"] * 2
+    assert list(table.accuracy[:4]) == [*(x / 3), 7.0] and np.isnan(table.accuracy[4])
+    assert list(table.lowest[:3]) == list(x / 3 - 0.1) and table.highest[3:].isna().all()
+
+
+def test_a_chart_with_more_than_fits_has_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.arange(100.0)
+    assert "<a " in chart([Line("a", x, x)], "x", "y")
+    monkeypatch.setattr(downloads, "CHART", 100)
+    assert "<a " not in chart([Line("a", x, x)], "x", "y")
+
+
+def read(svg: str) -> list[list[str]]:
+    """The texts that each strip of a chart shows."""
+    return [re.findall(r"<text[^>]*>([^<]*)", strip) for strip in svg.split('<g class="at">')[1:]]
+
+
+def test_a_chart_says_the_values_where_one_points_at_it() -> None:
+    x = np.array([0.0, 1.0, 2.0])
+    lines = [Line("a", x, x / 2), Line("b <i>", x[1:], x[1:] + 0.25, x[1:], x[1:] + 0.5)]
+    assert read(chart(lines, "round", "y")) == [
+        ["round 0", "0 a"],
+        ["round 1", "0.5 a", "1.25 (1 to 1.5) b &lt;i&gt;"],
+        ["round 2", "1 a", "2.25 (2 to 2.5) b &lt;i&gt;"],
+    ]
+    assert read(chart(lines[:1], "megabytes, both", "y"))[1] == ["megabytes 1", "0.5"]  # alone: no name
+
+
+def test_what_is_said_of_steps_holds_until_the_next_one_and_only_points_in_the_axes_are_said() -> None:
+    far, many = np.array([0.0, 4.0]), np.array([0.0, 1.0, 2.0, 3.0, 4.0])
+    lines = [Line("steps", far, far + 5, kind="steps"), Line("curve", many, many)]
+    assert [texts[1:] for texts in read(chart(lines, "x", "y"))] == [
+        ["5 steps", "0 curve"],
+        *(["5 steps", f"{n} curve"] for n in (1, 2, 3)),
+        ["9 steps", "4 curve"],
+    ]
+    assert [texts[0] for texts in read(chart(lines[1:], "x", "y", limits=(1.5, None)))] == [
+        "x 2",
+        "x 3",
+        "x 4",
+    ]
+    assert read(chart([Line("a", np.full(2, np.nan), np.ones(2))], "x", "y")) == []
+
+
+def test_of_many_points_a_chart_says_some_the_first_and_the_last_among_them() -> None:
+    x = np.arange(1000.0)
+    texts = read(chart([Line("a", x, 2 * x)], "round", "y"))
+    assert len(texts) <= 40 and texts[0] == ["round 0", "0"] and texts[-1] == ["round 999", "1,998"]
+    assert all(int(b.replace(",", "")) == 2 * int(a.split()[1].replace(",", "")) for a, b in texts)
+
+
+def test_the_strips_of_a_chart_cover_its_axes_once() -> None:
+    x = np.array([0.0, 1.0, 5.0])
+    strips = re.findall(
+        r'<g class="at"><rect x="([^"]*)" y="[^"]*" width="([^"]*)"', chart([Line("a", x, x)], "x", "y")
+    )
+    ends = [(float(left), float(left) + float(width)) for left, width in strips]
+    assert all(end == pytest.approx(begin, abs=0.2) for (_, end), (begin, _) in itertools.pairwise(ends))
+
+
+def test_clients_are_compared(launched: Callable[..., Path], tmp_path: Path) -> None:
+    common = {"algo": "fedavg", "model": "logistic", "clients": 4, "rounds": 3, "participation": "coin:0.5"}
+    folders = [launched(f"run{seed}", seed=seed, **common) for seed in (0, 1)]
+    result = invoke(*folders, "--out", tmp_path / "p.html")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "p.html").read_text()
+    table = saved(text, "megabytes_of_a_client_against_client_sorted.csv")
+    ledgers = [Run.open(f).ledger for f in folders]
+    spent = [
+        sorted(own.bytes[own.client == k].sum() / 1e6 for k in range(4))
+        for ledger in ledgers
+        for own in [ledger[ledger.kind == "algorithm"]]
+    ]
+    assert list(table["megabytes of a client"]) == pytest.approx(list(np.mean(spent, axis=0)))
+    assert list(table.lowest) == pytest.approx(list(np.min(spent, axis=0)))
+    table = saved(text, "accuracy_of_a_client_against_client_sorted.csv")
+    ends = [sorted(Run.open(f).lines[-1]["client_accuracies"]) for f in folders]
+    assert list(table["accuracy of a client"]) == pytest.approx(list(np.mean(ends, axis=0)))
 
 
 def test_names_from_outside_are_escaped(make: Make, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from launch.results import run_page
 from launch.results.field_bars import bars, stack
 from launch.results.participation_grid import participation_grid
 from launch.results.run_page import render, report
+from launch.results.staleness import histogram
 from launch.results.timeline import timeline
 from launch.runs.reader import Run
 from workers.storage.round_record import LISTS
@@ -205,7 +206,7 @@ def test_a_run_that_an_earlier_fedsim_began_has_what_its_later_lines_have(folder
     path = folder / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     new = {key for key in lines[0] if key.startswith(("client_", "test_ece", "test_brier", "reliability"))}
-    assert len(new) == 10
+    assert len(new) == 12
     for line in lines[:3]:
         for key in new:
             del line[key]
@@ -225,7 +226,7 @@ def test_the_ledger_is_in_the_page_or_named(folder: Path, monkeypatch: pytest.Mo
     assert embedded(page, "ledger.csv").bytes.sum() == Run.open(folder).ledger.bytes.sum()
     monkeypatch.setattr(run_page, "EMBEDDED", 100)
     page = render(Run.open(folder))
-    assert f"{folder / 'ledger.csv'}: every byte" in page and "base64" not in page
+    assert f"{folder / 'ledger.csv'}: every byte" in page and 'download="ledger.csv"' not in page
 
 
 def test_the_bill_has_codecs_and_what_dense_would_be(launched: Callable[..., Path]) -> None:
@@ -252,7 +253,57 @@ def test_the_table_of_clients_is_the_summary_and_the_ledger(folder: Path) -> Non
         summary = run.summary
         sizes = run.experiment["client_sizes"][k], summary["took_part"][k], summary["folded"][k], down
         assert line[:5] == [str(k), *(f"{n:,}" for n in sizes)]
+        scores = run.lines[-1]["client_accuracies"][k], run.lines[-1]["client_nlls"][k]
+        assert line[6:8] == [f"{score:.4f}" for score in scores]
     assert len(lines) == 4
+
+
+def saved(page: str, name: str) -> pandas.DataFrame:
+    """What the link of a picture saves."""
+    match = re.search(rf'<a download="{name}" href="data:text/csv;base64,([^"]*)">csv</a>', page)
+    assert match is not None
+    return pandas.read_csv(BytesIO(base64.b64decode(match[1])))
+
+
+def test_bytes_and_scores_of_every_client_are_drawn_and_may_be_saved(folder: Path) -> None:
+    run = Run.open(folder)
+    page = render(run)
+    table, own = saved(page, "bytes_by_client.csv"), run.ledger[run.ledger.kind == "algorithm"]
+    assert list(table.client) == [f"client {k}" for k in range(4)]
+    for side in ("down", "up"):
+        mine = own[own.direction == side].groupby("client").bytes.sum().reindex(range(4), fill_value=0)
+        assert list(table[side]) == list(mine)
+    scores = saved(page, "accuracy_after_round_4_by_client.csv")
+    assert list(scores.accuracy) == run.lines[-1]["client_accuracies"]
+    numbers = run.lines[-1]
+    assert scores.accuracy.mean() == pytest.approx(numbers["client_accuracy_mean"], rel=1e-5)
+    assert scores.accuracy.min() == pytest.approx(numbers["client_accuracy_worst"], rel=1e-5)
+    assert ">client 3</text>" in part(page, "Clients")
+    states = saved(page, "participation.csv")
+    taken = {(r, k) for r, line in enumerate(run.lines) for k in line["participants"] if r}
+    assert set(zip(states["round"], states.client, strict=True)) == taken
+    assert (states.state == "folded").sum() == sum(run.summary["folded"])
+
+
+def test_a_run_with_edge_servers_has_the_bytes_of_each_hop(launched: Callable[..., Path]) -> None:
+    run = Run.open(launched("tree", algo="fedavg", model="logistic", clients=4, rounds=2, tree="2x2"))
+    page, rows = render(run), run.ledger
+    for name, kind in (("clients and edge servers", "algorithm"), ("edge servers and server", "edge")):
+        own = rows[rows.kind == kind]
+        down, up = (int(own.bytes[own.direction == side].sum()) for side in ("down", "up"))
+        cells = "".join(f'<td class="n">{n:,}</td>' for n in (down, up, down + up))
+        assert f'<td class="t">{name}</td>{cells}' in part(page, "Bill") and down
+    assert "edge bytes" not in page
+
+
+def test_a_picture_of_bars_says_and_saves_its_numbers() -> None:
+    svg = histogram([3, 0, 1])
+    assert re.findall(r"<text[^>]*>([^<]*)</text><text[^>]*>([^<]*)</text></g></g>", svg) == [
+        ("staleness 0", "3"),
+        ("staleness 1", "0"),
+        ("staleness 2", "1"),
+    ]
+    assert list(saved(svg, "uploads_by_staleness.csv").uploads) == [3, 0, 1]
 
 
 def test_a_field_has_one_colour_in_every_bar_whatever_its_size() -> None:

@@ -9,13 +9,16 @@ from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore
-from fedsim.learning.client_scores import CLIENT_NUMBERS, LabelShares
+from fedsim.learning.client_scores import CLIENT_LISTS, CLIENT_NUMBERS, LabelShares
 from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import CALIBRATION, EXTRA, Likelihood, Tally, added
 
-LISTS = ("reliability", "ensemble_reliability", "client_accuracy_histogram", "staleness", "limits")
-"""Names in metrics.jsonl of what is no number: reliability tables, a histogram over clients, one number
-per participant, and fedsim.wire.limits."""
+LISTS = (
+    *("reliability", "ensemble_reliability", "client_accuracy_histogram", *CLIENT_LISTS),
+    *("staleness", "limits"),
+)
+"""Names in metrics.jsonl of what is no number: reliability tables, scores by client and a histogram of them,
+one number per participant, and fedsim.wire.limits."""
 
 OPTIONAL_SCORES = (
     *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
@@ -140,7 +143,7 @@ class RoundRecord:
         if shares is not None and measure.per_class is not None:
             clients = shares.scores(tally[measure.per_class])
             numbers |= clients.numbers()
-            lists["client_accuracy_histogram"] = clients.histogram()
+            lists |= {"client_accuracy_histogram": clients.histogram(), **clients.lists()}
         if self.sampled:
             average = reduce(added, (self.scores[chunk].ensemble for chunk in range(chunks)))
             averaged = measure.numbers(average)

@@ -51,6 +51,13 @@ WORKERS = 2
 NOTHING = "claims none, sends none"
 PEERS = (
     Peer("Flower, simulation", "flower_simulation", "flower", sends="claims none; Ray's shared memory"),
+    Peer(
+        "Flower, deployment",
+        "flower_deployment",
+        "flower",
+        sends="claims none; HTTP on the loopback",
+        deadline=1800.0,
+    ),
     Peer("BlazeFL", "blazefl_processes", "blazefl", ("python3.13", "python3.12"), NOTHING),
     Peer("pfl-research", "pfl_simulation", "pfl", ("python3.11", "python3.12", "python3.10"), NOTHING),
     Peer("FedLab, standalone", "fedlab_serial", "fedlab", sends=NOTHING),
@@ -126,10 +133,8 @@ class Place:
         )
 
 
-def peer_run(
-    peer: Peer, place: Place, workers: int, kill_after: int = 0, deadline: float = DEADLINE
-) -> Measured:
-    """One run of a peer's program in its environment."""
+def peer_run(peer: Peer, place: Place, workers: int, kill_after: int = 0, deadline: float = 0.0) -> Measured:
+    """One run of a peer's program in its environment; deadline 0: the peer's own."""
     settings = {"data": str(place.scratch / "data.npz"), "clients": 10, "rounds": place.rounds}
     job = place.scratch / f"job-{workers}.json"
     job.write_text(json.dumps({**settings, "workers": workers, "lr": LR, "batch": 32}))
@@ -148,7 +153,7 @@ def peer_run(
         "PATH": f"{python_of(peer, place.environments).parent}:{os.environ['PATH']}",
     }
     command = [str(python_of(peer, place.environments)), str(peer.source)]
-    return run(command, environment, deadline, kill_after)
+    return run(command, environment, deadline or peer.deadline, kill_after)
 
 
 def arguments(place: Place) -> list[str]:
@@ -323,7 +328,8 @@ def selected(only: str, environments: Path, tiny: bool) -> list[tuple[Row, Calla
     """A row a tool, and how it is run; environments are made here."""
     rows: list[tuple[Row, Callable[..., Measured]]] = [(Row("fedsim", 1, ""), fedsim_run)]
     for peer in PEERS:
-        if (only and peer.requirements not in only.split(",")) or (tiny and not ready(peer, environments)):
+        named = {peer.requirements, peer.program} & set(only.split(","))
+        if (only and not named) or (tiny and not ready(peer, environments)):
             continue
         print(f"environment of {peer.name}", file=sys.stderr, flush=True)
         row = Row(peer.name, peer.lines(), peer.sends, make(peer, environments))
@@ -335,7 +341,7 @@ def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--only", default="", help="peers, by their requirements' names")
+    parser.add_argument("--only", default="", help="peers, by the names of their requirements or programs")
     parser.add_argument("--environments", type=Path, default=DEFAULT, help=f"default: {DEFAULT}")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()

@@ -26,6 +26,8 @@ class Peer:
     pythons: tuple[str, ...] = ()
     sends: str = ""
     """What it says of its bytes, and what it sends."""
+    deadline: float = 120.0
+    """Seconds after which a run of it is given up."""
 
     @property
     def source(self) -> Path:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsim.learning.client_scores import CLIENT_NUMBERS, LabelShares
+from fedsim.learning.client_scores import CLIENT_NUMBERS, MOST_LISTED, LabelShares
 from fedsim.learning.likelihoods import LIKELIHOODS, Tally
 
 CLASSES = 4
@@ -89,6 +89,24 @@ def test_a_client_is_not_harmed_by_a_class_that_it_does_not_have() -> None:
     assert numbers["client_accuracy_mean"] == pytest.approx((0.5 + 0.75) / 2)
     own = LabelShares(np.array([[1.0, 0.0]]))
     assert own.scores(tally).numbers()["client_nll_worst"] == pytest.approx(0.5)
+
+
+def test_the_scores_of_every_client_are_listed_in_its_place() -> None:
+    tally = (3.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, math.inf, 0.0)  # class 2 has no test rows
+    shares = LabelShares(np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]]))
+    lists = shares.scores(tally).lists()
+    assert lists == {
+        "client_accuracies": [0.333333, None, 0.666667],
+        "client_nlls": [0.333333, None, None],
+    }
+
+
+def test_of_many_clients_no_scores_are_listed() -> None:
+    tally = (3.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0)
+    share = np.array([[0.5, 0.5, 0.0]])
+    assert len(LabelShares(share.repeat(MOST_LISTED, 0)).scores(tally).lists()["client_nlls"]) == MOST_LISTED
+    assert LabelShares(share.repeat(MOST_LISTED + 1, 0)).scores(tally).lists() == {}
+    assert LabelShares(np.array([[0.0, 0.0, 1.0]])).scores(tally).lists()["client_accuracies"] == [None]
 
 
 def test_the_histogram_counts_every_client_once() -> None:

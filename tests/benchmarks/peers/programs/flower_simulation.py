@@ -7,7 +7,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-client_app, server_app = ClientApp(), ServerApp()
+client_app = ClientApp()
+server_app = ServerApp()
 
 
 @client_app.train()

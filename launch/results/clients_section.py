@@ -1,0 +1,119 @@
+"""The section of a run's page on its clients: bytes and scores of each, as bars and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas
+
+from fedsim.learning.client_scores import CLIENT_LISTS
+from launch.display import on_the_clock
+from launch.results import html
+from launch.results.bars import Bars, bar_chart
+from launch.results.statistics import Values, sides
+from launch.results.tables import NONE
+
+SPENT = {
+    "seconds, simulated": "client_seconds",
+    "waits, s": "client_waits",
+    "holds up, s": "client_holds",
+    "J": "client_joules",
+}
+"""The lists of summary.json's `devices`, by the heads of their columns."""
+SCORES = dict(zip(("accuracy", "NLL"), CLIENT_LISTS, strict=True))
+"""The lists of a line of metrics.jsonl, by the heads of their columns."""
+MOST_CLIENTS = 60
+"""Clients of the table; of more, those with the most and the fewest bytes."""
+DIRECTIONS = ("down", "up")
+
+
+def clients(
+    rows: pandas.DataFrame,
+    experiment: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    last: Mapping[str, Any],
+) -> Iterator[str]:
+    """Of every client: its examples, the rounds in which it took part and in which its upload was folded,
+    its bytes, its scores, and what it spends on the virtual clock, if there is one. An unfinished run's
+    rounds are those of the ledger. last: the last line of metrics.jsonl."""
+    count = len(experiment.get("client_sizes") or ()) or int(experiment["clients"])
+    by = sides(rows[rows.client >= 0], ["client"]).reindex(range(count), fill_value=0)
+    sent = rows[(rows["round"] > 0) & (rows.direction == "down") & (rows.client >= 0)]
+    counted = sent.groupby("client")["round"].nunique().reindex(range(count), fill_value=0)
+    took_part = summary.get("took_part") or [int(n) for n in counted]
+    folded, sizes = summary.get("folded") or [], experiment.get("client_sizes") or []
+    shown = list(range(count))
+    if count > MOST_CLIENTS:
+        ranked = sorted(shown, key=lambda k: -int(by.loc[k].sum()))
+        half = MOST_CLIENTS // 2
+        shown = [*ranked[:half], *ranked[-half:]]
+    devices = summary.get("devices") or {}
+    spent = {title: devices[key] for title, key in SPENT.items() if key in devices}
+    scores = {title: last[key] for title, key in SCORES.items() if isinstance(last.get(key), list)}
+    lines = [
+        [
+            *(str(k), _at(sizes, k), _at(took_part, k), _at(folded, k)),
+            *(f"{by[side][k]:,}" for side in DIRECTIONS),
+            *(NONE if values[k] is None else f"{values[k]:.4f}" for values in scores.values()),
+            *(f"{values[k]:,.4g}" for values in spent.values()),
+        ]
+        for k in shown
+    ]
+    heads = [
+        "client",
+        "examples",
+        "took part in rounds",
+        "upload folded",
+        "bytes down",
+        "bytes up",
+        *scores,
+        *spent,
+    ]
+    total = by.sum(axis=1)
+    yield html.soft(
+        f"{count:,} clients; bytes of a client, both directions: {int(total.min()):,} to "
+        f"{int(total.max()):,}, {total.mean():,.0f} on average."
+    )
+    if devices:
+        yield html.soft(f"On the {on_the_clock(devices)}.{_waits(devices)}")
+    yield html.key(dict(enumerate(DIRECTIONS)))
+    by_side = [Bars(side, by[side].to_numpy(dtype=np.float64), slot) for slot, side in enumerate(DIRECTIONS)]
+    values = [np.array(v, dtype=np.float64) for v in scores.values()]
+    scored = [
+        _by_client(f"{title} after round {last['round']}", [Bars(title, v)])
+        for title, v in zip(scores, values, strict=True)
+    ]
+    yield html.charts(_by_client("bytes", by_side), *scored, across=3)
+    cut = f", the {half} with the most and the {half} with the fewest bytes" if count > MOST_CLIENTS else ""
+    yield html.folded(f"Table of clients{cut}", html.table(heads, lines, 0), opened=count <= 20)
+
+
+def _by_client(what: str, bars: Sequence[Bars]) -> str:
+    """A bar for every client; of more than MOST_CLIENTS they touch each other."""
+    count = len(bars[0].heights)
+    gap = 0.06 if count <= MOST_CLIENTS else 0.0
+    places: Values = np.arange(count, dtype=np.float64)
+    left, right = np.subtract(places, 0.5 - gap), np.add(places, 0.5 - gap)
+    limits = (-0.5 - 0.02 * count, count - 0.5 + 0.02 * count)
+    return bar_chart(
+        f"{what} by client", ("client", what), left, right, bars, said=lambda k: f"client {k}", limits=limits
+    )
+
+
+def _waits(devices: Mapping[str, Any]) -> str:
+    """Who waited for whom: how long clients that had answered waited, and for whom the most."""
+    holds = devices.get("client_holds") or []
+    if not any(holds):
+        return ""
+    most = max(range(len(holds)), key=lambda k: holds[k])
+    return (
+        f" Clients that had answered waited for {devices['client_waits_total']:,.4g} s in all. "
+        f"For {devices['client_holds_total']:,.4g} s of the run one client alone was waited for, of which "
+        f"for client {most} {holds[most]:,.4g} s."
+    )
+
+
+def _at(values: Sequence[int], k: int) -> str:
+    return f"{values[k]:,}" if k < len(values) else NONE

@@ -1,0 +1,141 @@
+"""What a chart says where one points at it: a rule, dots, and the values of all lines there. CSS shows it.
+
+The chart is divided into strips over its x axis, each with the points of the lines that lie in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from launch.results.statistics import Values
+
+STRIPS = 40
+"""Strips of a chart, at most; of more points, some are left out."""
+VALUES = 240
+"""Values of all strips of a chart together, about."""
+TEXT = 40
+"""Characters of a line of text."""
+LEADING = 9.0
+"""Points between two lines of text."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A line that is read: its name, what colours it (a CSS colour), its points, and their ranges if any.
+
+    holds: its value holds from each point to the next one, as that of steps does. said: the values that are
+    said instead of y, as those of bars on top of each other.
+    """
+
+    name: str
+    colour: str
+    x: Values
+    y: Values
+    low: Values | None = None
+    high: Values | None = None
+    holds: bool = False
+    said: Values | None = None
+
+
+def readings(axes: Any, lines: Sequence[Read], head: Callable[[float], str]) -> str:
+    """SVG to be put over a drawing of `axes`, in points; '' if no point is in it.
+
+    Args:
+        axes: Axes of matplotlib that have been drawn.
+        lines: What is read.
+        head: The text above the values, from an x.
+    """
+    placed = [(line, *_placed(axes, line.x, line.y)) for line in lines]
+    left, top, right, bottom = _frame(axes)
+    visible = [
+        (line, px, py, (px > left - 1) & (px < right + 1) & (py > top - 1) & (py < bottom + 1))
+        for line, px, py in placed
+    ]
+    where = np.unique(np.round(np.concatenate([px[seen] for _, px, _, seen in visible] or [np.zeros(0)]), 1))
+    if not len(where):
+        return ""
+    most = max(8, min(STRIPS, VALUES // max(1, len(lines))))
+    if len(where) > most:
+        where = where[np.unique(np.linspace(0, len(where) - 1, most).round().astype(int))]
+    edges = np.concatenate([[left], (where[1:] + where[:-1]) / 2, [right]])
+    strips = []
+    for centre, begin, end in zip(where, edges[:-1], edges[1:], strict=True):
+        there = [
+            (line, at, px[at], py[at])
+            for line, px, py, seen in visible
+            if (at := _point(line, px, seen, centre, begin, end)) is not None
+        ]
+        strips.append(_strip(there, head, (begin, top, end, bottom), centre, centre < (left + right) / 2))
+    return "".join(strips)
+
+
+def _placed(axes: Any, x: Values, y: Values) -> tuple[Values, Values]:
+    """Points of the drawing, from its upper left corner; NaN for what has no place."""
+    figure = axes.figure
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at = axes.transData.transform(np.column_stack([x, y]).astype(float)) * 72 / figure.dpi
+    return at[:, 0], 72 * figure.get_size_inches()[1] - at[:, 1]
+
+
+def _frame(axes: Any) -> tuple[float, float, float, float]:
+    width, height = 72 * axes.figure.get_size_inches()
+    box = axes.get_position()
+    return box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height
+
+
+def _point(line: Read, px: Values, seen: Any, centre: float, begin: float, end: float) -> int | None:
+    """The place of the point that a strip shows of a line."""
+    inside = np.flatnonzero(seen & (px >= begin) & (px <= end))
+    if len(inside):
+        return int(inside[np.abs(px[inside] - centre).argmin()])
+    before = np.flatnonzero(seen & (px < begin)) if line.holds else inside
+    return int(before[-1]) if len(before) and px[-1] > centre else None
+
+
+def _strip(
+    there: Sequence[tuple[Read, int, float, float]],
+    head: Callable[[float], str],
+    box: tuple[float, float, float, float],
+    centre: float,
+    to_the_right: bool,
+) -> str:
+    begin, top, end, bottom = box
+    nearest = min(there, key=lambda point: abs(point[2] - centre))
+    x = float(nearest[0].x[nearest[1]])
+    texts = [("var(--ink)", head(x)), *_texts(there, x)]
+    beside, anchor = (5.0, "start") if to_the_right else (-5.0, "end")
+    created = "".join(
+        f'<text x="{centre + beside:.1f}" y="{top + LEADING * (n + 1):.1f}" text-anchor="{anchor}" '
+        f'fill="{colour}">{escape(text)}</text>'
+        for n, (colour, text) in enumerate(texts)
+    )
+    dots = "".join(
+        f'<circle cx="{px:.1f}" cy="{py:.1f}" r="2.6" fill="{r.colour}"/>' for r, _, px, py in there
+    )
+    return (
+        f'<g class="at"><rect x="{begin:.1f}" y="{top:.1f}" width="{end - begin:.1f}" '
+        f'height="{bottom - top:.1f}"/><g><path d="M{centre:.1f} {top:.1f}V{bottom:.1f}"/>'
+        f"{dots}{created}</g></g>"
+    )
+
+
+def _texts(there: Sequence[tuple[Read, int, float, float]], x: float) -> Iterator[tuple[str, str]]:
+    """A colour and a text for each line: the value, then as much of the name as there is room for."""
+    for line, at, _, _ in there:
+        text = number(float((line.y if line.said is None else line.said)[at]))
+        if line.low is not None and line.high is not None and line.low[at] < line.high[at]:
+            text += f" ({number(float(line.low[at]))} to {number(float(line.high[at]))})"
+        if not line.holds and not np.isclose(line.x[at], x, rtol=1e-9, atol=0):
+            text += f" at {number(float(line.x[at]))}"
+        text = f"{text} {line.name}".rstrip()
+        yield line.colour, text if len(text) <= TEXT else f"{text[: TEXT - 1]}…"
+
+
+def number(value: float) -> str:
+    """Whole numbers in full, others with four digits."""
+    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
