@@ -27,7 +27,7 @@ from typing import Any
 from fedsim.algorithm import Algorithm
 from fedsim.client_devices import Link
 from fedsim.errors import UsageError
-from fedsim.specs import Form, parse, split_modifiers, whole
+from fedsim.specs import Form, exponent, parse, split_modifiers, whole
 from fedsim.virtual_clock import Clock, indices
 
 FORM = Form("fedbuff", ("B",), help="the uploads of one step of the server, 1 to K, such as fedbuff:3")
@@ -50,7 +50,7 @@ def async_rule(text: str, clients: int) -> AsyncRule:
     Raises:
         UsageError: If it does not fit.
     """
-    head, modifiers = split_modifiers(text, "--async", ("damp",))
+    head, modifiers = split_modifiers(text, "--async", ("damp",), exponent)
     _, arguments = parse(head, "rule of --async", {FORM.name: FORM})
     buffer = whole(arguments[0])
     if not 1 <= buffer <= clients:
@@ -64,13 +64,15 @@ class ServerStep:
 
     participants: the clients whose uploads are folded, ids ascending. answered: the round of the broadcast
     that each of them answers. seconds: since the step before, on the virtual clock. in_use: the rounds of all
-    broadcasts from which a client computes when the step begins.
+    broadcasts from which a client computes when the step begins. waits: the seconds in which the upload of
+    each participant lay in the buffer.
     """
 
     participants: tuple[int, ...]
     answered: tuple[int, ...]
     seconds: float
     in_use: frozenset[int]
+    waits: tuple[float, ...]
 
     def broadcast(self, client: int) -> int:
         """The round of the broadcast that a participant answers."""
@@ -143,10 +145,10 @@ class AsyncSchedule:
         for started in self._start(round + 1, [client for _, _, client, _ in arrived]):
             heapq.heappush(self._computing, started)
         self._users[round + 1] = len(arrived)
-        by_id = sorted((client, answered) for _, answered, client, _ in arrived)
-        clients, rounds = zip(*by_id, strict=True)
+        by_id = sorted((client, answered, self._now - instant) for instant, answered, client, _ in arrived)
+        clients, rounds, waits = zip(*by_id, strict=True)
         seconds = longest if fresh else self._now - before  # fresh: to the bit what a synchronous round lasts
-        return ServerStep(clients, rounds, seconds, in_use)
+        return ServerStep(clients, rounds, seconds, in_use, waits)
 
 
 @dataclass(frozen=True)

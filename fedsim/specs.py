@@ -7,7 +7,7 @@ It imports nothing heavy, because options are resolved before the fork server im
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedsim.errors import UsageError, unknown
@@ -58,21 +58,29 @@ def parse(text: str, what: str, forms: Mapping[str, Form]) -> tuple[str, tuple[s
     return name, arguments
 
 
-def split_modifiers(text: str, what: str, names: Sequence[str]) -> tuple[str, Mapping[str, float]]:
-    """A spec without its modifiers, and the probability P of every modifier +NAME:P.
+def split_modifiers(
+    text: str, what: str, names: Sequence[str], read: Callable[[str, str], float] | None = None
+) -> tuple[str, Mapping[str, float]]:
+    """A spec without its modifiers, and the number P of every modifier +NAME:P.
+
+    Args:
+        text: The spec.
+        what: Whose it is, for messages.
+        names: The modifiers.
+        read: What P is, as (text, whose) -> number; without it a probability.
 
     Raises:
-        UsageError: If a modifier is unknown, is given twice, or has no probability.
+        UsageError: If a modifier is unknown, is given twice, or has no such number.
     """
     head, *modifiers = text.split("+")
-    chances: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for modifier in modifiers:
-        name, _, chance = modifier.partition(":")
-        if name not in names or name in chances:
+        name, _, value = modifier.partition(":")
+        if name not in names or name in numbers:
             known = " or ".join(f"{n}:P" for n in names)
             raise UsageError(f"{what} {text!r}: behind a + stands {known}, once each")
-        chances[name] = probability(chance, f"{what} {name}")
-    return head, chances
+        numbers[name] = (read or probability)(value, f"{what} {name}")
+    return head, numbers
 
 
 def probability(text: str, owner: str) -> float:
@@ -84,6 +92,18 @@ def probability(text: str, owner: str) -> float:
     value = number(text)
     if not 0 <= value <= 1:
         raise UsageError(f"{owner}: {text!r} is no probability from 0 to 1")
+    return value
+
+
+def exponent(text: str, owner: str) -> float:
+    """A finite number from 0 on.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    value = number(text)
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{owner}: {text!r} is no exponent; write a number from 0 on, such as 0.5")
     return value
 
 

@@ -90,7 +90,9 @@ def tree(text: str, clients: int) -> Tree | None:
         raise UsageError(f"--tree {text!r}: {USAGE}")
     edges, each = int(even[1]), int(even[2])
     if edges * each != clients:
-        raise UsageError(f"--tree {text}: {edges} x {each} = {edges * each:,} clients; there are {clients:,}")
+        raise UsageError(
+            f"--tree {text}: {edges} x {each} = {edges * each:,} clients; there are {clients:,} (--clients)"
+        )
     return Tree(tuple(f"edge{e}" for e in range(edges)), np.repeat(np.arange(edges, dtype=np.int32), each))
 
 

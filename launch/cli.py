@@ -292,8 +292,8 @@ def schedule(spec: str, clients: int, **options: Any) -> None:
 @run_argument
 @click.option(
     "--by",
-    type=click.Choice(["kind", "field", "round", "client"]),
-    help="One table, in full.  [all four, cut]",
+    type=click.Choice(["kind", "field", "round", "client", "hop"]),
+    help="One table, in full; hop: between edge servers and the root.  [all, cut]",
 )
 @click.option("--all", "everything", is_flag=True, help="Control and simulation traffic too.  [algorithm]")
 @click.option("--cumulative", is_flag=True, help="Sums so far, by round.")
@@ -301,7 +301,7 @@ def schedule(spec: str, clients: int, **options: Any) -> None:
 @click.option("--parquet", is_flag=True, help="Write all rows to RUN/ledger.parquet; needs pyarrow.")
 @_json
 def ledger(run: Path, by: str | None, **options: Any) -> None:
-    """Show a run's ledger: by kind, field and layer, round, client; broadcasts per recipient and once."""
+    """Show a run's ledger: by kind, field, round, client and hop; broadcasts per recipient and once."""
     from launch.commands.ledger import show
 
     show(run, by=by or "", **options)

@@ -34,6 +34,10 @@ from workers.storage.recovery import Recovery
 from workers.transport.handshake import Hello
 
 
+class NotCompared(FedsimError):
+    """The run is done, and the kernel cannot say whether its ledger is right."""
+
+
 @dataclass
 class Recorder:
     """The callbacks of a coordinator: every event goes to the run folder and to the display.
@@ -194,13 +198,22 @@ class Recorder:
 
         Raises:
             FedsimError: if they differ.
+            NotCompared: if the kernel has no count of all bytes.
         """
-        left = outcome.kernel_residual
-        if left is None or any(left.values()):
-            raise FedsimError(f"--verify-bytes: kernel minus ledger is {left}; some bytes are unexplained")
-        for name, residual in outcome.edge_residuals.items():
-            if residual is None or any(residual.values()):
-                raise FedsimError(f"--verify-bytes: at {name} kernel minus ledger is {residual}")
+        residuals = {"": outcome.kernel_residual, **outcome.edge_residuals}
+        for name, left in residuals.items():
+            at = f" at {name}" if name else ""
+            if left is not None and any(left.values()):
+                down, up = (f"{left[side]:+,}" for side in ("down", "up"))
+                raise FedsimError(
+                    f"--verify-bytes: kernel minus ledger{at} is {down} bytes down and {up} up; "
+                    "some bytes are unexplained"
+                )
+        if None in residuals.values():
+            raise NotCompared(
+                "--verify-bytes: the run is done, but its ledger is not compared: a connection was lost, "
+                "and the kernel's count of it with it"
+            )
         streams = {d: f"{self.ledger.booked(d):,}" for d in ("down", "up")}
         self.display.note(
             f"kernel and ledger agree: {streams['down']} bytes down and {streams['up']} up, residual 0"

@@ -22,7 +22,7 @@ from launch.display import Display, header
 from launch.endpoint import open_endpoint
 from launch.processes.local_node import LocalNode
 from launch.processes.supervisor import Supervisor
-from launch.recorder import Recorder
+from launch.recorder import NotCompared, Recorder
 from launch.runs import manifest
 from launch.runs.resume import Stored
 from launch.runs.summary import Start, write_model
@@ -233,7 +233,7 @@ class Session:
                     else "with --durability none nothing is left to go on with"
                 )
                 raise Interrupted(where) from None
-            elif self._began or not isinstance(e, StopRequested):
+            elif not isinstance(e, NotCompared) and (self._began or not isinstance(e, StopRequested)):
                 error = str(e) if isinstance(e, FedsimError) else repr(e)
                 recorder.write_summary("failed", self.start, error=error)
             raise

@@ -10,7 +10,7 @@ import pandas
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.errors import DiskError
+from fedsim.errors import DiskError, UsageError
 from launch.commands.ledger_parquet import write_parquet
 from launch.json_output import print_json
 from launch.results.statistics import messages, sides
@@ -75,9 +75,28 @@ def show(
         )
     if by in ("", "client"):
         _print(console, "by client", sides(own[own.client >= 0], ["client"]), cut=not by)
+    if by == "hop" or (by == "" and _has_hops(rows)):
+        _print(console, "by hop to the root", _hops(rows, everything), cut=not by)
     if by == "":
         _print_broadcasts(console, own)
     return None
+
+
+def _has_hops(rows: pandas.DataFrame) -> bool:
+    return "hop" in rows.columns
+
+
+def _hops(rows: pandas.DataFrame, everything: bool) -> pandas.DataFrame:
+    """Bytes between each edge server and the root: broadcasts and sums, or by kind all that crossed there.
+
+    Raises:
+        UsageError: if the run has no edge servers.
+    """
+    if not _has_hops(rows):
+        raise UsageError("--by hop: this run has no edge servers (launch --tree)")
+    if everything:
+        return sides(rows[rows.hop != ""], ["hop", "kind"])
+    return sides(rows[rows.kind == "edge"], ["hop"])
 
 
 TABLES: Mapping[str, tuple[str, ...]] = {
@@ -95,7 +114,9 @@ def document(
     rows = run.ledger
     own = rows if everything else rows[rows.kind == "algorithm"]
     tables: dict[str, object] = {}
-    for name in [by] if by else TABLES:
+    if by == "hop" or (by == "" and _has_hops(rows)):
+        tables["by_hop"] = _hops(rows, everything).reset_index().to_dict("records")
+    for name in [by] if by in TABLES else [] if by else TABLES:
         keys = list(TABLES[name])
         selected = rows if name == "kind" else own[own[keys[0]] >= 0] if name in ("round", "client") else own
         table = sides(selected, keys)

@@ -105,6 +105,8 @@ def _by_client(what: str, bars: Sequence[Bars]) -> str:
 def _waits(devices: Mapping[str, Any]) -> str:
     """Who waited for whom: how long clients that had answered waited, and for whom the most."""
     holds = devices.get("client_holds") or []
+    if not holds and devices.get("client_waits_total"):
+        return f" Uploads lay in the buffer for {devices['client_waits_total']:,.4g} s in all."
     if not any(holds):
         return ""
     most = max(range(len(holds)), key=lambda k: holds[k])

@@ -35,11 +35,11 @@ def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[s
     Returns:
         `simulated_seconds` of all rounds; `client_seconds`, a list of the seconds in which each client loads,
         computes and sends, and `client_seconds_total`, their sum; `client_joules` and `client_joules_total`
-        if a device's energy is known. Of a synchronous run also `client_waits`, the seconds in which it had
-        answered and the exchange went on, `client_holds`, those in which all others had answered and it had
-        not, and their sums.
+        if a device's energy is known. Also `client_waits`, the seconds in which it had answered and the
+        exchange went on, or its upload lay in the buffer of an asynchronous run; of a synchronous run
+        `client_holds`, those in which all others had answered and it had not; and their sums.
     """
-    clock, sizes = problem.clock, indices(problem.sizes)
+    clock, sizes, steps = problem.clock, indices(problem.sizes), problem.asynchrony.schedule
     assert clock is not None
     seconds, joules, waits, holds = (np.zeros(len(sizes)) for _ in range(4))
     simulated = 0.0
@@ -54,13 +54,18 @@ def device_costs(problem: Problem, rows: Iterable[Entry], rounds: int) -> dict[s
         lasts = _duration(problem, clock, round, clients, answers, (down, up), hop)
         simulated += lasts
         there, own = clients[up > 0], np.minimum(took[up > 0], lasts)
+        if steps is not None and round:
+            step = steps.step(round)
+            waits[list(step.participants)] += step.waits
+            continue
         waits[there] += lasts - own
         if len(own) > 1:
             second, last = np.argsort(own, kind="stable")[-2:]
             holds[there[last]] += own[last] - own[second]
     costs = {"simulated_seconds": simulated, **_with_total("client_seconds", seconds)}
-    if problem.asynchrony.schedule is None:
-        costs |= _with_total("client_waits", waits) | _with_total("client_holds", holds)
+    costs |= _with_total("client_waits", waits)
+    if steps is None:
+        costs |= _with_total("client_holds", holds)
     return {"devices": costs | (_with_total("client_joules", joules) if clock.devices.has_energy else {})}
 
 

@@ -52,6 +52,7 @@ def test_every_client_answers_the_broadcast_that_it_got_after_its_last_upload(
         assert step.answered == tuple(got[k] for k in step.participants)
         before, now = now, max(arrival[k] for k in first)
         assert step.seconds == pytest.approx(now - before, rel=1e-9, abs=1e-12)
+        assert step.waits == pytest.approx([now - arrival[k] for k in step.participants], abs=1e-12)
         for k in first:
             got[k], arrival[k] = r + 1, now + c.seconds(r + 1, k, sizes[k], 1000, 1000)
 
@@ -83,12 +84,19 @@ def test_weights_are_those_of_fedbuff() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["fedbuff", "fedbuff:", "fedbuff:0", "fedbuff:6", "fedbuff:2.5", "other:3", "fedbuff:2+damp:2"]
+    "text", ["fedbuff", "fedbuff:", "fedbuff:0", "fedbuff:6", "fedbuff:2.5", "other:3", "fedbuff:2+damp:-1"]
 )
 def test_a_rule_that_does_not_fit_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         async_rule(text, clients=5)
     assert async_rule("fedbuff:5+damp:0.25", clients=5) == AsyncRule(5, 0.25)
+
+
+def test_damping_is_an_exponent_and_may_be_larger_than_one() -> None:
+    assert async_rule("fedbuff:2+damp:2", clients=5) == AsyncRule(2, 2.0)
+    for text in ("-1", "nan", "inf", "x", ""):
+        with pytest.raises(UsageError, match="is no exponent"):
+            async_rule(f"fedbuff:2+damp:{text}", clients=5)
 
 
 RUN = {"asynchronous": "fedbuff:2", "compute": "1ms"}

@@ -117,6 +117,21 @@ def test_who_waits_for_whom(tmp_path: Path) -> None:
     assert "of which for client 1" in (tmp_path / "page.html").read_text()
 
 
+def test_how_long_uploads_lie_in_the_buffer(tmp_path: Path) -> None:
+    """An asynchronous run, in which a client computes, or its upload waits for others of its step."""
+    devices = ("0,1ms,,,,,,,,", "1,20ms,,,,,,,,", "2,1ms,,,,,,,,", "3,5ms,,,,,,,,")
+    options = ("--participation", "full", "--algo", "fedavg", "--link", file_of(tmp_path, *devices))
+    run = launched(tmp_path / "run", *options, "--async", "fedbuff:2", rounds="6")
+    of = spent(run)
+    together = [b + w for b, w in zip(of["client_seconds"], of["client_waits"], strict=True)]
+    assert max(together) <= of["simulated_seconds"] * (1 + 1e-12) and of["client_waits_total"] > 0
+    busiest = max(range(4), key=lambda k: together[k])
+    assert together[busiest] == pytest.approx(of["simulated_seconds"], rel=1e-9)  # of the last step
+    page = tmp_path / "page.html"
+    assert CliRunner().invoke(main, ["report", str(run.path), "--out", str(page)]).exit_code == 0
+    assert "Uploads lay in the buffer for" in page.read_text()
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("workers", ["1", "3"])
 def test_it_does_not_depend_on_workers(run: Run, workers: str, tmp_path: Path) -> None:

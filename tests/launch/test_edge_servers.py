@@ -118,6 +118,15 @@ def test_an_edge_server_that_is_killed_is_made_good(seed: int, tmp_path: Path) -
     same(Run.open(tmp_path / "run"), alone)
 
 
+@pytest.mark.slow
+def test_a_ledger_that_cannot_be_compared_does_not_make_a_run_fail(tmp_path: Path) -> None:
+    """The kernel's count of a connection ends with it. That is an error of --verify-bytes, not of the run."""
+    options = (*LONG, "--workers", "4", "--edge-processes", "--verify-bytes")
+    running = disturbed(tmp_path / "run", random.Random(0), kill, *options)
+    assert "the run is done, but its ledger is not compared" in running.rest(1)
+    assert Run.open(tmp_path / "run").summary["status"] == "done"
+
+
 def stop(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
 

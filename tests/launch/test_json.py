@@ -80,6 +80,22 @@ def test_the_ledger(run: fedsim.Run) -> None:
     assert len(document("ledger", str(run.path), "--all")["by_field"]) >= len(whole["by_field"])
 
 
+def test_the_ledger_by_hop(run: fedsim.Run, tmp_path: Path) -> None:
+    with_tree = fedsim.run(**SMALL | {"clients": 4}, tree="2x2", out=tmp_path / "tree")
+    crossed = with_tree.ledger[with_tree.ledger.kind == "edge"]
+    by_hop = document("ledger", str(with_tree.path), "--by", "hop")["by_hop"]
+    assert [entry["hop"] for entry in by_hop] == ["edge0", "edge1"]
+    for side in ("down", "up"):
+        assert sum(entry[side] for entry in by_hop) == crossed[crossed.direction == side].bytes.sum() > 0
+    assert document("ledger", str(with_tree.path))["by_hop"] == by_hop
+    everything = document("ledger", str(with_tree.path), "--by", "hop", "--all")["by_hop"]
+    assert {(e["hop"], e["kind"]) for e in everything} >= {("edge0", "edge"), ("edge1", "edge")}
+    shown = CliRunner().invoke(main, ["ledger", str(with_tree.path)])
+    assert "by hop to the root" in shown.output
+    without = CliRunner().invoke(main, ["ledger", str(run.path), "--by", "hop"])
+    assert without.exit_code == 2 and "has no edge servers" in without.output
+
+
 def test_the_plan_is_the_summary_of_the_run(run: fedsim.Run) -> None:
     options = ("--clients", "3", "--rounds", "2", "--model", "logistic", "--codec", "up.precision=bf16")
     planned = document("plan", *options)
