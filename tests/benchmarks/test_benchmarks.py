@@ -81,6 +81,10 @@ PRINTS = {
         r"^ +round +\d+: [\d.]+, [\d.]+, [\d.]+ MB",
         r"^ +slope of the second half",
     ],
+    "stale_broadcasts": [
+        r"^\| synchronous \| 6 \| 1 \| 0 \| \d+ \|",
+        r"^\| B = 1 \| 60 \| (?:[2-9]|10) \| [1-9]\d* \| \d+ \|",
+    ],
     "startup": [r"^command to the end of round 1: [\d.]+ s", r"^peak memory \(PSS, summed\): \d+ MB"],
     "trees": [
         r"^\| flat \| [\d,]+ \| \d+ \| 1\.00 \| \d+ \|",

@@ -76,7 +76,12 @@ def test_an_unknown_preset_names_the_nearest() -> None:
             "",
             "digits; --preset fashion_mnist",
         ),
-        (Experiment(algo="ivon_admm", dataset="mnist"), "", "chosen on digits; there is no preset for mnist"),
+        (
+            Experiment(algo="ivon_admm", dataset="cifar10"),
+            "",
+            "chosen on digits; there is no preset for cifar10",
+        ),
+        (Experiment(algo="fedavg", dataset="mnist"), "", "--preset mnist has settings for mnist"),
         (Experiment(dataset="uci_credit"), "", "--preset uci_credit_het or --preset uci_credit_hom"),
         (Experiment(dataset="mnist", hyperparameters={"lr": 1.0}), "", ""),
         (Experiment(algo="ivon_admm"), "fashion_mnist", "released configuration"),
