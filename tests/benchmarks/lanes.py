@@ -1,0 +1,83 @@
+"""Measures the local training of many clients in one process, with lanes and without.
+
+    python -m tests.benchmarks.lanes [--repeats 7] [--clients 32] [--epochs 4] [--tiny]
+
+Every client has 320 random examples, and takes steps of Adam on batches of 32, on 1 thread: 10 an epoch. The
+inputs are those of digits (64) for logistic and mlp_small, and of MNIST (784) for mlp. Printed are
+client-steps per second of CPU time, and how many times as many that is as without lanes. The candidates
+alternate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from fedsim.learning.lanes import Lanes
+from fedsim.learning.models.registry import build_model
+from fedsim.learning.params import Net
+from fedsim.learning.shards import Shard
+from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.seeds import RandomStream, seeded_torch
+from tests.benchmarks.common import options_of, spread
+from workers.worker.main import fix_numerics
+
+N, BATCH = 320, 32
+MODELS = {"logistic": (1, 8, 8), "mlp_small": (1, 8, 8), "mlp": (1, 28, 28)}
+
+
+def training(model: str, lanes: int, clients: int, epochs: int) -> Callable[[], None]:
+    """The local training of all clients, in so many lanes; 1: one client after another, without lanes."""
+    with seeded_torch(0):
+        net = Net(build_model(model, MODELS[model], 10))
+        inputs, targets = torch.rand(N, *MODELS[model]), torch.randint(10, (N,))
+    together = Lanes(net, lanes, N) if lanes > 1 else None
+    start, how = net.snapshot(), LocalTraining(epochs=epochs, batch_size=BATCH)
+
+    def train(client: int) -> None:
+        own = (together and together.current) or net
+        rng = RandomStream(0, "benchmark", 1, client)
+        minimise(Shard(own, inputs, targets, 1.0), start, how=how, rng=rng, round=1)
+
+    def run() -> None:
+        waiting = list(range(clients))
+        while together is None and waiting:
+            train(waiting.pop())
+        while together is not None and (waiting or together.busy):
+            while waiting and together.free:
+                together.start(partial(train, waiting.pop()))
+            together.advance()
+
+    return run
+
+
+def main() -> None:
+    parser = options_of(__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--epochs", type=int, default=4)
+    options = parser.parse_args()
+    clients, counts = (4, (1, 2, 4)) if options.tiny else (options.clients, (1, 4, 10, 32))
+    repeats, epochs = (1, 1) if options.tiny else (options.repeats, options.epochs)
+    fix_numerics(1, "cpu")
+    steps = clients * epochs * -(-N // BATCH)
+    print("| model | lanes | client-steps per second | times one lane |\n|---|---|---|---|")
+    for model in MODELS:
+        candidates = {lanes: training(model, lanes, clients, epochs) for lanes in counts}
+        rates: dict[int, list[float]] = {lanes: [] for lanes in counts}
+        for repeat in range(repeats + 1):
+            for lanes, candidate in candidates.items():
+                began = time.process_time()
+                candidate()
+                if repeat:  # the first one warms up
+                    rates[lanes].append(steps / (time.process_time() - began))
+        for lanes, rate in rates.items():
+            times = [a / b for a, b in zip(rate, rates[1], strict=True)]
+            print(f"| {model} | {lanes} | {spread(rate, digits=0)} | {spread(times, digits=2)} |")
+
+
+if __name__ == "__main__":
+    main()
