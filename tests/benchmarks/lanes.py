@@ -6,10 +6,14 @@ Every client has 320 random examples, and takes steps of Adam on batches of 32, 
 inputs are those of digits (64) for logistic and mlp_small, and of MNIST (784) for mlp. Printed are
 client-steps per second of CPU time, and how many times as many that is as without lanes. The candidates
 alternate.
+
+The last lines are of random Linear layers whose numbers stand in two lanes of a stack, zeros or others beside
+them: how many have other bits in the other lane, with contiguous stacks and with aligned ones.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +25,7 @@ from fedsim.learning.models.registry import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.learning.stacked import Stack
 from fedsim.seeds import RandomStream, seeded_torch
 from tests.benchmarks.common import options_of, spread
 from workers.worker.main import fix_numerics
@@ -54,6 +59,35 @@ def training(model: str, lanes: int, clients: int, epochs: int) -> Callable[[], 
     return run
 
 
+def moved(aligned: bool, layers: int) -> int:
+    """How many of some random layers give other bits in another lane, forward or backward."""
+    draws, found = random.Random(0), 0
+    for layer in range(layers):
+        lanes, rows = draws.choice([2, 3, 8, 64]), draws.choice([1, 2, 7, 20, 32])
+        inner, outer = draws.choice([3, 17, 64, 100, 101]), draws.choice([2, 10, 13, 33])
+        shapes = ((rows, inner), (outer, inner), (rows, outer))
+        generator = torch.Generator().manual_seed(layer)
+
+        def numbers(shapes=shapes, generator=generator):  # type: ignore[no-untyped-def]
+            return [torch.randn(shape, generator=generator) for shape in shapes]
+
+        mine, results = numbers(), []
+        for lane, beside in ((draws.randrange(lanes), numbers), (draws.randrange(lanes), None)):
+            stacks = [Stack.zeros(lanes, shape, mine[0]).values for shape in (*shapes, shapes[2], shapes[0])]
+            if not aligned:
+                stacks = [stack.contiguous() for stack in stacks]
+            x, weight, slope, y, dx = stacks
+            for place in range(lanes):
+                filled = mine if place == lane else beside() if beside else ()
+                for stack, value in zip((x, weight, slope), filled, strict=False):
+                    stack[place] = value
+            torch.bmm(x, weight.mT, out=y)
+            torch.bmm(slope, weight, out=dx)
+            results.append((y[lane].clone(), (slope.mT @ x)[lane], dx[lane].clone()))
+        found += any(not torch.equal(a, b) for a, b in zip(*results, strict=True))
+    return found
+
+
 def main() -> None:
     parser = options_of(__doc__)
     parser.add_argument("--repeats", type=int, default=7)
@@ -77,6 +111,9 @@ def main() -> None:
         for lanes, rate in rates.items():
             times = [a / b for a, b in zip(rate, rates[1], strict=True)]
             print(f"| {model} | {lanes} | {spread(rate, digits=0)} | {spread(times, digits=2)} |")
+    layers = 60 if options.tiny else 600
+    for aligned, what in ((False, "contiguous"), (True, "aligned")):
+        print(f"{what} stacks: {moved(aligned, layers)} of {layers} layers have other bits in another lane")
 
 
 if __name__ == "__main__":
