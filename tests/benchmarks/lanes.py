@@ -73,17 +73,18 @@ def moved(aligned: bool, layers: int) -> int:
 
         mine, results = numbers(), []
         for lane, beside in ((draws.randrange(lanes), numbers), (draws.randrange(lanes), None)):
-            stacks = [Stack.zeros(lanes, shape, mine[0]).values for shape in (*shapes, shapes[2], shapes[0])]
+            stacks = [Stack.zeros(lanes, shape, mine[0]).values for shape in (*shapes, *reversed(shapes))]
             if not aligned:
                 stacks = [stack.contiguous() for stack in stacks]
-            x, weight, slope, y, dx = stacks
+            x, weight, slope, y, dw, dx = stacks
             for place in range(lanes):
                 filled = mine if place == lane else beside() if beside else ()
                 for stack, value in zip((x, weight, slope), filled, strict=False):
                     stack[place] = value
             torch.bmm(x, weight.mT, out=y)
+            torch.bmm(slope.mT, x, out=dw)
             torch.bmm(slope, weight, out=dx)
-            results.append((y[lane].clone(), (slope.mT @ x)[lane], dx[lane].clone()))
+            results.append((y[lane].clone(), dw[lane].clone(), dx[lane].clone()))
         found += any(not torch.equal(a, b) for a, b in zip(*results, strict=True))
     return found
 
