@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,21 +28,24 @@ from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
 from fedsim.experiment import Experiment, codec_options, resolved_hyperparameters
 from fedsim.learning.client_scores import LabelShares
-from fedsim.learning.frozen import freeze, frozen_digest
+from fedsim.learning.frozen import frozen_digest
 from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, likelihood
-from fedsim.learning.models.registry import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
+from fedsim.network import lanes_of, network_of
 from fedsim.participation import Schedule, schedule
 from fedsim.round_events import version
-from fedsim.seeds import RandomStream, seeded_torch
+from fedsim.seeds import RandomStream
 from fedsim.tree import Tree, check_tree, tree
 from fedsim.virtual_clock import Clock, ExchangeClock, clock
 from fedsim.wire.codec_selection import select_codecs, unfit
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.schema import TRIANGLE, Dims, FieldKind, all_fields
 from fedsim.wire.wire_size import RUN_NAME, envelope_size
+
+if TYPE_CHECKING:
+    from fedsim.learning.lanes import Lanes
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Problem:
         if held is not None:
             inputs, targets = dataset.train_inputs[held], dataset.train_targets[held]
             dataset = replace(dataset, test_inputs=inputs, test_targets=targets)
-        net = _network(experiment, dataset, torch.device(device))
+        net = network_of(experiment, dataset, torch.device(device))
         algorithm.check(net.layout.size)
         for name, value in resolved_hyperparameters(algorithm).items():
             if name.endswith("optimiser") and value == "exact":
@@ -113,9 +116,8 @@ class Problem:
     def outline(
         experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any], data_dir: Path | None
     ) -> Problem:
-        """A problem for plans of any number of clients, without a split: every client has the one example 0.
-
-        It has all that the sizes of messages depend on.
+        """A problem for plans of any number of clients, without a split: every client has the one example 0,
+        and all that the sizes of messages depend on.
 
         Raises:
             FedsimError: As build, except for errors of the partition.
@@ -123,7 +125,7 @@ class Problem:
         experiment = resolved(experiment, algorithm)
         dataset = load_dataset(experiment.dataset, data_dir)
         _check_until(experiment, dataset)
-        net = _network(experiment, dataset, torch.device("cpu"))
+        net = network_of(experiment, dataset, torch.device("cpu"))
         algorithm.check(net.layout.size)
         clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
         problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot(), 1.0)
@@ -302,7 +304,7 @@ class Problem:
     def server_net(self) -> Net:
         """A second network, because the server computes in a thread beside evaluation and, in process,
         beside clients, and a network's buffers are scratch space."""
-        return _network(self.experiment, self.dataset, self.net.device)
+        return network_of(self.experiment, self.dataset, self.net.device)
 
     def task(self, round: int, exchange: int, client: int, folds: int = 0, asked: int = 0) -> Task:
         rng = RandomStream(self.experiment.seed, f"client.{exchange}", round, client)
@@ -310,10 +312,16 @@ class Problem:
         weight = self.asynchrony.weight(round, client)
         return Task(start, self.sizes, round, exchange, client, rng, folds, asked, public, weight)
 
+    @cached_property
+    def lanes(self) -> Lanes | None:
+        """Where several clients are computed at once; None with one lane, which is `net`."""
+        return lanes_of(self.net, self.experiment.lanes, self.sizes)
+
     def shard(self, client: int) -> Shard:
+        """A client's examples, with the network of the lane in which this is called, if it is in one."""
         rows = self.clients[client]
         return Shard(
-            self.net,
+            (self.lanes and self.lanes.current) or self.net,
             torch.from_numpy(self.dataset.train_inputs[rows]).to(self.net.device),
             torch.from_numpy(self.dataset.train_targets[rows]).to(self.net.device),
             self.scale,
@@ -390,11 +398,3 @@ def _check_until(experiment: Experiment, dataset: Dataset) -> None:
             f"--until: {plugins.short(experiment.dataset)} has no test accuracy that a run could reach: its "
             f"targets are {dataset.likelihood}"
         )
-
-
-def _network(experiment: Experiment, dataset: Dataset, device: torch.device) -> Net:
-    shape = tuple(dataset.train_inputs.shape[1:])
-    with seeded_torch(experiment.seed):
-        module = build_model(experiment.model, shape, dataset.classes, dataset.likelihood)
-        freeze(module, experiment.train, experiment.freeze)
-        return Net(module, device, likelihood(dataset.likelihood))

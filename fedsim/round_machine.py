@@ -57,6 +57,7 @@ class RoundMachine:
         order: Puts clients in the order in which their uploads are folded (fedsim.tree); by default of ids.
         chunks: How many chunks the test set has; 0 switches evaluation off.
         setup: How many exchanges round 0 has.
+        lanes: How many tasks a worker computes at once.
         edges: Edge servers are processes, so that an exchange is closed also if nothing is folded in it.
         round: The present round.
         folded_rounds: How many committed rounds, without the set-up, have folded an upload.
@@ -79,7 +80,8 @@ class RoundMachine:
     target_reached: bool = False
     order: Callable[[Iterable[int]], list[int]] = sorted
     edges: bool = False
-    _assignment: TaskAssignment = field(default_factory=TaskAssignment)
+    lanes: int = 1
+    _assignment: TaskAssignment = field(init=False)
     _exchange: int = 0
     _participation: Participation = field(default_factory=lambda: Participation(()))
     _arrived: set[int] = field(default_factory=set)
@@ -94,9 +96,12 @@ class RoundMachine:
     _awaits_scores: bool = False
     _finished: bool = False
 
+    def __post_init__(self) -> None:
+        self._assignment = TaskAssignment(lanes=self.lanes)
+
     def seat(self, client_group: Callable[[int], int], worker_group: Callable[[int], int]) -> None:
         """Give workers tasks of their group's clients alone; call it before `start`."""
-        self._assignment = TaskAssignment(client_group, worker_group)
+        self._assignment = TaskAssignment(client_group, worker_group, self.lanes)
 
     def start(self, resumed: bool = False, unscored: Sequence[int] = ()) -> list[Command]:
         """Open the first round. Call it once, before any event.
@@ -113,12 +118,16 @@ class RoundMachine:
                 return self._begin(Participation(tuple(range(len(self.versions)))))
         return self._next_round()
 
-    def handle(self, event: Event) -> list[Command]:
-        """Take one event and return the commands that follow from it.
+    def handle(self, *events: Event) -> list[Command]:
+        """Take an event, or several of the same moment, and return the commands that follow.
 
         Raises:
-            ProtocolError: If the event does not fit the state. The state does not change then.
+            ProtocolError: If an event does not fit the state. It does not change the state then.
         """
+        commands = [command for event in events for command in self._take(event)]
+        return commands + self._assignment.assign(self.round, self._participation.dropouts)
+
+    def _take(self, event: Event) -> list[Command]:
         commands: list[Command] = []
         match event:
             case Joined(worker):
@@ -135,7 +144,7 @@ class RoundMachine:
                 self._on_edge_lost(clients)
             case _:
                 commands = self._on_folded()
-        return commands + self._assignment.assign(self.round, self._participation.dropouts)
+        return commands
 
     @property
     def phase(self) -> Phase:

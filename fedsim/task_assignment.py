@@ -28,11 +28,13 @@ class TaskAssignment:
     """The queues of waiting work and the loads of the workers.
 
     client_group, worker_group: numbers of groups. A worker gets tasks of its group's clients alone, as one
-    behind an edge server does (fedsim.tree); by default there is one group.
+    behind an edge server does (fedsim.tree); by default there is one group. lanes: how many tasks a worker
+    computes at once.
     """
 
     client_group: Callable[[int], int] = lambda client: 0
     worker_group: Callable[[int], int] = lambda worker: 0
+    lanes: int = 1
     _load: dict[int, list[WorkItem]] = field(default_factory=dict)
     _waiting: dict[tuple[int, int], deque[TaskId]] = field(default_factory=dict)
     """By group and by the worker that has the clients' states cached."""
@@ -150,20 +152,21 @@ class TaskAssignment:
     def assign(self, round: int, dropouts: AbstractSet[int]) -> list[Command]:
         """Assign waiting work to workers.
 
-        Training goes first, and evaluation where a worker would idle. A worker gets a second task in advance
-        while there are plenty, so that it does not wait for a message, but not at the end of a round.
+        Training goes first, and evaluation where a worker would idle. The workers get tasks in turn until all
+        have one for every lane, and as many in advance while there are plenty, so that they do not wait for
+        messages, but not at the end of a round.
         """
         commands: list[Command] = []
-        for ahead in (0, 1):
+        for ahead in range(2 * self.lanes):
             for worker in self._by_load():
                 if len(self._load[worker]) > ahead:
                     continue
                 waiting, colleagues = self._count(worker), self._colleagues(worker)
                 if ahead == 0 and self._evaluation_is_late(round):
                     commands.append(self._give_chunk(worker))
-                elif waiting and (ahead == 0 or waiting > colleagues):
+                elif waiting and (ahead < self.lanes or waiting > colleagues * self.lanes):
                     commands.append(self._give_task(worker, dropouts))
-                elif self._to_score and not waiting:
+                elif self._to_score and not waiting and ahead <= 1:
                     commands.append(self._give_chunk(worker))
         return commands
 

@@ -43,6 +43,9 @@ def execute(problem: Problem, of: TaskId, state: Any, down: Any, folds: int, ask
     Returns:
         What the task gives. Committing uses the decoded message, because the server folds that one.
     """
+    if problem.lanes and problem.lanes.current is None:
+        result: TaskResult = problem.lanes.alone(lambda: execute(problem, of, state, down, folds, asked))
+        return result
     algorithm, device = problem.algorithm, problem.net.device
     codecs, dims, layout = problem.codecs["up"], problem.dims, problem.net.layout
     task = problem.task(of.round, of.exchange, of.client, folds, asked)
@@ -53,7 +56,7 @@ def execute(problem: Problem, of: TaskId, state: Any, down: Any, folds: int, ask
         problem.shard(of.client),
         task,
     )
-    del state
+    state = None  # what the update does not need any more is given back
     if problem.net.layout.size >= LARGE:  # before the commit needs memory
         problem.net.release()
     draft, up = map_tensors(draft, lambda t: t.cpu()), map_tensors(up, lambda t: t.cpu())

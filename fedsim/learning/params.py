@@ -82,15 +82,19 @@ class Net:
         if self.weights.dtype != torch.float32:
             raise UsageError(f"a model trains in float32; this one has {self.weights.dtype}")
         self.grads = torch.zeros_like(self.weights)
+        self._bind()
+        self._evaluating = kept_in_evaluation(module)
+        self.stochastic = any(_may_draw(m) for m in module.modules())
+        """A forward pass in training mode may draw from torch's own generators."""
+
+    def _bind(self) -> None:
+        """Make the trained leaves views of the buffers."""
         grads = self.layout.unflatten(self.grads)
         for name, view in self.layout.unflatten(self.weights).items():
             owner_name, _, leaf_name = name.rpartition(".")
             leaf = nn.Parameter(view)
             leaf.grad = grads[name]
-            setattr(module.get_submodule(owner_name), leaf_name, leaf)
-        self._evaluating = kept_in_evaluation(module)
-        self.stochastic = any(_may_draw(m) for m in module.modules())
-        """A forward pass in training mode may draw from torch's own generators."""
+            setattr(self.module.get_submodule(owner_name), leaf_name, leaf)
 
     def noise(self, key: int) -> AbstractContextManager[None]:
         """A block in which the module's own draws (dropout) are those of `key`, and no one else's change."""
@@ -101,6 +105,9 @@ class Net:
         self.module.train()
         for part in self._evaluating:
             part.eval()
+
+    def expect(self, rows: int) -> None:
+        """Take note of how many examples the next batches have at most; a lane's network needs it."""
 
     def load(self, weights: Tensor) -> None:
         self.acquire()

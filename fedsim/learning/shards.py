@@ -100,6 +100,7 @@ class Shard:
 
     def batches(self, size: int, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch in random order; the short last batch is kept (as in the released code)."""
+        self.net.expect(size)
         rows = torch.randperm(self.size, generator=order).to(self.targets.device)
         for selected in torch.split(rows, size):
             yield self.floats(self.inputs[selected]), self.targets[selected]

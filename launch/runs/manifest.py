@@ -56,11 +56,14 @@ def describe(
 def described(problem: Problem) -> dict[str, Any]:
     """Describe an experiment with every default resolved.
 
-    `sources` has the user's own files and their sha256.
+    `sources` has the user's own files and their sha256. `lanes` is there if there are several.
     """
     experiment = problem.experiment
     files = {text for text in (experiment.link, experiment.tree) if text.endswith((".csv", ".toml"))}
-    return asdict(experiment) | {
+    fields = asdict(experiment)
+    if experiment.lanes == 1:
+        del fields["lanes"]  # so that such an experiment keeps the digest that it had before there were lanes
+    return fields | {
         "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
         "codecs": codec_options(problem.algorithm.default_codecs, experiment.codecs),
         "params": problem.net.layout.size,

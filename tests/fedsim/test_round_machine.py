@@ -43,6 +43,7 @@ from fedsim.round_events import (
 from fedsim.round_machine import MAX_EVALUATIONS_BEHIND, ProtocolError, RoundMachine
 
 MOST_HELD = 2
+"""Tasks per lane."""
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80)
 
 
@@ -59,6 +60,7 @@ class World:
     setup: int = 0
     reaching: tuple[int, ...] | None = None
     """The rounds whose models have the target accuracy; None: there is no target."""
+    lanes: int = 1
 
     @staticmethod
     def drawn(rng: random.Random) -> World:
@@ -76,6 +78,7 @@ class World:
             tuple(participations),
             rng.choice([0, 1, 3]),
             rng.randint(1, 3),
+            lanes=rng.choice([1, 1, 2, 3]),
         )
 
     def participation(self, round: int) -> Participation:
@@ -92,6 +95,7 @@ class World:
             self.eval_every,
             self.setup,
             has_target=self.reaching is not None,
+            lanes=self.lanes,
         )
 
     def evaluated(self) -> list[int]:
@@ -239,7 +243,7 @@ class Simulator:
         return sum(c.round == round for c in self.answered) == self.world.chunks
 
     def check_workers(self) -> None:
-        assert all(len(pieces) <= MOST_HELD for pieces in self.held.values())
+        assert all(len(pieces) <= MOST_HELD * self.world.lanes for pieces in self.held.values())
         assert self.machine.busy() == any(self.held.values())
         for worker, pieces in self.held.items():
             tasks = [p for p in pieces if isinstance(p, TaskId)]
@@ -830,3 +834,22 @@ def test_what_a_lost_edge_server_had_is_computed_again(seed: int) -> None:
             opened = False
             carry_out(machine.handle(Folded()))
     assert [c for c in seen if isinstance(c, Commit)] == commits
+
+
+def test_workers_with_lanes_share_the_tasks_of_a_round() -> None:
+    """Two that come at once get one in turn; what is left when both have one for every lane is given in
+    advance only while there are plenty, and an answer makes room for the next."""
+
+    def given_to(clients: int) -> tuple[RoundMachine, list[tuple[int, int]]]:
+        world = World(clients, 1, 1, (Participation(tuple(range(clients))),), 0, 1, lanes=4)
+        machine = world.machine(cost=lambda k: -k)
+        machine.start()
+        commands = machine.handle(Joined(0), Joined(1))
+        return machine, [(c.worker, c.task.client) for c in commands if isinstance(c, Give)]
+
+    assert given_to(5)[1] == [(0, 0), (1, 1), (0, 2), (1, 3), (0, 4)]
+    machine, gives = given_to(18)
+    assert gives == [(k % 2, k) for k in range(10)], "8, and two while more than 8 wait"
+    assert not machine.handle(Arrived(1, TaskId(1, 1, 3, 0))), "four are left to it"
+    (give,) = machine.handle(Arrived(1, TaskId(1, 1, 5, 0)))
+    assert isinstance(give, Give) and (give.worker, give.task.client) == (1, 10)

@@ -109,6 +109,7 @@ class Coordinator:
             edges=workers.edges,
             chunks=problem.chunks,
             eval_every=problem.experiment.eval_every,
+            lanes=problem.experiment.lanes,
             setup=len(algorithm.setup),
             round=before.round if before else 0,
             folded_rounds=before.folds if before else 0,
@@ -222,7 +223,8 @@ class Coordinator:
         self._silent_since = self._clock()
         self.records.begin(self.dispatch.epoch)
         self._carry_out(self.machine.start(self._resumed, self._unscored))
-        self._handle(self.members.begin())
+        joined = [own for event in self.members.begin() for own in self._without_edges(event)]
+        self._carry_out(self.machine.handle(*joined))  # at once, so that they share the first tasks
 
     def _step(self, timeout: float) -> bool:
         """Wait once and handle what has come; False if nothing of it matters."""

@@ -45,7 +45,8 @@ def run_edge(spec: dict[str, Any]) -> int:
             folder = Path(config.run_dir or ".")
             path = address_file(folder, spec["edge"])
             listener = LocalTcpListener()
-            endpoint = EdgeEndpoint(Ledger(), listener, spec["max_frame"], AHEAD * spec["max_frame"])
+            lanes, largest = problem.experiment.lanes, spec["max_frame"]
+            endpoint = EdgeEndpoint(Ledger(), listener, largest, AHEAD * lanes * largest, lanes)
         except Exception as e:
             root.send(messages.failed(run, e))
             raise

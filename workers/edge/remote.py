@@ -104,7 +104,7 @@ class RemoteEdge:
                 local = self.files.localised(config.experiment)
                 data_dir = str(self.data_dir) if self.data_dir else None
                 problem = build_problem(msgspec.structs.replace(config, experiment=local, data_dir=data_dir))
-                endpoint = self._listen(scratch.path)
+                endpoint = self._listen(scratch.path, problem.experiment.lanes)
                 closing.callback(endpoint.close)
                 self.credentials.of_workers(endpoint.address).write(self.workers_file)
             except FedsimError as e:
@@ -128,7 +128,7 @@ class RemoteEdge:
             f"{self.bind}: fedsim worker --join {self.workers_file.resolve()}"
         )
 
-    def _listen(self, folder: Path) -> ZmqEndpoint:
+    def _listen(self, folder: Path, lanes: int) -> ZmqEndpoint:
         """Open the port; one that the system has chosen stays the same if it is opened again.
 
         Raises:
@@ -141,7 +141,7 @@ class RemoteEdge:
         keys.mkdir()
         self.revocations = Revocations(keys / REVOKED)
         listener = CurveListener(self.bind, c.port, c.workers, self.revocations, c.first)
-        endpoint = ZmqEndpoint(Ledger(), listener, c.max_frame, AHEAD * c.max_frame)
+        endpoint = ZmqEndpoint(Ledger(), listener, c.max_frame, AHEAD * lanes * c.max_frame, lanes)
         self.bind = endpoint.address
         return endpoint
 

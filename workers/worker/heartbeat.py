@@ -22,16 +22,19 @@ class Heartbeat:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._current: Header | None = None
+        self._current: list[Header] = []
+        """What is being computed, in the order of its beginnings."""
         self._due = 0.0
 
     def begin(self, of: Header) -> None:
         """Note that a task, or the evaluation of a chunk, has begun."""
-        self._current, self._due = of, time.monotonic() + SECONDS
+        if not self._current:
+            self._due = time.monotonic() + SECONDS
+        self._current.append(of)
 
-    def end(self) -> None:
+    def end(self, of: Header) -> None:
         """Note that it has ended."""
-        self._current = None
+        self._current.remove(of)
 
     def __call__(self, *_: object) -> None:
         """Send a heartbeat if one is due.
@@ -39,8 +42,8 @@ class Heartbeat:
         Raises:
             ConnectionLost: If the connection has ended; nobody waits for what is being computed.
         """
-        if self._current is None or time.monotonic() < self._due:
+        if not self._current or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + SECONDS
         self._connection.check()
-        self._connection.offer(heartbeat(self._current))
+        self._connection.offer(heartbeat(self._current[0]))

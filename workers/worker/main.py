@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from workers.place import place_of_process
 from workers.portable import check_numerics
 from workers.probe import probe
 from workers.storage.shared_frozen import map_frozen, map_start
+from workers.task_lanes import TaskLanes
 from workers.transport.dealer import Connection
 from workers.transport.edge_addresses import wait_for_address
 from workers.transport.handshake import Hello, refusal_reason
@@ -118,6 +120,7 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
         problem = Problem.build(experiment, algorithm, data_dir, device)
         map_frozen(problem.net.module, Path(config.run_dir))
         map_start(problem.start, Path(config.run_dir))
+        problem.lanes  # noqa: B018  (copies the network, which has no hooks yet)
         warm_up(problem)
         return WorkerRuntime(problem, Path(config.run_dir), run, config.index)
     except Exception as e:
@@ -200,15 +203,38 @@ def serve(
         ConnectionLost: if the connection has ended.
         Interrupted: if the run was.
     """
-    heartbeat, unanswered = Heartbeat(connection), 0
+    heartbeat, lanes = Heartbeat(connection), runtime.problem.lanes
+
+    def answer(envelope: Envelope) -> list[Envelope]:
+        heartbeat.begin(envelope.header)
+        try:
+            return handle(envelope)
+        finally:
+            heartbeat.end(envelope.header)
+
     runtime.problem.net.module.register_forward_pre_hook(heartbeat)
+    if lanes is not None:
+        lanes.watch(heartbeat)
+    tasks = TaskLanes(lanes, answer)
+    try:
+        _serve(connection, runtime.run, tasks, idle)
+    finally:
+        tasks.close()
+
+
+def _serve(connection: Connection, run: str, tasks: TaskLanes[list[Envelope]], idle: float | None) -> None:
+    unanswered = 0
     while True:
-        envelope = connection.receive(idle or 60.0)
+        envelope = connection.receive(0.0 if tasks.computing else idle or 60.0) if tasks.takes else None
+        if envelope is None and tasks.computing:
+            for reply in chain.from_iterable(tasks.advance()):
+                connection.send(reply)
+            continue
         if envelope is None:
             if idle and unanswered == UNANSWERED:
                 raise ConnectionLost(f"nothing was heard of {connection.address} for {idle * UNANSWERED:g} s")
             if idle:  # about no task: it renews no lease, for a task may have been lost on its way
-                connection.offer(messages.idle(runtime.run))
+                connection.offer(messages.idle(run))
                 unanswered += 1
             continue
         unanswered = 0
@@ -219,10 +245,7 @@ def serve(
             return
         if envelope.header.kind == "refused":
             raise AccessError(f"refused: {refusal_reason(envelope)}")
-        heartbeat.begin(envelope.header)
-        replies = handle(envelope)
-        heartbeat.end()
-        for reply in replies:
+        for reply in chain.from_iterable(tasks.take(envelope)):
             connection.send(reply)
 
 
