@@ -1,7 +1,7 @@
 """The C library's heap: what is kept for the next message, and what is given back to the machine.
 
-docs/decisions/026-large-models.md and 035-memory-of-large-models.md have the measurements. Nothing happens
-where the C library has no such functions.
+docs/decisions/026-large-models.md has the measurements. Nothing happens where the C library has no such
+functions.
 """
 
 from __future__ import annotations

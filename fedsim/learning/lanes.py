@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from fedsim.learning.frozen import is_frozen
 from fedsim.learning.params import Net
-from fedsim.learning.stacked import Part, Stack, StackedNet
+from fedsim.learning.stack import Stack
+from fedsim.learning.stacked import Part, StackedNet
 
 
 class LaneNet(Net):

@@ -13,11 +13,9 @@ with as many rows as it has.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -26,39 +24,9 @@ from torch import Tensor, nn
 from fedsim.errors import UsageError
 from fedsim.learning.likelihoods import CATEGORICAL, Likelihood
 from fedsim.learning.params import Layout, Net
+from fedsim.learning.stack import Stack
 
-ALIGNED = 32
-"""Numbers: 128 bytes, two cache lines and two vectors of the widest kind."""
 ACTIVATIONS = (nn.ReLU, nn.Sigmoid, nn.Tanh)
-
-
-@dataclass(frozen=True)
-class Stack:
-    """storage (L, stride), contiguous; shape: of one lane."""
-
-    storage: Tensor
-    shape: tuple[int, ...]
-
-    @staticmethod
-    def zeros(lanes: int, shape: tuple[int, ...], like: Tensor) -> Stack:
-        """shape: of one lane."""
-        stride = -(-math.prod(shape) // ALIGNED) * ALIGNED
-        return Stack(torch.zeros(lanes, stride, dtype=like.dtype, device=like.device), shape)
-
-    @cached_property
-    def values(self) -> Tensor:
-        """(L, *shape), a view without the padding."""
-        size = math.prod(self.shape)
-        return self.storage[:, :size].view(len(self.storage), *self.shape)
-
-    @cached_property
-    def lanes(self) -> tuple[Tensor, ...]:
-        """The values of every lane."""
-        return self.values.unbind()
-
-    def shaped(self, *shape: int) -> Stack:
-        """The same numbers in another shape."""
-        return Stack(self.storage, shape)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedsim.learning.models.registry import build_model
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
-from fedsim.learning.stacked import Stack
+from fedsim.learning.stack import Stack
 from fedsim.seeds import RandomStream, seeded_torch
 from tests.benchmarks.common import options_of, spread
 from workers.worker.main import fix_numerics
