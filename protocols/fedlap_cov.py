@@ -106,7 +106,6 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
             penalties=(cavity,),
             moments=client.moments,
         )
-        del cavity  # P numbers twice, which the curvature can use
         H = self.form.curvature(shard, fit.weights, self.curvature, task.rng)
         precision = by_blocks(lambda H, *q: H + self.cavity(*q).precision, H, down, client.site)
         up = self.form.up(fit.weights, self.form.field(precision), fit.loss)
