@@ -157,10 +157,10 @@ class Loop(Step):
     def forward(self, x: Stack, parts: Sequence[Part]) -> Stack:
         lanes, values = len(x.storage), x.values
         for part in parts:
-            given = values[part.lane, : part.rows].detach()
+            inputs = values[part.lane, : part.rows].detach()
             with torch.set_grad_enabled(self.trains or self.passes_on):
-                result = self.modules[part.lane](given.requires_grad_(self.passes_on))
-            self._done[part.lane] = given, result
+                result = self.modules[part.lane](inputs.requires_grad_(self.passes_on))
+            self._done[part.lane] = inputs, result
             if self._y is None:
                 self._y = Stack.zeros(lanes, (x.shape[0], *result.shape[1:]), x.storage)
             _write(self._y, part, result.detach())
@@ -171,12 +171,12 @@ class Loop(Step):
     def backward(self, d: Stack, parts: Sequence[Part]) -> Stack | None:
         values = d.values
         for part in parts:
-            given, result = self._done.pop(part.lane)
+            inputs, result = self._done.pop(part.lane)
             if self.trains or self.passes_on:
                 torch.autograd.backward(result, values[part.lane, : part.rows])
             if self._dx is not None:
-                assert given.grad is not None
-                _write(self._dx, part, given.grad)
+                assert inputs.grad is not None
+                _write(self._dx, part, inputs.grad)
         return self._dx
 
 
@@ -367,7 +367,7 @@ def _linear(name: str, layout: Layout, weights: Tensor, grads: Tensor, passes_on
     for s in layout.slices:
         owner, _, leaf = s.name.rpartition(".")
         if owner == name:
-            for found, of in zip(views, (weights, grads), strict=True):
-                found[leaf] = of[:, s.offset : s.offset + s.size].view(len(of), *s.shape)
+            for by_name, of in zip(views, (weights, grads), strict=True):
+                by_name[leaf] = of[:, s.offset : s.offset + s.size].view(len(of), *s.shape)
     (own, slopes) = views
     return LinearStep(own["weight"], slopes["weight"], own.get("bias"), slopes.get("bias"), passes_on)

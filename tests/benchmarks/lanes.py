@@ -61,7 +61,7 @@ def training(model: str, lanes: int, clients: int, epochs: int) -> Callable[[], 
 
 def moved(aligned: bool, layers: int) -> int:
     """How many of some random layers give other bits in another lane, forward or backward."""
-    draws, found = random.Random(0), 0
+    draws, different = random.Random(0), 0
     for layer in range(layers):
         lanes, rows = draws.choice([2, 3, 8, 64]), draws.choice([1, 2, 7, 20, 32])
         inner, outer = draws.choice([3, 17, 64, 100, 101]), draws.choice([2, 10, 13, 33])
@@ -85,8 +85,8 @@ def moved(aligned: bool, layers: int) -> int:
             torch.bmm(slope.mT, x, out=dw)
             torch.bmm(slope, weight, out=dx)
             results.append((y[lane].clone(), dw[lane].clone(), dx[lane].clone()))
-        found += any(not torch.equal(a, b) for a, b in zip(*results, strict=True))
-    return found
+        different += any(not torch.equal(a, b) for a, b in zip(*results, strict=True))
+    return different
 
 
 def main() -> None:

@@ -840,15 +840,15 @@ def test_workers_with_lanes_share_the_tasks_of_a_round() -> None:
     """Two that come at once get one in turn; what is left when both have one for every lane is given in
     advance only while there are plenty, and an answer makes room for the next."""
 
-    def given_to(clients: int) -> tuple[RoundMachine, list[tuple[int, int]]]:
+    def assigned_to(clients: int) -> tuple[RoundMachine, list[tuple[int, int]]]:
         world = World(clients, 1, 1, (Participation(tuple(range(clients))),), 0, 1, lanes=4)
         machine = world.machine(cost=lambda k: -k)
         machine.start()
         commands = machine.handle(Joined(0), Joined(1))
         return machine, [(c.worker, c.task.client) for c in commands if isinstance(c, Give)]
 
-    assert given_to(5)[1] == [(0, 0), (1, 1), (0, 2), (1, 3), (0, 4)]
-    machine, gives = given_to(18)
+    assert assigned_to(5)[1] == [(0, 0), (1, 1), (0, 2), (1, 3), (0, 4)]
+    machine, gives = assigned_to(18)
     assert gives == [(k % 2, k) for k in range(10)], "8, and two while more than 8 wait"
     assert not machine.handle(Arrived(1, TaskId(1, 1, 3, 0))), "four are left to it"
     (give,) = machine.handle(Arrived(1, TaskId(1, 1, 5, 0)))
