@@ -15,7 +15,6 @@ from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope, decode
 from fedsim.wire.message_context import NOTHING, MessageContext, codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
-from workers import heap
 from workers import protocol_messages as messages
 from workers.storage.client_states import ClientStates
 from workers.task_execution import execute
@@ -74,7 +73,6 @@ class WorkerRuntime:
         self.states.forget(h.client, h.base)
         payload = result.payload
         del result, down
-        heap.give_back(problem.net.layout.size)
         return messages.upload(h, payload, (self._clock() - began) // 1000)
 
     def _state(self, client: int, version: int) -> Any:
