@@ -32,8 +32,9 @@ def set_malloc_thresholds() -> None:
 
 
 def give_back(params: int) -> None:
-    """Give back the gaps of the heap, if a vector of `params` numbers is large. After every task it would cost
-    more time than the memory is worth.
+    """Give back the gaps of the heap, if a vector of `params` numbers is large.
+
+    After every task this would cost more time than the memory is worth.
 
     Vectors of 4 and of 8 bytes a number come and go in different orders, so that after a few tasks half of
     the heap is gaps in which the next vector does not fit.

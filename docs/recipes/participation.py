@@ -34,9 +34,10 @@ ANSWERS = """\
 # What partial participation costs
 
 Eleven configurations of seven algorithms under eight schedules; accuracy, traffic, waste, and the invariant
-of the duals, on digits with ten and with a hundred clients, three seeds each. FashionMNIST 10 % with ten clients has
-a page of its own, [participation_fashion_mnist_10.md](participation_fashion_mnist_10.md), with one seed; the recipe
-for a hundred was not run. Tables without words are in [participation_digits_10.md](participation_digits_10.md) and
+of the duals, on digits with ten and with a hundred clients, three seeds each. FashionMNIST 10 % with ten
+clients has one seed and a page of its own,
+[participation_fashion_mnist_10.md](participation_fashion_mnist_10.md); the recipe for a hundred was not run.
+Tables without words are in [participation_digits_10.md](participation_digits_10.md) and
 [participation_digits_100.md](participation_digits_100.md).
 
 ## Who suffers
