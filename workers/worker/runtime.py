@@ -71,9 +71,7 @@ class WorkerRuntime:
         result = execute(problem, task, self._state(h.client, h.base), down, h.folds, h.asked)
         self.states.save(h.client, problem.version(h.round, h.exchange), result.committed)
         self.states.forget(h.client, h.base)
-        payload = result.payload
-        del result, down
-        return messages.upload(h, payload, (self._clock() - began) // 1000)
+        return messages.upload(h, result.payload, (self._clock() - began) // 1000)
 
     def _state(self, client: int, version: int) -> Any:
         """Return a client's state; the caller has the only reference to one that is not cached."""
