@@ -40,13 +40,21 @@ def on_disk(folder: Path) -> list[str]:
 SIZE = upload(0).total_bytes()
 
 
+def full(folder: Path) -> Spool:
+    """A spool without room: what is put next goes to the disk, for one upload (client 99) is in memory."""
+    spool = Spool(folder, 0)
+    spool.put(99, upload(99, 1))
+    assert on_disk(folder) == []
+    return spool
+
+
 @pytest.mark.parametrize("room", [0, SIZE - 1, SIZE, 2 * SIZE + 1, 100 * SIZE])
 def test_frames_come_back_identical_whatever_the_bound(tmp_path: Path, room: int) -> None:
     spool = Spool(tmp_path / "spool", room)
     clients = list(range(6))
     for k in clients:
         spool.put(k, upload(k))
-    in_memory = min(room // SIZE, len(clients))
+    in_memory = min(max(room // SIZE, 1), len(clients))
     assert len(on_disk(tmp_path / "spool")) == len(clients) - in_memory
     random.Random(1).shuffle(clients)
     for k in clients:
@@ -56,6 +64,18 @@ def test_frames_come_back_identical_whatever_the_bound(tmp_path: Path, room: int
         unpack(frames(envelope), "spool")
     assert on_disk(tmp_path / "spool") == []
     assert spool.room == room
+
+
+def test_one_upload_stays_in_memory_however_large_and_only_one(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool", SIZE - 1)
+    spool.put(0, upload(0))
+    assert on_disk(tmp_path / "spool") == [] and spool.room == -1
+    spool.put(1, upload(1, 1))
+    assert on_disk(tmp_path / "spool") == ["000001.upload"]
+    spool.take(0)
+    assert spool.room == SIZE - 1
+    spool.put(2, upload(2))
+    assert on_disk(tmp_path / "spool") == ["000001.upload"]
 
 
 def test_nothing_touches_the_disk_below_the_bound(tmp_path: Path) -> None:
@@ -82,32 +102,35 @@ def test_room_that_was_taken_is_given_back(tmp_path: Path) -> None:
 
 def test_a_small_upload_still_fits_beside_a_large_one_that_spilled(tmp_path: Path) -> None:
     small = upload(1, 1).total_bytes()
-    spool = Spool(tmp_path / "spool", SIZE - 1)
+    spool = Spool(tmp_path / "spool", SIZE + small)
     spool.put(0, upload(0))
-    spool.put(1, upload(1, 1))
-    assert on_disk(tmp_path / "spool") == ["000000.upload"]
-    assert spool.room == SIZE - 1 - small
+    spool.put(1, upload(1))
+    spool.put(2, upload(2, 1))
+    assert on_disk(tmp_path / "spool") == ["000001.upload"]
+    assert spool.room == 0
 
 
 def test_a_client_comes_again_in_the_next_round(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool", 0)
+    spool = full(tmp_path / "spool")
     for p in (50, 20):
         spool.put(4, upload(4, p))
+        assert on_disk(tmp_path / "spool") == ["000004.upload"]
         assert frames(spool.take(4)[0]) == frames(upload(4, p))
 
 
 def test_empty_frames_and_letters_without_fields_survive(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool", 0)
+    spool = full(tmp_path / "spool")
     bare = pack(Header(VERSION, "upload", "r"))
     spool.put(0, bare)
     spool.put(1, upload(1, 0))
+    assert len(on_disk(tmp_path / "spool")) == 2
     assert frames(spool.take(0)[0]) == frames(bare)
     assert frames(spool.take(1)[0]) == frames(upload(1, 0))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped"])
 def test_a_file_damaged_on_disk_is_noticed(tmp_path: Path, damage: str) -> None:
-    spool = Spool(tmp_path / "spool", 0)
+    spool = full(tmp_path / "spool")
     spool.put(7, upload(7))
     (path,) = (tmp_path / "spool").iterdir()
     data = bytearray(path.read_bytes())
@@ -121,17 +144,19 @@ def test_a_file_damaged_on_disk_is_noticed(tmp_path: Path, damage: str) -> None:
 
 
 def test_what_an_earlier_start_has_left_is_removed(tmp_path: Path) -> None:
-    left = Spool(tmp_path / "spool", 0)
+    left = full(tmp_path / "spool")
     left.put(3, upload(3))
     (tmp_path / "spool" / ".000004.upload.17").write_bytes(b"half")
     Spool(tmp_path / "spool", 0)
     assert on_disk(tmp_path / "spool") == []
 
 
-@pytest.mark.parametrize("room", [0, 100 * SIZE])
-def test_a_discarded_upload_leaves_neither_file_nor_memory(tmp_path: Path, room: int) -> None:
-    spool = Spool(tmp_path / "spool", room)
+@pytest.mark.parametrize("on_file", [False, True])
+def test_a_discarded_upload_leaves_neither_file_nor_memory(tmp_path: Path, on_file: bool) -> None:
+    spool = full(tmp_path / "spool") if on_file else Spool(tmp_path / "spool")
+    room = spool.room
     spool.put(3, upload(3))
+    assert on_disk(tmp_path / "spool") == (["000003.upload"] if on_file else [])
     spool.discard(3)
     spool.discard(5)  # it has sent none
     assert on_disk(tmp_path / "spool") == [] and spool.room == room
