@@ -235,9 +235,11 @@ def networks(folder: Path, mnist: bool) -> str:
                 f"{bits(pair[1], 'down'):.2f}",
                 f"{bits(pair[1], 'up'):.2f}",
                 *(f"{100 * s['test_accuracy']:.1f}" for s in pair),
+                *(f"{s[name]:.3f}" for name in ("test_ece", "test_brier") for s in pair),
             ]
         )
-    return table(["", "P", "sent", "bits down", "bits up", "accuracy %, dense", "coded"], lines)
+    scores = [f"{score}, {how}" for score in ("accuracy %", "ECE", "Brier") for how in ("dense", "coded")]
+    return table(["", "P", "sent", "bits down", "bits up", *scores], lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

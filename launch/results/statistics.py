@@ -31,6 +31,7 @@ import numpy.typing as npt
 import pandas
 
 from fedsim.errors import UsageError
+from launch.results.coding_limits import LIMITS, at_limit
 from launch.runs.reader import SUMS, Curve
 
 Values = npt.NDArray[np.float64]
@@ -175,12 +176,18 @@ def stacked(curves: Sequence[Curve], name: str) -> Values:
     count = min((len(c.lines) for c in curves), default=0)
     if not count:
         return np.zeros((len(curves), 0))
-    rows = [c.rounds() if name == "round" else c.metric(name) for c in curves]
+    rows = [_values(c, name) for c in curves]
     return np.array([row[:count] for row in rows], dtype=np.float64)
 
 
+def _values(curve: Curve, name: str) -> Sequence[float]:
+    if name == "round":
+        return curve.rounds()
+    return at_limit(curve, name) if name in LIMITS else curve.metric(name)
+
+
 def band(curves: Sequence[Curve], x: str, y: str, window: int = 1) -> Band:
-    """y over x (round, MB, simulated, J); window: evaluated rounds that a value is the mean of."""
+    """y over x (round, MB, simulated, J, one of LIMITS); window: rounds that a value is the mean of."""
     xs, ys = stacked(curves, x).mean(0) if curves else np.zeros(0), stacked(curves, y)
     if not curves:
         return Band(xs, xs, xs, xs)

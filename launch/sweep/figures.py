@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from launch.results.coding_limits import LIMITS
 from launch.results.figures import picture
 from launch.results.statistics import Band, band, heading, percent
 from launch.sweep.recipe import Plot, Row
@@ -21,6 +23,11 @@ def draw(plot: Plot, results: Results, folder: Path) -> Path:
         lines.setdefault(_name(row, {plot.x, *plot.at}), []).append(row)
     of = _over_grid if over_grid else _curves
     bands = {name: of(plot, results, members) for name, members in lines.items()}
+    for row in results.rows(plot.limits, plot.at) if plot.limits else ():
+        for x, said in zip(LIMITS, ("entropy", "KL of uploads"), strict=True):
+            limit = _curves(replace(plot, x=x), results, [row])
+            if np.isfinite(limit.x.astype(float)).all():  # fola sends no precision, and has no KL
+                bands[f"{_name(row, plot.at)}: {said}"] = limit
     x = plot.x.partition(".")[2] if over_grid else {"MB": "megabytes, both directions"}.get(plot.x, plot.x)
     y = heading(plot.y).replace("@", " at round ") + (" (%)" if percent(plot.y) else "")
     return picture(

@@ -102,6 +102,8 @@ class Plot:
     logx: bool = False
     low: float | None = None
     high: float | None = None
+    limits: tuple[str, ...] = ()
+    """Variants drawn at the entropy of their messages and at the KL of their uploads, too; x is MB."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,12 @@ class Recipe:
                 )
         for plot in recipe.plot:
             _known(path, plot.only, labels, (*plot.at, *([plot.x] if "." in plot.x else [])), keys)
+            _known(path, plot.limits, labels, (), keys)
+            if plot.limits and plot.x != "MB":
+                raise UsageError(
+                    f"recipe {path}: plot {plot.file} has limits, which are megabytes: its x is MB, "
+                    f"not {plot.x}"
+                )
         return recipe
 
     def rows(self) -> Iterator[Row]:
