@@ -19,7 +19,7 @@ from launch.config import Execution
 from launch.run import launch, resume
 from launch.runs.resume import Stored
 from tests.support.reproducible import fresh_processes, without_seconds
-from workers.storage import atomic_files, client_states
+from workers.storage import atomic_files
 from workers.storage.durability import Durability
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos]
@@ -96,8 +96,7 @@ def inject(fault: Fault) -> None:
 
 
 def first_start(folder: str, at: int, dies: bool, survives: Durability = "power") -> None:
-    if survives == "process":
-        client_states.SPARE_BYTES = 0  # every state is written over an older one
+    atomic_files.SPARE_BYTES = 0  # every state and checkpoint is written over one that is needed no more
     inject(Fault(at, dies))
     try:
         launch(EXPERIMENT, Execution(workers=0, out=folder, durability=survives), quiet=True)

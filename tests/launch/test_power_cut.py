@@ -34,14 +34,14 @@ from launch.runs.summary import stored_model_digest
 from protocols import find
 from tests.launch.test_nth_fault import digests
 from tests.support.reproducible import fresh_processes
-from workers.storage import atomic_files, client_states, durability
+from workers.storage import atomic_files, durability
 from workers.storage.client_states import ClientStates
 from workers.storage.durability import Durability
 from workers.storage.recovery import NOTHING, recover
 
 pytestmark = [pytest.mark.process, pytest.mark.chaos]
 
-ROUNDS = 4
+ROUNDS = 6
 DIED = 77
 RESUMED = 6
 """How many of a run's crash states go on to the end; by hand, all of them did."""
@@ -322,8 +322,7 @@ def first_start(
             os._exit(DIED)
 
     recorder.watch(dies)
-    if survives == "process":
-        client_states.SPARE_BYTES = 0  # every state is written over an older one
+    atomic_files.SPARE_BYTES = 0  # every state and checkpoint is written over one that is needed no more
     run = str(recorder.root / "run")
     launch(experiment, Execution(workers=0, out=run, durability=survives), quiet=True)
     keep(folder, recorder)
@@ -400,6 +399,7 @@ def check(path: str, start: int, experiment: Experiment, survives: Durability) -
         "durable": sorted({cut.floor for cut in created}),
         "found": sorted(set(result)),
         "refused": refused,
+        "written over": written_over(log),
         "wrong": wrong,
     }
     (home / "report").write_text(json.dumps(report))
@@ -413,6 +413,12 @@ def contents(log: list[Operation]) -> dict[str, bytes]:
         if isinstance(operation, Names):
             result |= disk.tree(lambda v: v[-1], lambda v: v[-1])
     return {path: data for path, data in result.items() if data and path.endswith(("checkpoint", ".state"))}
+
+
+def written_over(log: list[Operation]) -> int:
+    """How often a state's file that was needed no more was written over by a later one."""
+    names = (operation.names for operation in log if isinstance(operation, Names))
+    return sum(name == atomic_files.SPARE and what is None for of in names for name, what in of.items())
 
 
 def recovered(run: Path, cut: Cut, problem: Problem, whole: dict[str, bytes]) -> int:
@@ -494,3 +500,5 @@ def test_a_power_cut_costs_at_most_the_rounds_not_yet_synced(
         assert report["refused"]
     if not seconds and survives == "power":
         assert len(report["durable"]) > 3
+    if not seconds:
+        assert report["written over"]

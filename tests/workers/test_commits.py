@@ -41,9 +41,9 @@ def test_the_next_commit_waits_until_the_last_one_is_written(
     disk_is_free, second = threading.Event(), threading.Event()
     written = workers.storage.checkpoints.write_atomically
 
-    def slow(path: Path, chunks: Iterable[Buffer]) -> int:
+    def slow(path: Path, chunks: Iterable[Buffer], spare: Path) -> int:
         assert disk_is_free.wait(30)
-        return written(path, chunks)
+        return written(path, chunks, spare=spare)
 
     monkeypatch.setattr(workers.storage.checkpoints, "write_atomically", slow)
     checkpoints.commit(1, Server(torch.ones(2)), (0,), ())  # returns at once
@@ -64,7 +64,7 @@ def test_the_next_commit_waits_until_the_last_one_is_written(
 def test_an_error_of_the_writer_reaches_the_next_commit(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, chunks: Iterable[Buffer]) -> int:
+    def full(path: Path, chunks: Iterable[Buffer], spare: Path) -> int:
         raise DiskError(f"cannot write {path}: No space left on device")
 
     monkeypatch.setattr(workers.storage.checkpoints, "write_atomically", full)

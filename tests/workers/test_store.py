@@ -16,10 +16,11 @@ from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
 from fedsim.wire.state_file import decode_state, encode_state
-from workers.storage import client_states, durability
+from workers.storage import atomic_files, client_states, durability
 from workers.storage.atomic_files import write_atomically
 from workers.storage.checkpoints import KEEP, Checkpoint, Checkpoints, read_checkpoint
 from workers.storage.client_states import ClientStates, model_digest
+from workers.storage.version_mark import mark
 
 
 @dataclass(frozen=True)
@@ -301,7 +302,7 @@ def test_process_syncs_nothing_and_keeps_two_checkpoints(
 def test_a_large_state_is_written_over_one_that_is_needed_no_more(
     size: int, states: ClientStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_states, "SPARE_BYTES", 0)
+    monkeypatch.setattr(atomic_files, "SPARE_BYTES", 0)
     monkeypatch.setattr(client_states, "SMALL_BYTES", 0)
     for version in (1, 2):
         states.save(0, version, client(version))
@@ -310,8 +311,38 @@ def test_a_large_state_is_written_over_one_that_is_needed_no_more(
     assert tree(states.folder) == {"000000/000002.state", "000000/spare"}
     states.save(0, 3, client(3, size))
     assert states.path(0, 3).stat().st_ino == inode
-    assert states.path(0, 3).read_bytes() == encode_state(client(3, size))
+    state = encode_state(client(3, size))
+    assert states.read(0, 3) == state and states.path(0, 3).read_bytes() == state + mark(3, state)
     assert saved(states, 0) == [2, 3]
+
+
+def test_the_bytes_of_another_version_are_not_taken_for_this_one(
+    states: ClientStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut the new name may be there and the old bytes, or a part of the new ones, behind it."""
+    monkeypatch.setattr(client_states, "SMALL_BYTES", 0)
+    for version in (1, 2):
+        states.save(0, version, client(version))
+    old, new = (states.path(0, version).read_bytes() for version in (1, 2))
+    assert len(old) == len(new)
+    end = len(new) - len(mark(2, new))
+    for wrong in (old, old[:end] + new[end:], new[:end] + old[end:]):
+        states.path(0, 2).write_bytes(wrong)
+        with pytest.raises(WireError, match=r"the state of client 0, .*000002\.state: it holds version"):
+            ClientStates(states.folder, Client).load(0, 2)
+    states.path(0, 2).write_bytes(new[:end])  # as an earlier fedsim has written it
+    assert ClientStates(states.folder, Client).load(0, 2).steps == 2
+
+
+def test_a_file_that_two_versions_share_is_not_written_over(
+    states: ClientStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(atomic_files, "SPARE_BYTES", 0)
+    for version in (1, 2):
+        states.save(0, version, client(7))
+    assert states.path(0, 1).samefile(states.path(0, 2))
+    states.remove(0, below=2, spare=True)
+    assert tree(states.folder) == {"000000/000002.state"}
 
 
 # ---- what a power cut may not take

@@ -16,6 +16,11 @@ from workers.storage.descriptors import patiently
 Buffer = bytes | memoryview
 """As fedsim.wire.envelope.Buffer, without its import of torch: `fedsim revoke` locks a run without it."""
 
+SPARE = "spare"
+"""The name of a file in its folder that is needed no more."""
+SPARE_BYTES = 1 << 18
+"""Smaller files are deleted."""
+
 
 @contextmanager
 def disk_errors(what: str | Path) -> Iterator[None]:
@@ -57,6 +62,23 @@ def write_atomically(
             os.unlink(temporary)
         raise DiskError(f"cannot write {path}: {e.strerror}") from None
     return size
+
+
+def remove_or_spare(path: Path) -> None:
+    """Remove a file; a large one that has no second name becomes the spare of its folder.
+
+    Whoever reads what is written over it must be able to tell the old bytes from the new: a power cut may
+    leave the new name with the old bytes.
+
+    Raises:
+        OSError: if that is not possible.
+    """
+    with suppress(FileNotFoundError):
+        held = os.stat(path)
+        if held.st_size > SPARE_BYTES and held.st_nlink == 1:
+            os.rename(path, path.parent / SPARE)
+        else:
+            os.unlink(path)
 
 
 def remove_temporaries(run: Path) -> None:

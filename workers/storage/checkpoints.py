@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
 from fedsim.wire.state_file import decode_state, state_chunks, state_header
-from workers.storage.atomic_files import disk_errors, write_atomically
+from workers.storage.atomic_files import SPARE, disk_errors, remove_or_spare, write_atomically
 from workers.storage.client_states import ClientStates
 from workers.storage.durability import Durability, NoSyncer, Syncer, Written
 from workers.storage.growing_file import LEDGER, FileDigest
@@ -142,8 +142,6 @@ class Checkpoints:
         """beside: the run's other files that are made durable before a checkpoint is; they may not be there
         yet."""
         self.folder, self.states, self._keep = folder, states, KEEP[durability]
-        self._spares = durability != "power"
-        """Files are written over: not with durability = power, where an older name may come back."""
         self._kept: deque[Written] = deque()
         self._to_write: queue.SimpleQueue[tuple[Written, Checkpoint[Any]] | None] = queue.SimpleQueue()
         self._writing = threading.Semaphore(1)
@@ -225,7 +223,7 @@ class Checkpoints:
         while (commit := self._to_write.get()) is not None:
             written, checkpoint = commit
             try:
-                write_atomically(written.path, state_chunks(checkpoint))
+                write_atomically(written.path, state_chunks(checkpoint), spare=self.folder / SPARE)
                 self._kept.append(written)
                 self._syncer.add(written)
                 self._drop()
@@ -243,9 +241,9 @@ class Checkpoints:
         while durable and len(self._kept) > self._keep and self._kept[0].round < durable.needed:
             dropped.append(self._kept.popleft())
         for old in dropped:
-            old.path.unlink(missing_ok=True)
+            remove_or_spare(old.path)
         if dropped:  # versions only grow
             oldest = self._kept[0].versions
             for k, version in enumerate(dropped[0].versions):
                 if version != oldest[k]:
-                    self.states.remove(k, below=oldest[k], spare=self._spares)
+                    self.states.remove(k, below=oldest[k], spare=True)

@@ -1,7 +1,8 @@
 """Versioned client states: state/<client>/<version>.state.
 
 Workers are caches of these files. A worker writes version s+1 before it replies; which version counts is
-named by the round's checkpoint (workers.storage.checkpoints).
+named by the round's checkpoint (workers.storage.checkpoints). A large one is written over an older version
+that is needed no more: new pages of the page cache cost ten times what is written into them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 from collections import OrderedDict
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from torch import Tensor
 from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.state_file import decode_state, encode_state, state_chunks
-from workers.storage.atomic_files import disk_errors, write_atomically
+from workers.storage.atomic_files import SPARE, disk_errors, remove_or_spare, write_atomically
 from workers.storage.descriptors import patiently
+from workers.storage.version_mark import mark, unmarked
 
 CACHE_BYTES = max(64 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 64)
 """Encoded bytes of the states that a process keeps decoded, by the machine's memory; the page cache has the
@@ -28,12 +29,9 @@ others."""
 LARGEST_CACHED = 32 << 20
 """A larger state is read again when it is needed: from the page cache, in a small part of the time of a task
 on a model of that size."""
-SPARE = "spare"
-"""A client's file whose version is needed no more."""
-SPARE_BYTES = 1 << 20
-"""Smaller files are deleted."""
 SMALL_BYTES = 4096
-"""A state file up to this size is compared with its predecessor, and linked to it if they are equal."""
+"""A state file up to this size is compared with its predecessor, and linked to it if they are equal; it has
+no mark and is not written over."""
 
 
 class ClientStates:
@@ -63,27 +61,31 @@ class ClientStates:
         return decode_state(self.kind, self.mapped(client, version), owner)
 
     def read(self, client: int, version: int) -> bytes:
-        """Return the bytes of a state's file.
+        """Return the bytes of an encoded state.
 
         Raises:
+            WireError: If the file is of another version.
             DiskError: If it cannot be read.
         """
         return bytes(self.mapped(client, version))
 
     def mapped(self, client: int, version: int) -> memoryview:
-        """Return a state's file as read-only memory, of which decoding copies each tensor once.
+        """Return an encoded state as read-only memory, of which decoding copies each tensor once.
 
         Raises:
+            WireError: If the file is of another version.
             DiskError: If it cannot be read.
         """
         path = self.path(client, version)
+        owner = f"the state of client {client}, {path}"
         with (
-            disk_errors(f"the state of client {client}, {path}"),
+            disk_errors(owner),
             patiently(lambda: open(path, "rb")) as file,
         ):
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return unmarked(data, version, owner)
 
     def put(self, client: int, version: int, data: bytes) -> None:
         """Write a state's file from the bytes of another one.
@@ -96,7 +98,7 @@ class ClientStates:
         decode_state(self.kind, data, f"the state of client {client}, version {version}")
         with disk_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, [data])
+        write_atomically(path, [data, *([mark(version, data)] if len(data) > SMALL_BYTES else [])])
 
     def save(self, client: int, version: int, state: Any) -> None:
         """Write a state's file and keep the state in the cache.
@@ -111,8 +113,10 @@ class ClientStates:
             self._folders.add(client)
         chunks = state_chunks(state)
         size = sum(memoryview(chunk).nbytes for chunk in chunks)
-        if size > SMALL_BYTES or not self._linked(client, version, b"".join(chunks)):
-            write_atomically(path, chunks, spare=path.parent / SPARE)
+        if size > SMALL_BYTES:
+            write_atomically(path, [*chunks, mark(version, chunks[0])], spare=path.parent / SPARE)
+        elif not self._linked(client, version, b"".join(chunks)):
+            write_atomically(path, chunks)
         self._cached_bytes -= self._cache.pop((client, version), (None, 0))[1]  # a task may be computed again
         if size > min(CACHE_BYTES, LARGEST_CACHED):
             return
@@ -147,16 +151,16 @@ class ClientStates:
         folder = self.path(client, 0).parent
         for name in patiently(lambda: os.listdir(folder)):
             if name.endswith(".state") and int(name.removesuffix(".state")) < below:
-                with suppress(FileNotFoundError):
-                    if spare and os.stat(folder / name).st_size > SPARE_BYTES:
-                        os.rename(folder / name, folder / SPARE)
-                    else:
-                        os.unlink(folder / name)
+                if spare:
+                    remove_or_spare(folder / name)
+                else:
+                    (folder / name).unlink(missing_ok=True)
 
     def digest(self, client: int, version: int) -> bytes:
-        """Return the sha256 of a state's file.
+        """Return the sha256 of an encoded state.
 
         Raises:
+            WireError: If the file is of another version.
             DiskError: If the disk cannot be read.
         """
         return sha256(self.mapped(client, version)).digest()

@@ -138,9 +138,12 @@ def _readable(folder: Path, problem: Problem) -> tuple[dict[int, Checkpoint[Any]
     skipped = []
     for path in _checkpoints(folder):
         try:
-            kept[int(path.stem)] = read_checkpoint(
+            read: Checkpoint[Any] = read_checkpoint(
                 path, problem.algorithm.server_type, problem.broadcast_type
             )
+            if read.round != int(path.stem):  # after a power cut: the file was written over
+                raise WireError(f"checkpoint {path} holds round {read.round}")
+            kept[read.round] = read
         except (WireError, DiskError) as e:
             skipped.append(str(e))
     return kept, skipped
