@@ -13,11 +13,14 @@ import statistics
 import struct
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+K = TypeVar("K")
 FULL, FEW = (60_000, 10_000), (2_000, 400)
 """Train and test examples: those of FashionMNIST and of MNIST, and those for --tiny."""
 
@@ -77,6 +80,19 @@ def round_seconds(run: Path, warm: int) -> list[float]:
 def summary(run: Path) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads((run / "summary.json").read_text())
     return loaded
+
+
+def alternately(candidates: Mapping[K, Callable[[], object]], repeats: int) -> dict[K, list[float]]:
+    """Seconds of processor time of each candidate, one after the other, so many times; the first time, which
+    warms up, is left out."""
+    spent: dict[K, list[float]] = {name: [] for name in candidates}
+    for repeat in range(repeats + 1):
+        for name, candidate in candidates.items():
+            began = time.process_time()
+            candidate()
+            if repeat:
+                spent[name].append(time.process_time() - began)
+    return spent
 
 
 def spread(values: list[float], unit: str = "", digits: int = 3) -> str:

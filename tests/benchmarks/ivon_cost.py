@@ -10,7 +10,6 @@ as from the second round on.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 
 import torch
@@ -24,7 +23,7 @@ from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.learning.solvers.ivon import IvonTraining, ivon
 from fedsim.seeds import RandomStream
-from tests.benchmarks.common import options_of, spread
+from tests.benchmarks.common import alternately, options_of, spread
 
 N, BATCH = 640, 32
 HOW = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.9998}
@@ -73,15 +72,9 @@ def main() -> None:
         "noise alone": lambda: [torch.randn(len(start)) for _ in range(steps)],
     }
     steps = epochs * -(-N // BATCH)
-    spent: dict[str, list[float]] = {name: [] for name in candidates}
-    for repeat in range(repeats + 1):
-        for name, candidate in candidates.items():
-            began = time.process_time()
-            candidate()
-            if repeat:  # the first one warms up
-                spent[name].append((time.process_time() - began) / steps * 1e6)
-    for name, microseconds in spent.items():
-        print(f"{name:12} {spread(microseconds, ' us', 0)}")
+    spent = alternately(candidates, repeats)
+    for name, seconds in spent.items():
+        print(f"{name:12} {spread([1e6 * s / steps for s in seconds], ' us', 0)}")
     for over, under in (
         ("ivon-opt", "ours"),
         ("ivon-opt", "ours, duals"),

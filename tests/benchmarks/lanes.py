@@ -14,7 +14,6 @@ them: how many have other bits in the other lane, with contiguous stacks and wit
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -27,7 +26,7 @@ from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.learning.stack import Stack
 from fedsim.seeds import RandomStream, seeded_torch
-from tests.benchmarks.common import options_of, spread
+from tests.benchmarks.common import alternately, options_of, spread
 from workers.worker.main import fix_numerics
 
 N, BATCH = 320, 32
@@ -102,15 +101,10 @@ def main() -> None:
     print("| model | lanes | client-steps per second | times one lane |\n|---|---|---|---|")
     for model in MODELS:
         candidates = {lanes: training(model, lanes, clients, epochs) for lanes in counts}
-        rates: dict[int, list[float]] = {lanes: [] for lanes in counts}
-        for repeat in range(repeats + 1):
-            for lanes, candidate in candidates.items():
-                began = time.process_time()
-                candidate()
-                if repeat:  # the first one warms up
-                    rates[lanes].append(steps / (time.process_time() - began))
-        for lanes, rate in rates.items():
-            times = [a / b for a, b in zip(rate, rates[1], strict=True)]
+        spent = alternately(candidates, repeats)
+        for lanes, seconds in spent.items():
+            times = [one / own for own, one in zip(seconds, spent[1], strict=True)]
+            rate = [steps / own for own in seconds]
             print(f"| {model} | {lanes} | {spread(rate, digits=0)} | {spread(times, digits=2)} |")
     layers = 60 if options.tiny else 600
     for aligned, what in ((False, "contiguous"), (True, "aligned")):

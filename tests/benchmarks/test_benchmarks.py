@@ -98,6 +98,7 @@ PRINTS = {
             for name in ("tensorboard", "mlflow", "wandb", "trackio")
         ),
     ],
+    "written_over": [r"^a new file: [\d.]+ ms", r"^written over: [\d.]+ ms"],
     "steady_state": [r"^fedavg: floor [\d.]+ s .*, fedsim [\d.]+ s", r"^fedlap_cov: ratio [\d.]+ "],
 }
 """Lines that must be there, by benchmark."""
