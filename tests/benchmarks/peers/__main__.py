@@ -11,7 +11,7 @@ those that are there. A tool that cannot be installed, or that fails, is a row w
 
 Each tool runs --repeats times with two workers, once with one, and once with a worker killed by SIGKILL after
 round 3 (--tiny: two workers, once). Memory is the peak of the summed PSS, sampled every quarter of a second.
-Lines are those of programs/, without blank ones and comments, and with those of another program that one uses;
+Lines are those of programs/ without blank ones and comments, plus those of another program that one uses;
 programs/job.py is the same for all and is not counted.
 """
 

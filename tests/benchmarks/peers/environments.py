@@ -39,7 +39,7 @@ class Peer:
         return HERE / "programs" / f"{self.program}.py"
 
     def lines(self) -> int:
-        """Lines of its program, and of those that it names, without blank ones, comments and first docstrings."""
+        """Lines of its program and of those it names, without blank ones, comments and first docstrings."""
         body = _body(self.source)
         used = [p for p in self.source.parent.glob("*.py") if p.stem in body and p.stem != "job"]
         bodies = [body, *(_body(path) for path in used)]

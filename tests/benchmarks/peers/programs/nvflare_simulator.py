@@ -1,4 +1,4 @@
-"""NVFlare's simulator with a recipe and the Client API: this file is the job and the script of its clients."""
+"""NVFlare's simulator, a recipe and the Client API: this file is the job and the script of its clients."""
 
 import sys
 import tempfile
