@@ -101,8 +101,10 @@ class Row:
 
 def outcome(measured: Measured, digests: list[str], usual: float) -> str:
     """What happened after kill -9, in words."""
-    if measured.killed in ("", "no worker process"):
-        return measured.killed or "ended before a worker was killed"
+    if not measured.killed:
+        return f"not measured: round {KILL_AFTER} did not end in time"
+    if measured.killed == "no worker process":
+        return measured.killed
     if measured.code is None:
         return f"hangs: no end within {measured.seconds:.0f} s"
     if measured.code:
