@@ -11,8 +11,8 @@ those that are there. A tool that cannot be installed, or that fails, is a row w
 
 Each tool runs --repeats times with two workers, once with one, and once with a worker killed by SIGKILL after
 round 3 (--tiny: two workers, once). Memory is the peak of the summed PSS, sampled every quarter of a second.
-Lines are those of programs/, without blank ones and comments; programs/job.py is the same for all and is not
-counted.
+Lines are those of programs/ without blank ones and comments, plus those of another program that one uses;
+programs/job.py is the same for all and is not counted.
 """
 
 from __future__ import annotations
@@ -20,34 +20,23 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from fedsim.experiment import Experiment, build_algorithm
-from fedsim.problem import Problem
-from protocols import find
-from tests.benchmarks.common import FEW, FULL, fashion_shaped, options_of, summary
+from tests.benchmarks.common import FEW, FULL, fashion_shaped, options_of
 from tests.benchmarks.floor import floor
-from tests.benchmarks.peers.environments import DEFAULT, HERE, Peer, make, python_of, ready
-from tests.benchmarks.peers.measure import Measured, busy_cores, run
-from tests.support.relay import Relay
+from tests.benchmarks.peers.environments import DEFAULT, Peer, make, ready
+from tests.benchmarks.peers.measure import Measured, busy_cores, failure
+from tests.benchmarks.peers.runs import WORKERS, Place, fedsim_bytes, fedsim_run, peer_bytes, peer_run
 
-LR = 0.5
 KILL_AFTER = 3
-DEADLINE = 120.0
 GRACE = 25.0
 """Seconds that a run of which a worker was killed may take longer than another one."""
-WORKERS = 2
 NOTHING = "claims none, sends none"
 PEERS = (
     Peer("Flower, simulation", "flower_simulation", "flower", sends="claims none; Ray's shared memory"),
@@ -55,15 +44,31 @@ PEERS = (
         "Flower, deployment",
         "flower_deployment",
         "flower",
-        sends="claims none; HTTP on the loopback",
+        sends="claims none",
         deadline=1800.0,
+        relays=True,
     ),
     Peer("BlazeFL", "blazefl_processes", "blazefl", ("python3.13", "python3.12"), NOTHING),
     Peer("pfl-research", "pfl_simulation", "pfl", ("python3.11", "python3.12", "python3.10"), NOTHING),
     Peer("FedLab, standalone", "fedlab_serial", "fedlab", sends=NOTHING),
+    Peer(
+        "NVFlare, simulator",
+        "nvflare_simulator",
+        "nvflare",
+        sends="claims none; TCP on the loopback",
+        deadline=900.0,
+        worker="simulator_worker",
+    ),
+    Peer("APPFL, serial", "appfl_serial", "appfl", sends=NOTHING, deadline=300.0),
+    Peer(
+        "APPFL, MPI",
+        "appfl_mpi",
+        "appfl",
+        sends="claims none; MPI's shared memory",
+        deadline=600.0,
+        worker="appfl_mpi.py client",
+    ),
 )
-FEDSIM = (sys.executable, "-m", "launch", "launch")
-SETTINGS = {"epochs": 1, "carry": False, "optimiser": "sgd", "lr": LR}
 
 
 @dataclass
@@ -94,124 +99,12 @@ class Row:
         self.digests.append(measured.sha256)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a measurement has its files, and how long its runs are."""
-
-    scratch: Path
-    data: Path
-    environments: Path
-    rounds: int
-    warm: int
-
-    def experiment(self) -> Experiment:
-        return Experiment(
-            algo="fedavg",
-            dataset="fashion_mnist",
-            fraction=0.1,
-            partition="iid",
-            inputs="scaled",
-            model="mlp",
-            clients=10,
-            rounds=self.rounds,
-            hyperparameters=SETTINGS,
-        )
-
-    def write_job(self) -> None:
-        """The data and the start of the experiment as the peers' programs read them."""
-        experiment = self.experiment()
-        problem = Problem.build(experiment, build_algorithm(find("fedavg"), SETTINGS), self.data)
-        shards = [problem.shard(k) for k in range(experiment.clients)]
-        smallest = min(s.size for s in shards)
-        np.savez(
-            self.scratch / "data.npz",
-            inputs=torch.stack([s.inputs[:smallest].reshape(smallest, -1) for s in shards]).numpy(),
-            targets=torch.stack([s.targets[:smallest] for s in shards]).numpy(),
-            test_inputs=np.asarray(problem.dataset.test_inputs).reshape(-1, 784),
-            test_targets=np.asarray(problem.dataset.test_targets),
-            start=problem.start.numpy(),
-        )
-
-
-def peer_run(peer: Peer, place: Place, workers: int, kill_after: int = 0, deadline: float = 0.0) -> Measured:
-    """One run of a peer's program in its environment; deadline 0: the peer's own."""
-    settings = {"data": str(place.scratch / "data.npz"), "clients": 10, "rounds": place.rounds}
-    job = place.scratch / f"job-{workers}.json"
-    job.write_text(json.dumps({**settings, "workers": workers, "lr": LR, "batch": 32}))
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environment = {
-        **kept,
-        "PEERS_JOB": str(job),
-        "PYTHONPATH": str(HERE / "programs"),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONWARNINGS": "ignore",
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "HOME": str(place.scratch),
-        "PATH": f"{python_of(peer, place.environments).parent}:{os.environ['PATH']}",
-    }
-    command = [str(python_of(peer, place.environments)), str(peer.source)]
-    return run(command, environment, deadline or peer.deadline, kill_after)
-
-
-def arguments(place: Place) -> list[str]:
-    experiment = place.experiment()
-    return [
-        *("--algo", "fedavg", "--clients", "10", "--dataset", "fashion_mnist", "--fraction", "0.1"),
-        *("--partition", "iid", "--inputs", experiment.inputs, "--model", "mlp"),
-        *("--rounds", str(place.rounds), "--data-dir", str(place.data)),
-        *(part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}".lower())),
-    ]
-
-
-def fedsim_run(place: Place, workers: int, kill_after: int = 0, deadline: float = DEADLINE) -> Measured:
-    """One run of fedsim; the run folder is a new one."""
-    out = Path(tempfile.mkdtemp(dir=place.scratch)) / "run"
-    command = [*FEDSIM, *arguments(place), "--workers", str(workers), "--out", str(out)]
-    measured = run(command, {**os.environ, "PYTHONUNBUFFERED": "1"}, deadline, kill_after)
-    if measured.code == 0:
-        measured.sha256 = summary(out)["model_sha256"]
-        measured.accuracy = summary(out)["test_accuracy"]
-    return measured
-
-
-def fedsim_bytes(place: Place) -> str:
-    """What the ledger books, and what a relay between the coordinator and two remote workers counts."""
-    out = place.scratch / "relayed"
-    command = [*FEDSIM, *arguments(place), "--remote-workers", "2", "--bind", "tcp://127.0.0.1:*"]
-    started = [subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL)]
-    try:
-        keys, until = out / "join.json", time.monotonic() + DEADLINE
-        while not keys.exists():
-            if time.monotonic() > until or started[0].poll() is not None:
-                return "not measured: the coordinator did not start"
-            time.sleep(0.05)
-        relay = Relay(int(json.loads(keys.read_text())["url"].rpartition(":")[2]))
-        worker = (sys.executable, "-m", "launch", "worker", "--join", str(keys))
-        for i in range(2):
-            address = ("--connect", f"tcp://127.0.0.1:{relay.port}", "--worker", str(i))
-            started.append(subprocess.Popen([*worker, *address], stdout=subprocess.DEVNULL))
-        for process in started:
-            process.wait(DEADLINE)
-        counted = sum(relay.bytes.values())
-        relay.close()
-    except (OSError, KeyError, subprocess.TimeoutExpired) as error:
-        return f"not measured: {error}"
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    directions = summary(out)["bytes"].values()
-    claimed = sum(sum(sum(f.values()) for f in d.values()) for kind in directions for d in kind.values())
-    return f"{claimed:,} / {counted:,}"
-
-
 def outcome(measured: Measured, digests: list[str], usual: float) -> str:
     """What happened after kill -9, in words."""
-    if measured.killed in ("", "no worker process"):
-        return measured.killed or "ended before a worker was killed"
+    if not measured.killed:
+        return f"not measured: round {KILL_AFTER} did not end in time"
+    if measured.killed == "no worker process":
+        return measured.killed
     if measured.code is None:
         return f"hangs: no end within {measured.seconds:.0f} s"
     if measured.code:
@@ -220,12 +113,6 @@ def outcome(measured: Measured, digests: list[str], usual: float) -> str:
     if len(set(digests)) != 1:
         bits = "no two digests of this tool are comparable"
     return f"ends, {bits}, {measured.seconds - usual:+.1f} s"
-
-
-def failure(measured: Measured) -> str:
-    lines = [line for line in measured.errors.splitlines() if line.strip()]
-    ended = "no end" if measured.code is None else f"exit code {measured.code}"
-    return f"fails ({ended}): {lines[-1][:160] if lines else 'it says nothing'}"
 
 
 def measure(
@@ -256,6 +143,15 @@ def measure(
         row.killed = outcome(killed, row.digests, usual[row.name])
         print(f"{row.name}: with one worker, and with one killed: measured", file=sys.stderr, flush=True)
     return floors, others
+
+
+def relayed(rows: list[tuple[Row, Callable[..., Measured]]], place: Place) -> None:
+    """Fill in the bytes of fedsim and of the peers whose programs let a relay count."""
+    rows[0][0].bytes = fedsim_bytes(place)
+    peers = {peer.name: peer for peer in PEERS if peer.relays}
+    for row, _ in rows:
+        if row.name in peers and not row.reason:
+            row.bytes = peer_bytes(peers[row.name], place)
 
 
 def middle(values: list[float], digits: int) -> str:
@@ -357,7 +253,7 @@ def main() -> None:
         rows = selected(options.only, place.environments, options.tiny)
         floors, others = measure(rows, place, repeats, options.tiny)
         if not options.tiny:
-            rows[0][0].bytes = fedsim_bytes(place)
+            relayed(rows, place)
     print(f"{datetime.now():%Y-%m-%d}, {source}, {rounds} rounds, n = {repeats}")
     print(f"cores that other jobs used before the runs: {', '.join(f'{cores:.2f}' for cores in others)}")
     if max(others) > 0.1:

@@ -28,6 +28,10 @@ class Peer:
     """What it says of its bytes, and what it sends."""
     deadline: float = 120.0
     """Seconds after which a run of it is given up."""
+    worker: str = ""
+    """What stands in the command of its workers and of no other process of it; '': every child is one."""
+    relays: bool = False
+    """Whether its program lets a relay count, given the ports "port" and "through" in its settings."""
 
     @property
     def source(self) -> Path:
@@ -35,10 +39,18 @@ class Peer:
         return HERE / "programs" / f"{self.program}.py"
 
     def lines(self) -> int:
-        """Lines of its program without blank lines, comments and the first docstring."""
-        text = self.source.read_text(encoding="utf-8")
-        body = text.split('"""', 2)[2] if text.startswith('"""') else text
-        return sum(bool(line.strip()) and not line.lstrip().startswith("#") for line in body.splitlines())
+        """Lines of its program and of those it names, without blank ones, comments and first docstrings."""
+        body = _body(self.source)
+        used = [p for p in self.source.parent.glob("*.py") if p.stem in body and p.stem != "job"]
+        bodies = [body, *(_body(path) for path in used)]
+        lines = [line.strip() for text in bodies for line in text.splitlines()]
+        return sum(bool(line) and not line.startswith("#") for line in lines)
+
+
+def _body(program: Path) -> str:
+    """A program without its first docstring."""
+    text = program.read_text(encoding="utf-8")
+    return text.split('"""', 2)[2] if text.startswith('"""') else text
 
 
 def _interpreter(names: tuple[str, ...]) -> str | None:

@@ -51,9 +51,10 @@ def cpu_ticks(pid: int) -> int:
     return int(values[11]) + int(values[12])
 
 
-def busiest_below(pid: int) -> int | None:
-    """The child process that computes most in a fifth of a second; None if there is none."""
-    before = {child: cpu_ticks(child) for child in children_of(pid)}
+def busiest_below(pid: int, worker: str = "") -> int | None:
+    """The child process that computes most in a fifth of a second, of those whose command has `worker` in it;
+    None if there is none."""
+    before = {child: cpu_ticks(child) for child in children_of(pid) if worker in command_line(child)}
     time.sleep(0.2)
     used = {child: cpu_ticks(child) - ticks for child, ticks in before.items() if alive(child)}
     return max(used, key=lambda child: used[child]) if used else None
@@ -91,10 +92,17 @@ def _lines(process: subprocess.Popen[str], measured: Measured, began: float) -> 
             measured.sha256 = json.loads(line)["sha256"]
 
 
-def run(command: list[str], environment: Mapping[str, str], deadline: float, kill_after: int = 0) -> Measured:
+def run(
+    command: list[str],
+    environment: Mapping[str, str],
+    deadline: float,
+    kill_after: int = 0,
+    worker: str = "",
+) -> Measured:
     """Run a tool to its end, or kill it at the deadline (code None).
 
     kill_after: after so many rounds the child process that computes most is killed with SIGKILL; 0: none is.
+    worker: what the command of that child has in it.
     """
     measured, began = Measured(), time.monotonic()
     with tempfile.TemporaryFile("w+") as errors:
@@ -111,7 +119,7 @@ def run(command: list[str], environment: Mapping[str, str], deadline: float, kil
                 seen.update(everyone)
                 measured.peak = max(measured.peak, sum(pss(pid) for pid in everyone) / 1000)
             if kill_after and not measured.killed and len(measured.rounds) >= kill_after:
-                victim = busiest_below(process.pid)
+                victim = busiest_below(process.pid, worker)
                 if victim is None:
                     measured.killed = "no worker process"
                 else:
@@ -129,3 +137,9 @@ def run(command: list[str], environment: Mapping[str, str], deadline: float, kil
         measured.errors = errors.read()[-4000:]
     measured.seconds = time.monotonic() - began
     return measured
+
+
+def failure(measured: Measured) -> str:
+    lines = [line for line in measured.errors.splitlines() if line.strip()]
+    ended = "no end" if measured.code is None else f"exit code {measured.code}"
+    return f"fails ({ended}): {lines[-1][:160] if lines else 'it says nothing'}"

@@ -50,22 +50,22 @@ def wait_for(port):
         time.sleep(0.05)
 
 
-def main(folder, clients):
+def main(folder, settings):
     app, home = Path(folder, "app"), Path(folder, "flwr")
     app.mkdir()
     home.mkdir()
     (app / "pyproject.toml").write_text(APP)
     shutil.copy(Path(__file__).with_name("flower_simulation.py"), app / "app.py")
-    port = free_port()
+    port = settings.get("port") or free_port()
     (home / "config.toml").write_text(CONNECTION.format(port))
     os.environ["FLWR_HOME"] = str(home)
     link = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(port)]
     started = [subprocess.Popen([*link, "--disable-runtime-dependency-installation"])]
     wait_for(port)
-    for client in range(clients):
-        node = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}"]
-        settings = ["--port", str(free_port()), "--node-config", f"partition-id={client}"]
-        started.append(subprocess.Popen([*node, *settings]))
+    for client in range(settings["clients"]):
+        link = f"127.0.0.1:{settings.get('through', port)}"
+        node = ["flower-supernode", "--insecure", "--superlink", link, "--port", str(free_port())]
+        started.append(subprocess.Popen([*node, "--node-config", f"partition-id={client}"]))
     try:
         subprocess.run(["flwr", "run", str(app), "local", "--stream"], check=True)
     finally:
@@ -77,4 +77,4 @@ def main(folder, clients):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
-        main(name, job.settings()["clients"])
+        main(name, job.settings())
