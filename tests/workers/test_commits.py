@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import workers.storage.checkpoints
 import workers.storage.durability
 from fedsim.errors import DiskError
 from fedsim.wire.envelope import Buffer
+from workers.storage import atomic_files, client_states, durability
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.client_states import ClientStates
 
@@ -83,3 +85,34 @@ def test_an_error_of_fsync_reaches_the_end(checkpoints: Checkpoints, monkeypatch
     checkpoints.commit(1, Server(torch.ones(2)), (0,), ())
     with pytest.raises(DiskError, match="Input/output error"):
         checkpoints.close()
+
+
+@pytest.mark.parametrize("asked", [(0, 1), (0,)])
+def test_spares_are_kept_while_all_take_part_and_are_gone_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[int, ...]
+) -> None:
+    """Who takes part now and then would keep a file for a round of which nobody knows when it comes."""
+    monkeypatch.setattr(atomic_files, "SPARE_BYTES", 0)
+    monkeypatch.setattr(client_states, "SMALL_BYTES", 0)
+    monkeypatch.setattr(durability, "SYNC_SECONDS", 0.0)
+    states = ClientStates(tmp_path / "state", Server)
+    kept = Checkpoints(tmp_path / "checkpoints", states)
+    (tmp_path / "checkpoints").mkdir()
+    seen, rename = set[str](), os.rename
+
+    def watched(source: Path, target: Path) -> None:
+        seen.add(str(target))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", watched)
+    for number in range(1, 12):
+        for k in asked:
+            states.save(k, number, Server(torch.ones(number)))
+        versions = tuple(number if k in asked else 0 for k in range(2))
+        kept.commit(number, Server(torch.ones(2)), versions, asked)
+    kept.close()
+    spares = {states.folder / f"{k:06d}" / "spare" for k in asked}
+    assert {Path(name) for name in seen if name.endswith("spare") and "state" in name} == (
+        spares if len(asked) == 2 else set()
+    )
+    assert not list(tmp_path.rglob("spare"))

@@ -142,6 +142,8 @@ class Checkpoints:
         """beside: the run's other files that are made durable before a checkpoint is; they may not be there
         yet."""
         self.folder, self.states, self._keep = folder, states, KEEP[durability]
+        self._spares = durability != "power"
+        """Whether a client's file is kept to be written over even if not all clients take part."""
         self._kept: deque[Written] = deque()
         self._to_write: queue.SimpleQueue[tuple[Written, Checkpoint[Any]] | None] = queue.SimpleQueue()
         self._writing = threading.Semaphore(1)
@@ -199,6 +201,8 @@ class Checkpoints:
         self._raise()
         with disk_errors(self.folder):
             self._drop()  # the writer has ended, and the last checkpoint is durable
+            for path in (self.folder / SPARE, *self.states.folder.glob(f"*/{SPARE}")):
+                path.unlink(missing_ok=True)
 
     def adopt(self, checkpoints: Iterable[Checkpoint[Any]]) -> None:
         """Those that an earlier start of the run has left, in ascending order. Call before any commit."""
@@ -244,6 +248,7 @@ class Checkpoints:
             remove_or_spare(old.path)
         if dropped:  # versions only grow
             oldest = self._kept[0].versions
-            for k, version in enumerate(dropped[0].versions):
-                if version != oldest[k]:
-                    self.states.remove(k, below=oldest[k], spare=True)
+            changed = [k for k, version in enumerate(dropped[0].versions) if version != oldest[k]]
+            spare = self._spares or len(changed) == len(oldest)
+            for k in changed:
+                self.states.remove(k, below=oldest[k], spare=spare)
