@@ -24,10 +24,10 @@ def draw(plot: Plot, results: Results, folder: Path) -> Path:
     of = _over_grid if over_grid else _curves
     bands = {name: of(plot, results, members) for name, members in lines.items()}
     for row in results.rows(plot.limits, plot.at) if plot.limits else ():
-        for x, said in zip(LIMITS, ("entropy", "KL of uploads"), strict=True):
+        for x, title in zip(LIMITS, ("entropy", "KL of uploads"), strict=True):
             limit = _curves(replace(plot, x=x), results, [row])
             if np.isfinite(limit.x.astype(float)).all():  # fola sends no precision, and has no KL
-                bands[f"{_name(row, plot.at)}: {said}"] = limit
+                bands[f"{_name(row, plot.at)}: {title}"] = limit
     x = plot.x.partition(".")[2] if over_grid else {"MB": "megabytes, both directions"}.get(plot.x, plot.x)
     y = heading(plot.y).replace("@", " at round ") + (" (%)" if percent(plot.y) else "")
     return picture(
