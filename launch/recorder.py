@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,12 +87,20 @@ class Recorder:
             DiskError: if the disk cannot be read or written.
         """
         self.rundir.cut(recovery)
-        self.ledger.restore(self.costs.counted(self.rundir.ledger_rows()))
+        self.ledger.restore(self._recorded_rows())
         for record in recovery.commits.values():
             commit = record["about"]
             self._count(commit["number"], commit["participants"], commit["folded"])
         lines = self.rundir.metrics()
         self.target, self.last_metrics = self.target.after(lines), lines[-1] if lines else None
+
+    def _recorded_rows(self) -> Iterator[Entry]:
+        """The ledger's rows while they are counted; rounds not yet evaluated have their sum then."""
+        last = 0
+        for entry in self.costs.counted(self.rundir.ledger_rows()):
+            last = max(last, entry.round)
+            self._bytes_of_rounds[last] = self.costs.total
+            yield entry
 
     def close_ledger(self) -> None:
         """Write the rows that belong to no round, such as those of the connections' ends."""
