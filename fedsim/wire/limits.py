@@ -7,7 +7,8 @@
     kl         KL(q_k || q_g) per parameter, in bits, of an upload with mean and diagonal precision; q_g is of
                the broadcast that it answers. A sample of q_k costs about that to who knows q_g
 
-A run measures one upload a round, that of the lowest client id, so that the cost does not grow with K.
+A run measures one upload a round, so that the cost does not grow with K. Unlike clients take turns: of the M
+participants it is number (round mod M), or the next one that is folded.
 Sources: docs/compression.md#the-limit-as-a-column; for the KL, Havasi et al. 2019,
 https://arxiv.org/abs/1810.00440.
 """

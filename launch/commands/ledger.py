@@ -147,7 +147,7 @@ def limits(run: Run) -> dict[str, Any]:
 
 
 def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
-    """Bits a value beside their entropy, and the KL divergence, of the last round's first upload."""
+    """Bits a value beside their entropy, and the KL divergence, of an upload of the last round."""
     if not measured:
         return
     table = Table(title=f"what round {measured['round']} could have cost", title_justify="left", box=None)

@@ -40,7 +40,7 @@ class _Stop(Exception):
 class Fold:
     """A finished fold: the next server state, and the uploads' scalars summed up as their kinds say.
 
-    limits: fedsim.wire.limits of the broadcast and of the first upload, by direction, and the kl of that.
+    limits: fedsim.wire.limits of the broadcast and of one upload, by direction, and the kl of that.
     edges: of a run with edge servers, what each has sent to the root, without its frames: its sums, or its
     clients' uploads.
     """
@@ -137,6 +137,8 @@ class AggregationThread:
         tree, passed_on = self.problem.tree, list[tuple[int, Payload | Envelope]]()
         merges = tree is not None and tree.merges and bool(round)  # the set-up's uploads are passed on
 
+        aim = command.participants[round % len(command.participants)]
+
         def ups() -> Iterator[tuple[int, Any]]:
             k: int | None = first
             while k is not None:
@@ -145,7 +147,7 @@ class AggregationThread:
                 scalars.add(up, self.problem.sizes[k])
                 if tree is not None and not merges:
                     passed_on.append((tree.edge_of(k), Envelope(envelope.header, envelope.head, ())))
-                if k == first and tree is None:
+                if k >= aim and not measured and tree is None:
                     measured.update(self._limits(envelope, up, stale.get(k, down), payload))
                 yield k, up
                 k = self._next()

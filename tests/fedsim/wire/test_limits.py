@@ -16,6 +16,7 @@ from fedsim.wire import limits
 from fedsim.wire.codecs import sigma
 from protocols import find
 from tests.support.harness import play, problem_of
+from workers.coordinator.aggregation import AggregationThread
 
 FEW = {"up.mean": "sigma:auto", "up.precision": "ratio:0.25", "down.mean": "sigma:0.05+dither+last"}
 
@@ -54,6 +55,18 @@ def test_a_run_measures_one_upload_a_round_and_its_broadcast(tmp_path: Path) -> 
         assert line["down"]["mean"]["step"] == 0.05 and "rounding" not in line["down"]["mean"]
         for numbers in (line["up"]["mean"], line["up"]["precision"], line["down"]["mean"]):
             assert 0 <= numbers["entropy"] <= numbers["bits"] < 32
+
+
+def test_unlike_clients_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients, measure = list[int](), AggregationThread._limits
+
+    def watched(self: AggregationThread, envelope: Any, *more: Any) -> dict[str, Any]:
+        clients.append(envelope.header.client)
+        return measure(self, envelope, *more)
+
+    monkeypatch.setattr(AggregationThread, "_limits", watched)
+    measured(tmp_path, "fedlap_cov", codecs=FEW, rounds=4, clients=3)
+    assert clients == [1, 2, 0, 1]
 
 
 def test_messages_without_limits_add_nothing_to_a_line(tmp_path: Path) -> None:
