@@ -13,25 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 from launch.runs.reader import Curve
-
-LIMITS = ("MB entropy", "MB KL")
-
-
-def at_limit(curve: Curve, name: str) -> list[float]:
-    """One value per evaluated round, summed over the rounds so far; NaN from the first round without a KL.
-
-    Args:
-        curve: A run of which every round was evaluated: a round that was not has no line.
-        name: One of LIMITS.
-    """
-    of_round, total, out = _entropy if name == LIMITS[0] else _divergence, 0.0, []
-    for line in curve.lines:
-        total += of_round(line) if line["round"] else 0.0
-        out.append(total * 1e-6)
-    return out
 
 
 def _entropy(line: Mapping[str, Any]) -> float:
@@ -52,3 +37,18 @@ def _divergence(line: Mapping[str, Any]) -> float:
     limits = line.get("limits", {})
     sent = sum(field["bits"] for field in limits.get("up", {}).values())
     return float(limits["kl"] / sent * line["bytes_up"]) if sent and "kl" in limits else math.nan
+
+
+LIMITS = {"MB entropy": _entropy, "MB KL": _divergence}
+"""Bytes of one round, by the limit's name."""
+
+
+def at_limit(curve: Curve, name: str) -> list[float]:
+    """One value per evaluated round, summed over the rounds so far; NaN from the first round without a KL.
+
+    Args:
+        curve: A run of which every round was evaluated: a round that was not has no line.
+        name: One of LIMITS.
+    """
+    rounds = (LIMITS[name](line) if line["round"] else 0.0 for line in curve.lines)
+    return [1e-6 * so_far for so_far in accumulate(rounds)]

@@ -7,19 +7,12 @@ Files of 4.3 MB, a client's state of fedlap_cov with P = 178,110 (--tiny: 0.3 MB
 
 from __future__ import annotations
 
-import statistics
 import tempfile
-import time
+from itertools import count
 from pathlib import Path
 
-from tests.benchmarks.common import options_of
-from workers.storage.atomic_files import remove_or_spare, write_atomically
-
-
-def milliseconds(path: Path, data: bytes, spare: Path | None) -> float:
-    start = time.process_time()
-    write_atomically(path, [data], spare=spare)
-    return 1e3 * (time.process_time() - start)
+from tests.benchmarks.common import alternately, options_of, spread
+from workers.storage.atomic_files import SPARE, remove_or_spare, write_atomically
 
 
 def main() -> None:
@@ -28,17 +21,18 @@ def main() -> None:
     options = parser.parse_args()
     size, repeats = (300_000, 3) if options.tiny else (4_300_000, options.repeats)
     with tempfile.TemporaryDirectory() as name:
-        folder, data = Path(name), bytes(size)
-        new, over = list[float](), list[float]()
-        for number in range(repeats):  # alternately
-            new.append(milliseconds(folder / f"{number}.new", data, None))
-            path = folder / "0.over"
-            if path.exists():
-                remove_or_spare(path)
-            over.append(milliseconds(path, data, folder / "spare"))
-        del over[0]  # there was no file yet
-    for label, values in (("a new file", new), ("written over", over)):
-        print(f"{label}: {statistics.median(values):.2f} ms ({min(values):.2f} to {max(values):.2f})")
+        folder, data, numbers = Path(name), bytes(size), count()
+
+        def new() -> None:
+            write_atomically(folder / f"{next(numbers)}.new", [data])
+
+        def over() -> None:
+            remove_or_spare(folder / "over")
+            write_atomically(folder / "over", [data], spare=folder / SPARE)
+
+        spent = alternately({"a new file": new, "written over": over}, repeats)
+    for label, seconds in spent.items():
+        print(f"{label}: {spread([1e3 * s for s in seconds], ' ms', 2)}")
 
 
 if __name__ == "__main__":

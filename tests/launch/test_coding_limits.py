@@ -14,7 +14,21 @@ from launch.results.statistics import Band
 from launch.runs.reader import Curve
 from launch.sweep import figures
 
-RECIPE = """
+
+def coded(label: str, algorithm: str, spread: str) -> str:
+    return f"""
+[[variant]]
+label = "{label}"
+experiment = {{algo = "{algorithm}"}}
+[variant.codecs]
+"up.mean" = "sigma:0.05"
+"down.mean" = "sigma:0.05+last"
+"up.{spread}" = "ratio:0.25"
+"down.{spread}" = "ratio:0.25+last"
+"""
+
+
+RECIPE = f"""
 title = "Limits"
 [experiment]
 clients = 2
@@ -22,23 +36,9 @@ rounds = 2
 model = "logistic"
 [[variant]]
 label = "dense"
-experiment = {algo = "fedlap_cov"}
-[[variant]]
-label = "coded"
-experiment = {algo = "fedlap_cov"}
-[variant.codecs]
-"up.mean" = "sigma:0.05"
-"down.mean" = "sigma:0.05+last"
-"up.precision" = "ratio:0.25"
-"down.precision" = "ratio:0.25+last"
-[[variant]]
-label = "no precision"
-experiment = {algo = "fola"}
-[variant.codecs]
-"up.mean" = "sigma:0.05"
-"down.mean" = "sigma:0.05+last"
-"up.curvature" = "ratio:0.25"
-"down.curvature" = "ratio:0.25+last"
+experiment = {{algo = "fedlap_cov"}}
+{coded("coded", "fedlap_cov", "precision")}
+{coded("no precision", "fola", "curvature")}
 [[plot]]
 file = "limits.png"
 y = "test_accuracy"
@@ -94,6 +94,5 @@ def test_a_picture_has_the_limits_beside_the_line(tmp_path: Path, monkeypatch: p
     whole, entropy, kl = (drawn[name] for name in ("coded", "coded: entropy", "coded: KL of uploads"))
     assert (entropy.mean == whole.mean).all() and (kl.mean == whole.mean).all()
     assert (kl.x[1:] < entropy.x[1:]).all() and (entropy.x[1:] < whole.x[1:]).all()
-    assert (
-        entropy.x[1:] > 0.3 * whole.x[1:]
-    ).all()  # 650 parameters: tables of frequencies and headers are much
+    # 650 parameters: tables of frequencies and headers are much
+    assert (entropy.x[1:] > 0.3 * whole.x[1:]).all()

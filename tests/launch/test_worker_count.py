@@ -60,9 +60,8 @@ def test_memory_counts_vectors_and_the_state_of_a_client(monkeypatch: pytest.Mon
     monkeypatch.setattr(worker_count, "available_memory", lambda: int(210 * vector / worker_count.SHARE))
     assert by_memory(problem("fedavg")) == 9  # ten processes, of which one is the coordinator
     assert by_memory(problem("fedlap_cov")) == 3  # its state has four vectors of float32
-    assert (
-        by_memory(problem("fedavg", lanes=3)) == 3
-    )  # and the coordinator, which has none: nine lanes and one
+    # and the coordinator, which has no lanes: nine lanes and one process
+    assert by_memory(problem("fedavg", lanes=3)) == 3
     monkeypatch.setattr(worker_count, "available_memory", lambda: 0)
     assert by_memory(problem("fedavg")) == 1
 
