@@ -3,6 +3,7 @@ if some of them are killed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -88,14 +89,22 @@ def listen_until(running: Command, folder: Path, rounds: int) -> None:
 
 
 def disturbed(folder: Path, draws: random.Random, signal_to: Callable[[int], None], *options: str) -> Command:
-    """A run of which one edge server after the other is struck, at any instant after round 1."""
-    running = start("launch", "--out", str(folder), *options)
+    """A run of which one edge server after the other is struck, at any instant after round 1.
+
+    processes.json is a little older than the processes: a server that was struck can still be in it, and the
+    last ones can have ended with the run.
+    """
+    running, struck = start("launch", "--out", str(folder), *options), set[int]()
     for _ in range(2):
         listen_until(running, folder, 2)
         running.listen(draws.uniform(0.0, 0.7))
-        pids = edge_pids(folder)
+        pids = [pid for pid in edge_pids(folder) if pid not in struck]
         if pids:
-            signal_to(draws.choice(pids))
+            pid = draws.choice(pids)
+            with contextlib.suppress(ProcessLookupError):
+                signal_to(pid)
+                struck.add(pid)
+    assert struck, "no edge server was struck: the run was over too soon"
     return running
 
 
