@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 from fedsim.wire.envelope import NONE, Buffer, Envelope, unpack
-from workers.storage.atomic_files import disk_errors, write_atomically
-from workers.storage.descriptors import patiently
+from workers.storage.atomic_files import disk_errors
+from workers.storage.spill_file import Region, SpillFile
 from workers.storage.upload_archive import keep_upload
 
 MEMORY_BYTES = 64 * 2**20
@@ -33,7 +33,8 @@ class Spool:
         self._lock = threading.Lock()
         """put runs in the main thread, take in the fold's"""
         self._envelopes: dict[int, tuple[Envelope, int]] = {}
-        self._spilled: set[int] = set()
+        self._spilled: dict[int, Region] = {}
+        self._file: SpillFile | None = None
 
     def put(self, client: int, envelope: Envelope, worker: int = NONE) -> None:
         """Keep an upload until its turn; worker: the worker that has sent it.
@@ -43,64 +44,52 @@ class Spool:
         """
         if self.keep is not None:
             keep_upload(self.keep, envelope)
-        with self._lock:
-            self._put(client, envelope, worker)
-
-    def _put(self, client: int, envelope: Envelope, worker: int) -> None:
         size = envelope.total_bytes()
-        if size > self.room and len(self._envelopes) > len(self._spilled):
-            with disk_errors(self.folder):
-                self.folder.mkdir(exist_ok=True)
-            write_atomically(self._path(client), envelope.frames)
-            self._spilled.add(client)
-            envelope = Envelope(envelope.header, envelope.head, ())
-        else:
-            self.room -= size
-        self._envelopes[client] = envelope, worker
+        with self._lock:
+            if size <= self.room or len(self._envelopes) == len(self._spilled):
+                self.room -= size
+                self._envelopes[client] = envelope, worker
+                return
+            if self._file is None:
+                self._file = SpillFile(self.folder)
+            file, region = self._file, self._file.reserve(size - len(envelope.head))
+        file.write(region, envelope.frames)  # takes long: the fold goes on meanwhile
+        with self._lock:
+            self._spilled[client] = region
+            self._envelopes[client] = Envelope(envelope.header, envelope.head, ()), worker
 
     def take(self, client: int) -> tuple[Envelope, int]:
         """Return an upload and the worker that has sent it, and forget it.
 
         Raises:
-            WireError: If its file was damaged.
-            DiskError: If its file cannot be read.
+            WireError: If its bytes were damaged on the disk.
+            DiskError: If they cannot be read.
         """
         with self._lock:
-            return self._pop(client)
-
-    def discard(self, client: int) -> None:
-        """Forget an upload, if there is one: a client that has dropped out has sent none.
-
-        Raises:
-            DiskError: If its file cannot be removed.
-        """
-        with self._lock:
-            if client not in self._envelopes:
-                return
-            envelope, _ = self._envelopes.pop(client)
-            if client not in self._spilled:
+            envelope, worker = self._envelopes.pop(client)
+            region = self._spilled.pop(client, None)
+            if region is None:
                 self.room += envelope.total_bytes()
-                return
-            self._spilled.discard(client)
-            with disk_errors(self._path(client)):
-                self._path(client).unlink()
-
-    def _pop(self, client: int) -> tuple[Envelope, int]:
-        envelope, worker = self._envelopes.pop(client)
-        if client not in self._spilled:
-            self.room += envelope.total_bytes()
-            return envelope, worker
-        self._spilled.discard(client)
-        path = self._path(client)
-        with disk_errors(path):
-            data = memoryview(patiently(path.read_bytes))
-            path.unlink()
+                return envelope, worker
+        assert self._file is not None
+        data = self._file.read(region)
+        with self._lock:
+            self._file.free(region)
         frames: list[Buffer] = []
         at = 0
         for part in (p for f in envelope.header.fields for p in f.parts):
             frames.append(data[at : at + part.nbytes])
             at += part.nbytes
-        return unpack([envelope.head, *frames], f"spooled upload of client {client}, {path}"), worker
+        return unpack([envelope.head, *frames], f"spooled upload of client {client}"), worker
 
-    def _path(self, client: int) -> Path:
-        return self.folder / f"{client:06d}.upload"
+    def discard(self, client: int) -> None:
+        """Forget an upload, if there is one: a client that has dropped out has sent none."""
+        with self._lock:
+            if client not in self._envelopes:
+                return
+            envelope, _ = self._envelopes.pop(client)
+            region = self._spilled.pop(client, None)
+            if region is None:
+                self.room += envelope.total_bytes()
+            elif self._file is not None:
+                self._file.free(region)

@@ -1,0 +1,110 @@
+"""A file without a name for what does not fit into memory; space that is given back is written over.
+
+New pages of the page cache can cost ten times what is written into them (docs/decisions/026-large-models.md).
+The file ends with its process, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedsim.errors import DiskError
+from fedsim.wire.envelope import Buffer
+from workers.storage.atomic_files import disk_errors
+from workers.storage.descriptors import patiently
+
+
+@dataclass(frozen=True, order=True)
+class Region:
+    """Bytes of the file: where they begin, and how many."""
+
+    begin: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.size
+
+
+class SpillFile:
+    """Regions of one file. Reserve and free are for one thread at a time, write and read for any."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the file in a folder, which is made if it is not there.
+
+        Raises:
+            DiskError: If that is not possible.
+        """
+        self._label = f"spooled uploads in {folder}"
+        with disk_errors(self._label):
+            folder.mkdir(exist_ok=True)
+            self._file, name = patiently(lambda: tempfile.mkstemp(".upload", dir=folder))
+            weakref.finalize(self, os.close, self._file)
+            os.unlink(name)
+        self._free: list[Region] = []
+        """In ascending order; no two are neighbours."""
+        self._end = 0
+
+    def reserve(self, size: int) -> Region:
+        """Return a part of the smallest free region that has so many bytes, or one at the end of the file."""
+        fitting = [r for r in self._free if r.size >= size]
+        if not fitting:
+            last = (
+                self._free.pop() if self._free and self._free[-1].end == self._end else Region(self._end, 0)
+            )
+            self._end = last.begin + size
+            return Region(last.begin, size)
+        chosen = min(fitting, key=lambda r: r.size)
+        self._free.remove(chosen)
+        if chosen.size > size:
+            self._add(Region(chosen.begin + size, chosen.size - size))
+        return Region(chosen.begin, size)
+
+    def free(self, region: Region) -> None:
+        """Let a region be written over."""
+        if region.size:
+            self._add(region)
+
+    def _add(self, region: Region) -> None:
+        merged: list[Region] = []
+        for r in sorted([*self._free, region]):
+            if merged and merged[-1].end == r.begin:
+                r = Region(merged[-1].begin, merged.pop().size + r.size)
+            merged.append(r)
+        self._free = merged
+
+    def write(self, region: Region, frames: Sequence[Buffer]) -> None:
+        """Write frames one after another into a region of their size.
+
+        Raises:
+            DiskError: If they cannot be written.
+        """
+        at = region.begin
+        with disk_errors(self._label):
+            for frame in frames:
+                data = memoryview(frame).cast("B")
+                while data.nbytes:  # the kernel takes at most 2 GiB at a time
+                    done = os.pwrite(self._file, data, at)
+                    data, at = data[done:], at + done
+
+    def read(self, region: Region) -> memoryview:
+        """Return the bytes of a region.
+
+        Raises:
+            DiskError: If they cannot be read.
+        """
+        data, at = torch.empty(region.size, dtype=torch.uint8).numpy().data, 0
+        with disk_errors(self._label):
+            while at < region.size:
+                done = os.preadv(self._file, [data[at:]], region.begin + at)
+                if not done:
+                    raise DiskError(f"{self._label}: the file has been cut off")
+                at += done
+        return data.toreadonly()
