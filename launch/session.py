@@ -39,7 +39,7 @@ from workers.coordinator.registration import Registration
 from workers.coordinator.run_records import RunIdentity, Storage
 from workers.coordinator.worker_pool import NoWorkerPool
 from workers.devices import Placement
-from workers.heap import give_back, set_malloc_thresholds
+from workers.heap import give_back, keep_vectors_apart, set_malloc_thresholds
 from workers.numerics import facts_of_machine, facts_of_process, processor_name
 from workers.probe import probe
 from workers.protocol_messages import WorkerConfig, WorkerManifest, frozen_part, tree_part
@@ -282,6 +282,7 @@ class Session:
             if e.workers or e.remote_workers:
                 problem.net.release()  # tasks and evaluation are the workers'
                 give_back(problem.net.layout.size)
+                keep_vectors_apart(problem.net.layout.size)
             lasting = manifest.lasting_digest(self.described)
             coordinator = Coordinator(
                 problem,

@@ -101,10 +101,9 @@ class WeightedSum:
         add_by_blocks(self.total, x, weight)
         return WeightedSum(self.total, self.weight + weight)
 
-    @property
-    def mean(self) -> Tensor:
-        """(P,) float64."""
-        return self.total / self.weight
+    def into_mean(self) -> Tensor:
+        """The mean (P,) float64, written over the sum, which is the caller's own."""
+        return self.total.div_(self.weight)
 
 
 @dataclass(frozen=True)
@@ -121,10 +120,9 @@ class WeightedPair:
         add_by_blocks(self.second, y, weight)
         return WeightedPair(self.first, self.second, self.weight + weight)
 
-    @property
-    def means(self) -> tuple[Tensor, Tensor]:
-        """(P,) float64 each."""
-        return self.first / self.weight, self.second / self.weight
+    def into_means(self) -> tuple[Tensor, Tensor]:
+        """The means (P,) float64, written over the sums, which are the caller's own."""
+        return self.first.div_(self.weight), self.second.div_(self.weight)
 
 
 def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> Tensor:
@@ -134,7 +132,7 @@ def weighted_mean(ups: Iterable[tuple[int, Tensor]], sizes: tuple[int, ...]) -> 
         total = (total or WeightedSum(torch.zeros_like(x, dtype=torch.float64), 0)).plus(x, sizes[k])
     if total is None:
         raise ValueError("nothing to average")
-    return total.mean
+    return total.into_mean()
 
 
 def stale_mean(server_mean: Tensor, arrivals: Iterable[Arrival], ctx: Context) -> Tensor:
@@ -185,7 +183,7 @@ class Pseudogradient(Algorithm[OptimiserServer, Client, Down, DeltaUp]):
     def from_sums(
         self, server: OptimiserServer, down: Down, sums: WeightedSum, ctx: Context
     ) -> OptimiserServer:
-        return OptimiserServer(*step(self.optimiser, server.moments, server.mean, sums.mean))
+        return OptimiserServer(*step(self.optimiser, server.moments, server.mean, sums.into_mean()))
 
     def stale_update(
         self, server: OptimiserServer, arrivals: Iterable[Arrival], ctx: Context

@@ -109,7 +109,7 @@ class FALD(Algorithm[Server, Client, Down, Up]):
         return sums.plus(up.mean, ctx.sizes[k])
 
     def from_sums(self, server: Server, down: Down, sums: WeightedSum, ctx: Context) -> Server:
-        mean = sums.mean
+        mean = sums.into_mean()
         late, kept = server.folds + 1 - self.burn_in, server.kept
         if late > 0 and late % self.thin == 0:
             kept = torch.cat([kept, mean[None]])[-self.keep :]

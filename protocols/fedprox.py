@@ -73,7 +73,7 @@ class FedProx(Algorithm[Server, Client, Down, Up]):
         return sums.plus(up.mean, ctx.sizes[k])
 
     def from_sums(self, server: Server, down: Down, sums: WeightedSum, ctx: Context) -> Server:
-        return Server(sums.mean)
+        return Server(sums.into_mean())
 
     def stale_update(self, server: Server, arrivals: Iterable[Arrival], ctx: Context) -> Server:
         return Server(stale_mean(server.mean, arrivals, ctx))

@@ -136,7 +136,7 @@ class Mime(Algorithm[Server, Client, Ask | Correct, Answer | Result]):
         return sums.plus(up.gradient if isinstance(up, Answer) else up.mean, ctx.sizes[k])
 
     def from_sums(self, server: Server, down: Ask | Correct, sums: WeightedSum, ctx: Context) -> Server:
-        mean = sums.mean
+        mean = sums.into_mean()
         if isinstance(down, Ask):
             return Server(server.mean, server.momentum, mean)
         momentum = (1 - self.beta) * server.control + self.beta * server.momentum
@@ -213,7 +213,7 @@ class MimeLite(Algorithm[LiteServer, LiteClient, LiteDown, LiteUp]):
         return sums.plus(up.mean, up.gradient, ctx.sizes[k])
 
     def from_sums(self, server: LiteServer, down: LiteDown, sums: WeightedPair, ctx: Context) -> LiteServer:
-        mean, gradient = sums.means
+        mean, gradient = sums.into_means()
         return LiteServer(mean, (1 - self.beta) * gradient + self.beta * server.momentum)
 
     def model(self, server: LiteServer, ctx: Context) -> Point:

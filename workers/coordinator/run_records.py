@@ -13,7 +13,6 @@ from fedsim.problem import Problem
 from fedsim.round_events import Commit, Open, evaluates
 from fedsim.virtual_clock import Spent
 from fedsim.wire.ledger import Entry
-from workers import heap
 from workers.coordinator.aggregation import Fold
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.round_log import RoundLog
@@ -169,7 +168,6 @@ class RunRecords:
         if not evaluates(r, experiment.rounds, experiment.eval_every, self.problem.chunks):
             log.drop(r)
         log.flush()
-        heap.give_back(self.problem.net.layout.size)
 
     def model(self, round: int) -> Model | None:
         """Return the model to evaluate after a round."""
