@@ -61,11 +61,11 @@ class SpillFile:
             )
             self._end = last.begin + size
             return Region(last.begin, size)
-        chosen = min(fitting, key=lambda r: r.size)
-        self._free.remove(chosen)
-        if chosen.size > size:
-            self._add(Region(chosen.begin + size, chosen.size - size))
-        return Region(chosen.begin, size)
+        smallest = min(fitting, key=lambda r: r.size)
+        self._free.remove(smallest)
+        if smallest.size > size:
+            self._add(Region(smallest.begin + size, smallest.size - size))
+        return Region(smallest.begin, size)
 
     def free(self, region: Region) -> None:
         """Let a region be written over."""
