@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -98,9 +99,8 @@ def peer_bytes(peer: Peer, place: Place) -> str:
     """What a relay between its clients and its server counts in a run of its own."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    relay = Relay(port)
-    measured = peer_run(peer, place, WORKERS, port=port, through=relay.port)
-    relay.close()
+    with contextlib.closing(Relay(port)) as relay:
+        measured = peer_run(peer, place, WORKERS, port=port, through=relay.port)
     counted = f"{sum(relay.bytes.values()):,}" if measured.code == 0 else f"not measured: {failure(measured)}"
     return f"{peer.sends} / {counted}"
 
@@ -137,15 +137,15 @@ def fedsim_bytes(place: Place) -> str:
             if time.monotonic() > until or started[0].poll() is not None:
                 return "not measured: the coordinator did not start"
             time.sleep(0.05)
-        relay = Relay(int(json.loads(keys.read_text())["url"].rpartition(":")[2]))
-        worker = (sys.executable, "-m", "launch", "worker", "--join", str(keys))
-        for i in range(2):
-            address = ("--connect", f"tcp://127.0.0.1:{relay.port}", "--worker", str(i))
-            started.append(subprocess.Popen([*worker, *address], stdout=subprocess.DEVNULL))
-        for process in started:
-            process.wait(DEADLINE)
-        counted = sum(relay.bytes.values())
-        relay.close()
+        port = int(json.loads(keys.read_text())["url"].rpartition(":")[2])
+        with contextlib.closing(Relay(port)) as relay:
+            worker = (sys.executable, "-m", "launch", "worker", "--join", str(keys))
+            for i in range(2):
+                address = ("--connect", f"tcp://127.0.0.1:{relay.port}", "--worker", str(i))
+                started.append(subprocess.Popen([*worker, *address], stdout=subprocess.DEVNULL))
+            for process in started:
+                process.wait(DEADLINE)
+            counted = sum(relay.bytes.values())
     except (OSError, KeyError, subprocess.TimeoutExpired) as error:
         return f"not measured: {error}"
     finally:
