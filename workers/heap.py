@@ -11,6 +11,8 @@ import ctypes
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 MAPPED = 256 << 20
 """Bytes from which a buffer is mapped by itself, and given back when it is freed."""
+INT_MAX = 2**31 - 1
+"""What mallopt takes."""
 LARGE = 1 << 20
 """Parameters from which memory between two tasks counts for more than the time to get it again."""
 
@@ -48,9 +50,9 @@ def keep_vectors_apart(params: int) -> None:
     """Map every buffer above a float32 vector of `params` numbers by itself, if that is large.
 
     What stays in the heap has one size, so that what is freed fits what is needed next, and the coordinator
-    need not give gaps back after every round: pages that it gets again are cleared by the kernel, which took
-    0.9 s of a round of 2.6 s. A worker has more float64 vectors than float32 ones, and keeps them.
+    need not give gaps back after every round (docs/decisions/037-fresh-pages.md). A worker has more float64
+    vectors than float32 ones, and keeps them.
     """
     libc = ctypes.CDLL(None)
     if params >= LARGE and hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, 6 * params)
+        libc.mallopt(M_MMAP_THRESHOLD, min(6 * params, INT_MAX))

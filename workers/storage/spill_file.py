@@ -1,6 +1,6 @@
 """A file without a name for what does not fit into memory; space that is given back is written over.
 
-New pages of the page cache can cost ten times what is written into them (docs/decisions/026-large-models.md).
+New pages of the page cache can cost ten times what is written into them (docs/decisions/037-fresh-pages.md).
 The file ends with its process, however that ends.
 """
 

@@ -80,7 +80,7 @@ class Spool:
         for part in (p for f in envelope.header.fields for p in f.parts):
             frames.append(data[at : at + part.nbytes])
             at += part.nbytes
-        return unpack([envelope.head, *frames], f"spooled upload of client {client}"), worker
+        return unpack([envelope.head, *frames], f"spooled upload of client {client}, {self.folder}"), worker
 
     def discard(self, client: int) -> None:
         """Forget an upload, if there is one: a client that has dropped out has sent none."""
