@@ -265,8 +265,8 @@ class _Ivon:
     def _move(self) -> None:
         """Keep h + d itself where h < -d/2."""
         margin = torch.add(self.offset, self.stored, alpha=2.0, out=self.scratch)
-        if margin.amin() < 0:
-            low = margin < 0
+        if margin.amin() < 0:  # a few coordinates, in nearly every step
+            low = (margin < 0).nonzero().squeeze(1)
             self.stored[low] += self.offset[low]
             self.shift[low] = -self.slope[low]
             self.offset[low] = 0.0
