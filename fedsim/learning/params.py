@@ -16,6 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedsim.errors import UsageError
 from fedsim.learning.frozen import kept_in_evaluation
 from fedsim.learning.likelihoods import CATEGORICAL, Likelihood
+from fedsim.learning.recorded_step import Recorder
 from fedsim.seeds import seeded_torch
 
 
@@ -86,6 +87,8 @@ class Net:
         self._evaluating = kept_in_evaluation(module)
         self.stochastic = any(_may_draw(m) for m in module.modules())
         """A forward pass in training mode may draw from torch's own generators."""
+        self.recorder: Recorder | None = None
+        """If there is one, training steps are recorded with it where that is possible."""
 
     def _bind(self) -> None:
         """Make the trained leaves views of the buffers."""

@@ -98,12 +98,20 @@ class Shard:
         """The network's outputs (n, C) at `weights` for stored inputs."""
         return self.net.logits(weights, self.floats(stored))
 
-    def batches(self, size: int, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch in random order; the short last batch is kept (as in the released code)."""
+    def rows(self, size: int, order: torch.Generator) -> Iterator[Tensor]:
+        """The rows of the batches of one epoch in random order, int64; the short last batch is kept (as in
+        the released code)."""
         self.net.expect(size)
         rows = torch.randperm(self.size, generator=order).to(self.targets.device)
-        for selected in torch.split(rows, size):
-            yield self.floats(self.inputs[selected]), self.targets[selected]
+        yield from torch.split(rows, size)
+
+    def batch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs as the network takes them, and targets, of these rows."""
+        return self.floats(self.inputs[rows]), self.targets[rows]
+
+    def batches(self, size: int, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch in random order."""
+        return map(self.batch, self.rows(size, order))
 
     def epoch(self, size: int, order: torch.Generator) -> Iterator[Batch]:
         """The batches of one epoch in random order, as losses of their own."""

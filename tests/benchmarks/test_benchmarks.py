@@ -66,6 +66,7 @@ PRINTS = {
         r"^\| fedsim \| [\d.]+ .* \| [\d.]+ .* \| [\d.]+ ",
         r"^fedsim / floor: [\d.]+ ",
     ],
+    "recorded_steps": [r"^mlp_small, (?:cpu|cuda): steps as they come: \d+ us"],
     "recovery": [
         r"^main job, in process: [\d.]+ ms a round, [\d.]+ without; ratio [\d.]+$",
         r"^steady state, fedlap_cov, in process: ",

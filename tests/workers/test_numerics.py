@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 
 import msgspec
@@ -117,3 +119,15 @@ def test_a_join_file_says_which_numerics_a_run_has() -> None:
     pair = KeyPair.new()
     credentials = JoinCredentials(FORMAT, "r", "tcp://127.0.0.1:1", pair.public, 1, (pair,), "portable")
     assert msgspec.json.decode(msgspec.json.encode(credentials), type=JoinCredentials).numerics == "portable"
+
+
+@pytest.mark.process
+def test_a_worker_on_a_gpu_says_how_cublas_divides_its_memory() -> None:
+    """torch 2.6 refuses matrix products without it where algorithms have to be deterministic."""
+    program = (
+        "import os, torch; torch.cuda.is_available = lambda: True;"
+        "from workers.worker.main import fix_numerics; fix_numerics(1, 'cuda');"
+        "print(os.environ['CUBLAS_WORKSPACE_CONFIG'], torch.are_deterministic_algorithms_enabled())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == [":4096:8", "True"], done.stderr

@@ -17,6 +17,7 @@ import torch
 from fedsim import model_specs, plugins
 from fedsim.errors import AccessError, ConnectionLost, Interrupted, UsageError, WireError
 from fedsim.experiment import Experiment, build_algorithm, convert
+from fedsim.learning.recorded_step import cuda_graphs
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.problem import Problem
@@ -42,6 +43,9 @@ JOIN_DEADLINE = 120.0
 IDLE = 5.0
 """A remote worker that has heard nothing for so long says that it is there: if the coordinator has given
 it up meanwhile, its answer is that it must join again; else it answers with the same."""
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+CUDA_GRAPHS = "FEDSIM_CUDA_GRAPHS"
+"""Environment variable: 1 lets workers on GPUs record training steps (fedsim.learning.recorded_step)."""
 UNANSWERED = 3
 """So often in a row it may say so and hear nothing. Then the connection is as good as lost."""
 
@@ -61,6 +65,7 @@ def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
             raise UsageError("this installation of torch cannot use the GPU here; give --devices cpu")
+        os.environ[CUBLAS] = ":4096:8"  # else torch (2.6) refuses matrix products; cuBLAS reads it later
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = False
@@ -122,6 +127,8 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
         map_start(problem.start, Path(config.run_dir))
         problem.lanes  # noqa: B018  (copies the network, which has no hooks yet)
         warm_up(problem)
+        if device.startswith("cuda") and os.environ.get(CUDA_GRAPHS) == "1":
+            problem.net.recorder = cuda_graphs()
         return WorkerRuntime(problem, Path(config.run_dir), run, config.index)
     except Exception as e:
         connection.send(messages.failed(run, e))
@@ -215,6 +222,8 @@ def serve(
     runtime.problem.net.module.register_forward_pre_hook(heartbeat)
     if lanes is not None:
         lanes.watch(heartbeat)
+    if runtime.problem.net.recorder is not None:
+        runtime.problem.net.recorder.before = heartbeat
     tasks = TaskLanes(lanes, answer)
     try:
         _serve(connection, runtime.run, tasks, idle)

@@ -16,6 +16,7 @@ from fedsim.hyperparameters import BatchSize, CarryAdam, Clip, Decay, Epochs, Le
 from fedsim.learning.function_space import FunctionTerm, MemoryGradient
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.params import Net
+from fedsim.learning.recorded_step import RecordedStep
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.smoothing import Smoothing
@@ -120,29 +121,40 @@ def minimise(
     step = stepper(net.weights, how, carried)
     order, points, draws = rng.torch("batches"), rng.torch("memory"), rng.torch("smoothing")
     total = torch.zeros((), device=net.device)
+
+    def advance(rows: Tensor, part: FunctionTerm | None = None) -> Tensor:
+        """One step; returns the mean loss of its batch."""
+        inputs, targets = shard.batch(rows)
+        if smoothing is None:
+            loss = net.loss_gradient(inputs, targets, weight)
+        else:
+            loss = smoothing.loss_gradient(net, inputs, targets, weight, draws)
+        if watch is not None:
+            watch(inputs, targets)
+            net.train()
+        if part is not None:
+            part.add_gradient(net)
+        for cavity in cavities:
+            cavity.add_gradient(net.weights, net.grads)
+        if how.optimiser == "sgd" and weight != 1.0:
+            net.grads.div_(weight)
+        _clip(net.grads, how.clip)
+        step(net.grads)
+        return loss
+
+    go: Callable[..., Tensor] = advance
+    device_alone = watch is None and term is None and smoothing is None and not net.stochastic
+    if net.recorder is not None and device_alone and all(isinstance(p, Gaussian) for p in cavities):
+        go = RecordedStep(advance, net.recorder, how.batch_size)
     with net.noise(rng.key("dropout")):
         for epoch in range(how.epochs):
             terms: Iterator[FunctionTerm | None] = repeat(term)
             if term is not None and memory_gradient == "epoch":
                 terms = term.divided(-(-shard.size // how.batch_size), points)
-            for (inputs, targets), part in zip(shard.batches(how.batch_size, order), terms, strict=False):
-                if smoothing is None:
-                    loss = net.loss_gradient(inputs, targets, weight)
-                else:
-                    loss = smoothing.loss_gradient(net, inputs, targets, weight, draws)
-                if watch is not None:
-                    watch(inputs, targets)
-                    net.train()
-                if part is not None:
-                    part.add_gradient(net)
-                for cavity in cavities:
-                    cavity.add_gradient(net.weights, net.grads)
-                if how.optimiser == "sgd" and weight != 1.0:
-                    net.grads.div_(weight)
-                _clip(net.grads, how.clip)
-                step(net.grads)
+            for rows, part in zip(shard.rows(how.batch_size, order), terms, strict=False):
+                loss = go(rows) if part is None else go(rows, part)
                 if epoch == how.epochs - 1:
-                    total.add_(loss, alpha=len(targets))
+                    total.add_(loss, alpha=len(rows))
     return LocalFit(net.snapshot(), float(total) / shard.size, step.moments() if how.carry else None)
 
 

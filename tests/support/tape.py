@@ -1,0 +1,58 @@
+"""A CPU's stand-in for CUDA graphs: kernels are written down and repeated, without the Python around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedsim.learning.recorded_step import Recorder, Work
+
+
+class Tape(TorchDispatchMode):
+    """Writes down every operator that is carried out inside it, with the tensors that it reads and writes.
+
+    It holds all of them, so that each stays at its address, as in the memory pool of a graph.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[tuple[Callable[..., Any], Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operator is torch.ops.aten._local_scalar_dense.default:
+            raise AssertionError("a recorded step asks its device for a number")
+        written = operator(*args, **(kwargs or {}))
+        self.operators.append((operator, args, kwargs or {}, written))
+        return written
+
+    @torch.no_grad()
+    def repeat(self) -> None:
+        """Carry all operators out again; results lie where they lay, Python's numbers are the old ones."""
+        for operator, args, kwargs, written in self.operators:
+            again = operator(*args, **kwargs)
+            for there, new in zip(tree_leaves(written), tree_leaves(again), strict=True):
+                if isinstance(there, Tensor) and there.data_ptr() != new.data_ptr():
+                    there.copy_(new)
+
+
+class Tapes:
+    """A recorder, and how often steps were recorded and repeated."""
+
+    def __init__(self) -> None:
+        self.recorded = self.repeated = 0
+        self.recorder = Recorder(self._record, self._before)
+
+    def _before(self) -> None:
+        self.repeated += 1
+
+    def _record(self, work: Work) -> tuple[Callable[[], object], Tensor]:
+        self.recorded += 1
+        tape = Tape()
+        with tape:
+            result = work()
+        return tape.repeat, result
