@@ -93,13 +93,13 @@ class RemoteWorker:
 
     @property
     def trouble(self) -> str:
-        """How it has ended, if it should not: it may be refused, find no coordinator, or come too late."""
+        """How it has ended, if it should not: it may be refused, find no coordinator, come too late, or hear
+        from the coordinator that the run was interrupted."""
         code, output = self.command.process.returncode, self.command.output()
-        late, crashed = (
-            "join.json: No such file" in "".join(output),
-            any("Traceback" in line for line in output),
-        )
-        well = self.ended_by or (not crashed and (code in (0, 1, 4) or late))
+        lines = "".join(output)
+        late, crashed = "join.json: No such file" in lines, "Traceback" in lines
+        interrupted = code == 130 and "the run was interrupted; once it is resumed" in lines
+        well = self.ended_by or (not crashed and (code in (0, 1, 4) or late or interrupted))
         return "" if well else f"a remote worker ended with {code}: {output[-9:]}"
 
 

@@ -23,6 +23,8 @@ PORTABLE: Mapping[str, str] = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
 }
 """Environment variables that a process of a portable run has before it imports torch."""
+LEAST = ("DEFAULT", "NO AVX")
+"""What torch calls the kernels that every processor has; the second name is that of torch 2.6."""
 
 
 def environment_for(numerics: str) -> Mapping[str, str]:
@@ -41,7 +43,7 @@ def check_numerics(numerics: str) -> None:
     if numerics != "portable":
         return
     there = {name: os.environ.get(name) for name in PORTABLE}
-    if there != dict(PORTABLE) or torch.backends.cpu.get_cpu_capability() != "DEFAULT":
+    if there != dict(PORTABLE) or torch.backends.cpu.get_cpu_capability() not in LEAST:
         needed = " ".join(f"{name}={value}" for name, value in PORTABLE.items())
         raise UsageError(
             "numerics = portable must be known before torch is imported, and this program has imported it: "

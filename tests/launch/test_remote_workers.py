@@ -21,6 +21,7 @@ import torch
 from launch.runs.reader import Run
 from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.relay import Relay
+from workers.portable import LEAST
 from workers.transport.join_credentials import JoinCredentials, KeyPair
 
 pytestmark = pytest.mark.process
@@ -310,7 +311,7 @@ def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
 OTHER_BITS = {"ATEN_CPU_CAPABILITY": "default"}
 """A worker with this in its environment computes other bits where the processor has more."""
 needs_more_than_default = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() == "DEFAULT",
+    torch.backends.cpu.get_cpu_capability() in LEAST,
     reason="this processor has nothing beyond the default instruction set",
 )
 
@@ -341,7 +342,7 @@ def test_with_allow_drift_it_takes_part_and_everybody_says_so(federation: Federa
         ends(running)
     run, says = Run.open(federation.run), "this run's bits depend on who computed what"
     assert says in output
-    name = "NO AVX" if torch.__version__.startswith("2.6.") else "DEFAULT"
+    name = LEAST[torch.__version__.startswith("2.6.")]
     assert len(run.drift) == 1 and f"processor {name} instead of" in run.drift[0]
     assert run.summary["drift"] == list(run.drift)
     assert says in " ".join(fedsim("compare", str(federation.run), str(federation.run)).split())

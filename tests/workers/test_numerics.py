@@ -16,7 +16,7 @@ from fedsim.wire.envelope import Envelope
 from launch.runs.manifest import computing, with_workers
 from workers.coordinator.registration import Registration
 from workers.numerics import PROBE, differences, facts_of_machine, facts_of_process
-from workers.portable import PORTABLE, check_numerics, environment_for
+from workers.portable import LEAST, PORTABLE, check_numerics, environment_for
 from workers.protocol_messages import WorkerConfig, WorkerManifest, ready
 
 MINE = {"torch": "2.7", "device": "cpu", PROBE.format("cpu"): "aaaa"}
@@ -100,14 +100,15 @@ def test_facts_of_this_process_are_printable_texts() -> None:
     assert WorkerManifest.of(of_worker(facts)).facts == facts
 
 
-def test_portable_must_be_known_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("least", LEAST)
+def test_portable_must_be_known_before_torch_is_imported(least: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_numerics("native")
     assert not environment_for("native")
     for name in PORTABLE:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="ATEN_CPU_CAPABILITY=default"):
         check_numerics("portable")
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: least)
     for name, value in environment_for("portable").items():
         monkeypatch.setitem(os.environ, name, value)
     check_numerics("portable")
