@@ -9,6 +9,7 @@ digest of one, and takes that of the first worker.
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
@@ -23,6 +24,8 @@ HERE = ("python", *COMPUTES, "machine", "processor")
 """Names of facts that hold for every process of this program on this machine."""
 PROBE = "probe digest ({})"
 """The name of the fact that is a probe digest, with the kind of device."""
+CUDA_GRAPHS = "FEDSIM_CUDA_GRAPHS"
+"""Environment variable: 1 lets workers on GPUs record training steps."""
 DRIFT = "this run's bits depend on who computed what"
 
 
@@ -49,6 +52,11 @@ def facts_of_machine() -> dict[str, str]:
     }
 
 
+def records_steps() -> bool:
+    """Whether workers on GPUs record training steps (fedsim.learning.recorded_step)."""
+    return os.environ.get(CUDA_GRAPHS) == "1"
+
+
 def facts_of_process(device: str, probe: Mapping[str, str]) -> dict[str, str]:
     """All facts of this process, after workers.worker.main.fix_numerics.
 
@@ -64,6 +72,7 @@ def facts_of_process(device: str, probe: Mapping[str, str]) -> dict[str, str]:
         facts["gpu"] = torch.cuda.get_device_name()
         settings += ["deterministic" if torch.are_deterministic_algorithms_enabled() else "not deterministic"]
         settings += ["TF32"] if torch.backends.cuda.matmul.allow_tf32 else []
+        settings += ["CUDA graphs"] if records_steps() else []
     facts["settings"] = ", ".join(settings)
     return facts | {PROBE.format(kind): digest for kind, digest in probe.items()}
 

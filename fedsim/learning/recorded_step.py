@@ -54,8 +54,9 @@ class RecordedStep:
             self._warm = self._warm or len(rows) == self._size
             return self._step(rows)
         if self._rows is None:
-            own = self._rows = rows.clone()
+            own = rows.clone()
             self._repeat, self._result = self._recorder.record(lambda: self._step(own))
+            self._rows = own
             return self._result
         self._rows.copy_(rows)
         self._recorder.before()
@@ -69,6 +70,7 @@ def cuda_graphs() -> Recorder:
     Not run on a GPU so far (docs/benchmarks.md#gpu): tests/support/tape.py stands for it on a CPU.
     """
     stream, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+    kept: list[torch.cuda.CUDAGraph] = []
 
     def record(work: Work) -> tuple[Callable[[], object], Tensor]:
         graph = torch.cuda.CUDAGraph()
@@ -81,6 +83,7 @@ def cuda_graphs() -> Recorder:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
         graph.replay()
+        kept[:] = [graph]  # torch does not let a pool be used again whose graphs are all gone
         return graph.replay, result
 
     return Recorder(record)

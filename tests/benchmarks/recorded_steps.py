@@ -37,6 +37,9 @@ def measure(model: str, device: str, epochs: int, repeats: int) -> None:
     start = net.snapshot()
     how, prior = LocalTraining(epochs=epochs, batch_size=BATCH), Gaussian(0.1 * start, 0.5)
     recorders = {"as they come": None, "recorded": cuda_graphs() if device == "cuda" else None}
+    repetitions: list[int] = []
+    if graphs := recorders["recorded"]:
+        graphs.before = lambda: repetitions.append(1)
     seconds: dict[str, list[float]] = {way: [] for way, r in recorders.items() if r or way != "recorded"}
     weights = {}
     for repeat in range(-1, repeats):
@@ -53,7 +56,8 @@ def measure(model: str, device: str, epochs: int, repeats: int) -> None:
     if "recorded" in seconds:
         pairs = zip(seconds["as they come"], seconds["recorded"], strict=True)
         print(f"{model}, {device}: as they come / recorded: {spread([one / other for one, other in pairs])}")
-        print(f"{model}, {device}: the same bits: {weights['recorded'] == weights['as they come']}")
+        same = weights["recorded"] == weights["as they come"]
+        print(f"{model}, {device}: the same bits: {same}, with {len(repetitions)} repetitions")
 
 
 def main() -> None:

@@ -12,6 +12,15 @@ from torch.utils._pytree import tree_leaves
 
 from fedsim.learning.recorded_step import Recorder, Work
 
+aten = torch.ops.aten
+ASKING = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default}
+"""Operators whose result Python waits for, or whose shape depends on numbers of the device."""
+
+
+def indices(args: Any) -> list[Any]:
+    """The tensors of an operator's lists, among them the indices of `x[i]`."""
+    return [a for group in args if isinstance(group, list | tuple) for a in group]
+
 
 class Tape(TorchDispatchMode):
     """Writes down every operator that is carried out inside it, with the tensors that it reads and writes.
@@ -24,8 +33,12 @@ class Tape(TorchDispatchMode):
         self.operators: list[tuple[Callable[..., Any], Any, Any, Any]] = []
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if operator is torch.ops.aten._local_scalar_dense.default:
+        if operator in ASKING or any(isinstance(a, Tensor) and a.dtype == torch.bool for a in indices(args)):
             raise AssertionError("a recorded step asks its device for a number")
+        if operator is aten.lift_fresh.default or any(
+            isinstance(a, torch.Generator) for a in tree_leaves((args, kwargs or {}))
+        ):
+            raise AssertionError("a recorded step has numbers from Python's side that may change")
         written = operator(*args, **(kwargs or {}))
         self.operators.append((operator, args, kwargs or {}, written))
         return written

@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 from fedsim.problem import Problem
+from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger
+from protocols import find
 from tests.support.harness import ALGORITHMS, Class, loopback, play, problem_of
 from tests.support.tape import Tapes
+from workers import protocol_messages as messages
+from workers.numerics import CUDA_GRAPHS, records_steps
 from workers.transport.endpoint import Endpoint
+from workers.worker.heartbeat import Heartbeat
+from workers.worker.main import serve
+from workers.worker.runtime import WorkerRuntime
 
 NEVER = {
     "bayes_admm", "bregman_admm", "fald", "fedivon", "fedpa", "fedpm", "fola", "iso_bayes_admm", "ivon_admm",
@@ -31,3 +38,24 @@ def test_a_run_has_the_same_bits(algorithm: Class, tmp_path: Path) -> None:
     recorded = play(problem_of(algorithm), tmp_path / "recorded", connect=recording)
     assert recorded.bits == plain.bits
     assert bool(tapes.repeated) != (algorithm.name in NEVER)
+
+
+class Stopped:
+    """A connection over which nothing comes but the message that ends a worker."""
+
+    def receive(self, deadline: float) -> Envelope:
+        return messages.stop("run", False)
+
+
+def test_a_worker_speaks_before_every_repetition(tmp_path: Path) -> None:
+    runtime = WorkerRuntime(problem_of(find("fedavg")), tmp_path, "run", 0)
+    runtime.problem.net.recorder = Tapes().recorder
+    serve(Stopped(), runtime, lambda envelope: [])  # type: ignore[arg-type]
+    assert isinstance(runtime.problem.net.recorder.before, Heartbeat)
+
+
+def test_only_the_variable_switches_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CUDA_GRAPHS, raising=False)
+    assert not records_steps()
+    monkeypatch.setenv(CUDA_GRAPHS, "1")
+    assert records_steps()

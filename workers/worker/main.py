@@ -26,7 +26,7 @@ from fedsim.wire.envelope import Envelope
 from protocols import find
 from workers import protocol_messages as messages
 from workers.heap import give_back, set_malloc_thresholds
-from workers.numerics import facts_of_process, processor_name
+from workers.numerics import facts_of_process, processor_name, records_steps
 from workers.place import place_of_process
 from workers.portable import check_numerics
 from workers.probe import probe
@@ -44,8 +44,6 @@ IDLE = 5.0
 """A remote worker that has heard nothing for so long says that it is there: if the coordinator has given
 it up meanwhile, its answer is that it must join again; else it answers with the same."""
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-CUDA_GRAPHS = "FEDSIM_CUDA_GRAPHS"
-"""Environment variable: 1 lets workers on GPUs record training steps (fedsim.learning.recorded_step)."""
 UNANSWERED = 3
 """So often in a row it may say so and hear nothing. Then the connection is as good as lost."""
 
@@ -127,7 +125,7 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
         map_start(problem.start, Path(config.run_dir))
         problem.lanes  # noqa: B018  (copies the network, which has no hooks yet)
         warm_up(problem)
-        if device.startswith("cuda") and os.environ.get(CUDA_GRAPHS) == "1":
+        if device.startswith("cuda") and records_steps():
             problem.net.recorder = cuda_graphs()
         return WorkerRuntime(problem, Path(config.run_dir), run, config.index)
     except Exception as e:

@@ -6,6 +6,8 @@ CUDA graphs are not here; a tape of operators stands for them (tests/support/tap
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty
 from fedsim.learning.params import Net
-from fedsim.learning.recorded_step import RecordedStep, Recorder
+from fedsim.learning.recorded_step import RecordedStep, Recorder, cuda_graphs
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.seeds import RandomStream
@@ -61,6 +63,7 @@ def solved(shard: Shard, start: Tensor, how: LocalTraining = HOW, **more: Any) -
         replace(HOW, optimiser="sgd", momentum=0.9, decay=0.5),
         replace(HOW, clip=0.1),
         replace(HOW, batch_size=13),
+        replace(HOW, batch_size=20),  # a short batch between the first whole one and the recorded one
     ],
 )
 @pytest.mark.parametrize(
@@ -88,6 +91,7 @@ def test_a_task_does_not_change_its_arguments() -> None:
     solved(shard_of(network(), Tapes()), start, moments=carried)
     assert torch.equal(start, vector(6))
     assert torch.equal(carried.first, vector(4))
+    assert torch.equal(carried.second, vector(5))
 
 
 def test_what_needs_python_in_every_step_is_not_recorded() -> None:
@@ -109,11 +113,20 @@ def test_a_client_of_less_than_a_batch_is_not_recorded() -> None:
     assert tapes.recorded == 0
 
 
-def test_a_step_that_asks_for_a_number_cannot_be_recorded() -> None:
-    step = RecordedStep(lambda rows: rows * float(rows.sum()), Tapes().recorder, 2)
-    rows = torch.tensor([1, 2])
+@pytest.mark.parametrize(
+    ("work", "why"),
+    [
+        (lambda rows: rows * float(rows.sum()), "asks its device"),
+        (lambda rows: rows[rows > 1], "asks its device"),
+        (lambda rows: rows * torch.equal(rows, rows), "asks its device"),
+        (lambda rows: rows * torch.tensor([2, 3]), "may change"),
+        (lambda rows: rows * torch.rand(2, generator=torch.Generator()), "may change"),
+    ],
+)
+def test_a_step_that_needs_python_cannot_be_recorded(work: Callable[[Tensor], Tensor], why: str) -> None:
+    step, rows = RecordedStep(work, Tapes().recorder, 2), torch.tensor([1, 2])
     step(rows)
-    with pytest.raises(AssertionError, match="asks its device"):
+    with pytest.raises(AssertionError, match=why):
         step(rows)
 
 
@@ -127,3 +140,80 @@ def test_every_repetition_is_announced() -> None:
     solved(shard, vector(6))
     assert len(heard) == HOW.steps(N)
     assert sum(heard) == REPEATED
+
+
+class Graphs:
+    """torch.cuda as far as recording needs it: what is captured is computed at every replay.
+
+    As in torch, a memory pool counts its graphs, and one whose last graph has gone cannot be used again.
+    """
+
+    def __init__(self) -> None:
+        self.pools: dict[int, int] = {}
+        self.streams = ["main"]
+        self.calls: list[str] = []
+
+    def graph_pool_handle(self) -> int:
+        return 7
+
+    def current_stream(self) -> Any:
+        return FakeStream(self.calls, self.streams[-1])
+
+    def Stream(self) -> Any:
+        return FakeStream(self.calls, "side")
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.streams.append(stream.name)
+        yield
+        self.streams.pop()
+
+    def CUDAGraph(self) -> Any:
+        return FakeGraph(self)
+
+
+class FakeStream:
+    def __init__(self, calls: list[str], name: str) -> None:
+        self.calls, self.name = calls, name
+
+    def wait_stream(self, other: Any) -> None:
+        self.calls.append(f"{self.name} waits for {other.name}")
+
+
+class FakeGraph:
+    def __init__(self, graphs: Graphs) -> None:
+        self.graphs = graphs
+
+    def capture_begin(self, pool: int, capture_error_mode: str) -> None:
+        assert self.graphs.streams[-1] == "side"
+        assert self.graphs.pools.get(pool) != 0, "the pool's graphs are all gone"
+        self.graphs.pools[pool] = self.graphs.pools.get(pool, 0) + 1
+        self.graphs.calls.append("captures")
+
+    def capture_end(self) -> None:
+        self.graphs.calls.append("has captured")
+
+    def replay(self) -> None:
+        self.graphs.calls.append("replays")
+
+    def __del__(self) -> None:
+        self.graphs.pools[7] -= 1
+
+
+def test_graphs_share_a_pool_that_never_loses_its_last_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = Graphs()
+    monkeypatch.setattr("fedsim.learning.recorded_step.torch.cuda", graphs)
+    recorder = cuda_graphs()
+    for _ in range(3):
+        repeat, result = recorder.record(lambda: torch.ones(()))
+        repeat()
+        del repeat, result
+    expected = [
+        "side waits for main",
+        "captures",
+        "has captured",
+        "main waits for side",
+        "replays",
+        "replays",
+    ]
+    assert graphs.calls == 3 * expected
