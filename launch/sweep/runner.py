@@ -176,8 +176,9 @@ def _end_with(sweep: int) -> None:
 
 
 def leave_summary(folder: Path, error: str) -> None:
-    """A summary that says what went wrong, where the run could not write one."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A summary that says what went wrong, where the run could not write one; none if the disk is full."""
     path = folder / "summary.json"
-    if not path.exists():
-        path.write_text(json.dumps({"format": 1, "status": "failed", "error": error}) + "\n")
+    with contextlib.suppress(OSError):  # else a full disk would end the run's process with a traceback
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(json.dumps({"format": 1, "status": "failed", "error": error}) + "\n")

@@ -21,6 +21,7 @@ from launch.runs.reader import Curve
 from launch.sweep.from_options import recipe_of
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
+from launch.sweep.runner import leave_summary
 from tests.support.process_tree import alive, children_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -372,3 +373,11 @@ def test_two_sweeps_do_not_take_each_others_runs(tmp_path: Path) -> None:
     finally:
         other.kill()
         other.wait(timeout=10)
+
+
+def test_a_run_that_cannot_leave_a_summary_ends_without_a_traceback(tmp_path: Path) -> None:
+    """As on a full disk: the sweep says that no summary was written."""
+    (tmp_path / "file").touch()
+    leave_summary(tmp_path / "file" / "run", "the disk is full")
+    leave_summary(tmp_path / "run", "the disk is full")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["error"] == "the disk is full"
