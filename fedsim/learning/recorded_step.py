@@ -11,7 +11,7 @@ What is recorded must not ask the device for a number, and its only input is the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class Recorder:
     """How a device records. before: called before every repetition, as forward hooks are in other steps."""
 
     record: Record
-    before: Callable[..., None] = field(default=_nothing)
+    before: Callable[..., None] = _nothing
 
 
 class RecordedStep:
@@ -50,8 +50,10 @@ class RecordedStep:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the loss, in a buffer that is valid until the next call."""
-        if len(rows) != self._size or not self._warm:
-            self._warm = self._warm or len(rows) == self._size
+        if len(rows) != self._size:
+            return self._step(rows)
+        if not self._warm:
+            self._warm = True
             return self._step(rows)
         if self._rows is None:
             own = rows.clone()

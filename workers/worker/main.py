@@ -43,7 +43,6 @@ JOIN_DEADLINE = 120.0
 IDLE = 5.0
 """A remote worker that has heard nothing for so long says that it is there: if the coordinator has given
 it up meanwhile, its answer is that it must join again; else it answers with the same."""
-CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 UNANSWERED = 3
 """So often in a row it may say so and hear nothing. Then the connection is as good as lost."""
 
@@ -63,7 +62,8 @@ def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
             raise UsageError("this installation of torch cannot use the GPU here; give --devices cpu")
-        os.environ[CUBLAS] = ":4096:8"  # else torch (2.6) refuses matrix products; cuBLAS reads it later
+        # cuBLAS reads it at its first use; without it torch 2.6 refuses matrix products
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.allow_tf32 = False

@@ -142,17 +142,17 @@ def minimise(
         step(net.grads)
         return loss
 
-    go: Callable[..., Tensor] = advance
+    recorded = None
     device_alone = watch is None and term is None and smoothing is None and not net.stochastic
     if net.recorder is not None and device_alone and all(isinstance(p, Gaussian) for p in cavities):
-        go = RecordedStep(advance, net.recorder, how.batch_size)
+        recorded = RecordedStep(advance, net.recorder, how.batch_size)
     with net.noise(rng.key("dropout")):
         for epoch in range(how.epochs):
             terms: Iterator[FunctionTerm | None] = repeat(term)
             if term is not None and memory_gradient == "epoch":
                 terms = term.divided(-(-shard.size // how.batch_size), points)
             for rows, part in zip(shard.rows(how.batch_size, order), terms, strict=False):
-                loss = go(rows) if part is None else go(rows, part)
+                loss = advance(rows, part) if recorded is None else recorded(rows)
                 if epoch == how.epochs - 1:
                     total.add_(loss, alpha=len(rows))
     return LocalFit(net.snapshot(), float(total) / shard.size, step.moments() if how.carry else None)
