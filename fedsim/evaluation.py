@@ -80,9 +80,9 @@ class Evaluation:
         def logits(weights: Tensor, rows: Tensor) -> Tensor:
             return self.net.logits(weights.to(self.net.device), rows).double()
 
-        measure = self.measure
+        measure, mean = self.measure, model.mean.to(self.net.device)
         pieces = zip(torch.split(floats, measure.rows), torch.split(targets, measure.rows), strict=True)
-        tally = reduce(added, (measure.tally(logits(model.mean, x), y) for x, y in pieces))
+        tally = reduce(added, (measure.tally(logits(mean, x), y) for x, y in pieces))
         if not self.samples or isinstance(model, Point):
             return ChunkScore(tally)
         rng = RandomStream(self.seed, "posterior", round)

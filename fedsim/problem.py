@@ -23,6 +23,7 @@ from fedsim.data.arrays import data_digest
 from fedsim.data.datasets import DATASETS, Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
 from fedsim.data.partitions import partition
+from fedsim.device_copies import DeviceCopies
 from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
@@ -129,8 +130,7 @@ class Problem:
         algorithm.check(net.layout.size)
         clients = _held_by(algorithm, (np.zeros(1, dtype=np.int64),) * experiment.clients)
         problem = Problem(experiment, algorithm, dataset, clients, net, net.snapshot(), 1.0)
-        problem.codecs  # noqa: B018  (checks the names)
-        problem.asynchrony, problem.tree  # noqa: B018  (checks that they fit)
+        problem.codecs, problem.asynchrony, problem.tree  # noqa: B018  (checks names, and that they fit)
         return problem
 
     @cached_property
@@ -291,26 +291,28 @@ class Problem:
 
     def context(self, round: int, exchange: int, folds: int = 0, asked: int = 0) -> Context:
         rng = RandomStream(self.experiment.seed, "server", round)
-        layout, sizes = self.net.layout, self.sizes
-        known = (self.start, layout, sizes, round, exchange, rng)
+        known = (self.start, self.net.layout, self.sizes, round, exchange, rng)
         return Context(*known, lambda: self.server_net, self.read, folds, asked, self.public_inputs)
 
     def read(self, stored: Tensor) -> Tensor:
         """Stored inputs (n, ...) as the network takes them: (n, *shape) float32 on its device."""
-        shape = tuple(self.dataset.train_inputs.shape[1:])
-        return as_floats(stored.to(self.net.device), shape, self.scale)
+        return as_floats(stored.to(self.net.device), tuple(self.dataset.train_inputs.shape[1:]), self.scale)
 
     @cached_property
     def server_net(self) -> Net:
-        """A second network, because the server computes in a thread beside evaluation and, in process,
-        beside clients, and a network's buffers are scratch space."""
+        """A second network: the server computes beside evaluation and clients, not in their buffers."""
         return network_of(self.experiment, self.dataset, self.net.device)
 
     def task(self, round: int, exchange: int, client: int, folds: int = 0, asked: int = 0) -> Task:
         rng = RandomStream(self.experiment.seed, f"client.{exchange}", round, client)
-        start, public = self.start.to(self.net.device), self.public_inputs.to(self.net.device)
+        start, public = self.copies.get("start", 0, lambda: (self.start, self.public_inputs))
         weight = self.asynchrony.weight(round, client)
         return Task(start, self.sizes, round, exchange, client, rng, folds, asked, public, weight)
+
+    @cached_property
+    def copies(self) -> DeviceCopies:
+        """What the network's device keeps between tasks."""
+        return DeviceCopies(self.net.device)
 
     @cached_property
     def lanes(self) -> Lanes | None:
@@ -319,21 +321,21 @@ class Problem:
 
     def shard(self, client: int) -> Shard:
         """A client's examples, with the network of the lane in which this is called, if it is in one."""
-        rows = self.clients[client]
-        return Shard(
-            (self.lanes and self.lanes.current) or self.net,
-            torch.from_numpy(self.dataset.train_inputs[rows]).to(self.net.device),
-            torch.from_numpy(self.dataset.train_targets[rows]).to(self.net.device),
-            self.scale,
-        )
+
+        def stored() -> tuple[Tensor, Tensor]:
+            data, rows = self.dataset, self.clients[client]
+            return torch.from_numpy(data.train_inputs[rows]), torch.from_numpy(data.train_targets[rows])
+
+        inputs, targets = self.copies.get(("examples", client), 0, stored)
+        return Shard((self.lanes and self.lanes.current) or self.net, inputs, targets, self.scale)
 
     # ---- evaluation
 
     @cached_property
     def evaluation(self) -> Evaluation:
         """The evaluation of models on the test set."""
-        e = self.experiment
-        return Evaluation(self.net, self.dataset, self.read, e.seed, e.eval_samples)
+        seed, samples = self.experiment.seed, self.experiment.eval_samples
+        return Evaluation(self.net, self.dataset, self.read, seed, samples)
 
     @property
     def chunks(self) -> int:
@@ -368,13 +370,12 @@ class Problem:
 def resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -> Experiment:
     """The experiment with what it leaves to the algorithm and the data set filled in."""
     info = DATASETS.get(experiment.dataset)
-    samples = algorithm.eval_samples if experiment.eval_samples < 0 else experiment.eval_samples
     return replace(
         experiment,
         model=experiment.model or algorithm.default_model,
         inputs=experiment.inputs or (info.default_inputs if info else "scaled"),
         rounds=algorithm.default_rounds if experiment.rounds < 0 else experiment.rounds,
-        eval_samples=samples,
+        eval_samples=algorithm.eval_samples if experiment.eval_samples < 0 else experiment.eval_samples,
         participation="full" if algorithm.centralised else experiment.participation,
     )
 
@@ -382,8 +383,7 @@ def resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -
 def _held_by(
     algorithm: Algorithm[Any, Any, Any, Any], rows: tuple[np.ndarray, ...]
 ) -> tuple[np.ndarray, ...]:
-    """The rows of every client that the algorithm has: of a centralised one a single client has all of them,
-    each once."""
+    """The rows of every client that the algorithm has: of a centralised one a single client has all, once."""
     return (np.unique(np.concatenate(rows)),) if algorithm.centralised else rows
 
 

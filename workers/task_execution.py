@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from fedsim.device_copies import to_cpu
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
 from fedsim.wire.envelope import Payload, decode_own, encode, scaled
@@ -28,23 +30,27 @@ class TaskResult:
     committed: Any
 
 
-def execute(problem: Problem, of: TaskId, state: Any, down: Any, folds: int, asked: int) -> TaskResult:
+def execute(
+    problem: Problem, of: TaskId, state: Any, down: Any, folds: int, asked: int, copied: Any = None
+) -> TaskResult:
     """Compute a task; the result depends on the arguments only.
 
     Args:
         problem: The experiment.
         of: The task; its base is not looked at.
-        state: The client's state, from which the task starts. The caller should hold no reference: what
-            the update does not need any more is given back before the commit.
+        state: The client's state, from which the task starts, on any device. The caller should hold no
+            reference: what the update does not need any more is given back before the commit.
         down: The decoded broadcast, on the CPU.
         folds: How many rounds before this one have folded an upload.
         asked: How many clients take part in the round.
+        copied: The broadcast on the network's device, if the caller has it.
 
     Returns:
         What the task gives. Committing uses the decoded message, because the server folds that one.
     """
     if problem.lanes and problem.lanes.current is None:
-        result: TaskResult = problem.lanes.alone(lambda: execute(problem, of, state, down, folds, asked))
+        alone = partial(execute, problem, of, state, down, folds, asked, copied)
+        result: TaskResult = problem.lanes.alone(alone)
         return result
     algorithm, device = problem.algorithm, problem.net.device
     codecs, dims, layout = problem.codecs["up"], problem.dims, problem.net.layout
@@ -52,14 +58,14 @@ def execute(problem: Problem, of: TaskId, state: Any, down: Any, folds: int, ask
     problem.net.acquire()
     draft, up = algorithm.client_update(
         map_tensors(state, lambda t: t.to(device)),
-        map_tensors(down, lambda t: t.to(device)),
+        map_tensors(down, lambda t: t.to(device)) if copied is None else copied,
         problem.shard(of.client),
         task,
     )
     state = None  # what the update does not need any more is given back
     if problem.net.layout.size >= LARGE:  # before the commit needs memory
         problem.net.release()
-    draft, up = map_tensors(draft, lambda t: t.cpu()), map_tensors(up, lambda t: t.cpu())
+    draft, up = to_cpu((draft, up))
     stream = codec_stream(problem.experiment.seed, of.round, of.exchange, of.client)
     context = of_upload(down, stream, scaled(codecs))
     payload = encode(up, codecs, dims, context, layout)

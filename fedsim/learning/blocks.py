@@ -9,12 +9,11 @@ computed by the same operations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fedsim.wire.schema import map_tensors
+from fedsim.wire.schema import map_tensors, tensors_of
 
 BLOCK = 65_536
 """Entries of a block: 512 KiB in float64."""
@@ -32,16 +31,16 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
             called once, with everything.
         out: Where the result may be written, which can be one of `values`: a sum of this caller's own.
     """
-    tensors = [t for value in values for t in _tensors(value)]
+    tensors = [t for value in values for t in tensors_of(value)]
     size = max((t.numel() for t in tensors), default=0)
     if size <= BLOCK or not all(_can_be_cut(t, size) for t in tensors):
         return formula(*values)
-    whole: list[Tensor] = [] if out is None else _tensors(out)
+    whole: list[Tensor] = [] if out is None else tensors_of(out)
     result: Any = None
     for at in range(0, size, BLOCK):
         part = slice(at, at + BLOCK)
         block = formula(*(_cut(value, part) for value in values))
-        pieces = _tensors(block)
+        pieces = tensors_of(block)
         if result is None:
             result = block  # for its numbers; its tensors are replaced
             whole = whole or [t.new_empty(size) if t.dim() else t for t in pieces]
@@ -69,14 +68,3 @@ def add_by_blocks(total: Tensor, x: Tensor, factor: float) -> None:
     for at in range(0, size if total.dim() else 1, BLOCK):
         part = slice(at, at + BLOCK)
         _cut(total, part).add_(_cut(x, part), alpha=factor)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """All tensors of a (nested) dataclass or tuple, in the order of map_tensors."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, tuple):
-        return [t for item in value for t in _tensors(item)]
-    if is_dataclass(value) and not isinstance(value, type):
-        return [t for f in fields(value) for t in _tensors(getattr(value, f.name))]
-    return []

@@ -307,3 +307,14 @@ def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
         changed: dict[str, Any] = {f.name: map_tensors(getattr(value, f.name), change) for f in fields(value)}
         return replace(value, **changed)
     return value
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """All tensors of a (nested) dataclass or tuple, in the order of map_tensors."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple):
+        return [t for item in value for t in tensors_of(item)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [t for f in fields(value) for t in tensors_of(getattr(value, f.name))]
+    return []

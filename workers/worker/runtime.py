@@ -67,17 +67,27 @@ class WorkerRuntime:
         last = None if before is None else self._broadcasts[before]
         down = self._decoded(envelope, of_broadcast(last, stream))
         self._keep(h.round, down)
+        stamp = (h.round, h.exchange, answered, before, h.fields)  # all that its values depend on
+        copied = problem.copies.get("broadcast", stamp, lambda: down)
         task = messages.task_of(envelope)
-        result = execute(problem, task, self._state(h.client, h.base), down, h.folds, h.asked)
-        self.states.save(h.client, problem.version(h.round, h.exchange), result.committed)
+        result = execute(problem, task, self._state(h.client, h.base), down, h.folds, h.asked, copied)
+        version = problem.version(h.round, h.exchange)
+        self.states.save(h.client, version, result.committed)
+        problem.copies.keep(("state", h.client), version, result.committed)
         self.states.forget(h.client, h.base)
         return messages.upload(h, result.payload, (self._clock() - began) // 1000)
 
     def _state(self, client: int, version: int) -> Any:
-        """Return a client's state; the caller has the only reference to one that is not cached."""
-        if version:
-            return self.states.load(client, version)
-        return self.problem.algorithm.client_init(self.problem.context(0, 0), client)
+        """Return a client's state on the network's device; the caller has the only reference to one that is
+        not cached."""
+        problem = self.problem
+
+        def stored() -> Any:
+            if version:
+                return self.states.load(client, version)
+            return problem.algorithm.client_init(problem.context(0, 0), client)
+
+        return problem.copies.get(("state", client), version, stored)
 
     def _clock(self) -> int:
         """Nanoseconds of this task's computation, from any moment on."""

@@ -1,0 +1,88 @@
+"""Copies of tensors on a worker's device, and those that stay there between tasks.
+
+States, broadcasts and examples are made and kept on the CPU. A GPU needs copies: of a client's state and
+examples in every round in which this worker computes it, of a broadcast for every client. They stay there
+while there is memory. On the CPU nothing is copied and nothing is kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedsim.wire.schema import map_tensors, tensors_of
+
+T = TypeVar("T")
+FREE_SHARE = 0.5
+"""Of a GPU's memory, what has to be left when a copy is kept: other workers and the training need it."""
+
+
+def to_cpu(value: T) -> T:
+    """The same value on the CPU, ready to be read; from a GPU by pinned buffers and with one wait for all."""
+    gpus = {t.device for t in tensors_of(value) if t.is_cuda}
+    moved = map_tensors(value, lambda t: t.to("cpu", non_blocking=True))
+    for gpu in gpus:
+        torch.cuda.current_stream(gpu).synchronize()
+    return moved
+
+
+def room_on(device: torch.device) -> Callable[[int], bool]:
+    """Whether a copy of so many bytes may be kept on a device: never on a CPU."""
+    if device.type != "cuda":
+        return lambda nbytes: False
+
+    def room(nbytes: int) -> bool:
+        free, total = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + unused - nbytes >= FREE_SHARE * total
+
+    return room
+
+
+class DeviceCopies:
+    """The copies that stay, by name; each has a stamp that tells whether it is still the right one.
+
+    What was used longest ago goes first. Nobody may change a tensor that comes from here.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        room: Callable[[int], bool] | None = None,
+        copy: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """room, copy: Stand for a GPU in tests; by default memory and transfers of the device."""
+        self._room = room or room_on(device)
+        self._copy = copy or (lambda tensor: tensor.to(device, non_blocking=True))
+        self._kept: OrderedDict[Hashable, tuple[Hashable, Any]] = OrderedDict()
+
+    def get(self, name: Hashable, stamp: Hashable, value: Callable[[], T]) -> T:
+        """Return the copy under a name, if it has this stamp; else one of `value()`, which is kept."""
+        kept = self._kept.get(name)
+        if kept is not None and kept[0] == stamp:
+            self._kept.move_to_end(name)
+            copied: T = kept[1]
+            return copied
+        made = value()
+        copied = map_tensors(made, self._copy)
+        if self._make_room(name, made):
+            self._kept[name] = stamp, copied
+        return copied
+
+    def keep(self, name: Hashable, stamp: Hashable, value: object) -> None:
+        """Make a copy that will be needed, in the place of what had this name, if there is room for it."""
+        if self._make_room(name, value):
+            self._kept[name] = stamp, map_tensors(value, self._copy)
+
+    def _make_room(self, name: Hashable, value: object) -> bool:
+        self._kept.pop(name, None)
+        nbytes = sum(t.nbytes for t in tensors_of(value))
+        while not self._room(nbytes):
+            if not self._kept:
+                return False
+            self._kept.popitem(last=False)
+        return True
