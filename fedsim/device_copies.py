@@ -67,9 +67,9 @@ class DeviceCopies:
             self._kept.move_to_end(name)
             copied: T = kept[1]
             return copied
-        made = value()
-        copied = map_tensors(made, self._copy)
-        if self._make_room(name, made):
+        stored = value()
+        copied = map_tensors(stored, self._copy)
+        if self._make_room(name, stored):
             self._kept[name] = stamp, copied
         return copied
 

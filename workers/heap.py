@@ -1,16 +1,20 @@
 """The C library's heap: what is kept for the next message, and what is given back to the machine.
 
-docs/decisions/026-large-models.md has the measurements. Nothing happens where the C library has no such
-functions.
+docs/decisions/026-large-models.md and 039-memory-or-time.md have the measurements. Nothing happens where the
+C library has no such functions.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 MAPPED = 256 << 20
 """Bytes from which a buffer is mapped by itself, and given back when it is freed."""
+SAVE_MEMORY = "FEDSIM_SAVE_MEMORY"
+"""The environment variable; 1: already from MAPPED_SAVING bytes on."""
+MAPPED_SAVING = 16 << 20
 INT_MAX = 2**31 - 1
 """What mallopt takes."""
 LARGE = 1 << 20
@@ -28,7 +32,7 @@ def set_malloc_thresholds() -> None:
         return
     libc.malloc_trim(0)
     libc.mallopt(M_ARENA_MAX, 1)
-    libc.mallopt(M_MMAP_THRESHOLD, MAPPED)
+    libc.mallopt(M_MMAP_THRESHOLD, MAPPED_SAVING if _saves() else MAPPED)
     libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
     libc.mallopt(M_TOP_PAD, 1 << 24)
 
@@ -54,5 +58,9 @@ def keep_vectors_apart(params: int) -> None:
     vectors than float32 ones, and keeps them.
     """
     libc = ctypes.CDLL(None)
-    if params >= LARGE and hasattr(libc, "mallopt"):
+    if params >= LARGE and hasattr(libc, "mallopt") and not _saves():
         libc.mallopt(M_MMAP_THRESHOLD, min(6 * params, INT_MAX))
+
+
+def _saves() -> bool:
+    return os.environ.get(SAVE_MEMORY) == "1"

@@ -36,6 +36,10 @@ PRINTS = {
         r"^tcp on 127\.0\.0\.1.*: \d+ MiB without, \d+ with",
         r"^CURVE listener.*: \d+ MiB without",
     ],
+    "gpu_workers": [
+        r"^mlp_small, (?:cpu|cuda:0), workers 2: [\d.]+ rounds/s, [\d.]+ of one process",
+        r"^mlp_small, (?:cpu|cuda:0): digests for 2 numbers of workers: 1$",
+    ],
     "growth": [
         r"^\| 20 \| \d+ \| [\d.]+ \| \d+ \|",
         r"^\| 2 \| [\d.]+ \| \d+ \| -?\d+ \|",

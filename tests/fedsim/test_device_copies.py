@@ -52,9 +52,9 @@ def test_a_run_has_the_same_bits_and_copies_each_thing_once(algorithm: Class, tm
     device = Pretended()
     plain = play(problem_of(algorithm), tmp_path / "plain")
     assert play(problem_of(algorithm), tmp_path / "kept", connect=device.connected).bits == plain.bits
-    made = Counter(device.misses)
-    broadcasts = made.pop("broadcast")
-    assert max(made.values()) == 1, "examples, start, and the states of clients"
+    missed = Counter(device.misses)
+    broadcasts = missed.pop("broadcast")
+    assert max(missed.values()) == 1, "examples, start, and the states of clients"
     parts = plain.problem.algorithm
     if not any(optional_group(exchange.down) for exchange in parts.exchanges + parts.setup):
         exchanges = parts.setup + ROUNDS * parts.exchanges
