@@ -224,6 +224,7 @@ def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> No
 @click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
 @click.option("--no-run", is_flag=True, help="Show and write what the runs that are there give.")
+@click.option("--remove-states", is_flag=True, help="Remove clients' states from a run that is done.")
 @engine_options.of_sweep
 @_quiet
 @sweep_configuration
@@ -237,6 +238,7 @@ def sweep(
     data_dir: str | None,
     dry_run: bool,
     no_run: bool,
+    remove_states: bool,
     quiet: bool,
     **options: Any,
 ) -> None:
@@ -267,6 +269,7 @@ def sweep(
         run=not no_run,
         quiet=quiet,
         engine=engine,
+        keeps_states=not remove_states,
     )
     _say(page, quiet)
 

@@ -45,12 +45,13 @@ def sweep(
     run: bool = True,
     quiet: bool = False,
     engine: EngineOptions | None = None,
+    keeps_states: bool = True,
 ) -> Path | None:
     """Run what is missing, unless `run` is false; tabulate what there is.
 
     file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
     the options of this command. engine: what carries the runs out, None: this machine. On Slurm they are
-    submitted only, and the tables come later.
+    submitted only, and the tables come later. keeps_states: Pool.keeps_states.
 
     Returns:
         The page, if there is one.
@@ -60,7 +61,7 @@ def sweep(
         TaskError: if a run failed, after everything has been written.
     """
     console = Console(highlight=False, emoji=False, quiet=quiet)
-    trials, pool = tuple(recipe.trials()), Pool(runs)
+    trials, pool = tuple(recipe.trials()), Pool(runs, keeps_states)
     if not trials:
         raise UsageError(f"recipe {file}: no variant, so nothing to run")
     check_columns(recipe, trials, f"recipe {file}")

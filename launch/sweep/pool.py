@@ -29,6 +29,8 @@ class Pool:
     files: the commit and the seconds of the run."""
 
     path: Path
+    keeps_states: bool = True
+    """Whether clients' states stay after the end of a run; those of a hundred may have half a gigabyte."""
 
     def folder(self, trial: Named) -> Path:
         return self.path / trial.id
@@ -61,9 +63,11 @@ class Pool:
         shutil.rmtree(self.folder(trial), ignore_errors=True)
 
     def sign(self, trial: Named, seconds: float) -> None:
-        """Record when and from what a finished run came."""
+        """Record when and from what a finished run came, and remove its states if they do not stay."""
         label = {"seconds": round(seconds, 1), "commit": commit()}
         (self.folder(trial) / "sweep.json").write_text(json.dumps(label) + "\n")
+        if not self.keeps_states:
+            shutil.rmtree(self.folder(trial) / "state", ignore_errors=True)
 
     def signed(self, trial: Named) -> dict[str, Any]:
         return json_or_empty(self.folder(trial) / "sweep.json")

@@ -38,18 +38,20 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Tasks(msgspec.Struct, frozen=True):
-    """The runs of a sweep that are to be done. pool: the folder of their runs; execution: of all of them."""
+    """The runs of a sweep that are to be done. pool: the folder of their runs; execution: of all of them;
+    keeps_states: Pool.keeps_states."""
 
     pool: str
     execution: dict[str, Any]
     tasks: tuple[Task, ...]
+    keeps_states: bool
 
     @staticmethod
     def of(trials: Sequence[Trial], execution: Execution, pool: Pool) -> Tasks:
         """The runs that the pool does not have, each once."""
         missing = {trial.id: trial for trial in trials if not pool.done(trial)}.values()
         tasks = tuple(Task(t.id, f"{t.row.name}, seed {t.seed}", asdict(t.experiment)) for t in missing)
-        return Tasks(str(pool.path.resolve()), asdict(execution), tasks)
+        return Tasks(str(pool.path.resolve()), asdict(execution), tasks, pool.keeps_states)
 
     def environment(self) -> Mapping[str, str]:
         """What must be set before torch is imported.
@@ -82,7 +84,7 @@ def carry_out(tasks: Tasks, number: int, embedded: bool = False) -> str:
     from launch.run import launch
     from launch.sweep.runner import leave_summary
 
-    task, pool = tasks.tasks[number], Pool(Path(tasks.pool))
+    task, pool = tasks.tasks[number], Pool(Path(tasks.pool), tasks.keeps_states)
     while (claim := pool.claim(task)) is None:
         time.sleep(LOOK)
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fedsim.errors import UsageError
+from fedsim.errors import DiskError, UsageError
 from launch.cli import main
 from launch.results.statistics import heading, shown, value
 from launch.runs.reader import Curve
@@ -24,6 +24,7 @@ from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import leave_summary
 from tests.support.process_tree import alive, children_of
+from workers.storage.client_states import ClientStates
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
@@ -382,3 +383,19 @@ def test_a_run_that_cannot_leave_a_summary_ends_without_a_traceback(tmp_path: Pa
     leave_summary(tmp_path / "file" / "run", "the disk is full")
     leave_summary(tmp_path / "run", "the disk is full")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["error"] == "the disk is full"
+
+
+@pytest.mark.process
+def test_states_of_finished_runs_are_removed_if_one_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    job = f"sweep --over algo=fedprox --clients 2 --rounds 1 --model logistic --runs {folder} --quiet"
+    for more, kept in (("--remove-states", []), ("--seeds 1", ["state"])):
+        before = set(folder.glob("*/"))
+        done = CliRunner(catch_exceptions=False).invoke(main, [*job.split(), *more.split()])
+        assert done.exit_code == 0, done.output
+        (run,) = set(folder.glob("*/")) - before
+        assert [p.name for p in run.glob("state")] == kept
+        assert Curve.read(run).rounds() == [0, 1]
+    states = ClientStates(folder / "gone" / "state", object)
+    with pytest.raises(DiskError, match="fedsim sweep --remove-states"):
+        states.load(0, 1)

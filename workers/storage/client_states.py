@@ -12,10 +12,11 @@ import os
 from collections import OrderedDict
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from torch import Tensor
 
+from fedsim.errors import DiskError
 from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.state_file import decode_state, encode_state, state_chunks
@@ -78,14 +79,21 @@ class ClientStates:
         """
         path = self.path(client, version)
         owner = f"the state of client {client}, {path}"
-        with (
-            disk_errors(owner),
-            patiently(lambda: open(path, "rb")) as file,
-        ):
+        with disk_errors(owner), self._opened(path) as file:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return unmarked(data, version, owner)
+
+    def _opened(self, path: Path) -> BinaryIO:
+        try:
+            return patiently(lambda: open(path, "rb"))
+        except FileNotFoundError:
+            if self.folder.is_dir():
+                raise
+            raise DiskError(
+                f"{self.folder}: not there; `fedsim sweep --remove-states` removes the states of its runs"
+            ) from None
 
     def put(self, client: int, version: int, data: bytes) -> None:
         """Write a state's file from the bytes of another one.
