@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -49,11 +49,15 @@ STYLE = {
 }
 
 
-def options(what: str, argv: Sequence[str] | None) -> argparse.Namespace:
-    """`--out` and `--quick`, which every recipe has."""
+def options(
+    what: str, argv: Sequence[str] | None, folders: Mapping[str, str] | None = None
+) -> argparse.Namespace:
+    """`--out` and `--quick`, which every recipe has, and `folders`: further options and what they are."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", help="folder of the results")
     parser.add_argument("--quick", action="store_true", help="a few seconds' worth; shows that it runs")
+    for name, meaning in (folders or {}).items():
+        parser.add_argument(name, type=Path, help=meaning)
     return parser.parse_args(argv)
 
 
