@@ -44,7 +44,7 @@ class Tasks(msgspec.Struct, frozen=True):
     pool: str
     execution: dict[str, Any]
     tasks: tuple[Task, ...]
-    keeps_states: bool
+    keeps_states: bool = True
 
     @staticmethod
     def of(trials: Sequence[Trial], execution: Execution, pool: Pool) -> Tasks:

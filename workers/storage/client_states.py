@@ -79,20 +79,21 @@ class ClientStates:
         """
         path = self.path(client, version)
         owner = f"the state of client {client}, {path}"
-        with disk_errors(owner), self._opened(path) as file:
+        with disk_errors(owner), self._opened(path, owner) as file:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return unmarked(data, version, owner)
 
-    def _opened(self, path: Path) -> BinaryIO:
+    def _opened(self, path: Path, owner: str) -> BinaryIO:
         try:
             return patiently(lambda: open(path, "rb"))
-        except FileNotFoundError:
+        except FileNotFoundError as e:
             if self.folder.is_dir():
                 raise
             raise DiskError(
-                f"{self.folder}: not there; `fedsim sweep --remove-states` removes the states of its runs"
+                f"{owner}: {e.strerror}; the folder of all states is not there, "
+                "as after `fedsim sweep --remove-states`"
             ) from None
 
     def put(self, client: int, version: int, data: bytes) -> None:
