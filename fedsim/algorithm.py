@@ -279,6 +279,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         sums = self.sums(server, down, ctx)
         for k, up in ups:
             sums = self.add(sums, down, k, up, ctx)
+            del up  # one in memory
         return self.from_sums(server, down, sums, ctx)
 
     def sums(self, server: Server, down: Down, ctx: Context) -> Any:

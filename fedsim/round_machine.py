@@ -58,6 +58,7 @@ class RoundMachine:
         chunks: How many chunks the test set has; 0 switches evaluation off.
         setup: How many exchanges round 0 has.
         lanes: How many tasks a worker computes at once.
+        ahead: Whether a worker gets its next task before it has answered the last one.
         edges: Edge servers are processes, so that an exchange is closed also if nothing is folded in it.
         round: The present round.
         folded_rounds: How many committed rounds, without the set-up, have folded an upload.
@@ -81,6 +82,7 @@ class RoundMachine:
     order: Callable[[Iterable[int]], list[int]] = sorted
     edges: bool = False
     lanes: int = 1
+    ahead: bool = True
     _assignment: TaskAssignment = field(init=False)
     _exchange: int = 0
     _participation: Participation = field(default_factory=lambda: Participation(()))
@@ -97,11 +99,11 @@ class RoundMachine:
     _finished: bool = False
 
     def __post_init__(self) -> None:
-        self._assignment = TaskAssignment(lanes=self.lanes)
+        self._assignment = TaskAssignment(lanes=self.lanes, ahead=self.ahead)
 
     def seat(self, client_group: Callable[[int], int], worker_group: Callable[[int], int]) -> None:
         """Give workers tasks of their group's clients alone; call it before `start`."""
-        self._assignment = TaskAssignment(client_group, worker_group, self.lanes)
+        self._assignment = TaskAssignment(client_group, worker_group, self.lanes, self.ahead)
 
     def start(self, resumed: bool = False, unscored: Sequence[int] = ()) -> list[Command]:
         """Open the first round. Call it once, before any event.

@@ -29,12 +29,13 @@ class TaskAssignment:
 
     client_group, worker_group: numbers of groups. A worker gets tasks of its group's clients alone, as one
     behind an edge server does (fedsim.tree); by default there is one group. lanes: how many tasks a worker
-    computes at once.
+    computes at once. ahead: whether it also has tasks that wait beside it.
     """
 
     client_group: Callable[[int], int] = lambda client: 0
     worker_group: Callable[[int], int] = lambda worker: 0
     lanes: int = 1
+    ahead: bool = True
     _load: dict[int, list[WorkItem]] = field(default_factory=dict)
     _waiting: dict[tuple[int, int], deque[TaskId]] = field(default_factory=dict)
     """By group and by the worker that has the clients' states cached."""
@@ -164,7 +165,7 @@ class TaskAssignment:
                 waiting, colleagues = self._count(worker), self._colleagues(worker)
                 if ahead == 0 and self._evaluation_is_late(round):
                     commands.append(self._give_chunk(worker))
-                elif waiting and (ahead < self.lanes or waiting > colleagues * self.lanes):
+                elif waiting and (ahead < self.lanes or (self.ahead and waiting > colleagues * self.lanes)):
                     commands.append(self._give_task(worker, dropouts))
                 elif self._to_score and not waiting and ahead <= 1:
                     commands.append(self._give_chunk(worker))

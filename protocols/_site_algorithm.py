@@ -23,6 +23,7 @@ from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Task
 from fedsim.errors import UsageError
 from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Gaussian, Penalty, Point, product
+from fedsim.learning.ownership import spent
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.ivon import IvonMoments
@@ -236,7 +237,8 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         def commit(dual: Dual, down: Any, up: Any, S: Tensor | float) -> Dual:
             return rule.commit(task.client, dual, family.factor(up, S), family.posterior(down, S))
 
-        return replace(client, dual=by_blocks(commit, client.dual, down, up, client.precision))
+        dual = by_blocks(commit, client.dual, down, up, client.precision, out=spent(client.dual))
+        return replace(client, dual=dual)
 
     def server_update(self, server: Consensus, down: Any, ups: Ups, ctx: Context) -> Consensus:
         if self.set_up is not None and not ctx.round:

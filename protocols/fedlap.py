@@ -34,6 +34,7 @@ from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
 from fedsim.hyperparameters import PriorPrecision, ProxNorm
 from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point, product
+from fedsim.learning.ownership import spent
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Mean, Scalar, Sum
 
@@ -113,7 +114,7 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
         return Client(client.dual, fit.carried), Up(fit.weights, fit.loss)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        dual = by_blocks(partial(self.stepped, task.at), client.dual, down, up)
+        dual = by_blocks(partial(self.stepped, task.at), client.dual, down, up, out=spent(client.dual))
         return Client(dual, client.moments)
 
     def stepped(self, at: At, dual: Tensor, down: Down, up: Up) -> Tensor:

@@ -41,6 +41,7 @@ from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, T
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.blocks import by_blocks
 from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.ownership import spent
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from protocols._laplace_forms import Covariance, Form, check_covariance, form
 
@@ -106,6 +107,7 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
             penalties=(cavity,),
             moments=client.moments,
         )
+        del cavity
         H = self.form.curvature(shard, fit.weights, self.curvature, task.rng)
         precision = by_blocks(lambda H, *q: H + self.cavity(*q).precision, H, down, client.site)
         up = self.form.up(fit.weights, self.form.field(precision), fit.loss)
@@ -115,7 +117,8 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
         return self.form.floored(self.form.gaussian(down) / site, self.delta)
 
     def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
-        return Client(by_blocks(partial(self.stepped, task.at), client.site, down, up), client.moments)
+        step, site = partial(self.stepped, task.at), client.site
+        return Client(by_blocks(step, site, down, up, out=spent(site)), client.moments)
 
     def stepped(self, at: At, sites: Gaussian, down: Any, up: Any) -> Gaussian:
         """t_k, or the product of all, after client k's dual step (q_k / q_g)^rho; float64."""

@@ -62,6 +62,7 @@ from tests.support.harness import (
     short_settings,
     steps,
 )
+from workers.storage import client_states
 from workers.transport.endpoint import Endpoint
 from workers.worker.main import fix_numerics
 from workers.worker.runtime import WorkerRuntime
@@ -434,6 +435,15 @@ def test_formulas_in_blocks_give_the_bits_of_whole_vectors(
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 97)
     assert P > 97
+    assert play(problem_of(algorithm), tmp_path / "run").bits == dense(algorithm).bits
+
+
+def test_states_that_are_written_over_give_the_bits_of_copies(
+    algorithm: Class, dense: Callable[[Class], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on large models: no state is cached, and each belongs to the task that has read it."""
+    monkeypatch.setattr(blocks, "BLOCK", 97)
+    monkeypatch.setattr(client_states, "LARGEST_CACHED", 0)
     assert play(problem_of(algorithm), tmp_path / "run").bits == dense(algorithm).bits
 
 

@@ -24,7 +24,7 @@ from fedsim.round_events import TaskId
 from fedsim.seeds import RandomStream
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.envelope import Buffer, decode_own, encode
-from fedsim.wire.state_file import encode_state
+from fedsim.wire.state_file import state_chunks
 from workers.task_execution import execute
 
 EXAMPLES = 32
@@ -53,7 +53,8 @@ def probe_digest(problem: Problem) -> str:
         hashed.update(value)
     if not plugins.is_spec(problem.experiment.algo):
         for state in _round(small):
-            hashed.update(encode_state(state))
+            for chunk in state_chunks(state):  # not in one piece: a large one would be there twice
+                hashed.update(chunk)
     return hashed.hexdigest()[:32]
 
 
@@ -101,8 +102,14 @@ def _round(problem: Problem) -> Iterator[Any]:
             ctx = problem.context(r, number, asked=1)
             sent = algorithm.broadcast(server, ctx)
             down = decode_own(type(sent), encode(sent, {}, problem.dims), {}, problem.dims)
-            result = execute(problem, TaskId(r, number, 0, 0), client, down, 0, 1)
-            client = result.committed
-            yield result.decoded
-            server = algorithm.server_update(server, down, iter([(0, result.decoded)]), ctx)
+            client, up = _committed(problem, TaskId(r, number, 0, 0), client, down)
+            yield up
+            server = algorithm.server_update(server, down, iter([(0, up)]), ctx)
+            del up, sent, down
             yield from (server, client)
+
+
+def _committed(problem: Problem, of: TaskId, client: Any, down: Any) -> tuple[Any, Any]:
+    """Compute a task: its client's next state, and its upload as the server decodes it."""
+    result = execute(problem, of, client, down, 0, 1)
+    return result.committed, result.decoded

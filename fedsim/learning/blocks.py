@@ -8,7 +8,7 @@ computed by the same operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -29,13 +29,14 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
         values: Tensors and (nested) dataclasses of tensors. Vectors (P,) are cut; tensors without dimensions
             are passed as they are. With a matrix among them, with short vectors, or on a GPU the formula is
             called once, with everything.
-        out: Where the result may be written, which can be one of `values`: a sum of this caller's own.
+        out: Where the result may be written, which can be one of `values`: a sum of this caller's own, or
+            what its owner gave up (fedsim.learning.ownership).
     """
     tensors = [t for value in values for t in tensors_of(value)]
     size = max((t.numel() for t in tensors), default=0)
     if size <= BLOCK or not all(_can_be_cut(t, size) for t in tensors):
         return formula(*values)
-    whole: list[Tensor] = [] if out is None else tensors_of(out)
+    whole: list[Tensor] = []
     result: Any = None
     for at in range(0, size, BLOCK):
         part = slice(at, at + BLOCK)
@@ -43,12 +44,20 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
         pieces = tensors_of(block)
         if result is None:
             result = block  # for its numbers; its tensors are replaced
-            whole = whole or [t.new_empty(size) if t.dim() else t for t in pieces]
+            whole = _wholes(pieces, tensors_of(out), size)
         for vector, piece in zip(whole, pieces, strict=True):
             if piece.dim():
                 vector[part] = piece
     remaining = iter(whole)
     return map_tensors(result, lambda _: next(remaining))  # type: ignore[no-any-return]
+
+
+def _wholes(pieces: Sequence[Tensor], out: Sequence[Tensor], size: int) -> list[Tensor]:
+    """Where the vectors of these pieces go: into those of `out`, if they are of the same kind."""
+    kinds = [(t.dtype, (size,) if t.dim() else ()) for t in pieces]
+    if [(t.dtype, tuple(t.shape)) for t in out] == kinds:
+        return [o if t.dim() else t for o, t in zip(out, pieces, strict=True)]
+    return [t.new_empty(size) if t.dim() else t for t in pieces]
 
 
 def _can_be_cut(t: Tensor, size: int) -> bool:

@@ -7,6 +7,7 @@ measured (sigma) is an upload's broadcast's; where that has none, or none above 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -58,11 +59,15 @@ def codec_stream(seed: int, round: int, exchange: int, client: int = -1) -> Rand
 
 def scale_of(name: str, values: Tensor) -> Tensor | None:
     """A field of SCALES as a measure, (P,); None if it is none."""
-    if values.dim() != 1 or not values.numel() or not bool(torch.isfinite(values).all()):
+    if values.dim() != 1 or not values.numel():
+        return None
+    least, most = (float(end) for end in torch.aminmax(values))  # NaN if there is one
+    if not (math.isfinite(least) and math.isfinite(most)):
         return None
     if name == "curvature":
         values = values.clamp(min=FLOOR * float(values.double().mean()))
-    return values if bool((values > 0).all()) else None
+        least = float(values.amin())
+    return values if least > 0 else None
 
 
 def _tensors(message: object) -> dict[str, Tensor]:

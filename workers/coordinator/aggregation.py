@@ -150,6 +150,7 @@ class AggregationThread:
                 if k >= aim and not measured and tree is None:
                     measured.update(self._limits(envelope, up, stale.get(k, down), payload))
                 yield k, up
+                del envelope, up  # before the next one is read
                 k = self._next()
 
         stream = ups()

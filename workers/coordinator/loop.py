@@ -30,8 +30,9 @@ from workers.coordinator.membership import Membership, WorkerCallbacks, Workers
 from workers.coordinator.responses import ProtocolViolation, ResponseHandler
 from workers.coordinator.run_records import RecordCallbacks, RunIdentity, RunRecords, Storage
 from workers.coordinator.task_timeline import Timeline
+from workers.heap import LARGE, saves_memory
 from workers.storage.atomic_files import remove_temporaries
-from workers.storage.upload_spool import Spool
+from workers.storage.upload_spool import MEMORY_BYTES, Spool
 from workers.transport.edge_addresses import address_file
 from workers.transport.endpoint import Incoming
 from workers.transport.eventfd import Wakeup
@@ -99,6 +100,7 @@ class Coordinator:
         self._unscored = [record.number for record in recovery.unscored] if recovery else []
         if recovery is not None:
             remove_temporaries(storage.folder)
+        frugal = saves_memory() and problem.net.layout.size >= LARGE
         self.machine = RoundMachine(
             rounds=problem.experiment.rounds,
             exchanges=len(algorithm.exchanges),
@@ -110,6 +112,7 @@ class Coordinator:
             chunks=problem.chunks,
             eval_every=problem.experiment.eval_every,
             lanes=problem.experiment.lanes,
+            ahead=not frugal,
             setup=len(algorithm.setup),
             round=before.round if before else 0,
             folded_rounds=before.folds if before else 0,
@@ -117,7 +120,7 @@ class Coordinator:
             target_reached=recovery is not None and recovery.target_reached,
         )
         self._wakeup = Wakeup()
-        spool = Spool(storage.folder / "spool", keep=storage.keep)
+        spool = Spool(storage.folder / "spool", 0 if frugal else MEMORY_BYTES, storage.keep)
         self.aggregation = AggregationThread(problem, spool.take, self._wakeup.set)
         self.dispatch = Dispatch(
             identity.name,

@@ -11,11 +11,13 @@ from typing import Any
 
 from fedsim.errors import ConnectionLost, Interrupted, WireError
 from fedsim.learning.gaussian import Model
+from fedsim.learning.ownership import give_up
 from fedsim.problem import Problem
 from fedsim.wire.envelope import Envelope, decode
 from fedsim.wire.message_context import NOTHING, MessageContext, codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
 from workers import protocol_messages as messages
+from workers.storage import client_states
 from workers.storage.client_states import ClientStates
 from workers.task_execution import execute
 
@@ -84,7 +86,7 @@ class WorkerRuntime:
 
         def stored() -> Any:
             if version:
-                return self.states.load(client, version)
+                return give_up(self.states.load(client, version), above=client_states.LARGEST_CACHED)
             return problem.algorithm.client_init(problem.context(0, 0), client)
 
         return problem.copies.get(("state", client), version, stored)

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedsim.hyperparameters import BatchSize, CarryAdam, Clip, Decay, Epochs, LearningRate, Momentum
 from fedsim.learning.function_space import FunctionTerm, MemoryGradient
 from fedsim.learning.gaussian import Gaussian, Penalty
+from fedsim.learning.ownership import owned
 from fedsim.learning.params import Net
 from fedsim.learning.recorded_step import RecordedStep
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
@@ -257,10 +258,10 @@ class _adam:
     def __init__(self, weights: Tensor, how: LocalTraining, carried: Moments | None) -> None:
         self.weights, self.lr = weights, how.lr
         if carried is None:
-            carried = Moments(torch.zeros_like(weights), torch.zeros_like(weights), 0)
-        # clones: the kernel works in place and a task must not change its arguments
-        self.first, self.second = carried.first.clone(), carried.second.clone()
-        self.steps = torch.tensor(float(carried.steps), device=weights.device)
+            self.first, self.second = torch.zeros_like(weights), torch.zeros_like(weights)
+        else:  # the kernel works in place and a task must not change its arguments
+            self.first, self.second = owned(carried.first), owned(carried.second)
+        self.steps = torch.tensor(float(carried.steps if carried else 0), device=weights.device)
 
     def __call__(self, grads: Tensor) -> None:
         self.steps += 1

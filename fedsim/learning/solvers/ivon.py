@@ -26,6 +26,7 @@ from torch import Tensor
 from fedsim.errors import TaskError
 from fedsim.hyperparameters import BatchSize, Epochs
 from fedsim.learning.gaussian import Gaussian, diagonal
+from fedsim.learning.ownership import owned
 from fedsim.learning.shards import QuadraticShard, Shard, check_optimiser
 from fedsim.learning.solvers import LocalFit
 from fedsim.seeds import RandomStream
@@ -218,8 +219,8 @@ class _Ivon:
         self.stored = torch.full_like(start, h)
         self.total = self.stored + self.offset
         """h + d (P,), in nats per example and squared unit of weight."""
-        # a copy: the step works in place and a task must not change its arguments
-        self.momentum = moments.momentum.to(start, copy=True) if moments else torch.zeros_like(start)
+        # the step works in place and a task must not change its arguments
+        self.momentum = owned(moments.momentum).to(start) if moments else torch.zeros_like(start)
         self.steps = moments.steps if moments else 0
         self.scratch = self.noise = torch.empty_like(start)
         self.gradient, self.product = torch.empty_like(start), torch.empty_like(start)

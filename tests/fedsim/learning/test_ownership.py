@@ -1,0 +1,68 @@
+"""A tensor is written over where its owner gave it up, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim.learning import blocks
+from fedsim.learning.blocks import by_blocks
+from fedsim.learning.ownership import give_up, owned, spent
+from fedsim.learning.solvers.first_order import LocalTraining, Moments, stepper
+
+
+@dataclass(frozen=True)
+class Pair:
+    x: Tensor
+    scale: Tensor
+
+
+def pair() -> Pair:
+    return Pair(torch.arange(100.0), torch.tensor(3.0))
+
+
+def test_only_what_is_large_is_given_up() -> None:
+    small, large = torch.ones(4), torch.ones(5)
+    give_up((small, large), above=16)
+    assert owned(large) is large
+    assert owned(small) is not small
+    assert torch.equal(owned(small), small)
+    assert spent((small, large)) is None
+    value = (large, torch.tensor(1.0))
+    assert spent(value) is value
+
+
+def test_adam_takes_moments_that_are_given_up_and_copies_others() -> None:
+    gradient, weights = torch.full((3,), 0.5), [torch.zeros(3), torch.zeros(3)]
+    kept = Moments(torch.ones(3), torch.ones(3), 7)
+    mine = give_up(Moments(torch.ones(3), torch.ones(3), 7), above=0)
+    steps = [stepper(w, LocalTraining(), m) for w, m in zip(weights, (kept, mine), strict=True)]
+    for step in steps:
+        step(gradient)
+    assert torch.equal(*weights)
+    assert torch.equal(kept.first, torch.ones(3))
+    after = steps[1].moments()
+    assert after is not None and after.first is mine.first and not torch.equal(mine.first, torch.ones(3))
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_formula_in_blocks_writes_over_what_is_given_up(
+    gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 7)
+    value = give_up(pair(), above=0 if gone else 1 << 20)
+    result = by_blocks(lambda p: Pair(p.x * p.scale, p.scale + 1), value, out=spent(value))
+    assert torch.equal(result.x, 3 * torch.arange(100.0)) and result.scale == 4
+    assert (result.x is value.x) == gone
+    assert torch.equal(value.x, pair().x) != gone
+
+
+def test_a_result_of_another_dtype_is_written_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 7)
+    value = pair()
+    result = by_blocks(lambda p: Pair(p.x.double() / 3, p.scale), value, out=value)
+    assert torch.equal(result.x, torch.arange(100.0).double() / 3)
+    assert torch.equal(value.x, pair().x)
