@@ -37,7 +37,7 @@ Eleven configurations of seven algorithms under eight schedules; accuracy, traff
 of the duals, on digits with ten and with a hundred clients, three seeds each. FashionMNIST 10 % with ten
 clients has one seed and a page of its own,
 [participation_fashion_mnist_10.md](participation_fashion_mnist_10.md); a hundred clients have
-[participation_fashion_mnist_100.md](participation_fashion_mnist_100.md), one seed, 40 of 88 runs.
+[participation_fashion_mnist_100.md](participation_fashion_mnist_100.md), one seed.
 Tables without words are in [participation_digits_10.md](participation_digits_10.md) and
 [participation_digits_100.md](participation_digits_100.md).
 

@@ -95,7 +95,7 @@ class SpillFile:
                     data, at = data[done:], at + done
 
     def read(self, region: Region) -> memoryview:
-        """Return the bytes of a region.
+        """Return the bytes of a region, which are the caller's: a field can be a view of them.
 
         Raises:
             DiskError: If they cannot be read.
@@ -107,4 +107,4 @@ class SpillFile:
                 if not done:
                     raise DiskError(f"{self._label}: the file has been cut off")
                 at += done
-        return data.toreadonly()
+        return data

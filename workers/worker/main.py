@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -229,13 +229,18 @@ def serve(
         tasks.close()
 
 
+def _send(connection: Connection, replies: Iterable[list[Envelope]]) -> None:
+    """Send what tasks have given. No name in the caller keeps a large upload while the next task computes."""
+    for reply in chain.from_iterable(replies):
+        connection.send(reply)
+
+
 def _serve(connection: Connection, run: str, tasks: TaskLanes[list[Envelope]], idle: float | None) -> None:
     unanswered = 0
     while True:
         envelope = connection.receive(0.0 if tasks.computing else idle or 60.0) if tasks.takes else None
         if envelope is None and tasks.computing:
-            for reply in chain.from_iterable(tasks.advance()):
-                connection.send(reply)
+            _send(connection, tasks.advance())
             continue
         if envelope is None:
             if idle and unanswered == UNANSWERED:
@@ -252,8 +257,7 @@ def _serve(connection: Connection, run: str, tasks: TaskLanes[list[Envelope]], i
             return
         if envelope.header.kind == "refused":
             raise AccessError(f"refused: {refusal_reason(envelope)}")
-        for reply in chain.from_iterable(tasks.take(envelope)):
-            connection.send(reply)
+        _send(connection, tasks.take(envelope))
 
 
 if __name__ == "__main__":
