@@ -7,7 +7,8 @@ decoded. A dual step is therefore one function that both call with the same argu
 client's dual and the server's sum cannot drift apart under any codec.
 
 Server is checkpointed every round; Client lives with its client and never crosses the wire; Down
-and Up are the only things that do. State in, state out: no method changes its arguments.
+and Up are the only things that do. State in, state out: no method changes its arguments, but for tensors
+that their owner gave up (fedsim.learning.ownership).
 """
 
 from __future__ import annotations
