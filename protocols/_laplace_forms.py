@@ -74,8 +74,12 @@ class Form(ABC):
         """A precision as a message has it."""
 
     @abstractmethod
+    def matrix(self, message: Any) -> Tensor:
+        """The precision of a message, float64."""
+
     def gaussian(self, message: Any) -> Gaussian:
         """The Gaussian of a message, float64."""
+        return Gaussian.at(message.mean, self.matrix(message))
 
     @abstractmethod
     def natural(self, sums: Any) -> Gaussian:
@@ -87,9 +91,17 @@ class Form(ABC):
     ) -> Tensor:
         """H_k of the summed loss, in this form."""
 
-    @abstractmethod
     def floored(self, q: Gaussian, delta: float) -> Gaussian:
-        """q with a precision of at least delta, which H_k >= 0 implies and rounding may not."""
+        """q with a precision of at least delta."""
+        return Gaussian(q.shift, self.raised(torch.as_tensor(q.precision), delta))
+
+    @abstractmethod
+    def raised(self, precision: Tensor, delta: float) -> Tensor:
+        """A precision of at least delta, which H_k >= 0 implies and rounding may not."""
+
+    def local(self, delta: float, H: Tensor, down: Any, site: Gaussian) -> Tensor:
+        """S_k, float64: H_k and the precision of the cavity."""
+        return H + self.raised(self.matrix(down) - site.precision, delta)
 
     @abstractmethod
     def lost(self, sites: Gaussian, delta: float) -> int:
@@ -102,8 +114,9 @@ class _Diagonal(Form):
     def field(self, precision: Tensor | float) -> Tensor:
         return torch.as_tensor(precision)
 
-    def gaussian(self, message: Any) -> Gaussian:
-        return Gaussian.at(message.mean, message.precision)
+    def matrix(self, message: Any) -> Tensor:
+        S: Tensor = message.precision
+        return S.double()
 
     def natural(self, sums: DiagonalSum) -> Gaussian:
         return Gaussian(sums.shift, sums.precision)
@@ -113,8 +126,8 @@ class _Diagonal(Form):
     ) -> Tensor:
         return shard.curvature(weights, estimator, rng)
 
-    def floored(self, q: Gaussian, delta: float) -> Gaussian:
-        return Gaussian(q.shift, torch.as_tensor(q.precision).clamp(min=delta))
+    def raised(self, precision: Tensor, delta: float) -> Tensor:
+        return precision.clamp(min=delta)
 
     def lost(self, sites: Gaussian, delta: float) -> int:
         return int((torch.as_tensor(sites.precision) < 0).sum())
@@ -129,8 +142,9 @@ class _Full(Form):
     def field(self, precision: Tensor | float) -> Tensor:
         return packed(torch.as_tensor(precision))
 
-    def gaussian(self, message: Any) -> Gaussian:
-        return Gaussian.at(message.mean, unpacked(message.precision))
+    def matrix(self, message: Any) -> Tensor:
+        S: Tensor = message.precision
+        return unpacked(S).double()
 
     def natural(self, sums: TriangleSum) -> Gaussian:
         return Gaussian(sums.shift, unpacked(sums.precision))
@@ -140,22 +154,23 @@ class _Full(Form):
     ) -> Tensor:
         return shard.full_curvature(weights)
 
-    def floored(self, q: Gaussian, delta: float) -> Gaussian:
-        if _above(q, delta / 2):
-            return q
-        values, axes = torch.linalg.eigh(torch.as_tensor(q.precision))
-        return Gaussian(q.shift, (axes * values.clamp(min=delta)) @ axes.mT)
+    def raised(self, precision: Tensor, delta: float) -> Tensor:
+        if _above(precision, delta / 2):
+            return precision
+        values, axes = torch.linalg.eigh(precision)
+        higher: Tensor = (axes * values.clamp(min=delta)) @ axes.mT
+        return higher
 
     def lost(self, sites: Gaussian, delta: float) -> int:
-        if _above(sites, -delta / 2):
+        precision = torch.as_tensor(sites.precision)
+        if _above(precision, -delta / 2):
             return 0
-        return int((torch.linalg.eigvalsh(torch.as_tensor(sites.precision)) < -delta / 2).sum())
+        return int((torch.linalg.eigvalsh(precision) < -delta / 2).sum())
 
 
-def _above(q: Gaussian, least: float) -> bool:
+def _above(precision: Tensor, least: float) -> bool:
     """Whether all eigenvalues of a full precision exceed `least`."""
-    precision = torch.as_tensor(q.precision)
-    return Gaussian(q.shift, precision - identity(precision[0], least, full=True)).is_proper
+    return Gaussian(precision[0], precision - identity(precision[0], least, full=True)).is_proper
 
 
 def form(covariance: Covariance) -> Form:

@@ -96,7 +96,6 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
         return self.form.down(q.mean, self.form.field(q.precision))
 
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
-        cavity = by_blocks(lambda *q: self.cavity(*q).to(shard.like), down, client.site)
         fit = minimise(
             shard,
             down.mean if task.started else task.start,
@@ -104,21 +103,19 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
             rng=task.rng,
             round=task.round,
             weight=shard.size,
-            penalties=(cavity,),
+            penalties=(by_blocks(lambda *q: self.cavity(*q).to(shard.like), down, client.site),),
             moments=client.moments,
         )
-        del cavity
         H = self.form.curvature(shard, fit.weights, self.curvature, task.rng)
-        precision = by_blocks(lambda H, *q: H + self.cavity(*q).precision, H, down, client.site)
-        up = self.form.up(fit.weights, self.form.field(precision), fit.loss)
-        return Client(client.site, fit.carried), up
+        S = by_blocks(partial(self.form.local, self.delta), H, down, client.site)
+        return Client(client.site, fit.carried), self.form.up(fit.weights, self.form.field(S), fit.loss)
 
     def cavity(self, down: Any, site: Gaussian) -> Gaussian:
         return self.form.floored(self.form.gaussian(down) / site, self.delta)
 
     def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
-        step, site = partial(self.stepped, task.at), client.site
-        return Client(by_blocks(step, site, down, up, out=spent(site)), client.moments)
+        site = by_blocks(partial(self.stepped, task.at), client.site, down, up, out=spent(client.site))
+        return Client(site, client.moments)
 
     def stepped(self, at: At, sites: Gaussian, down: Any, up: Any) -> Gaussian:
         """t_k, or the product of all, after client k's dual step (q_k / q_g)^rho; float64."""
