@@ -60,7 +60,7 @@ one round each, and the swing grows**: in one round some classes are preferred (
 has 94.4 % to the end. The cosine between successive steps of the server falls from .95 on, well before the
 accuracy does. No single client does it: the longest step of a client stays near the median's.
 
-[fedprox](mnist_two_classes.md), whose clients are held at the server's model, does not swing within 100
+[fedprox](mnist_two_classes_more.md), whose clients are held at the server's model, does not swing within 100
 rounds. The published means (94.1±0.0) do not show it either; a swing that starts some rounds later would
 look so. It is a property of the rounds, and no error of the last digit: the run was made twice, on two
 days, with the same bits.
