@@ -7,7 +7,6 @@ C library has no such functions.
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
@@ -41,17 +40,13 @@ def set_malloc_thresholds() -> None:
 def give_back(params: int) -> None:
     """Give back the gaps of the heap, if a vector of `params` numbers is large.
 
-    After every task this would cost more time than the memory is worth. What the set-up has left in cycles of
-    references goes first.
+    After every task this would cost more time than the memory is worth.
 
     Vectors of 4 and of 8 bytes a number come and go in different orders, so that after a few tasks half of
     the heap is gaps in which the next vector does not fit.
     """
-    if params < LARGE:
-        return
-    gc.collect()
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
+    if params >= LARGE and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
@@ -67,6 +62,6 @@ def keep_vectors_apart(params: int) -> None:
         libc.mallopt(M_MMAP_THRESHOLD, min(6 * params, INT_MAX))
 
 
-def saves_memory() -> bool:
-    """Whether memory counts for more than time."""
-    return os.environ.get(SAVE_MEMORY) == "1"
+def saves_memory(params: int = LARGE) -> bool:
+    """Whether memory counts for more than time with a model of `params` numbers, by default a large one."""
+    return params >= LARGE and os.environ.get(SAVE_MEMORY) == "1"

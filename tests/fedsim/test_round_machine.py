@@ -61,6 +61,7 @@ class World:
     reaching: tuple[int, ...] | None = None
     """The rounds whose models have the target accuracy; None: there is no target."""
     lanes: int = 1
+    ahead: bool = True
 
     @staticmethod
     def drawn(rng: random.Random) -> World:
@@ -79,6 +80,7 @@ class World:
             rng.choice([0, 1, 3]),
             rng.randint(1, 3),
             lanes=rng.choice([1, 1, 2, 3]),
+            ahead=rng.choice([True, True, False]),
         )
 
     def participation(self, round: int) -> Participation:
@@ -96,6 +98,7 @@ class World:
             self.setup,
             has_target=self.reaching is not None,
             lanes=self.lanes,
+            ahead=self.ahead,
         )
 
     def evaluated(self) -> list[int]:
@@ -248,6 +251,7 @@ class Simulator:
         for worker, pieces in self.held.items():
             tasks = [p for p in pieces if isinstance(p, TaskId)]
             assert sorted(self.machine.held_by(worker), key=str) == sorted(tasks, key=str)
+            assert self.world.ahead or len(tasks) <= self.world.lanes
             assert all(self.machine.holds(worker, t) for t in tasks)
         if any(not pieces for pieces in self.held.values()) and self.open is not None:
             participants = {

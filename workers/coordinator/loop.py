@@ -30,7 +30,7 @@ from workers.coordinator.membership import Membership, WorkerCallbacks, Workers
 from workers.coordinator.responses import ProtocolViolation, ResponseHandler
 from workers.coordinator.run_records import RecordCallbacks, RunIdentity, RunRecords, Storage
 from workers.coordinator.task_timeline import Timeline
-from workers.heap import LARGE, saves_memory
+from workers.heap import saves_memory
 from workers.storage.atomic_files import remove_temporaries
 from workers.storage.upload_spool import MEMORY_BYTES, Spool
 from workers.transport.edge_addresses import address_file
@@ -100,7 +100,7 @@ class Coordinator:
         self._unscored = [record.number for record in recovery.unscored] if recovery else []
         if recovery is not None:
             remove_temporaries(storage.folder)
-        frugal = saves_memory() and problem.net.layout.size >= LARGE
+        frugal = saves_memory(problem.net.layout.size)
         self.machine = RoundMachine(
             rounds=problem.experiment.rounds,
             exchanges=len(algorithm.exchanges),
