@@ -218,12 +218,13 @@ def codecs(run: Path | None, fractions: tuple[float, ...], **options: Any) -> No
     help="Values to combine, of an option, a hyperparameter, or codec.FIELD; repeatable.",
 )
 @click.option("--seeds", metavar="S,S", help="Seeds, 0,1,2 or 0-2.  [0]")
-@click.option("--out", **FOLDER, help="Write NAME.md, NAME.csv and the plots there.")
+@click.option("--out", **FOLDER, help="Write NAME.md, its tables, plots and archive there.")
 @click.option("--runs", **FOLDER, default="runs/sweep", show_default=True, help="Folder of the runs.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Runs side by side.  [one per core]")
 @click.option("--data-dir", metavar="DIR", help="Folder of the data files.  [FEDSIM_DATA]")
 @click.option("--dry-run", is_flag=True, help="List the runs and do nothing.")
 @click.option("--no-run", is_flag=True, help="Show and write what the runs that are there give.")
+@click.option("--archived", is_flag=True, help="Do not run what NAME_runs.jsonl in --out has.")
 @click.option("--remove-states", is_flag=True, help="Remove clients' states from a run that is done.")
 @engine_options.of_sweep
 @_quiet
@@ -238,6 +239,7 @@ def sweep(
     data_dir: str | None,
     dry_run: bool,
     no_run: bool,
+    archived: bool,
     remove_states: bool,
     quiet: bool,
     **options: Any,
@@ -270,6 +272,7 @@ def sweep(
         quiet=quiet,
         engine=engine,
         keeps_states=not remove_states,
+        archived=archived,
     )
     _say(page, quiet)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -23,8 +21,9 @@ from launch.engines.sweeps import run_on_ray, submit_array
 from launch.results.tables import Grid
 from launch.sweep.columns import check_columns
 from launch.sweep.figures import draw
+from launch.sweep.finished import FinishedRun, read_archive, write_archive
 from launch.sweep.pool import Pool
-from launch.sweep.recipe import Recipe
+from launch.sweep.recipe import Recipe, Trial
 from launch.sweep.runner import Progress, carry_out
 from launch.sweep.table import Results, grid, write_csv, write_tables
 from launch.sweep.task import Tasks
@@ -46,18 +45,21 @@ def sweep(
     quiet: bool = False,
     engine: EngineOptions | None = None,
     keeps_states: bool = True,
+    archived: bool = False,
 ) -> Path | None:
     """Run what is missing, unless `run` is false; tabulate what there is.
 
     file: where the recipe comes from, whose name the files of `out` have; one that does not exist stands for
     the options of this command. engine: what carries the runs out, None: this machine. On Slurm they are
-    submitted only, and the tables come later. keeps_states: Pool.keeps_states.
+    submitted only, and the tables come later. keeps_states: Pool.keeps_states. archived: a run that the
+    archive in `out` has (launch.sweep.finished) is done, wherever its folder is; so it is without `run`, too.
 
     Returns:
         The page, if there is one.
 
     Raises:
-        UsageError: for the recipe.
+        UsageError: for the recipe, or for `archived` without `out`.
+        DataError: for an archive that is damaged.
         TaskError: if a run failed, after everything has been written.
     """
     console = Console(highlight=False, emoji=False, quiet=quiet)
@@ -65,20 +67,25 @@ def sweep(
     if not trials:
         raise UsageError(f"recipe {file}: no variant, so nothing to run")
     check_columns(recipe, trials, f"recipe {file}")
-    missing = sum(not pool.done(t) for t in {t.id: t for t in trials}.values())
+    if archived and out is None:
+        raise UsageError("--archived reads the archive of --out DIR; say which folder")
+    earlier = {} if out is None else read_archive(_archive(file, out))
+    known = earlier if archived or not run else {}
+    missing = sum(not pool.done(t) for t in {t.id: t for t in trials if t.id not in known}.values())
     lines = len(list(recipe.rows()))
     console.print(
         f"[bold]{escape(recipe.title)}[/]: {lines} lines x {len(recipe.seeds)} seeds, {missing} runs to do"
     )
     if dry:
         for t in trials:
-            state = "done" if pool.done(t) else "to do"
-            console.print(f"{state:5} {escape(t.row.name)}, seed {t.seed}: {pool.folder(t)}", soft_wrap=True)
+            state = "done" if pool.done(t) else "archived" if t.id in known else "to do"
+            console.print(f"{state:8} {escape(t.row.name)}, seed {t.seed}: {pool.folder(t)}", soft_wrap=True)
         return None
     execution = recipe.how(str(Path(data_dir).resolve()) if data_dir else None)
     errors: dict[str, str] = {}
+    to_run = [t for t in trials if t.id not in known]
     if run and engine is not None and missing:
-        tasks, name = Tasks.of(trials, execution, pool), f"{file.stem}-{secrets.token_hex(4)}.json"
+        tasks, name = Tasks.of(to_run, execution, pool), f"{file.stem}-{secrets.token_hex(4)}.json"
         if engine.on == "slurm":
             console.print(
                 submit_array(tasks, engine, runs.resolve() / JOBS / name, side_by_side), soft_wrap=True
@@ -88,12 +95,14 @@ def sweep(
             errors = run_on_ray(tasks, engine, side_by_side, watch.show)
     elif run:
         with _Watch(console) as watch:
-            errors = carry_out(trials, execution, pool, side_by_side or _cores(), watch.show)
-    results = Results(recipe, pool, trials)
+            errors = carry_out(to_run, execution, pool, side_by_side or _cores(), watch.show)
+    done = {t.id: FinishedRun.of(t, pool) for t in {t.id: t for t in trials}.values() if pool.done(t)}
+    results = Results(recipe, trials, {**_selected(known, trials), **done})
     grids = [grid(results, t) for t in recipe.table]
     for g in grids:
         _print(console, g)
-    page = None if out is None else _write(file, out, results, grids, console)
+    kept = {**_selected(earlier, trials), **done}
+    page = None if out is None else _write(file, out, results, kept, grids, console)
     if errors:
         failed = next(t for t in trials if t.id in errors)
         raise TaskError(
@@ -103,13 +112,31 @@ def sweep(
     return page
 
 
-def _write(file: Path, out: Path, results: Results, grids: list[Grid], console: Console) -> Path:
+def _archive(file: Path, out: Path) -> Path:
+    return out / f"{file.stem}_runs.jsonl"
+
+
+def _selected(runs: Mapping[str, FinishedRun], trials: Sequence[Trial]) -> dict[str, FinishedRun]:
+    """Those that the recipe has, in its order."""
+    return {t.id: runs[t.id] for t in trials if t.id in runs}
+
+
+def _write(
+    file: Path,
+    out: Path,
+    results: Results,
+    kept: Mapping[str, FinishedRun],
+    grids: list[Grid],
+    console: Console,
+) -> Path:
+    """Page, plots, tables and archive. kept: the archive's, which loses nothing that an earlier one had."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         plots = [draw(p, results, out) for p in results.recipe.plot]
         page = out / f"{file.stem}.md"
         write_csv(out / f"{file.stem}.csv", results)
         write_tables(out / f"{file.stem}_tables.csv", results)
+        write_archive(_archive(file, out), _selected(kept, results.trials).values())
         _write_page(page, results, grids, plots, _command(file, out, results))
     except OSError as e:
         raise DiskError(f"cannot write to {out}: {e.strerror}") from None
@@ -128,23 +155,29 @@ def _write_page(path: Path, results: Results, grids: list[Grid], plots: list[Pat
 
 
 def _provenance(results: Results) -> str:
-    """Runs, commits, versions, time: from the run folders themselves."""
-    done = [t for t in results.trials if results.pool.done(t)]
-    signs = [results.pool.signed(t) for t in done]
-    seconds = sum(float(s["seconds"]) for s in signs)
-    commits = sorted({str(s["commit"]) for s in signs})
-    versions: Mapping[str, Any] = results.pool.manifest(done[0]).get("versions", {}) if done else {}
-    libraries = ", ".join(
-        f"{name} {v}" for name, v in versions.items() if name in ("python", "torch", "numpy")
-    )
-    seeds = ", ".join(map(str, results.recipe.seeds))
-    unfinished = len(results.trials) - len(done)
-    return (
+    """Runs, commits, versions, time: from the run folders themselves, or from their archive."""
+    done = [results.finished[t.id] for t in results.trials if t.id in results.finished]
+    seeds, unfinished = ", ".join(map(str, results.recipe.seeds)), len(results.trials) - len(done)
+    parts = [
         f"Cells are the mean ± the population standard deviation over seeds {seeds}; bands are the range of "
-        f"the seeds. {len(done)} runs{f', {unfinished} missing' if unfinished else ''}, {seconds / 60:,.0f} "
-        f"CPU-minutes in all ({platform.machine()}, one thread each), at commit {', '.join(commits)}; "
-        f"{libraries}."
-    )
+        f"the seeds. {len(done)} runs{f', {unfinished} missing' if unfinished else ''}"
+    ]
+    if done:
+        minutes = sum(run.seconds for run in done) / 60
+        parts += [
+            f", {minutes:,.0f} CPU-minutes in all ({_each(run.machine for run in done)}, one thread each), "
+            f"at commit {_each(run.commit for run in done)}; "
+            + ", ".join(
+                f"{name} {_each(run.versions.get(name, '?') for run in done)}"
+                for name in ("python", "torch", "numpy")
+            )
+        ]
+    return "".join(parts) + "."
+
+
+def _each(texts: Iterable[str]) -> str:
+    """The different ones."""
+    return ", ".join(sorted(set(texts)))
 
 
 def _command(file: Path, out: Path, results: Results) -> str:

@@ -51,7 +51,7 @@ def _name(row: Row, without: Collection[str]) -> str:
 def _curves(plot: Plot, results: Results, rows: list[Row]) -> Band:
     """Over rounds or megabytes; what all seeds have."""
     (row,) = rows
-    result = band([results.pool.curve(t) for t in results.of(row)], plot.x, plot.y, plot.window)
+    result = band(results.of(row), plot.x, plot.y, plot.window)
     first = 1 if plot.logx else 0
     return Band(result.x[first:], result.low[first:], result.mean[first:], result.high[first:])
 

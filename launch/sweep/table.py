@@ -11,25 +11,27 @@ from typing import Any
 
 from launch.results.statistics import heading, percent, shown, value
 from launch.results.tables import Grid, best
-from launch.sweep.pool import Pool
+from launch.runs.reader import Curve
+from launch.sweep.finished import FinishedRun
 from launch.sweep.recipe import Recipe, Row, Table, Trial
 
 
 @dataclass(frozen=True)
 class Results:
-    """Of a recipe whose runs are in a pool."""
+    """Of a recipe."""
 
     recipe: Recipe
-    pool: Pool
     trials: tuple[Trial, ...]
+    finished: Mapping[str, FinishedRun]
+    """Those of the trials that are done, by id."""
 
-    def of(self, row: Row) -> list[Trial]:
-        """The finished runs of a row, by seed."""
-        return [t for t in self.trials if t.row == row and self.pool.done(t)]
+    def of(self, row: Row) -> list[Curve]:
+        """The curves of a row's finished runs, by seed."""
+        return [self.finished[t.id].curve for t in self.trials if t.row == row and t.id in self.finished]
 
     def values(self, row: Row, expression: str, window: int = 1) -> list[float]:
         """One per finished run."""
-        return [value(expression, self.pool.curve(t), window) for t in self.of(row)]
+        return [value(expression, curve, window) for curve in self.of(row)]
 
     def rows(self, only: tuple[str, ...], at: Mapping[str, Any]) -> list[Row]:
         """Those of a table or plot."""
@@ -96,9 +98,9 @@ def write_csv(path: Path, results: Results) -> None:
             ["variant", "settings", "seed", "round", "test_accuracy", "test_nll", "MB_down", "MB_up"]
         )
         for trial in results.trials:
-            if not results.pool.done(trial):
+            if trial.id not in results.finished:
                 continue
-            curve, point = results.pool.curve(trial), trial.row.point
+            curve, point = results.finished[trial.id].curve, trial.row.point
             down, up = curve.metric("MB down"), curve.metric("MB up")
             settings = "; ".join(f"{key}={_setting(x)}" for key, x in point.items())
             for at, line in enumerate(curve.lines):

@@ -1,0 +1,108 @@
+"""The finished runs of a sweep, as values: from their folders, or from the archive beside an earlier page.
+
+The archive, NAME_runs.jsonl, has one line per run. With it a page can be written again, or be given further
+seeds, where the run folders are no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedsim.errors import DataError
+from launch.runs.reader import Curve
+from launch.sweep.pool import Pool
+from launch.sweep.recipe import Trial
+
+
+class FinishedRun(msgspec.Struct, frozen=True):
+    """What tables, plots and the last line of a page are computed from."""
+
+    id: str
+    """Trial.id, the digest of the experiment."""
+    name: str
+    """Of its line in the tables, for people."""
+    seed: int
+    seconds: float
+    commit: str
+    machine: str
+    versions: dict[str, str]
+    metrics: dict[str, list[Any]]
+    """A column per number of metrics.jsonl, a value per evaluated round; null is NaN.
+
+    A shorter column begins in a later round: there is no train_loss in round 0. What is a list itself, such
+    as the accuracies of all clients, is left out.
+    """
+
+    @staticmethod
+    def of(trial: Trial, pool: Pool) -> FinishedRun:
+        """Of a run folder.
+
+        Raises:
+            DataError: if its files are damaged.
+        """
+        signed, manifest = pool.signed(trial), pool.manifest(trial)
+        platform, versions = manifest.get("platform", {}), manifest.get("versions", {})
+        return FinishedRun(
+            id=trial.id,
+            name=trial.row.name,
+            seed=trial.seed,
+            seconds=float(signed["seconds"]),
+            commit=str(signed["commit"]),
+            machine=" ".join(str(platform[k]) for k in ("machine", "processor_name") if platform.get(k)),
+            versions={str(name): str(v) for name, v in versions.items()},
+            metrics=_columns(pool.curve(trial).lines),
+        )
+
+    @property
+    def curve(self) -> Curve:
+        return Curve(tuple(_lines(self.metrics)))
+
+
+def _columns(lines: tuple[dict[str, Any], ...]) -> dict[str, list[Any]]:
+    keys = dict.fromkeys(k for line in lines for k, x in line.items() if not isinstance(x, list))
+    first = {key: next(at for at, line in enumerate(lines) if key in line) for key in keys}
+    return {key: [line.get(key) for line in lines[first[key] :]] for key in keys}
+
+
+def _lines(columns: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    count = len(columns["round"])
+    for at in range(count):
+        places = ((key, column, at - count + len(column)) for key, column in columns.items())
+        yield {key: column[place] for key, column, place in places if place >= 0}
+
+
+def read_archive(path: Path) -> dict[str, FinishedRun]:
+    """The runs of NAME_runs.jsonl by id; none, if there is no such file.
+
+    Raises:
+        DataError: if it cannot be read, naming the line.
+    """
+    try:
+        texts = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return {}
+    except OSError as e:
+        raise DataError(f"cannot read {path}: {e.strerror}") from None
+    runs: dict[str, FinishedRun] = {}
+    for number, text in enumerate(texts, 1):
+        try:
+            run = msgspec.json.decode(text, type=FinishedRun)
+        except msgspec.MsgspecError as e:
+            raise DataError(f"{path} is damaged: line {number} is no finished run: {e}") from None
+        if "round" not in run.metrics or any(
+            len(c) > len(run.metrics["round"]) for c in run.metrics.values()
+        ):
+            raise DataError(f"{path} is damaged: the columns of line {number} do not fit its rounds")
+        runs[run.id] = run
+    return runs
+
+
+def write_archive(path: Path, runs: Iterable[FinishedRun]) -> None:
+    """Write NAME_runs.jsonl; no file, if there is no run."""
+    text = b"".join(msgspec.json.encode(run) + b"\n" for run in runs)
+    if text:
+        path.write_bytes(text)

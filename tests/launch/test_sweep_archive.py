@@ -1,0 +1,128 @@
+"""The archive beside a sweep's page: it is written again, or with more seeds, without the run folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsim.errors import DataError
+from launch.cli import main
+from launch.sweep.finished import FinishedRun, _columns, _lines, read_archive, write_archive
+
+RECIPE = """
+title = "A small sweep"
+seeds = [0, 1]
+[experiment]
+clients = 2
+rounds = 2
+model = "logistic"
+[[variant]]
+label = "fedavg"
+experiment = {algo = "fedavg"}
+[[variant]]
+label = "fedprox"
+experiment = {algo = "fedprox"}
+[[table]]
+columns = ["test_accuracy@2", "client_accuracy_worst@2", "train_loss@2", "MB@end"]
+[[plot]]
+file = "lines.png"
+y = "test_nll"
+x = "MB"
+"""
+
+
+def sweep(folder: Path, *more: str) -> Result:
+    command = ["sweep", str(folder / "small.toml"), "--runs", str(folder / "runs"), *more]
+    return CliRunner(catch_exceptions=False).invoke(main, command)
+
+
+def files(out: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in out.iterdir()}
+
+
+@pytest.mark.process
+def test_a_page_outlives_its_run_folders(tmp_path: Path) -> None:
+    recipe, out = tmp_path / "small.toml", tmp_path / "out"
+    recipe.write_text(RECIPE)
+    assert sweep(tmp_path, "--out", str(out)).exit_code == 0
+    written = files(out)
+    assert {"small.md", "small.csv", "small_tables.csv", "small_runs.jsonl", "lines.png"} == written.keys()
+    shutil.rmtree(tmp_path / "runs")
+
+    assert sweep(tmp_path, "--out", str(out), "--no-run").exit_code == 0
+    assert files(out) == written
+
+    recipe.write_text(RECIPE.replace("[0, 1]", "[0, 1, 2]"))  # a further seed, on a new machine
+    again = sweep(tmp_path, "--out", str(out), "--dry-run")
+    assert "6 runs to do" in again.output  # who repeats a page runs it
+    listed = sweep(tmp_path, "--out", str(out), "--archived", "--dry-run").output.splitlines()
+    assert sum(line.startswith("archived") for line in listed) == 4
+    assert sum(line.startswith("to do") for line in listed) == 2
+    assert sweep(tmp_path, "--out", str(out), "--archived").exit_code == 0
+    assert len(list((tmp_path / "runs").glob("fed*"))) == 2
+    assert "seeds 0, 1, 2" in (out / "small.md").read_text() and "6 runs, " in (out / "small.md").read_text()
+    assert set(written["small.csv"].splitlines()) < set((out / "small.csv").read_bytes().splitlines())
+
+    archive = out / "small_runs.jsonl"
+    assert [json.loads(line)["seed"] for line in archive.read_text().splitlines()] == [0, 1, 2, 0, 1, 2]
+    recipe.write_text(RECIPE.replace("seeds = [0, 1]", "seeds = [2]"))
+    assert sweep(tmp_path, "--out", str(out)).exit_code == 0
+    assert len(read_archive(archive)) == 2  # those of the recipe
+
+
+@pytest.mark.process
+def test_runs_that_fail_do_not_empty_the_archive(tmp_path: Path) -> None:
+    recipe, out = tmp_path / "small.toml", tmp_path / "out"
+    recipe.write_text(RECIPE)
+    assert sweep(tmp_path, "--out", str(out)).exit_code == 0
+    archived = (out / "small_runs.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "runs").mkdir()
+    for run in read_archive(out / "small_runs.jsonl"):  # a file stands where the folder of the run should
+        (tmp_path / "runs" / run).write_text("")
+    assert sweep(tmp_path, "--out", str(out)).exit_code == 1
+    assert "not run" in (out / "small.md").read_text()
+    assert (out / "small_runs.jsonl").read_bytes() == archived
+
+
+def test_mistakes_with_an_archive_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(RECIPE)
+    alone = sweep(tmp_path, "--archived")
+    assert alone.exit_code == 2 and "--archived reads the archive of --out" in alone.output
+    for text, what in (("{}", "line 1 is no finished run"), ("[1", "line 1 is no finished run")):
+        (tmp_path / "small_runs.jsonl").write_text(text + "\n")
+        for how in (["--archived"], ["--no-run"], []):
+            damaged = sweep(tmp_path, "--out", str(tmp_path), *how)
+            assert damaged.exit_code == 2 and what in damaged.output and "Traceback" not in damaged.output
+            assert (tmp_path / "small_runs.jsonl").read_text() == text + "\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_columns_that_are_longer_than_the_rounds_are_damage(tmp_path: Path) -> None:
+    path, run = tmp_path / "a_runs.jsonl", FinishedRun("a-1", "a", 0, 1.0, "c", "m", {}, {"round": [0, 1]})
+    write_archive(path, [run])
+    assert read_archive(path) == {"a-1": run}
+    run.metrics["test_nll"] = [1.0, 2.0, 3.0]
+    write_archive(path, [run])
+    with pytest.raises(DataError, match="the columns of line 1 do not fit its rounds"):
+        read_archive(path)
+
+
+NUMBERS = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(0, 2**40)
+
+
+@given(st.lists(NUMBERS, min_size=2, max_size=6), st.integers(0, 5), st.dictionaries(st.text(), NUMBERS))
+def test_lines_come_back_from_their_columns(values: list[Any], first: int, limits: dict[str, Any]) -> None:
+    """Every number with every bit, also where a metric begins late or is a mapping; lists are left out."""
+    lines = [{"round": at, "loss": x, "limits": limits} for at, x in enumerate(values)]
+    for line in lines[:first]:
+        del line["loss"]
+    columns = json.loads(json.dumps(_columns(tuple(line | {"clients": [1, 2]} for line in lines))))
+    assert list(_lines(columns)) == lines
