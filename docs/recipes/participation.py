@@ -5,7 +5,8 @@
     python docs/recipes/participation.py --runs runs/sweep      writes docs/results/participation.md
 
 Accuracy and traffic are read off the runs; who took part and which bytes were wasted, off their ledgers and
-schedules; the invariant of the duals, off their summaries.
+schedules; the invariant of the duals, off their summaries. A section whose runs are not all there stays as
+the page has it.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Cell:
 
 
 def cells(recipe: Recipe, pool: Pool) -> list[Cell]:
-    """Every line of the recipe whose runs are all there."""
+    """Every line of the recipe."""
     trials: dict[str, list[Trial]] = {}
     for trial in recipe.trials():
         trials.setdefault(trial.row.name, []).append(trial)
@@ -147,8 +148,15 @@ def cells(recipe: Recipe, pool: Pool) -> list[Cell]:
             tuple(Run.open(pool.folder(trial)) for trial in own),
         )
         for own in trials.values()
-        if all(map(pool.done, own))
     ]
+
+
+def sections(page: Path) -> dict[str, str]:
+    """The sections of an earlier page, by their titles; none, if there is no page."""
+    if not page.exists():
+        return {}
+    _, *parts = page.read_text(encoding="utf-8").split("\n## ")
+    return {part.partition("\n")[0]: f"## {part}" for part in parts}
 
 
 def pivot(lines: Sequence[Cell], value: Mapping[tuple[str, str], str]) -> str:
@@ -189,14 +197,15 @@ def picture(lines: Sequence[Cell], title: str, path: Path) -> None:
     fig.savefig(path)
 
 
-def section(name: str, pool: Pool, out: Path) -> list[str]:
-    """The tables and the picture of one recipe; nothing, if none of its runs are there."""
+def section(name: str, pool: Pool, out: Path, earlier: Mapping[str, str]) -> list[str]:
+    """The tables and the picture of one recipe; if runs are missing, what the page had by its title."""
     recipe = Recipe.read(ROOT / "docs" / "recipes" / f"participation_{name}.toml")
-    lines = cells(recipe, pool)
-    if not lines:
-        return []
-    waste = {(c.label, c.schedule): [Waste.of(run) for run in c.runs] for c in lines}
     title = recipe.title.removeprefix("Partial participation: ")
+    if not all(map(pool.done, recipe.trials())):
+        print(f"{title}: runs are missing in {pool.path}; its section stays as it is")
+        return [earlier[title]] if title in earlier else []
+    lines = cells(recipe, pool)
+    waste = {(c.label, c.schedule): [Waste.of(run) for run in c.runs] for c in lines}
     parts = [f"## {title}", ""]
     picture(lines, title, out / f"participation_{name}.png")
     seeds, rounds = len(recipe.seeds), lines[0].runs[0].experiment["rounds"]
@@ -246,11 +255,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(argv)
     chosen.out.mkdir(parents=True, exist_ok=True)
     pool = Pool(chosen.runs)
-    parts = [ANSWERS]
+    page = chosen.out / "participation.md"
+    parts, earlier = [ANSWERS], sections(page)
     for name in RECIPES:
-        parts += section(name, pool, chosen.out)
-    (chosen.out / "participation.md").write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
-    print(f"{chosen.out / 'participation.md'} written")
+        parts += section(name, pool, chosen.out, earlier)
+    page.write_text("\n".join(parts).rstrip() + "\n", encoding="utf-8")
+    print(f"{page} written")
 
 
 if __name__ == "__main__":

@@ -162,3 +162,5 @@ def test_the_participation_page_is_written_from_runs(tmp_path: Path, monkeypatch
     )
     assert text.count(r"| fedlap, rho 1/\|S\| |") == 4  # accuracy, worst client, megabytes, waste
     assert "Sum of duals: in 6 runs" in text
+    page.main(["--runs", str(tmp_path / "none"), "--out", str(out)])
+    assert (out / "participation.md").read_text() == text  # without runs, a section stays as it is
