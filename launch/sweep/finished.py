@@ -16,6 +16,10 @@ from fedsim.errors import DataError
 from launch.runs.reader import Curve
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Trial
+from workers.storage.atomic_files import write_atomically
+
+Number = int | float | dict[str, Any] | None
+"""What a line of metrics.jsonl has under a name; a mapping under `limits`."""
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
@@ -30,7 +34,7 @@ class FinishedRun(msgspec.Struct, frozen=True):
     commit: str
     machine: str
     versions: dict[str, str]
-    metrics: dict[str, list[Any]]
+    metrics: dict[str, list[Number]]
     """A column per number of metrics.jsonl, a value per evaluated round; null is NaN.
 
     A shorter column begins in a later round: there is no train_loss in round 0. What is a list itself, such
@@ -62,13 +66,13 @@ class FinishedRun(msgspec.Struct, frozen=True):
         return Curve(tuple(_lines(self.metrics)))
 
 
-def _columns(lines: tuple[dict[str, Any], ...]) -> dict[str, list[Any]]:
+def _columns(lines: tuple[dict[str, Any], ...]) -> dict[str, list[Number]]:
     keys = dict.fromkeys(k for line in lines for k, x in line.items() if not isinstance(x, list))
     first = {key: next(at for at, line in enumerate(lines) if key in line) for key in keys}
     return {key: [line.get(key) for line in lines[first[key] :]] for key in keys}
 
 
-def _lines(columns: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+def _lines(columns: Mapping[str, list[Number]]) -> Iterator[dict[str, Any]]:
     count = len(columns["round"])
     for at in range(count):
         places = ((key, column, at - count + len(column)) for key, column in columns.items())
@@ -93,16 +97,20 @@ def read_archive(path: Path) -> dict[str, FinishedRun]:
             run = msgspec.json.decode(text, type=FinishedRun)
         except msgspec.MsgspecError as e:
             raise DataError(f"{path} is damaged: line {number} is no finished run: {e}") from None
-        if "round" not in run.metrics or any(
-            len(c) > len(run.metrics["round"]) for c in run.metrics.values()
-        ):
+        rounds = run.metrics.get("round", [])
+        whole = bool(rounds) and all(isinstance(number, int) for number in rounds)
+        if not whole or any(len(column) > len(rounds) for column in run.metrics.values()):
             raise DataError(f"{path} is damaged: the columns of line {number} do not fit its rounds")
         runs[run.id] = run
     return runs
 
 
 def write_archive(path: Path, runs: Iterable[FinishedRun]) -> None:
-    """Write NAME_runs.jsonl; no file, if there is no run."""
-    text = b"".join(msgspec.json.encode(run) + b"\n" for run in runs)
-    if text:
-        path.write_bytes(text)
+    """Write NAME_runs.jsonl, whole or not at all; no file, if there is no run.
+
+    Raises:
+        DiskError: if that is not possible.
+    """
+    lines = [msgspec.json.encode(run) + b"\n" for run in runs]
+    if lines:
+        write_atomically(path, lines)

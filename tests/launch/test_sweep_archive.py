@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
@@ -105,13 +106,23 @@ def test_mistakes_with_an_archive_are_one_line(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_columns_that_are_longer_than_the_rounds_are_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("metrics", "what"),
+    [
+        ({"round": [0, 1], "test_nll": [1.0, 2.0, 3.0]}, "the columns of line 2 do not fit its rounds"),
+        ({"round": [], "test_nll": []}, "the columns of line 2 do not fit"),
+        ({"round": [0, None]}, "the columns of line 2 do not fit"),
+        ({"round": [0, 0.5]}, "the columns of line 2 do not fit"),
+        ({"test_nll": [1.0]}, "the columns of line 2 do not fit"),
+        ({"round": [0], "test_nll": ["low"]}, "line 2 is no finished run"),
+    ],
+)
+def test_a_damaged_line_is_named(metrics: dict[str, list[Any]], what: str, tmp_path: Path) -> None:
     path, run = tmp_path / "a_runs.jsonl", FinishedRun("a-1", "a", 0, 1.0, "c", "m", {}, {"round": [0, 1]})
     write_archive(path, [run])
     assert read_archive(path) == {"a-1": run}
-    run.metrics["test_nll"] = [1.0, 2.0, 3.0]
-    write_archive(path, [run])
-    with pytest.raises(DataError, match="the columns of line 1 do not fit its rounds"):
+    write_archive(path, [run, msgspec.structs.replace(run, metrics=metrics)])
+    with pytest.raises(DataError, match=what):
         read_archive(path)
 
 
