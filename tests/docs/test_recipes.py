@@ -151,7 +151,7 @@ def test_the_participation_page_is_written_from_runs(tmp_path: Path, monkeypatch
     (folder / "participation_two.toml").write_text(PARTICIPATION)
     runs, out = tmp_path / "runs", tmp_path / "out"
     command = ["sweep", str(folder / "participation_two.toml"), "--runs", str(runs), "--jobs", "2", "--quiet"]
-    subprocess.run([sys.executable, "-m", "launch", *command], check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "launch", *command, "--out", str(out)], check=True, timeout=300)
     monkeypatch.setattr(page, "ROOT", tmp_path)
     monkeypatch.setattr(page, "RECIPES", ("two",))
     page.main(["--runs", str(runs), "--out", str(out)])
@@ -163,4 +163,12 @@ def test_the_participation_page_is_written_from_runs(tmp_path: Path, monkeypatch
     assert text.count(r"| fedlap, rho 1/\|S\| |") == 4  # accuracy, worst client, megabytes, waste
     assert "Sum of duals: in 6 runs" in text
     page.main(["--runs", str(tmp_path / "none"), "--out", str(out)])
-    assert (out / "participation.md").read_text() == text  # without runs, a section stays as it is
+    assert (out / "participation.md").read_text() == text  # the archive has the scores, the page the rest
+    damaged = text.replace("Accuracy of the worst client (%)", "Accuracy of nobody (%)")
+    (out / "participation.md").write_text(damaged)
+    page.main(["--runs", str(tmp_path / "none"), "--out", str(out)])
+    assert (out / "participation.md").read_text() == text
+    (out / "participation_two_runs.jsonl").unlink()
+    (out / "participation.md").write_text(damaged)
+    page.main(["--runs", str(tmp_path / "none"), "--out", str(out)])
+    assert (out / "participation.md").read_text() == damaged  # with neither, a section stays as it is
