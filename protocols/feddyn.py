@@ -9,7 +9,7 @@ penalty alpha_k per client and a local weight decay.
     alpha_rule   alpha_k               c_k       source
     constant     alpha                 alpha     Swaroop et al. Eq. 2; fits the published FashionMNIST numbers
     paper        (alpha/N_k) (N/K)     alpha_k   Acar et al. and their code: the limit is argmin sum_k l_k
-    release      alpha N_k/N           alpha     bayes-admm as it was meant; fits its MNIST numbers until round 50
+    release      alpha N_k/N           alpha     bayes-admm as meant; fits its MNIST numbers to round 50
 
 With alpha_rule = constant and no weight decay this is fedadmm with form = mean. protocols._dual_rule with
 q = N(w, I), rho_server = 1 and sites in units of w: t_k = exp(h_k . w).

@@ -4,8 +4,8 @@
 
 It is FedAvg (McMahan et al. 2017, arXiv:1602.05629) with a single client, whose data are the union of the
 rows that the split gives to the K clients: what federated algorithms are compared with, an upper bound where
-rows are many. A round is E passes over all data. With `clients` and `partition` of a federated run it sees the same rows;
-the schedule and the virtual clock have nothing to act on, so participation is always full.
+rows are many. A round is E passes over all data. With `clients` and `partition` of a federated run it sees
+the same rows; the schedule and the virtual clock have nothing to act on, so participation is always full.
 
 Wire: 0 down, 0 up. There is no federation, so nothing counts as the algorithm's traffic. The weights, P,
 still travel from the worker to where they are evaluated: the ledger has those bytes under the kind

@@ -160,7 +160,7 @@ def _provenance(results: Results) -> str:
     seeds, unfinished = ", ".join(map(str, results.recipe.seeds)), len(results.trials) - len(done)
     parts = [
         f"Cells are the mean ± the population standard deviation over seeds {seeds}; bands are the range of "
-        f"the seeds. {len(done)} runs{f', {unfinished} missing' if unfinished else ''}"
+        f"the seeds. {len(done)} run{'' if len(done) == 1 else 's'}{f', {unfinished} missing' if unfinished else ''}"
     ]
     if done:
         minutes = sum(run.seconds for run in done) / 60
