@@ -194,11 +194,11 @@ def picture(lines: Sequence[Cell], title: str, path: Path) -> None:
         colour = COLOURS[labels.index(cell.label) % len(COLOURS)]
         dashes = "-" if labels.index(cell.label) < len(COLOURS) else "--"
         for axis, x in zip(axes, ("round", "MB"), strict=True):
-            curve = np.asarray(cell.curves[0].metric(x), dtype=float)
+            along = np.asarray(cell.curves[0].metric(x), dtype=float)
             heights = 100 * np.mean([curve.metric("test_accuracy") for curve in cell.curves], axis=0)
-            drawn = curve > 0 if x == "MB" else curve >= 0  # a logarithm has no place for round 0
+            drawn = along > 0 if x == "MB" else along >= 0  # a logarithm has no place for round 0
             axis.plot(
-                curve[drawn],
+                along[drawn],
                 heights[drawn],
                 color=colour,
                 linestyle=":" if full else dashes,
@@ -212,6 +212,10 @@ def picture(lines: Sequence[Cell], title: str, path: Path) -> None:
     axes[0].set_title(title)
     axes[1].legend(fontsize=7.5, loc="lower right")
     fig.savefig(path)
+
+
+LEDGERS = "Share of the bytes that was wasted on gone clients and lost uploads (%"
+"""The first line of what an archive does not have."""
 
 
 def section(name: str, pool: Pool, out: Path, earlier: Mapping[str, str]) -> list[str]:
@@ -239,10 +243,6 @@ def section(name: str, pool: Pool, out: Path, earlier: Mapping[str, str]) -> lis
     print(f"{title}: run folders are missing in {pool.path}; what needs their ledgers stays as it is")
     of_an_earlier_page = earlier.get(title, "").partition(LEDGERS)[2]
     return [*parts, LEDGERS + of_an_earlier_page] if of_an_earlier_page else parts
-
-
-LEDGERS = "Share of the bytes that was wasted on gone clients and lost uploads (%"
-"""The first line of what an archive does not have."""
 
 
 def of_ledgers(lines: Sequence[Cell], pool: Pool) -> list[str]:

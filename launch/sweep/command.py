@@ -27,6 +27,7 @@ from launch.sweep.recipe import Recipe, Trial
 from launch.sweep.runner import Progress, carry_out
 from launch.sweep.table import Results, grid, write_csv, write_tables
 from launch.sweep.task import Tasks
+from launch.terminal import counted
 
 JOBS = ".jobs"
 """The folder, beside the runs, of what was submitted to Slurm, and of its output."""
@@ -158,10 +159,9 @@ def _provenance(results: Results) -> str:
     """Runs, commits, versions, time: from the run folders themselves, or from their archive."""
     done = [results.finished[t.id] for t in results.trials if t.id in results.finished]
     seeds, unfinished = ", ".join(map(str, results.recipe.seeds)), len(results.trials) - len(done)
-    runs = f"{len(done)} run{'' if len(done) == 1 else 's'}"
     parts = [
         f"Cells are the mean ± the population standard deviation over seeds {seeds}; bands are the range of "
-        f"the seeds. {runs}{f', {unfinished} missing' if unfinished else ''}"
+        f"the seeds. {counted(len(done), 'run')}{f', {unfinished} missing' if unfinished else ''}"
     ]
     if done:
         minutes = sum(run.seconds for run in done) / 60
