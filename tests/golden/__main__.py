@@ -1,8 +1,8 @@
-"""python -m tests.golden [--write] [--quick] [--jobs N] [--only NAME] [--where-comparable]
+"""python -m tests.golden [--write] [--quick] [--jobs N] [--only NAME]
 
 Carries out the recorded runs (all algorithms x dense and bf16 x 0 and 2 workers, resumed, verified, remote)
-and compares their digests with tests/golden/golden.json; --write makes that file anew. The docstring of
-tests/golden/__init__.py says more.
+and compares their digests with tests/golden/golden.json; --write makes that file anew, or with --only the
+records of these names. The docstring of tests/golden/__init__.py says more.
 """
 
 from __future__ import annotations
@@ -11,46 +11,57 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.golden import GOLDEN, runs
 
+NOTHING = 2
+"""Exit code of a call that had nothing to compare or could not write."""
 
-def main() -> int:
+
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="names that contain this")
-    parser.add_argument("--where-comparable", action="store_true", help="compare nothing under another probe")
-    selected = parser.parse_args()
-    began, probe = time.monotonic(), runs.probe()
-    golden = {} if selected.write else json.loads(GOLDEN.read_text())
-    if selected.where_comparable and golden and golden["probe"] != probe:
-        print(f"NOT COMPARED: this machine's probe is {probe}, and {GOLDEN.name} was made where it is")
-        print(f"{golden['probe']}: the bits of the two machines differ by themselves.")
-        return 0
-    work = [w for w in runs.everything(selected.quick) if selected.only in w[1]]
+    selected = parser.parse_args(arguments)
+    golden, here = json.loads(GOLDEN.read_text()), runs.versions()
+    work = [w for w in runs.everything(selected.quick) if selected.only in w[0 if selected.write else 1]]
+    if not work:
+        print(f"nothing was compared: no run's name contains {selected.only!r}")
+        return NOTHING
+    if selected.write and selected.only and golden["versions"] != here:
+        print(f"{GOLDEN.name} was recorded with {_listed(golden['versions'])}, and here is {_listed(here)}: ", end="")
+        print("one file holds the runs of one version. Record all of them (--write).")
+        return NOTHING
+    began = time.monotonic()
     with ThreadPoolExecutor(selected.jobs) as pool:
         created = list(pool.map(lambda w: w[2][0](*w[2][1:]), work))
+    plan = golden["plan"] if selected.write and selected.only else runs.plan_numbers()
     records: dict[str, runs.Record] = {}
     differences = []
     for (key, how, _), record in zip(work, created, strict=True):
         expected = records.setdefault(key, record) if selected.write else golden["runs"].get(key, {})
         differences += [f"{how}: {k}" for k, v in record.items() if expected.get(k) != v]
-    plan = runs.plan_numbers()
     if not selected.write and golden["plan"] != plan:
         differences.append("fedsim plan: its numbers")
     for line in differences:
         print("differs:", line)
-    note = f"{len(work)} runs in {time.monotonic() - began:.0f} s"
     if selected.write and not differences:
-        GOLDEN.write_text(json.dumps({"probe": probe, "plan": plan, "runs": records}, indent=1) + "\n")
-    elif differences and golden and golden["probe"] != probe:
-        print(f"this machine computes other bits than the one that made {GOLDEN.name}: its probe is {probe},")
-        print(f"and the file's is {golden['probe']}. Make the file anew here before a change (--write).")
-    print(f"{note}: {len(differences)} differences")
+        everything = (golden["runs"] if selected.only else {}) | records
+        content = {"versions": here, "plan": plan, "runs": {k: everything[k] for k in runs.names() if k in everything}}
+        GOLDEN.write_text(json.dumps(content, indent=1) + "\n")
+    elif differences and not selected.write and golden["versions"] != here:
+        print(f"{GOLDEN.name} was recorded with {_listed(golden['versions'])}, and here is {_listed(here)}. If a checkout")
+        print("without your change differs as well, record the file anew (--write) in a commit of its own.")
+    print(f"{len(work)} runs in {time.monotonic() - began:.0f} s: {len(differences)} differences")
     return 1 if differences else 0
+
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return " and ".join(f"{name} {version}" for name, version in versions.items())
 
 
 if __name__ == "__main__":

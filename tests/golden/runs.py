@@ -1,7 +1,8 @@
 """Short runs whose digests are recorded, and what is recorded of each of them.
 
-Every run is three rounds of digits with four clients and the algorithm's own model. The digests do not depend
-on the number of workers, so one record stands for all of them.
+Every run is three rounds of digits with four clients and the algorithm's own model, computed with portable
+numerics. The digests depend neither on the number of workers nor on the processor, so one record stands for
+all of them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from protocols import REGISTRY, find
 from tests.support.commands import DEADLINE, fedsim, start
 from tests.support.harness import has_setting
+from workers.numerics import COMPUTES
 
 ROUNDS = 3
 CODECS = ("dense", "bf16")
@@ -53,6 +56,7 @@ def options(name: str, rounds: int = ROUNDS) -> list[str]:
     """The command line of a recorded run, without its folder and its workers."""
     algo, codec = name.split()
     supplied = ["--algo", algo, "--clients", "4", "--rounds", str(rounds), "--participation", "full+lost:0.2"]
+    supplied += ["--numerics", "portable"]
     for setting, value in (("server_steps", 20), ("epochs", 2), ("samples", 4)):
         if has_setting(find(algo), setting):
             supplied += ["--set", f"{setting}={value}"]
@@ -148,17 +152,9 @@ def plan_numbers() -> str:
     return " ".join(re.findall(r"(?<!\w)[0-9][0-9,.]*", output))
 
 
-def probe() -> str:
-    """The probe digest of this machine for the main job."""
-    from fedsim.experiment import Experiment, build_algorithm
-    from fedsim.problem import Problem
-    from workers.probe import probe_digest
-    from workers.worker.main import fix_numerics
-
-    experiment = Experiment(clients=4)
-    algorithm = build_algorithm(find(experiment.algo), {})
-    fix_numerics(experiment.threads, "cpu")
-    return probe_digest(Problem.build(experiment, algorithm, None))
+def versions() -> dict[str, str]:
+    """The installed versions of the libraries that compute."""
+    return {name: version(name) for name in COMPUTES}
 
 
 def everything(quick: bool) -> Iterator[tuple[str, str, Any]]:

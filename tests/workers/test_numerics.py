@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
 from fedsim.errors import UsageError, WireError
 from fedsim.wire.envelope import Envelope
 from launch.runs.manifest import computing, with_workers
+from tests.support.commands import DEADLINE
 from workers.coordinator.registration import Registration
 from workers.numerics import PROBE, differences, facts_of_machine, facts_of_process
 from workers.portable import LEAST, PORTABLE, check_numerics, environment_for
@@ -109,9 +111,78 @@ def test_portable_must_be_known_before_torch_is_imported(least: str, monkeypatch
     with pytest.raises(UsageError, match="ATEN_CPU_CAPABILITY=default"):
         check_numerics("portable")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: least)
+    monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": {"baseline": ["X86_V2"]}})
     for name, value in environment_for("portable").items():
         monkeypatch.setitem(os.environ, name, value)
     check_numerics("portable")
+
+
+def test_portable_must_be_known_before_numpy_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: LEAST[0])
+    monkeypatch.setattr(np, "show_config", lambda mode: {"SIMD Extensions": {"found": ["X86_V3"]}})
+    for name, value in environment_for("portable").items():
+        monkeypatch.setitem(os.environ, name, value)
+    with pytest.raises(UsageError, match="NPY_ENABLE_CPU_FEATURES=X86_V2"):
+        check_numerics("portable")
+
+
+CHILD = """
+import os
+from hashlib import sha256
+from workers.portable import environment_for
+os.environ.update(environment_for("portable"))
+import numpy as np
+import torch
+from workers.worker.main import fix_numerics
+fix_numerics(1, "cpu", "portable")
+draws = torch.Generator().manual_seed(0)
+x, images = torch.randn(64, 301, generator=draws), torch.randn(2, 3, 17, 17, generator=draws)
+y, k = x.double().numpy(), torch.randn(5, 3, 4, 4, generator=draws)
+results = {
+    "product": x @ x.T, "exp": x.exp(), "log_softmax": x.log_softmax(1), "sum": x.sum(1),
+    "conv2d": torch.nn.functional.conv2d(images, k), "cholesky": torch.linalg.cholesky(x @ x.T),
+    "numpy.exp": np.exp(y), "numpy.log": np.log(abs(y)), "numpy.log1p": np.log1p(abs(y)), "numpy.tanh": np.tanh(y),
+    "numpy.power": abs(y) ** 0.3, "numpy.argsort": np.argsort(np.rint(3 * y).ravel()), "numpy.matmul": y @ y.T,
+    "numpy.dot": y.ravel() @ y.ravel(), "numpy.eigvalsh": np.linalg.eigvalsh(y @ y.T), "numpy.std": y.std(0),
+}
+for name, value in results.items():
+    print(name, sha256(np.asarray(value).tobytes()).hexdigest())
+"""
+KERNELS = {
+    "the processor's own": {},
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_CBWR": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "NPY_ENABLE_CPU_FEATURES": "X86_V3",
+        "OPENBLAS_CORETYPE": "Haswell",
+    },
+    "none of numpy's": {"NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4", "OPENBLAS_CORETYPE": "Nehalem"},
+    "few of MKL's": {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "DNNL_MAX_CPU_ISA": "AVX"},
+}
+"""What a caller's environment says of the kernels."""
+
+
+def portable_results(environment: Mapping[str, str]) -> dict[str, str]:
+    others = {name: value for name, value in os.environ.items() if name not in PORTABLE}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", CHILD],
+        env=others | environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(line.split() for line in done.stdout.splitlines())
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_portable_results_do_not_depend_on_the_kernels_that_the_environment_asks_for() -> None:
+    """The probe of a run does not see numpy's exp and log, by which a Dirichlet split is drawn."""
+    own, *others = (portable_results(environment) for environment in KERNELS.values())
+    assert len(own) == 16
+    assert all(other == own for other in others)
 
 
 def test_a_join_file_says_which_numerics_a_run_has() -> None:
@@ -132,6 +203,6 @@ def test_a_worker_on_a_gpu_says_how_cublas_divides_its_memory() -> None:
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("CUBLAS")}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=DEADLINE
     )
     assert done.stdout.split() == [":4096:8", "True"], done.stderr
