@@ -49,7 +49,7 @@ EDGES = Kind(
     (*FAULTS, "kill edge server", "kill edge server", "stop edge server"),
     (2, 2, 3),
 )
-GONE_WITHIN = 5.0
+GONE_WITHIN = 60.0
 """Seconds in which no process of a killed coordinator may be left."""
 
 

@@ -21,12 +21,12 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from launch.cli import main
 from protocols import find
+from tests.support.commands import DEADLINE
 from tests.support.harness import CLIENTS, Step, steps
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDE = (ROOT / "docs" / "adding-an-algorithm.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", GUIDE, re.DOTALL))
-DEADLINE = 60.0
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
@@ -97,7 +97,7 @@ def battery(algorithm: str, *arguments: str) -> subprocess.CompletedProcess[str]
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_battery.py", *arguments],
         capture_output=True,
         text=True,
-        timeout=5 * DEADLINE,
+        timeout=DEADLINE,
         cwd=ROOT,
         env=ENVIRONMENT | {"FEDSIM_BATTERY": algorithm},
     )

@@ -55,5 +55,5 @@ def check_numerics(numerics: str) -> None:
         needed = " ".join(f"{name}={value}" for name, value in PORTABLE.items())
         raise UsageError(
             "numerics = portable must be known before torch and numpy are imported, and this program has "
-            f"imported one of them: start it with {needed}, or use the command, fedsim launch --numerics portable"
+            f"imported one of them: start it with {needed}, or use the command fedsim launch"
         )

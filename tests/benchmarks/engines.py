@@ -28,6 +28,7 @@ from launch.runs.reader import Run
 from tests.benchmarks.common import launch, options_of, round_seconds, spread, summary
 from tests.benchmarks.nodes import rounds_of
 from tests.support import slurm_cluster
+from tests.support.commands import DEADLINE
 from tests.support.process_tree import left_over
 from tests.support.ray_cluster import RayCluster
 
@@ -35,7 +36,6 @@ FEDSIM = (sys.executable, "-m", "launch")
 RUN = ("--algo", "fedlap_cov", "--clients", "8")
 LONG, SHORT = (("--rounds", "12", "--set", "local.epochs=30"), ("--rounds", "4"))
 MAIN = ("--algo", "fedlap_cov", "--rounds", "5")
-DEADLINE = 300.0
 
 
 class Place:
@@ -68,7 +68,7 @@ class Place:
                 when, after = f"after {rounds_of(run)} evaluations", None
                 self.disturb()
             time.sleep(0.05)
-        started.wait(60)
+        started.wait(DEADLINE)
         if when != "undisturbed":
             self.restore()
         return when

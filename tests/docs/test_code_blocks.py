@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from markdown_it import MarkdownIt
 
 from launch.cli import main
+from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -134,7 +135,7 @@ def test_blocks_without_a_mark_run(page: str, tmp_path: Path, monkeypatch: pytes
                 [sys.executable, "-c", block.text],
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=DEADLINE,
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
             )
             assert done.returncode == 0, (where, done.stderr)

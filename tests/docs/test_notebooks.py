@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.commands import DEADLINE
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 NAMES = sorted(file.stem for file in NOTEBOOKS.glob("*.py"))
@@ -39,7 +41,7 @@ def test_a_notebook_runs_and_gives_its_page(name: str, tmp_path: Path) -> None:
         [sys.executable, str(ROOT / "docs" / "recipes" / "notebook_pages.py"), name, "--out", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=DEADLINE,
         env=os.environ | {"PYTHONPATH": str(ROOT), "FEDSIM_CACHE": str(tmp_path / "cache")},
     )
     assert done.returncode == 0, done.stderr
@@ -74,7 +76,7 @@ def test_a_cell_that_fails_ends_the_notebook(script: ModuleType, tmp_path: Path)
         [sys.executable, "-c", "; ".join(lines)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE,
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'docs' / 'recipes'}"},
     )

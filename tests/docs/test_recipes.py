@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fedsim
+from tests.support.commands import DEADLINE
 
 pytestmark = pytest.mark.slow
 
@@ -150,8 +151,9 @@ def test_the_participation_page_is_written_from_runs(tmp_path: Path, monkeypatch
     folder.mkdir(parents=True)
     (folder / "participation_two.toml").write_text(PARTICIPATION)
     runs, out = tmp_path / "runs", tmp_path / "out"
-    command = ["sweep", str(folder / "participation_two.toml"), "--runs", str(runs), "--jobs", "2", "--quiet"]
-    subprocess.run([sys.executable, "-m", "launch", *command, "--out", str(out)], check=True, timeout=300)
+    two, command = str(folder / "participation_two.toml"), [sys.executable, "-m", "launch", "sweep"]
+    command += [two, "--runs", str(runs), "--jobs", "2", "--quiet", "--out", str(out)]
+    subprocess.run(command, check=True, timeout=DEADLINE)
     monkeypatch.setattr(page, "ROOT", tmp_path)
     monkeypatch.setattr(page, "RECIPES", ("two",))
     page.main(["--runs", str(runs), "--out", str(out)])

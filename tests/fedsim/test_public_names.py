@@ -15,6 +15,7 @@ import pytest
 
 import fedsim
 from fedsim.wire.schema import FieldKind
+from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ast.parse((ROOT / "fedsim" / "__init__.py").read_text(encoding="utf-8"))
@@ -82,7 +83,7 @@ def test_import_is_light_and_the_python_api_imports_no_torch() -> None:
         [sys.executable, "-c", probe],
         capture_output=True,
         text=True,
-        timeout=60.0,
+        timeout=DEADLINE,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.stdout == "[] []\n", done.stderr

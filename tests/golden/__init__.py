@@ -3,10 +3,10 @@
 tests/golden/golden.json holds, for every algorithm with dense and with bf16 messages, the sha256 of the final
 model, of all client states, and of the ledger's rows. A change that must not change a bit is checked with it:
 
-    python -m tests.golden                       all runs: 0 and 2 workers, resumed, verified, remote (minutes)
+    python -m tests.golden                       every run: 0 and 2 workers, resumed, verified, remote
     python -m tests.golden --quick               only --workers 0: enough for a change of algorithms
     python -m tests.golden --only NAME           only runs whose name contains NAME
-    python -m tests.golden --write               record anew, in the commit that changes the bits, which says why
+    python -m tests.golden --write               record anew, in the commit that changes the bits and says why
     python -m tests.golden --write --only NAME   record these algorithms and codecs anew and keep the others
 
 The runs are made with --numerics portable, so that the digests are those of every x86-64 processor

@@ -32,9 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not work:
         print(f"nothing was compared: no run's name contains {selected.only!r}")
         return NOTHING
+    there = f"{GOLDEN.name} was recorded with {_listed(golden['versions'])}, and here is {_listed(here)}"
     if selected.write and selected.only and golden["versions"] != here:
-        print(f"{GOLDEN.name} was recorded with {_listed(golden['versions'])}, and here is {_listed(here)}: ", end="")
-        print("one file holds the runs of one version. Record all of them (--write).")
+        print(f"{there}: one file holds the runs of one version; record all of them (--write)")
         return NOTHING
     began = time.monotonic()
     with ThreadPoolExecutor(selected.jobs) as pool:
@@ -50,12 +50,12 @@ def main(arguments: list[str] | None = None) -> int:
     for line in differences:
         print("differs:", line)
     if selected.write and not differences:
-        everything = (golden["runs"] if selected.only else {}) | records
-        content = {"versions": here, "plan": plan, "runs": {k: everything[k] for k in runs.names() if k in everything}}
+        known = (golden["runs"] if selected.only else {}) | records
+        content = {"versions": here, "plan": plan, "runs": {k: known[k] for k in runs.names() if k in known}}
         GOLDEN.write_text(json.dumps(content, indent=1) + "\n")
     elif differences and not selected.write and golden["versions"] != here:
-        print(f"{GOLDEN.name} was recorded with {_listed(golden['versions'])}, and here is {_listed(here)}. If a checkout")
-        print("without your change differs as well, record the file anew (--write) in a commit of its own.")
+        print(f"{there}; if a checkout without your change differs as well, record the file anew (--write)")
+        print("in a commit of its own")
     print(f"{len(work)} runs in {time.monotonic() - began:.0f} s: {len(differences)} differences")
     return 1 if differences else 0
 

@@ -26,8 +26,8 @@ OTHER_KERNELS = {
 
 @cache
 def expected(name: str) -> runs.Record:
-    """The recorded digests of a run. With other versions of torch or numpy than recorded, which may give other
-    bits, those of the run in process here: worker processes and other environments give the same ones."""
+    """The recorded digests of a run. Other versions of torch or numpy than recorded may give other bits: then
+    those of the run in process here, which worker processes and other environments also give."""
     golden = json.loads(GOLDEN.read_text())
     recorded: runs.Record = golden["runs"][name]
     return recorded if golden["versions"] == runs.versions() else runs.created(name, 0)
@@ -97,7 +97,9 @@ def test_other_versions_are_compared_and_named_where_bits_differ(
     assert "torch 2.0" in capsys.readouterr().out
 
 
-def test_write_with_a_name_records_only_runs_of_this_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_with_a_name_records_only_runs_of_this_name(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = ONE | {"model_sha256": "other"}
     computes(monkeypatch, other)
     assert __main__.main(["--write", "--quick", "--only", "y"]) == 0

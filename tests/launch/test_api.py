@@ -28,9 +28,9 @@ from launch import run as launch_run
 from launch.config import Execution
 from launch.processes.fork_server import ENVIRONMENT
 from protocols.fedavg import FedAvg
+from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE = 120.0
 SMALL: dict[str, Any] = {"algo": "fedavg", "clients": 3, "rounds": 2, "quiet": True}
 
 

@@ -17,6 +17,7 @@ from launch import run
 from launch.cli import main
 from launch.run import SPARE, allow_open_files
 from protocols import find
+from tests.support.commands import DEADLINE
 from tests.support.harness import play, problem_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +48,7 @@ def test_few_open_files(limit: str, code: int, tmp_path: Path) -> None:
     ]
     shell = f'ulimit {limit}; exec "$@"'
     done = subprocess.run(
-        ["bash", "-c", shell, "bash", *command], capture_output=True, text=True, timeout=120, cwd=ROOT
+        ["bash", "-c", shell, "bash", *command], capture_output=True, text=True, timeout=DEADLINE, cwd=ROOT
     )
     assert done.returncode == code, done.stderr
     assert (f"2 workers need {SPARE + 8} open files" in done.stderr) == bool(code)

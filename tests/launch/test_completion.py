@@ -12,6 +12,7 @@ from click.shell_completion import ShellComplete
 
 from launch import names
 from launch.cli import main
+from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,7 +93,7 @@ def asked(words: str, at: int) -> tuple[list[str], str]:
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE,
     )
     return done.stdout.splitlines(), done.stderr.strip()
 
@@ -118,10 +119,13 @@ def test_the_script_of_bash_is_valid() -> None:
     program = "from launch.cli import main; main(prog_name='fedsim')"
     command = [sys.executable, "-c", program]
     script = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=DEADLINE
     ).stdout
     assert "compopt -o nospace" in script
     loaded = subprocess.run(
-        ["bash", "--norc", "-c", f"{script}\ncomplete -p fedsim"], capture_output=True, text=True, timeout=60
+        ["bash", "--norc", "-c", f"{script}\ncomplete -p fedsim"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
     )
     assert loaded.stdout.endswith("-F _fedsim_completion fedsim\n"), loaded.stderr

@@ -139,7 +139,7 @@ def test_a_stopped_agent_leaves_no_process(federation: Federation, how: signal.S
     eventually(lambda: len(workers_of(agent)) == 2, "two workers")
     below = children_of(agent.process.pid)
     agent.process.send_signal(how)
-    agent.process.wait(20)
+    agent.process.wait(DEADLINE)
     eventually(lambda: not any(map(alive, below)), "their end")
     second = node(federation, "--workers", "2")
     ends(launched)
@@ -175,7 +175,7 @@ def test_a_starters_ranks_are_the_workers(federation: Federation, starter: list[
     eventually(federation.join_credentials.exists, "join.json")
     worker = [sys.executable, "-m", "launch", "worker", "--join", str(federation.join_credentials)]
     done = subprocess.run(
-        [program, *starter[1:], *worker, "--seat", "auto"], timeout=120, capture_output=True
+        [program, *starter[1:], *worker, "--seat", "auto"], timeout=DEADLINE, capture_output=True
     )
     assert done.returncode == 0, done.stderr.decode()
     ends(launched)
@@ -276,7 +276,7 @@ def job(folder: Path, **changes: object) -> Job:
 def test_the_script_is_one_that_bash_reads_and_the_options_come_last(tmp_path: Path) -> None:
     script = Slurm().plan(job(tmp_path, gpus_per_worker=0.5, options={"time": "1:00", "exclusive": ""}))
     (tmp_path / "job.sh").write_text(script)
-    subprocess.run(["bash", "-n", str(tmp_path / "job.sh")], check=True, timeout=20)
+    subprocess.run(["bash", "-n", str(tmp_path / "job.sh")], check=True, timeout=DEADLINE)
     directives = [line for line in script.splitlines() if line.startswith("#SBATCH")]
     assert directives[-2:] == ["#SBATCH --time=1:00", "#SBATCH --exclusive"]
     assert {"#SBATCH --requeue", "#SBATCH --signal=B:TERM@90", "#SBATCH --gres=gpu:1"} <= set(directives)

@@ -20,11 +20,11 @@ from fedsim.errors import UsageError
 from launch.cli import main
 from launch.listen_address import check_bind
 from launch.runs.writer import RunDir
+from tests.support.commands import DEADLINE
 from workers.storage.atomic_files import RunLock
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ("--clients", "2", "--rounds", "1", "--model", "logistic", "--set", "local.epochs=1")
-DEADLINE = 120.0
 
 SLOW = """
 import time

@@ -13,6 +13,7 @@ from launch import names
 from launch.commands import write_names
 from launch.config import resolve
 from protocols import REGISTRY
+from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +36,7 @@ def _imports(*arguments: str) -> tuple[list[str], str]:
         "print([name for name in ('torch', 'numpy', 'zmq', 'pandas') if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE
     )
     *rest, last = done.stdout.splitlines()
     return _printed_list(last), "\n".join(rest) + done.stderr

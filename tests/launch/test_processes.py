@@ -18,13 +18,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsim.wire.ledger import COLUMNS
+from tests.support.commands import DEADLINE
 from tests.support.process_tree import alive
 from tests.support.reproducible import without_seconds
 from workers.storage.journal import read_journal
 
 pytestmark = pytest.mark.process
 
-DEADLINE = 60.0
 CONTRACT = (
     "manifest.json",
     "metrics.jsonl",
@@ -174,7 +174,7 @@ def endless(tmp_path: Path) -> Any:
 def test_a_signal_stops_everything(endless: Any, number: signal.Signals) -> None:
     process, out, temporary = endless
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    _, stderr = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=DEADLINE)
     assert process.returncode == 130
     assert "interrupted after round" in stderr
     assert "Traceback" not in stderr

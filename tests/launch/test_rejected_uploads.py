@@ -18,12 +18,12 @@ from fedsim.wire.state_file import encode_state
 from launch.cli import main
 from protocols import find
 from protocols.fedlap_cov import FedLapCov
+from tests.support.commands import DEADLINE
 from tests.support.harness import listed, play, problem_of
 from workers.storage.checkpoints import read_checkpoint
 from workers.storage.journal import read_journal
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE = 120.0
 REJECTED = """
 from dataclasses import dataclass, replace
 from typing import Literal

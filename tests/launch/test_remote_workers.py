@@ -470,7 +470,7 @@ def two_hosts(tmp_path: Path) -> Iterator[Federation]:
     """Two network namespaces that see each other through one cable and nothing else."""
 
     def ip(*arguments: str) -> None:
-        subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=30)
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=DEADLINE)
 
     one, two = f"fedsim-a{os.getpid()}", f"fedsim-b{os.getpid()}"
     try:
@@ -487,7 +487,7 @@ def two_hosts(tmp_path: Path) -> Iterator[Federation]:
     yield created
     created.close()
     for name in (one, two):
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30)
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=DEADLINE)
 
 
 def test_two_hosts(two_hosts: Federation) -> None:

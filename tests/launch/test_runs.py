@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 import fedsim
 from launch.cli import main
-from tests.support.commands import start
+from tests.support.commands import DEADLINE, start
 from workers.storage.atomic_files import RunLock, is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -182,7 +182,7 @@ def test_the_list_imports_nothing_heavy(folder: Path) -> None:
         "print([n for n in ('torch', 'pandas', 'zmq') if n in sys.modules])"
     )
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout.endswith("\n[]\n"), done.stdout + done.stderr
 
 
@@ -202,5 +202,5 @@ def test_looking_at_a_lock_does_not_keep_a_run_from_starting(tmp_path: Path) -> 
             RunLock(tmp_path).release()
     finally:
         stop.set()
-        looking.join(60)
+        looking.join(DEADLINE)
     assert not is_locked(tmp_path)

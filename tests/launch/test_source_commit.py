@@ -11,12 +11,18 @@ import pytest
 import fedsim
 from launch.runs import source_commit
 from launch.runs.source_commit import ROOT, UNKNOWN, commit, look_up
+from tests.support.commands import DEADLINE
 
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
     done = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=60
+        ["git", *identity, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLINE,
     )
     return done.stdout.strip()
 

@@ -15,13 +15,16 @@ import pytest
 from fedsim.experiment import Experiment
 from launch.cli import main
 from launch.config import Execution
+from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "numpy", "pandas", "zmq")
 
 
 def _python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE
+    )
 
 
 @pytest.mark.parametrize(

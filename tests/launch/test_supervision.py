@@ -12,7 +12,7 @@ import pytest
 
 from launch.runs.reader import Run
 from tests.launch.test_resume import same
-from tests.support.commands import Command, fedsim, start
+from tests.support.commands import DEADLINE, Command, fedsim, start
 
 pytestmark = pytest.mark.process
 
@@ -73,7 +73,7 @@ def disturbed(
     """Send a signal to the oldest living worker when each of these rounds has been reported."""
     for r in rounds:
         running.wait_for(f" {r}/{of} ")
-        until = time.monotonic() + 20.0
+        until = time.monotonic() + DEADLINE
         while not workers(folder) and time.monotonic() < until:
             time.sleep(0.01)
         os.kill(workers(folder)[0], number)

@@ -23,6 +23,7 @@ from launch.sweep.from_options import recipe_of
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import leave_summary
+from tests.support.commands import DEADLINE
 from tests.support.process_tree import alive, children_of
 from workers.storage.client_states import ClientStates
 
@@ -347,11 +348,11 @@ def test_no_run_outlives_a_killed_sweep(tmp_path: Path) -> None:
         assert len(running) >= 2
     finally:
         sweep.kill()
-        sweep.wait(timeout=10)
+        sweep.wait(timeout=DEADLINE)
     wait_until(lambda: not any(alive(p) for p in running), "the runs to end")
 
 
-def wait_until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def wait_until(true: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
@@ -370,11 +371,11 @@ def test_two_sweeps_do_not_take_each_others_runs(tmp_path: Path) -> None:
         wait_until(lambda: all(pool.done(t) for t in trials[1:]), "the others")
         assert other.poll() is None and not pool.folder(trials[0]).exists()
         os.close(claim)
-        assert other.wait(timeout=60) == 0
+        assert other.wait(timeout=DEADLINE) == 0
         assert pool.done(trials[0])
     finally:
         other.kill()
-        other.wait(timeout=10)
+        other.wait(timeout=DEADLINE)
 
 
 def test_a_run_that_cannot_leave_a_summary_ends_without_a_traceback(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 from launch.display import Display
 from launch.progress_line import ProgressLine, fitted, progress_parts
 from launch.terminal import console, counted, duration, megabytes
+from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE = 120.0
 JOB = "launch launch --clients 2 --rounds 6 --model logistic --set local.epochs=1"
 METRICS = {
     "round": 12,

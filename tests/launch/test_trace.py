@@ -28,6 +28,7 @@ from fedsim.wire.ledger import Entry
 from launch.results.trace import COORDINATOR, FOLDS, KINDS, WORKERS, Committed, TracedRun, events
 from launch.run import resume
 from tests.mutations import at
+from tests.support.commands import DEADLINE
 from tests.support.kept_runs import command, flip, kept_run
 from tests.support.snapshots import snapshot
 from workers.coordinator.task_timeline import Span
@@ -235,7 +236,7 @@ def test_a_pipe_and_a_link_stay_what_they_are(left: Path, tmp_path: Path) -> Non
     reader.start()
     assert command("trace", left, "--out", pipe).code == 0
     assert pipe.is_fifo()
-    reader.join(timeout=30)
+    reader.join(timeout=DEADLINE)
     assert command("trace", left, "--out", link).code == 0
     assert link.is_symlink() and came == [there.read_text()] and read(came[0]).flows
 

@@ -20,6 +20,7 @@ from fedsim.problem import Problem
 from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack, unpack
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.wire_size import framing
+from tests.support.commands import DEADLINE
 from tests.support.harness import CLIENTS
 from workers.coordinator.worker_pool import ProcessExit
 from workers.protocol_messages import WorkerManifest
@@ -133,7 +134,7 @@ class Pool:
             env=environment,
         )
         theirs.close()
-        ours.settimeout(60.0)
+        ours.settimeout(DEADLINE)
         self.link = ours
         self.pidfds: dict[int, int] = {}
         assert json.loads(ours.recv(1 << 16)) == {"ready": True}
@@ -197,4 +198,4 @@ class Pool:
     def close(self) -> None:
         self.finish()
         self.link.close()  # end of file ends the server
-        self.server.wait(10.0)
+        self.server.wait(DEADLINE)

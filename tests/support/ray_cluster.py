@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.commands import DEADLINE
+
 ARGUMENTS: dict[str, Any] = {
     "object_store_memory": 80_000_000,
     "include_dashboard": False,
@@ -46,7 +48,7 @@ class RayCluster:
     def close(self) -> None:
         with self._process as process:
             try:
-                process.communicate(timeout=30)
+                process.communicate(timeout=DEADLINE)
             finally:
                 process.kill()
 

@@ -19,8 +19,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.commands import DEADLINE
+
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
-START = 30.0
+START = DEADLINE
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -115,7 +117,9 @@ class Cluster:
 
     def command(self, *arguments: str) -> str:
         """What a command that uses the cluster prints."""
-        done = subprocess.run(arguments, env=self.environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            arguments, env=self.environment, capture_output=True, text=True, timeout=DEADLINE
+        )
         return done.stdout + done.stderr
 
     def stop(self) -> None:
@@ -125,7 +129,7 @@ class Cluster:
             process.terminate()
         for process in self.processes:
             try:
-                process.wait(10)
+                process.wait(DEADLINE)
             except subprocess.TimeoutExpired:
                 process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -6,7 +6,7 @@ import shutil
 import time
 from pathlib import Path
 
-DEADLINE_S = 30.0
+from tests.support.commands import DEADLINE
 
 
 def snapshot(folder: Path, to: Path) -> Path:
@@ -15,7 +15,7 @@ def snapshot(folder: Path, to: Path) -> Path:
     A copy of files of several instants is nothing that a killed process leaves behind: it may have a
     checkpoint of rows that its ledger does not have yet.
     """
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline:
         try:
             before = _state(folder)
@@ -26,7 +26,7 @@ def snapshot(folder: Path, to: Path) -> Path:
             pass
         shutil.rmtree(to, ignore_errors=True)
         time.sleep(0.01)
-    raise TimeoutError(f"{folder} was written to for {DEADLINE_S:.0f} s")
+    raise TimeoutError(f"{folder} was written to for {DEADLINE:.0f} s")
 
 
 def _state(folder: Path) -> dict[Path, tuple[int, int]]:

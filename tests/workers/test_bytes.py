@@ -14,6 +14,7 @@ import pytest
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from protocols import find
+from tests.support.commands import DEADLINE
 from tests.support.endpoints import Pool
 from tests.support.harness import play, problem_of
 from tests.support.relay import Relay
@@ -57,7 +58,7 @@ def test_relay_and_kernel_count_what_the_ledger_books(
 
         def checked() -> None:  # what has been sent must have passed the relay before the streams end
             booked = {d: ledger.booked(d) for d in ("up", "down")}
-            until = time.monotonic() + 5.0
+            until = time.monotonic() + DEADLINE
             while relays[0].bytes != booked and time.monotonic() < until:
                 time.sleep(0.01)
             seen.update(relay=dict(relays[0].bytes), ledger=booked)
@@ -99,7 +100,7 @@ def test_a_user_can_ask_for_it(tmp_path: Path) -> None:
         [*start, "--transport", "tcp", "--out", str(tmp_path / "run")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE,
     )
     assert done.returncode == 0, done.stderr
     assert "kernel and ledger agree" in done.stdout
@@ -107,5 +108,5 @@ def test_a_user_can_ask_for_it(tmp_path: Path) -> None:
         "down": 0,
         "up": 0,
     }
-    refused = subprocess.run(start, capture_output=True, text=True, timeout=60)
+    refused = subprocess.run(start, capture_output=True, text=True, timeout=DEADLINE)
     assert refused.returncode == 2 and "--transport tcp" in refused.stderr

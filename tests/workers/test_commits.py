@@ -16,6 +16,7 @@ import workers.storage.checkpoints
 import workers.storage.durability
 from fedsim.errors import DiskError
 from fedsim.wire.envelope import Buffer
+from tests.support.commands import DEADLINE
 from workers.storage import atomic_files, client_states, durability
 from workers.storage.checkpoints import Checkpoints
 from workers.storage.client_states import ClientStates
@@ -44,7 +45,7 @@ def test_the_next_commit_waits_until_the_last_one_is_written(
     written = workers.storage.checkpoints.write_atomically
 
     def slow(path: Path, chunks: Iterable[Buffer], spare: Path) -> int:
-        assert disk_is_free.wait(30)
+        assert disk_is_free.wait(DEADLINE)
         return written(path, chunks, spare=spare)
 
     monkeypatch.setattr(workers.storage.checkpoints, "write_atomically", slow)
@@ -58,8 +59,8 @@ def test_the_next_commit_waits_until_the_last_one_is_written(
     thread.start()
     assert not second.wait(0.2)
     disk_is_free.set()
-    assert second.wait(30)
-    thread.join(30)
+    assert second.wait(DEADLINE)
+    thread.join(DEADLINE)
     checkpoints.close()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from fedsim.wire.ledger import Ledger
 from launch.runs.reader import Run
-from tests.support.commands import Command, fedsim
+from tests.support.commands import DEADLINE, Command, fedsim
 from workers.storage import descriptors
 from workers.storage.descriptors import patiently
 from workers.transport import router, tcp_counters
@@ -60,7 +60,7 @@ class Crowd:
 
     def disperse(self) -> None:
         self._over.set()
-        self._thread.join(30)
+        self._thread.join(DEADLINE)
 
 
 def listening_port(process: int) -> int:
@@ -127,7 +127,7 @@ def test_only_who_has_said_nothing_is_ended_when_descriptors_are_scarce(
             endpoint.wait([], 0.1)
         worker_streams = {s.inode for s in tcp_counters.streams(listener.port)}
         monkeypatch.setattr(tcp_counters, "limit", lambda: len(tcp_counters.descriptors()) + 1)
-        with socket.create_connection(("127.0.0.1", listener.port), timeout=30) as idle:
+        with socket.create_connection(("127.0.0.1", listener.port), timeout=DEADLINE) as idle:
             while idle.recv(4096):
                 pass
         assert worker_streams == {s.inode for s in tcp_counters.streams(listener.port)}

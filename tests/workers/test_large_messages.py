@@ -20,6 +20,7 @@ from fedsim.learning.solvers.first_order import Moments
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, decode, encode, pack
 from fedsim.wire.ledger import Ledger
 from protocols._averaging import Client, Up
+from tests.support.commands import DEADLINE
 from workers.storage.client_states import ClientStates
 from workers.transport.dealer import Connection
 from workers.transport.endpoint import Incoming
@@ -31,7 +32,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 PARAMETERS = 2**29 + 5
 LIMIT = 4 * PARAMETERS
-SECONDS = 120.0
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def same(received: Tensor, sent: Tensor) -> bool:
 
 
 def next_of(endpoint: ZmqEndpoint) -> Incoming:
-    incoming, _ = endpoint.wait([], SECONDS)
+    incoming, _ = endpoint.wait([], DEADLINE)
     assert len(incoming) == 1
     return incoming[0]
 
@@ -76,12 +76,12 @@ def test_a_field_of_more_than_two_gibibytes_crosses_the_wire_both_ways(
         for direction in ("down", "up"):
             if direction == "down":
                 endpoint.send(0, sent)
-                received = connection.receive(SECONDS)
+                received = connection.receive(DEADLINE)
             else:
                 sending = Thread(target=connection.send, args=(sent,))
                 sending.start()
                 received = next_of(endpoint).envelope
-                sending.join(SECONDS)
+                sending.join(DEADLINE)
             assert isinstance(received, Envelope)
             assert received.header.client != NONE
             assert same(decode(Up, received, {}, {"P": PARAMETERS}, "test").mean, vector)

@@ -141,9 +141,10 @@ y, k = x.double().numpy(), torch.randn(5, 3, 4, 4, generator=draws)
 results = {
     "product": x @ x.T, "exp": x.exp(), "log_softmax": x.log_softmax(1), "sum": x.sum(1),
     "conv2d": torch.nn.functional.conv2d(images, k), "cholesky": torch.linalg.cholesky(x @ x.T),
-    "numpy.exp": np.exp(y), "numpy.log": np.log(abs(y)), "numpy.log1p": np.log1p(abs(y)), "numpy.tanh": np.tanh(y),
-    "numpy.power": abs(y) ** 0.3, "numpy.argsort": np.argsort(np.rint(3 * y).ravel()), "numpy.matmul": y @ y.T,
-    "numpy.dot": y.ravel() @ y.ravel(), "numpy.eigvalsh": np.linalg.eigvalsh(y @ y.T), "numpy.std": y.std(0),
+    "numpy.exp": np.exp(y), "numpy.log": np.log(abs(y)), "numpy.log1p": np.log1p(abs(y)),
+    "numpy.tanh": np.tanh(y), "numpy.power": abs(y) ** 0.3, "numpy.std": y.std(0),
+    "numpy.argsort": np.argsort(np.rint(3 * y).ravel()), "numpy.eigvalsh": np.linalg.eigvalsh(y @ y.T),
+    "numpy.matmul": y @ y.T, "numpy.dot": y.ravel() @ y.ravel(),
 }
 for name, value in results.items():
     print(name, sha256(np.asarray(value).tobytes()).hexdigest())

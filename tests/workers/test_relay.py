@@ -10,6 +10,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.support.commands import DEADLINE
 from tests.support.relay import Relay
 
 pytestmark = pytest.mark.process
@@ -21,10 +22,10 @@ def network() -> Iterator[tuple[Relay, socket.socket, socket.socket]]:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         closing(Relay(listener.getsockname()[1])) as relay,
-        socket.create_connection(("127.0.0.1", relay.port), timeout=30) as up,
+        socket.create_connection(("127.0.0.1", relay.port), timeout=DEADLINE) as up,
     ):
         down, _ = listener.accept()
-        down.settimeout(30)
+        down.settimeout(DEADLINE)
         with down:
             yield relay, up, down
 

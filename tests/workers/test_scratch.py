@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import DEADLINE
 from workers.scratch import YOUNG_SECONDS, Scratch
 
 pytestmark = pytest.mark.process
@@ -42,7 +43,7 @@ def test_a_killed_processs_folder_goes_and_a_living_ones_stays(tmp_path: Path) -
     alive, held = scratch_of_other_process(tmp_path)
     (lost / "file").write_text("left behind")
     killed.send_signal(signal.SIGKILL)
-    killed.wait(10)
+    killed.wait(DEADLINE)
     try:
         for path in (lost, held):
             aged(path)
@@ -51,7 +52,7 @@ def test_a_killed_processs_folder_goes_and_a_living_ones_stays(tmp_path: Path) -
         assert held.exists()
     finally:
         alive.kill()
-        alive.wait(10)
+        alive.wait(DEADLINE)
         for process in (killed, alive):
             assert process.stdout is not None
             process.stdout.close()

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
 from fedsim.wire.state_file import decode_state, encode_state
+from tests.support.commands import DEADLINE
 from workers.storage import atomic_files, client_states, durability
 from workers.storage.atomic_files import write_atomically
 from workers.storage.checkpoints import KEEP, Checkpoint, Checkpoints, read_checkpoint
@@ -360,7 +361,7 @@ class Disk:
 
     def fsync(self, path: Path) -> None:
         if self.synced.count("checkpoints") >= self.quick:
-            assert self.free.wait(30)
+            assert self.free.wait(DEADLINE)
         path.stat()
         self.synced.append(str(path.relative_to(self.root)))
 

@@ -22,6 +22,7 @@ from fedsim.problem import Problem
 from fedsim.wire.envelope import NONE, VERSION, Header, blob, pack
 from fedsim.wire.ledger import Ledger
 from protocols import find
+from tests.support.commands import DEADLINE
 from tests.support.harness import play, problem_of
 from workers import protocol_messages as messages
 from workers.transport import ingress_limiter, router, tcp_counters
@@ -37,8 +38,6 @@ from workers.worker.runtime import WorkerRuntime
 
 pytestmark = pytest.mark.process
 
-DEADLINE = 30.0
-"""A loaded machine; handshakes have half a second here."""
 MAX_FRAME = 1 << 20
 SERVER, KNOWN = KeyPair.new(), (KeyPair.new(), KeyPair.new())
 LISTENERS: dict[str, Callable[[], Listener]] = {

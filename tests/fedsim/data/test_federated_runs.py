@@ -20,12 +20,12 @@ from fedsim.experiment import Experiment
 from launch.config import Execution
 from launch.run import launch
 from tests.fedsim.data.federated_files import many_posts, write_cifar100, write_emnist, write_stackoverflow
+from tests.support.commands import DEADLINE
 from tests.support.reproducible import without_seconds
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
-DEADLINE = 120.0
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,10 +19,9 @@ from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import NONE, VERSION, Envelope, FieldHeader, Header, PartHeader, blob, digest, pack
 from fedsim.wire.ledger import COLUMNS, KINDS, Entry, Ledger, total
 from fedsim.wire.wire_size import CURVE, NULL, framing
+from tests.support.commands import DEADLINE
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
-PATIENCE = 20.0
-"""Seconds after which a wait for the loopback gives up; nothing here takes a hundredth of it."""
 VECTOR = ([40, 0], [255], [256], [222], [223], [64, 712_440], [1, 1, 1], [70, 4_000_000, 4_000_000])
 """The eight messages of docs/references/bytes.md#test-vector."""
 PAYLOAD, STREAM = 8_713_573, 8_713_736
@@ -225,7 +224,7 @@ class Relay:
     def __init__(self, port: int) -> None:
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(PATIENCE)
+        self._listener.settimeout(DEADLINE)
         self.port: int = self._listener.getsockname()[1]
         self.counted = {"up": 0, "down": 0}
         self._sockets: list[socket.socket] = []
@@ -233,10 +232,10 @@ class Relay:
 
     def join_the_ends(self) -> None:
         near, _ = self._listener.accept()
-        far = socket.create_connection(("127.0.0.1", self._target), PATIENCE)
+        far = socket.create_connection(("127.0.0.1", self._target), DEADLINE)
         self._sockets = [near, far]
         for direction, source, sink in (("up", near, far), ("down", far, near)):
-            source.settimeout(PATIENCE)
+            source.settimeout(DEADLINE)
             self._threads.append(threading.Thread(target=self._pump, args=(direction, source, sink)))
         for thread in self._threads:
             thread.start()
@@ -257,7 +256,7 @@ class Relay:
                 ignored.push(lambda kind, *_: kind is not None and issubclass(kind, OSError))
                 end.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(PATIENCE)
+            thread.join(DEADLINE)
         for end in (*self._sockets, self._listener):
             end.close()
 
@@ -270,8 +269,8 @@ def connected() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes], Relay]]:
         router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
         for end in (router, dealer):
             stack.callback(end.close, 0)
-            end.setsockopt(zmq.SNDTIMEO, int(PATIENCE * 1000))
-            end.setsockopt(zmq.RCVTIMEO, int(PATIENCE * 1000))
+            end.setsockopt(zmq.SNDTIMEO, int(DEADLINE * 1000))
+            end.setsockopt(zmq.RCVTIMEO, int(DEADLINE * 1000))
         relay = stack.enter_context(closing(Relay(router.bind_to_random_port("tcp://127.0.0.1"))))
         dealer.connect(f"tcp://127.0.0.1:{relay.port}")
         relay.join_the_ends()
