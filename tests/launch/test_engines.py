@@ -169,8 +169,7 @@ def test_an_agent_whose_worker_is_refused_says_why_and_ends_with_4(federation: F
 )
 def test_a_starters_ranks_are_the_workers(federation: Federation, starter: list[str]) -> None:
     program = shutil.which(starter[0], path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if program is None:
-        pytest.skip(f"there is no {starter[0]} here")
+    assert program is not None, f"{starter[0]} is in torch or in the extra test"
     launched = federation.launch(*EXPERIMENT)
     eventually(federation.join_credentials.exists, "join.json")
     worker = [sys.executable, "-m", "launch", "worker", "--join", str(federation.join_credentials)]

@@ -6,13 +6,12 @@ import sys
 from pathlib import Path
 
 import pandas
+import pyarrow
 import pytest
 
 from launch.commands import ledger_parquet
 from launch.commands.ledger_parquet import LARGE, TEXTS
 from tests.support.kept_runs import command, flip, kept_run
-
-pyarrow = pytest.importorskip("pyarrow", reason="pyarrow, of the extra parquet, is not installed")
 
 
 @pytest.fixture

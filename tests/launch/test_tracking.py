@@ -323,8 +323,9 @@ def test_a_tracker_that_hangs_is_ended(run: Path, tmp_path: Path, monkeypatch: p
 
 def events(run: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard shows: steps and values by name."""
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    shown = loader.EventAccumulator(str(run / "tracking" / "tensorboard"), size_guidance={"scalars": 0})
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shown = EventAccumulator(str(run / "tracking" / "tensorboard"), size_guidance={"scalars": 0})
     shown.Reload()
     return {tag: [(e.step, e.value) for e in shown.Scalars(tag)] for tag in shown.Tags()["scalars"]}
 
@@ -342,7 +343,6 @@ def agrees(series: dict[str, list[tuple[int, float]]], run: Path, precision: flo
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_killed_run_goes_on_in_the_same_tensorboard_run(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     folder = tmp_path / "run"
     options = (
         "--workers",
@@ -370,7 +370,6 @@ def test_a_killed_run_goes_on_in_the_same_tensorboard_run(tmp_path: Path) -> Non
 @pytest.mark.filterwarnings("ignore")
 def test_tensorboard_shows_a_round_once_if_the_last_round_was_not_kept(run: Path) -> None:
     """A power cut may lose the file that names the last round."""
-    pytest.importorskip("tensorboard")
     name = "tensorboard"
     follow(Followed.begin(run, name, module.tracker_of(name)), lambda seconds: True)
     known = run / "tracking" / "tensorboard.json"

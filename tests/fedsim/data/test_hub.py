@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
@@ -13,7 +14,6 @@ from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.errors import DataError, UsageError
 from fedsim.learning.likelihoods import likelihood
 
-datasets = pytest.importorskip("datasets")
 WORDS = ["[PAD]", "[UNK]", *(f"w{i}" for i in range(6))]
 
 

@@ -90,7 +90,6 @@ def test_pco_of_another_length_is_refused(count: int) -> None:
 
 
 def test_sz_keeps_its_bound_and_no_run_has_it() -> None:
-    pytest.importorskip("pysz")
     x = torch.tensor(np.random.Generator(np.random.Philox(key=1)).normal(size=5000).astype(np.float32))
     compared = sz(0.01)
     parts = compared.pack(x, spec(5000))
