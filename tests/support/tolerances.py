@@ -28,6 +28,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
+from fedsim.learning.function_space import FunctionTerm
 from fedsim.learning.params import Net
 
 DRAWS = 20
@@ -82,3 +83,16 @@ def loss_gradient(net: Net, targets: Tensor, weight: float = 1.0) -> Callable[[T
         return torch.cat([loss.detach()[None], gradient])
 
     return computed
+
+
+def term_gradient(net: Net, term: FunctionTerm) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """term.add_gradient in float64, for `moved`: of weights (P,), the term's inputs and its targets."""
+    module, layout, each = deepcopy(net.module).double(), net.layout, term.weights.double()
+
+    def gradient(weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        at = weights.detach().clone().requires_grad_()
+        outputs = torch.func.functional_call(module, layout.unflatten(at), (inputs,))
+        value = -(each * (targets * outputs.log_softmax(dim=1)).sum(dim=1)).sum()
+        return torch.autograd.grad(value, at)[0]
+
+    return gradient

@@ -13,8 +13,12 @@ from fedsim.learning.function_space import FunctionTerm, Held, Memory, choose
 from fedsim.learning.gaussian import Gaussian
 from fedsim.learning.params import Net
 from fedsim.learning.solvers.first_order import minimise_memory
+from tests.support.tolerances import moved, term_gradient
 
 SIDE, CLASSES = 4, 3
+ROUNDINGS = 60
+"""On the way to a gradient: sums of 4 and 5 terms forwards, of 3 and 5 backwards, over 6 rows; some forty
+operations."""
 
 
 def draws(seed: int) -> torch.Generator:
@@ -64,7 +68,8 @@ def test_the_gradient_is_that_of_the_formula(hidden: int, difference: bool) -> N
     exact_at = weights.double().requires_grad_()
     (exact,) = torch.autograd.grad(formula(net_of(hidden), exact_at, term), exact_at)
     assert float(exact.norm()) > 0.1
-    assert float((result - exact).norm() / exact.norm()) < 2e-6  # float32 against float64
+    error = moved(term_gradient(net, term), weights, term.inputs, term.targets, roundings=ROUNDINGS)
+    assert float((result - exact).norm()) < error < 1e-4 * float(exact.norm())
 
 
 def test_the_gradient_is_added_to_what_is_there() -> None:
@@ -88,8 +93,9 @@ def test_the_networks_own_labels_are_a_stationary_point_of_the_term() -> None:
     weights = torch.randn(net.layout.size, generator=draws(5))
     labels = net.logits(weights, term.inputs).softmax(dim=1)
     own = FunctionTerm(term.inputs, labels, term.weights)
-    # sums of float32 products that cancel: 1e-6 of what they are for other labels
-    assert gradient(net, weights, own).norm() < 1e-6 * gradient(net, weights, term).norm()
+    # sums of products that cancel
+    error = moved(term_gradient(net, own), weights, own.inputs, own.targets, roundings=ROUNDINGS)
+    assert gradient(net, weights, own).norm() < error < 1e-4 * gradient(net, weights, term).norm()
 
 
 # ---- memory

@@ -14,6 +14,7 @@ from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.seeds import RandomStream
+from tests.support.tolerances import loss_gradient, moved
 
 
 class Nested(nn.Module):
@@ -109,8 +110,11 @@ def test_weight_scales_the_gradient_and_not_the_reported_loss(net: Net, batch: t
     loss = net.loss_gradient(*batch, 1.0)
     mean = net.grads.clone()
     assert torch.equal(net.loss_gradient(*batch, 9.0), loss)
-    # 1e-6: float32; the factor enters before the backward pass
-    torch.testing.assert_close(net.grads, 9.0 * mean, rtol=1e-6, atol=1e-6)
+    # the factor enters before the backward pass: the same sums of other terms
+    inputs, targets = batch
+    terms = len(inputs) + sum(p.shape[-1] for p in net.module.parameters())
+    error = moved(loss_gradient(net, targets, 9.0), net.weights, inputs, roundings=2 * terms + 40)
+    assert float((net.grads - 9.0 * mean).norm()) < 2 * error < 1e-3 * float(net.grads.norm())
 
 
 def test_snapshot_is_a_copy(net: Net) -> None:
