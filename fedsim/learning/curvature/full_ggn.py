@@ -48,7 +48,7 @@ def full_ggn(module: nn.Module, chunks: Iterable[Tensor], *, memory: int = MEMOR
     total = sample.new_zeros([sum(w.numel() for w in weights.values())] * 2)
     last, checked = _linear_head(module), False
     for x in chunks:
-        if not checked:
+        if len(x) and not checked:
             if last is not None and not _is_linear(*last, module, x[:FEW]):
                 last = None
             if last is None:

@@ -181,8 +181,8 @@ def _check_parameters(
                 continue
             also = "also " if m in called else ""
             why = (
-                f"its {key} {also}reaches the outputs outside a plain call of the layer (a tied or functional "
-                "use, its norm, a hook), and terms of the curvature would be lost"
+                f"its {key} {also}reaches the outputs outside a plain call of the layer (a tied or "
+                "functional use, its norm, a hook), and terms of the curvature would be lost"
             )
             raise error(name, m, why)
     hiding = {type(node).__name__ for node in nodes if isinstance(node, BackwardCFunction)}
