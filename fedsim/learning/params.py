@@ -74,14 +74,15 @@ class Net:
         names = [n for n, p in module.named_parameters(remove_duplicate=False) if p.requires_grad]
         if len(names) != len(_trained(module)):
             raise UsageError("the model shares a parameter between modules; views would untie it silently")
+        for name, parameter in _trained(module):
+            if parameter.dtype != torch.float32:
+                raise UsageError(f"a model trains in float32; {name} has {parameter.dtype}")
         module = module.to(device)
         self.module = module
         self.device = device
         self.likelihood = likelihood
         self.layout = Layout.of(module)
         self.weights = torch.cat([p.detach().reshape(-1) for _, p in _trained(module)])
-        if self.weights.dtype != torch.float32:
-            raise UsageError(f"a model trains in float32; this one has {self.weights.dtype}")
         self.grads = torch.zeros_like(self.weights)
         self._bind()
         self._evaluating = kept_in_evaluation(module)
@@ -94,10 +95,8 @@ class Net:
         """Make the trained leaves views of the buffers."""
         grads = self.layout.unflatten(self.grads)
         for name, view in self.layout.unflatten(self.weights).items():
-            owner_name, _, leaf_name = name.rpartition(".")
-            leaf = nn.Parameter(view)
-            leaf.grad = grads[name]
-            setattr(self.module.get_submodule(owner_name), leaf_name, leaf)
+            leaf = self.module.get_parameter(name)  # the same object: a model may hold it elsewhere, too
+            leaf.data, leaf.grad = view, grads[name]
 
     def noise(self, key: int) -> AbstractContextManager[None]:
         """A block in which the module's own draws (dropout) are those of `key`, and no one else's change."""
@@ -136,6 +135,11 @@ class Net:
         """Write weight * grad(mean loss) into `grads`; return the mean (0-d, detached)."""
         self.grads.zero_()
         loss = self.likelihood.loss(self.module(inputs), targets)
+        if not loss.requires_grad:
+            raise UsageError(
+                "no trained parameter reaches the model's outputs: its forward computes them without "
+                "gradients (torch.no_grad, detach)"
+            )
         (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

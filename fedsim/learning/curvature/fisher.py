@@ -4,13 +4,16 @@ docs/references/curvature-and-solvers.md#empirical-fisher."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from fedsim.errors import UsageError
 from fedsim.learning.curvature.diagonal_ggn import contracts, squared_pullback
+from fedsim.learning.curvature.layer_calls import check_functional, eagerly, torch_func_errors
 from fedsim.learning.likelihoods import SEQUENCES
 from fedsim.learning.params import Net
 
@@ -18,19 +21,25 @@ from fedsim.learning.params import Net
 def squared_gradients(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
     """sum_i (grad log p(y_i | x_i, w))^2 over the examples given: (P,), evaluation mode.
 
-    By one backward pass and a contraction per layer where all layers have a rule for it, else by vmap.
+    By one backward pass and a contraction per layer where that is exact, else by vmap.
+
+    Raises:
+        UsageError: if neither is exact.
     """
     net.load(weights)
     if net.likelihood.name not in SEQUENCES and contracts(net.module):
-        return squared_pullback(net.module, inputs, lambda outputs: _uphill(net, outputs, targets))
+        with suppress(UsageError):  # vmap may still do it
+            return squared_pullback(net.module, inputs, lambda outputs: _uphill(net, outputs, targets))
     net.module.eval()
     values = {name: p.detach() for name, p in net.module.named_parameters() if p.requires_grad}
+    check_functional(net.module, values, inputs)
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         logits: Tensor = functional_call(net.module, parameters, (x[None],))
         return net.likelihood.loss(logits, y[None])
 
-    each = vmap(grad(loss), in_dims=(None, 0, 0))(values, inputs, targets)
+    with eagerly(), torch_func_errors("the empirical Fisher"):
+        each = vmap(grad(loss), in_dims=(None, 0, 0))(values, inputs, targets)
     return torch.cat([each[name].flatten(1).square().sum(0) for name in values])
 
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from fedsim.errors import UsageError
+from fedsim.learning.curvature.layer_calls import FEW, check_functional, eagerly, torch_func_errors
 
 MEMORY = 64 << 20
 """Bytes of Jacobian at one time."""
@@ -38,20 +40,27 @@ def full_ggn(module: nn.Module, chunks: Iterable[Tensor], *, memory: int = MEMOR
         is nats per squared unit of the parameters.
 
     Raises:
-        UsageError: the model does not return logits (m, C).
+        UsageError: the model does not return logits (m, C), an example's depend on other examples, or
+            torch.func cannot differentiate the model.
     """
     weights = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     sample = next(iter(weights.values()))
     total = sample.new_zeros([sum(w.numel() for w in weights.values())] * 2)
+    last, checked = _linear_head(module), False
     for x in chunks:
-        with torch.no_grad():
+        if len(x) and not checked:
+            if last is not None and not _is_linear(*last, module, x[:FEW]):
+                last = None
+            if last is None:
+                check_functional(module, weights, x)
+            checked = True
+        with torch.no_grad(), eagerly():
             logits: Tensor = module(x)
         if logits.dim() != 2 or len(logits) != len(x):
             raise UsageError(
                 f"full_ggn: the model must return logits ({len(x)}, classes), got {tuple(logits.shape)}"
             )
         p = logits.softmax(1)
-        last = _linear_head(module)
         if last is not None:
             body, head = last
             with torch.no_grad():
@@ -79,7 +88,8 @@ def _pullbacks(module: nn.Module, weights: dict[str, Tensor], x: Tensor, columns
         parts: dict[str, Tensor] = vmap(lambda seed: back(seed)[0])(seeds)
         return torch.cat([parts[name].flatten(1) for name in weights], 1)
 
-    pulled: Tensor = vmap(one)(x, columns)
+    with eagerly(), torch_func_errors("full_ggn"):
+        pulled: Tensor = vmap(one)(x, columns)
     return pulled.flatten(0, 1)
 
 
@@ -94,6 +104,16 @@ def _linear_head(module: nn.Module) -> tuple[nn.Module, nn.Linear] | None:
     ):
         return None
     return body, layers[-1]
+
+
+def _is_linear(body: nn.Module, head: nn.Linear, module: nn.Module, x: Tensor) -> bool:
+    """Whether nothing but the head uses its parameters, and no hook changes what it computes."""
+    with torch.enable_grad():
+        features: Tensor = body(x)
+    if features.requires_grad:
+        return False
+    with torch.no_grad():
+        return torch.allclose(F.linear(features, head.weight, head.bias), module(x), equal_nan=True)
 
 
 def _add_linear(p: Tensor, a: Tensor, head: nn.Linear, total: Tensor) -> None:

@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedsim import plugins
 from fedsim.errors import UsageError, unknown
@@ -123,8 +124,13 @@ def _tried(module: nn.Module, owner: str, shape: Shape, expected: Shape) -> nn.M
     """The same module, once it has given outputs of the expected shape for two blank examples.
 
     Raises:
-        UsageError: If it has not.
+        UsageError: If it has not, is TorchScript, or has parameters without values.
     """
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise UsageError(
+            f"{owner} is TorchScript (torch.jit), which is not trained here; bring the torch.nn.Module that "
+            "it was made from"
+        )
     with torch.no_grad():
         out = module.eval()(torch.zeros(2, *shape))
     if not isinstance(out, Tensor) or out.shape != expected:
@@ -133,6 +139,10 @@ def _tried(module: nn.Module, owner: str, shape: Shape, expected: Shape) -> nn.M
             f"{owner} must give one logit per class: for two examples of shape {shape} a tensor of shape "
             f"{expected}; it gave {came}"
         )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor) or tensor.is_meta:
+            why = "a lazy layer that is not called" if is_lazy(tensor) else "it is on the meta device"
+            raise UsageError(f"{owner}: {name} has no values after a forward pass: {why}")
     if not list(module.parameters()):
         raise UsageError(f"{owner} has no parameters that could be trained")
     return module.train()
