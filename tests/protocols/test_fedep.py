@@ -109,7 +109,8 @@ def classifiers(clients: int) -> tuple[Shard, ...]:
 
 
 @pytest.mark.parametrize(
-    ("clients", "rounds", "samples", "stateless"), [(10, 40, 20, False), (20, 80, 5, False), (10, 40, 5, True)]
+    ("clients", "rounds", "samples", "stateless"),
+    [(10, 40, 20, False), (20, 80, 5, False), (10, 40, 5, True)],
 )
 def test_a_weight_of_a_dead_input_keeps_the_priors_precision(
     quadratics: SimpleNamespace, clients: int, rounds: int, samples: int, stateless: bool
