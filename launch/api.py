@@ -26,7 +26,7 @@ from fedsim.python_api import plain_hyperparameters
 from launch import names
 from launch import run as runs
 from launch.config import Execution, Overrides, absolute_choice, absolute_paths, check_execution
-from launch.presets import experiment_of, remark
+from launch.presets import experiment_of, remarks
 from launch.runs.resume import Stored
 
 if TYPE_CHECKING:
@@ -52,8 +52,10 @@ class Launcher:
         names.check(checked)
         carried = _execution(execution)
         _check_objects(checked, carried)
-        line = remark(checked)
-        return self._carry_out(lambda: runs.launch(checked, carried, quiet=quiet, embedded=True, remark=line))
+        lines = remarks(checked)
+        return self._carry_out(
+            lambda: runs.launch(checked, carried, quiet=quiet, embedded=True, remarks=lines)
+        )
 
     def resume(self, folder: Path, options: Mapping[str, Any], quiet: bool) -> OpenedRun:
         """Go on with a run.

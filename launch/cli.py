@@ -79,8 +79,8 @@ def launch(quiet: bool, **options: Any) -> None:
     experiment, execution = overrides.resolve()
     from launch import run
 
-    remark = overrides.remark(experiment)
-    _say(run.launch(experiment, execution, quiet=quiet, started=PROGRAM_START, remark=remark), quiet)
+    remarks = overrides.remarks(experiment)
+    _say(run.launch(experiment, execution, quiet=quiet, started=PROGRAM_START, remarks=remarks), quiet)
 
 
 @main.command(cls=Configured, short_help="Go on with a run that was ended, however it was ended.")

@@ -17,7 +17,7 @@ from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, par
 from launch import names
 from launch.config_files import merged, read_config
 from launch.listen_address import check_form
-from launch.presets import Preset, remark
+from launch.presets import Preset, remarks
 from launch.tracking import selected
 
 AUTO = -1
@@ -165,9 +165,9 @@ class Overrides:
             execution = replace(execution, workers=min(execution.workers, experiment.clients))
         return experiment, execution
 
-    def remark(self, experiment: Experiment) -> str:
-        """One line on where the hyperparameters come from; "" if there is nothing to say."""
-        return remark(experiment, self.preset)
+    def remarks(self, experiment: Experiment) -> tuple[str, ...]:
+        """Lines on hyperparameters that were not chosen."""
+        return remarks(experiment, self.preset)
 
     def where(self, table: str) -> str:
         """Name the origin of a table's values in an error text."""

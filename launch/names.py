@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ class Name:
         form: How it is parsed.
         hyperparameters: Of an algorithm, what --set may name.
         fields: Of an algorithm, the fields of its messages.
+        steps: Of an algorithm, hyperparameters whose default, such as 1/K, counts all clients, although the
+            same with |S| in the place of K is possible.
     """
 
     usage: str
@@ -41,6 +43,7 @@ class Name:
     form: Form
     hyperparameters: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
+    steps: Mapping[str, str] = field(default_factory=dict)
 
 
 @cache
@@ -58,6 +61,7 @@ def names(kind: str) -> Mapping[str, Name]:
             Form(name, tuple(entry.get("arguments", ())), entry.get("optional", 0), entry.get("help", "")),
             tuple(entry.get("hyperparameters", ())),
             tuple(entry.get("fields", ())),
+            entry.get("steps", {}),
         )
         for name, entry in _file()[kind].items()
     }
@@ -94,6 +98,23 @@ def check(experiment: Experiment) -> None:
     for key in experiment.codecs:
         if key.rpartition(".")[2] not in every:
             raise unknown("message field", key.rpartition(".")[2], algorithm.fields)
+
+
+def of_those_asked(step: str) -> str:
+    """A step that counts the clients asked in a round, |S|, where `step` counts all K: 1/|S| for 1/K."""
+    return f"{step.removesuffix('K')}|S|"
+
+
+def asks_fewer(experiment: Experiment) -> bool:
+    """Whether there may be rounds in which a synchronous run asks fewer than all clients."""
+    base, _ = traces.split(experiment.participation)
+    kind, _, argument = base.partition(":")
+    count = number(argument if kind in ("coin", "robin", "size") else base)  # NaN of other schedules
+    if kind == "coin":
+        count *= experiment.clients
+    elif "." in base and count <= 1:
+        count = round(count * experiment.clients)
+    return base != "full" and not experiment.asynchronous and not count >= experiment.clients
 
 
 _LABELS = {

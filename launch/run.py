@@ -110,7 +110,7 @@ def launch(
     stored: Stored | None = None,
     started: float | None = None,
     embedded: bool = False,
-    remark: str = "",
+    remarks: tuple[str, ...] = (),
 ) -> Path:
     """Run an experiment.
 
@@ -122,7 +122,7 @@ def launch(
         started: When the program began (seconds since the epoch), from which the summary measures; by
             default, when this function is called.
         embedded: A user's program calls (launch.api), not the command.
-        remark: One more line of the header, such as where the hyperparameters come from.
+        remarks: More lines of the header, such as where the hyperparameters come from.
 
     Returns:
         The run folder.
@@ -164,7 +164,7 @@ def launch(
             session = Session.prepare(
                 experiment, execution, placements, supervisor, start, quiet, stored, why
             )
-            session.remarks = (*session.remarks, *([remark] if remark else []))
+            session.remarks += remarks
             session.run(wakeup, signals.started)
         except (StopRequested, Interrupted):
             if not signals.starting:

@@ -10,7 +10,9 @@ divergence: a client matches the moments of its tilted distribution, where PVI m
 FedSEP (stateless = true): clients keep nothing. Each takes the average site (q_g / prior)^(1/K) for its own;
 the server's step is the same.
 
-moments = langevin: by samples of a Markov chain. laplace: mode and curvature, with which FedEP is FedLap-Cov.
+moments = langevin: by a Markov chain, as differences from a Gaussian's chain with the same noise, so that a
+weight that the data do not determine keeps the prior's precision. laplace: mode and curvature, with which
+FedEP is FedLap-Cov.
 The paper's other choices are a scaled identity, which is FedLap up to scale, and natural-gradient VI, which
 is PVI. On diagonal quadratics both moments and PVI agree, and damping = 1 is exact after one round. On others
 langevin has the tilted distribution's own variances, where pvi's are those of one coordinate given the rest.
@@ -26,7 +28,8 @@ logistic regression in two weights (tests/protocols/test_fedep.py).
 
 Differs: the server multiplies the sites, without the paper's server optimiser and clipping of the change. The
 chain takes full gradients from Laplace's Gaussian on, where the paper has iterate-averaged SGD and fits the
-precision's scale by a hyperparameter. A variance is at most the cavity's, so that no site is negative.
+precision's scale by a hyperparameter. Its moments have a control variate, where the paper's are those of the
+samples (docs/decisions/045-moments-by-a-control-variate.md).
 
 References:
     Guo et al. 2023: https://arxiv.org/abs/2302.04228
@@ -69,7 +72,7 @@ class FedEP(SiteAlgorithm):
     damping: Damping = "1/K"
     moments: Annotated[
         Literal["langevin", "laplace"],
-        Meta(description="of the tilted distribution: of a chain's samples, or mode and curvature"),
+        Meta(description="of the tilted distribution: by a chain, or mode and curvature"),
     ] = "langevin"
     stateless: Annotated[bool, Meta(description="FedSEP: the average site stands for the client's own")] = (
         False

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich.markup import escape
 
 from fedsim.asynchrony import AsyncSchedule
 from fedsim.data.partitions import partition
@@ -23,6 +24,7 @@ from launch.commands.planned_devices import DevicePlan, sentence
 from launch.config import Execution
 from launch.display import Display, population
 from launch.json_output import print_json
+from launch.presets import step_remark
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.target_accuracy import percent
 from protocols import find
@@ -274,6 +276,8 @@ def show(experiment: Experiment, execution: Execution, as_json: bool = False) ->
         f"a client takes part in {times.min():,} to {times.max():,} rounds, {times.mean():,.1f} on average; "
         f"a round costs {_range([s['down'] + s['up'] for r, s in created.rounds.items() if r])} bytes"
     )
+    if line := step_remark(experiment):
+        display.note(escape(line))
     if created.devices:
         display.note(sentence(created.devices))
     if not created.exact:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from fedsim import model_specs
 from fedsim.data.catalogue import DATASETS
 from fedsim.data.partitions import PARTITIONS
 from fedsim.data.readers import hub
-from fedsim.experiment import hyperparameter_names
+from fedsim.errors import UsageError
+from fedsim.experiment import build_algorithm, hyperparameter_names, resolved_hyperparameters
 from fedsim.learning.models.registry import MODELS
 from fedsim.participation import BASES, SPECS
 from fedsim.specs import Form
@@ -61,7 +63,17 @@ def _algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
         "cells": [*costs, algorithm.paper],
         "hyperparameters": sorted(hyperparameter_names(type(algorithm))),
         "fields": sorted(set(_fields(algorithm))),
+        **({"steps": steps} if (steps := dict(_steps(algorithm))) else {}),
     }
+
+
+def _steps(algorithm: AnyAlgorithm) -> Iterator[tuple[str, str]]:
+    """The hyperparameters whose default counts all K clients, and that could count those of a round."""
+    for name, value in resolved_hyperparameters(algorithm).items():
+        if isinstance(value, str) and value.endswith("/K"):
+            with suppress(UsageError):
+                build_algorithm(type(algorithm), {name: names.of_those_asked(value)})
+                yield name, value
 
 
 def _fields(algorithm: AnyAlgorithm) -> Iterator[str]:

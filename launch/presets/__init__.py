@@ -18,6 +18,8 @@ from typing import Any
 from fedsim import plugins
 from fedsim.errors import unknown
 from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, read_toml
+from launch.names import asks_fewer, of_those_asked
+from launch.names import names as algorithms
 
 FOLDER = Path(__file__).parent
 
@@ -104,6 +106,34 @@ def experiment_of(name: str, algo: str, changes: Mapping[str, Any]) -> Experimen
     hyperparameters = tables["hyperparameters"] | dict(dotted(changes.get("hyperparameters", {})))
     values = {**tables["experiment"], "algo": algo, **changes, "hyperparameters": hyperparameters}
     return convert(Experiment, values, "the arguments of preset()")
+
+
+def remarks(experiment: Experiment, preset: str = "") -> tuple[str, ...]:
+    """What the user should know about hyperparameters that were not chosen: lines, maybe none.
+
+    Args:
+        experiment: As of `remark`.
+        preset: As of `remark`.
+
+    Raises:
+        UsageError: for an unknown preset.
+    """
+    return tuple(line for line in (remark(experiment, preset), step_remark(experiment)) if line)
+
+
+def step_remark(experiment: Experiment) -> str:
+    """One line if a step that is left at its default counts all clients, and a round asks fewer; "" if not."""
+    known = algorithms("algorithms").get(experiment.algo)
+    if known is None or not asks_fewer(experiment):
+        return ""
+    named = {key.rpartition(".")[2] for key, _ in dotted(experiment.hyperparameters)}
+    return "; ".join(
+        f"{experiment.algo}'s {name} = {step} counts all {experiment.clients:,} clients, and --participation "
+        f"{plugins.short(experiment.participation)} asks fewer in a round: --set '{name}={of_those_asked(step)}' "
+        "counts those"
+        for name, step in known.steps.items()
+        if name.rpartition(".")[2] not in named
+    )
 
 
 def remark(experiment: Experiment, preset: str = "") -> str:

@@ -18,6 +18,7 @@ from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DiskError, TaskError, UsageError
 from launch.engines.options import EngineOptions
 from launch.engines.sweeps import run_on_ray, submit_array
+from launch.presets import step_remark
 from launch.results.tables import Grid
 from launch.sweep.columns import check_columns
 from launch.sweep.figures import draw
@@ -77,6 +78,9 @@ def sweep(
     console.print(
         f"[bold]{escape(recipe.title)}[/]: {lines} lines x {len(recipe.seeds)} seeds, {missing} runs to do"
     )
+    for line in dict.fromkeys(step_remark(recipe.described(row, recipe.seeds[0])) for row in recipe.rows()):
+        if line:
+            console.print(escape(line), soft_wrap=True)
     if dry:
         for t in trials:
             state = "done" if pool.done(t) else "archived" if t.id in known else "to do"

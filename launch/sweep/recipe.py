@@ -171,6 +171,12 @@ class Recipe:
 
     def configure(self, row: Row, seed: int) -> Experiment:
         """The experiment of a row, everything resolved: equal configurations are equal values."""
+        created = self.described(row, seed)
+        algorithm = build_algorithm(find(created.algo), created.hyperparameters)
+        return resolved(replace(created, hyperparameters=resolved_hyperparameters(algorithm)), algorithm)
+
+    def described(self, row: Row, seed: int) -> Experiment:
+        """The experiment of a row with the hyperparameters that the recipe names."""
         layers = [{n: getattr(source, n) for n in TABLES} for source in (self, row.variant)]
         layers.append(_tables_of(row.point))
         parts = merged(*layers)
@@ -181,9 +187,7 @@ class Recipe:
         values = absolute_users_files(values)
         parts["codecs"] = {name: absolute_choice(codec) for name, codec in parts["codecs"].items()}
         where = f"the experiment of {row.name}"
-        created = convert(Experiment, {**values, **{k: parts[k] for k in TABLES[1:]}}, where)
-        algorithm = build_algorithm(find(created.algo), created.hyperparameters)
-        return resolved(replace(created, hyperparameters=resolved_hyperparameters(algorithm)), algorithm)
+        return convert(Experiment, {**values, **{k: parts[k] for k in TABLES[1:]}}, where)
 
     def how(self, data_dir: str | None) -> Execution:
         """In process: runs are side by side, so a run needs no workers."""

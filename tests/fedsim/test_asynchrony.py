@@ -114,11 +114,23 @@ RUN = {"asynchronous": "fedbuff:2", "compute": "1ms"}
         ("feddyn", {}, "of different ages"),
         ("pooled", {}, "--async"),
         ("fedlap_cov", {"codecs": {"down.mean": "sigma:0.1+last"}}, r"\+last"),
+        ("pvi", {"damping": "1/|S|"}, "all 3 compute all the time: .* damping=1/K$"),
+        ("ama", {"rho": "delta/|S|"}, "--set rho=delta/K$"),
+        ("fedlap", {"rho": "N_k/N:3:2/|S|"}, "--set rho=N_k/N:3:2/K$"),
     ],
 )
 def test_what_cannot_be_asynchronous_says_why(algorithm: str, changes: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        problem_of(find(algorithm), None, **(RUN | changes)).schedule()
+        settings = {key: changes[key] for key in ("damping", "rho") if key in changes}
+        others = {key: value for key, value in changes.items() if key not in settings}
+        problem_of(find(algorithm), settings, **(RUN | others)).schedule()
+
+
+def test_a_buffer_of_all_clients_may_count_those_asked() -> None:
+    """All K are asked in every step, as in a synchronous round."""
+    described = {"asynchronous": "fedbuff:3", "compute": "1ms"}
+    problem = problem_of(find("pvi"), {"damping": "1/|S|"}, **described)
+    assert problem.schedule()(1).participants == (0, 1, 2)
 
 
 def test_the_clock_counts_what_the_ledger_will() -> None:

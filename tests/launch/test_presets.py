@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import fedsim
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment, build_algorithm
+from launch.cli import main
 from launch.config import Overrides
-from launch.presets import Preset, names, remark
+from launch.presets import Preset, names, remark, remarks, step_remark
 from launch.sweep.from_options import recipe_of
 from launch.sweep.recipe import Recipe, Trial
 from protocols import find
@@ -91,3 +95,54 @@ def test_an_unknown_preset_names_the_nearest() -> None:
 def test_a_remark_names_the_source(experiment: Experiment, preset: str, words: str) -> None:
     result = remark(experiment, preset)
     assert words in result if words else not result
+
+
+FEWER = Experiment(algo="fedlap", participation="0.3")
+
+
+@pytest.mark.parametrize("algo", ["fedlap", "fedlap_cov", "fedlap_func", "pvi", "ivon_pvi", "fedep", "ama"])
+def test_a_step_that_counts_all_clients_is_named_where_a_round_asks_fewer(algo: str) -> None:
+    line = step_remark(replace(FEWER, algo=algo))
+    name, step = ("damping", "1/|S|") if algo in ("pvi", "ivon_pvi", "fedep") else ("rho", "1/|S|")
+    assert f"--set '{name}={'delta/|S|' if algo == 'ama' else step}'" in line
+    assert "all 10 clients" in line and "--participation 0.3" in line
+    assert line in remarks(replace(FEWER, algo=algo))
+
+
+@pytest.mark.parametrize(
+    "participation", ["3", "0.3", "coin:0.9", "robin:3", "size:9", "markov:.1,.2", "f.py:F"]
+)
+def test_schedules_that_ask_fewer(participation: str) -> None:
+    assert step_remark(replace(FEWER, participation=f"{participation}+lost:0.1"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"participation": text} for text in ("full", "10", "1.0", "coin:1", "robin:10", "full+lost:0.5")),
+        {"hyperparameters": {"rho": "1/K"}},
+        {"algo": "ivon_admm"},  # its step is one number for all clients and rounds
+        {"algo": "fedavg"},
+        {"asynchronous": "fedbuff:3", "compute": "1ms"},
+    ],
+    ids=str,
+)
+def test_nothing_is_said_of_a_step_that_fits_or_was_chosen(changes: dict[str, Any]) -> None:
+    assert not step_remark(replace(FEWER, **changes))
+
+
+def test_launch_plan_and_sweep_say_it_unless_they_are_quiet(tmp_path: Path) -> None:
+    chosen = ["--algo", "fedlap", "--clients", "4", "--participation", "2", "--rounds", "1"]
+    run = ["--workers", "0", "--set", "epochs=1", "--out", str(tmp_path / "run")]
+    words = "--set 'rho=1/|S|' counts those"
+
+    def said(*arguments: str) -> bool:
+        result = CliRunner().invoke(main, [*arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return words in " ".join(result.output.split())
+
+    assert said("launch", *chosen, *run)
+    assert not said("launch", *chosen, *run[:-1], str(tmp_path / "quiet"), "--quiet")
+    assert said("plan", *chosen)
+    sweep = ["sweep", *chosen, "--seeds", "0,1", "--runs", str(tmp_path / "runs"), "--dry-run"]
+    assert said(*sweep) and not said(*sweep, "--set", "rho=1/K")

@@ -71,7 +71,8 @@ def with_part(message: Any, part: Any) -> Any:
 
 @dataclass
 class Federation:
-    """Plays rounds. codecs by direction, or None: messages are handed over as they are."""
+    """Plays rounds. codecs by direction, or None: messages are handed over as they are. start: (P,) where
+    clients have no quadratic loss; else zeros."""
 
     algorithm: Algorithm[Any, Any, Any, Any]
     shards: tuple[QuadraticShard, ...]
@@ -85,10 +86,12 @@ class Federation:
     """Rounds before the present one in which an upload was folded."""
     uploads: dict[int, Any] = field(default_factory=dict)
     """Of the last exchange, as decoded, also lost ones."""
+    start: Any = None
 
     def __post_init__(self) -> None:
         self.sizes = tuple(s.size for s in self.shards)
-        self.start = torch.zeros(len(self.shards[0].linear), dtype=torch.float64)
+        if self.start is None:
+            self.start = torch.zeros(len(self.shards[0].linear), dtype=torch.float64)
         ctx = self.context()
         self.server = self.algorithm.server_init(ctx)
         self.clients = [self.algorithm.client_init(ctx, k) for k in range(len(self.shards))]

@@ -95,6 +95,58 @@ def test_fedsep_rests_where_the_average_site_explains_all_clients(quadratics: Si
     assert federation.algorithm.dual_mismatch(federation.server, federation.clients) is None
 
 
+# ---- a weight that the data do not determine: its moments are the prior's, whatever the number of clients
+
+
+def classifiers(clients: int) -> tuple[Shard, ...]:
+    """Logistic regressions of 12 examples in three inputs, of which the second is always 0."""
+    net, draws = Net(nn.Sequential(nn.Linear(3, 2))), torch.Generator().manual_seed(3)
+    shards = []
+    for _ in range(clients):
+        x = torch.randn(12, 3, generator=draws) * torch.tensor([1.0, 0.0, 2.0])
+        shards.append(Shard(net, x, (x[:, 0] + torch.randn(12, generator=draws) > 0).long(), 1.0))
+    return tuple(shards)
+
+
+@pytest.mark.parametrize(
+    ("clients", "rounds", "samples", "stateless"),
+    [(10, 40, 20, False), (20, 80, 5, False), (10, 40, 5, True)],
+)
+def test_a_weight_of_a_dead_input_keeps_the_priors_precision(
+    quadratics: SimpleNamespace, clients: int, rounds: int, samples: int, stateless: bool
+) -> None:
+    """With the samples' own variance it grew in every round, without a fixed point."""
+    shards, dead = classifiers(clients), [1, 4]
+    start = torch.tensor([0.1, 0.3, -0.1, 0.2, -0.4, 0.1, 0.0, 0.0])
+    local, chain = LocalTraining(epochs=1, batch_size=12), Chain(samples)
+    algorithm = FedEP(DELTA, stateless=stateless, chain=chain, local=local)
+    federation = quadratics.Federation(algorithm, shards, start=start)
+    for _ in range(rounds):
+        federation.play()
+    precision = diagonal_of(federation)
+    assert torch.allclose(precision[dead], torch.full((2,), DELTA, dtype=torch.float64), rtol=1e-9)
+    assert float(precision[[0, 3]].min()) > 2 * DELTA  # what the data determine has grown
+    assert float(federation.mean[dead].abs().max()) < 1e-6
+
+
+def test_moments_are_exact_where_the_loss_is_quadratic_although_training_stops_early() -> None:
+    """Of the dead inputs' weights, with a mode that training has not found."""
+    shard = classifiers(1)[0]
+    cavity = Gaussian.at(torch.linspace(-1, 1, 8).double(), torch.linspace(0.5, 2, 8).double())
+    how = LocalTraining(epochs=1, batch_size=12, lr=1e-3)
+    fit = tilted_moments(
+        shard,
+        torch.full((8,), 3.0),
+        cavity=cavity,
+        how=how,
+        chain=Chain(),
+        rng=RandomStream(0, "test"),
+        round=1,
+    )
+    for found, exact in ((fit.q.mean, cavity.mean), (fit.q.precision, cavity.precision)):
+        assert torch.allclose(torch.as_tensor(found)[[1, 4]], torch.as_tensor(exact)[[1, 4]], rtol=1e-9)
+
+
 # ---- the moments of a tilted distribution that is no Gaussian
 
 
@@ -142,12 +194,14 @@ def test_the_chain_finds_the_moments_and_laplace_does_not(skewed: tuple[Shard, G
 
 
 def test_laplaces_gaussian_counts_as_samples(skewed: tuple[Shard, Gaussian]) -> None:
-    """One sample and a great shrinkage: the mode, and the variances of the Gaussian there."""
+    """One sample and a great shrinkage: one Newton step from the mode, and the Gaussian's variances."""
     shard, cavity = skewed
     mode, conditional = moments_of(shard, cavity, None)
     mean, variance = moments_of(shard, cavity, Chain(1, 1.0, 1e9))
-    assert torch.allclose(mean, mode, atol=1e-6)
     S = shard.full_curvature(mode.float()).double() + torch.diag(torch.as_tensor(cavity.precision))
+    slope = shard.gradient(mode.float()).double()
+    cavity.add_gradient(mode, slope)
+    assert torch.allclose(mean, mode - torch.linalg.solve(S, slope), atol=1e-6)
     assert torch.allclose(variance, torch.linalg.inv(S).diagonal(), rtol=1e-5)
     assert bool((variance > conditional).all())
 

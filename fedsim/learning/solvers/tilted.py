@@ -1,13 +1,24 @@
 """The moments of a tilted distribution, exp(-l_k) * cavity: an EP client's step. Variances by coordinate.
 
 laplace     its mode, and the diagonal of the curvature there
-langevin    sample mean and variances of a Markov chain, preconditioned by the curvature S (P, P) at the mode
+langevin    mean and variances of a Markov chain, preconditioned by the curvature S (P, P) at the mode
 
-    w <- w - (step / 2) S^-1 (gradient of l_k - log cavity) + sqrt(step) S^-1/2 (xi + xi') / 2
+    w <- w - (step / 2) S^-1 g(w) + noise                      g: the gradient of l_k - log cavity
+    u <- u - (step / 2) S^-1 (g(mode) + S (u - mode)) + noise  noise: sqrt(step) S^-1/2 (xi + xi') / 2
 
 The chain takes full gradients and starts from N(mode, S^-1). It uses every noise vector in two successive
 steps (Leimkuhler and Matthews 2013, https://arxiv.org/abs/1203.5428): for a Gaussian the step's size then
 makes no error in the variance.
+
+The chain u has the same start and the same noise. It is that of the Gaussian N(m, S^-1), m = mode -
+S^-1 g(mode), whose moments are known, and serves as a control variate (Owen 2013, Monte Carlo theory, methods
+and examples, Sec. 8.9, https://artowen.su.domains/mc/):
+
+    mean = m + mean(w - u)        variance = diag(S^-1) var(w) / var(u)
+
+Both are exact for a quadratic loss, wherever the mode was found, and in every weight that the loss does not
+depend on. The inverse of the samples' own variance is too large on average, and K clients whose sites are
+multiplied amplify that without bound (docs/decisions/045-moments-by-a-control-variate.md).
 """
 
 from __future__ import annotations
@@ -36,7 +47,7 @@ MAX_CHAIN = 3000
 class Chain:
     """The Langevin chain. A step costs a gradient over all the client's examples and gives one sample.
 
-    shrinkage: so many samples count with the Gaussian's own moments, which are the mode and diag(S^-1).
+    shrinkage: so many samples count with the Gaussian's own moments.
     """
 
     samples: Annotated[int, Meta(ge=1, description="steps of the chain, each a sample")] = 50
@@ -76,8 +87,8 @@ def tilted_moments(
 ) -> LocalFit[Gaussian, Moments]:
     """N(mean, diag(precision)^-1), float64, of exp(-l_k) * cavity with a diagonal, positive cavity.
 
-    `how` finds the mode from `start` (P,). chain None: Laplace. The precision is at least the cavity's, as it
-    is for every convex loss. On a QuadraticShard the chain's moments are those of its Gaussian, exactly.
+    `how` finds the mode from `start` (P,). chain None: Laplace. On a QuadraticShard the chain's moments are
+    those of its Gaussian, exactly.
 
     Raises:
         UsageError: if the optimiser does not fit the client's loss.
@@ -96,7 +107,7 @@ def tilted_moments(
     mean, variance = mode, torch.cholesky_inverse(root).diagonal()
     if isinstance(shard, Shard):
         mean, variance = _sampled(shard, mode, root, variance, cavity, chain, rng.torch("chain"))
-    return LocalFit(Gaussian.at(mean, torch.maximum(1 / variance, least)), fit.loss, fit.carried)
+    return LocalFit(Gaussian.at(mean, 1 / variance), fit.loss, fit.carried)
 
 
 def _sampled(
@@ -108,7 +119,10 @@ def _sampled(
     chain: Chain,
     draws: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance (P,) of the chain's samples. root: L (P, P) with S = L L'; variance: diag(S^-1)."""
+    """Mean and variance (P,) by the chain and its control variate.
+
+    root: L (P, P) with S = L L'; variance: diag(S^-1).
+    """
 
     def noise() -> Tensor:
         """A draw of N(0, S^-1): (P,)."""
@@ -116,19 +130,25 @@ def _sampled(
         drawn: Tensor = torch.linalg.solve_triangular(root.mT, xi, upper=True)[:, 0]
         return drawn
 
-    w, after = mode + noise(), noise()
-    first, second = torch.zeros_like(mode), torch.zeros_like(mode)
-    for _ in range(chain.samples):
+    def drift(w: Tensor) -> Tensor:
+        """S^-1 g(w): (P,)."""
         slope = shard.gradient(w).double()
         cavity.add_gradient(w, slope)
+        solved: Tensor = torch.cholesky_solve(slope[:, None], root)[:, 0]
+        return solved
+
+    step, newton = chain.step, drift(mode)
+    both, after = noise().repeat(2, 1), noise()  # w and u, (2, P), without the mode
+    first, second = torch.zeros_like(both), torch.zeros_like(both)
+    for _ in range(chain.samples):
         before, after = after, noise()
-        drift = torch.cholesky_solve(slope[:, None], root)[:, 0]
-        w = w - chain.step / 2 * drift + chain.step**0.5 * (before + after) / 2
-        first += w - mode
-        second += (w - mode) ** 2
-    n = chain.shrinkage + chain.samples
-    spread = second - first**2 / chain.samples
-    mean, variances = mode + first / n, (chain.shrinkage * variance + spread) / (n - 1)
+        slopes = torch.stack((drift(mode + both[0]), newton + both[1]))
+        both = both - step / 2 * slopes + step**0.5 * (before + after) / 2
+        first, second = first + both, second + both**2
+    # the Gaussian counts in both variances, so that they are positive and their ratio's error is small
+    own, known = chain.shrinkage * variance + second - first**2 / chain.samples
+    mean = mode - newton + (first[0] - first[1]) / (chain.shrinkage + chain.samples)
+    variances = variance * (own / known)
     if not bool(mean.isfinite().all() and variances.isfinite().all()):
         raise TaskError("the Langevin chain of the tilted distribution diverges; lower step")
     return mean, variances
