@@ -12,12 +12,14 @@ from fedsim.errors import UsageError
 def needed(package: str, owner: str, extra: str = "models") -> Any:
     """An optional package, which the extra of fedsim-wire installs.
 
-    Hugging Face's packages are told not to use the network: a run downloads nothing.
+    Hugging Face's packages are told not to use the network, whatever the environment says: a run downloads
+    nothing.
 
     Raises:
         UsageError: If it is not installed.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        os.environ[variable] = "1"
     try:
         return import_module(package)
     except ImportError:

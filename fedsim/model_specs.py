@@ -2,7 +2,7 @@
 
     BASE            a name of fedsim list models, or FILE.py:NAME
     hf:FOLDER       a model of transformers: a folder with config.json and, if it is pretrained, *.safetensors
-    timm:NAME,...   a model of timm, with keywords of timm.create_model: timm:vit_tiny_patch16_224,img_size=32
+    timm:NAME,...   a model of timm, with keywords of its architecture: timm:vit_tiny_patch16_224,img_size=32
     +weights:FILE   start from this safetensors file where names and shapes fit
     +lora:...       freeze the model, and train low-rank adapters of its layers
 
@@ -11,13 +11,16 @@ It imports nothing heavy, because options are resolved before the fork server is
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from fedsim import plugins
+from fedsim import hub_folders, plugins
 from fedsim.errors import UsageError, unknown
 from fedsim.plugins import MODEL_MODIFIER, short
 from fedsim.specs import Form, key_values, number, whole
@@ -32,7 +35,7 @@ LORA = Form(
 
 FORMS: Mapping[str, Form] = {
     "hf:FOLDER": Form("hf", help="a model of transformers (docs/models.md); adapters and weights as below"),
-    "timm:NAME[,KEY=VALUE,...]": Form("timm", help="a model of timm, keywords of its create_model"),
+    "timm:NAME[,KEY=VALUE,...]": Form("timm", help="a model of timm, with keywords of its architecture"),
     "...+weights:FILE": replace(WEIGHTS, help="start from a safetensors file where names and shapes fit"),
     "...+lora:r=R,target=NAMES": replace(LORA, help="train adapters of these layers; also=NAMES: and these"),
 }
@@ -71,10 +74,11 @@ class ModelSpec:
         """Take a spec apart.
 
         Raises:
-            UsageError: If a modifier is wrong or stands twice.
+            UsageError: If a modifier is wrong or stands twice, or as architecture.
         """
         base, *modifiers = MODEL_MODIFIER.split(text)
         spec = ModelSpec(base)
+        spec.architecture()
         for modifier in modifiers:
             kind, _, rest = modifier.partition(":")
             if spec.weights if kind == "weights" else spec.lora:
@@ -100,11 +104,35 @@ class ModelSpec:
         """The keywords behind the name of a timm model."""
         return dict(key_values(self.base.partition(",")[2])) if self.library == "timm" else {}
 
+    def architecture(self) -> dict[str, Any]:
+        """The keywords with their values: numbers, truth values, None, words, or a list of one of these.
+
+        timm reads or fetches what some of its keywords name, and unpickles it: they are refused.
+
+        Raises:
+            UsageError: If the name or a keyword does not describe an architecture.
+        """
+        if self.library == "timm" and not _TIMM_NAME.fullmatch(self.name):
+            raise UsageError(
+                f"model {self.base!r}: {self.name!r} is no name of an architecture of timm; a run downloads "
+                "nothing, and reads weights from safetensors alone: timm:NAME+weights:FILE"
+            )
+        values = {}
+        for key, text in self.keywords.items():
+            values[key] = _literal(text)
+            if names_source(key) or not _is_plain(values[key]):
+                raise UsageError(
+                    f"model {self.base!r}: {key}={text} does not describe an architecture; keywords that "
+                    "name files, downloads or code are refused, and weights are read from safetensors alone: "
+                    "+weights:FILE"
+                )
+        return values
+
     def files(self) -> tuple[Path, ...]:
         """The files of weights and configuration that the model is made of, apart from FILE.py.
 
         Raises:
-            UsageError: If the folder or the file does not exist.
+            UsageError: If the folder or the file does not exist, or as fedsim.hub_folders.check_model.
         """
         paths: list[Path] = []
         if self.library == "hf":
@@ -114,12 +142,42 @@ class ModelSpec:
                     f"model {self.base!r}: there is no {folder / 'config.json'}. A run downloads nothing: "
                     "fetch the model first (hf download NAME --local-dir FOLDER) and name its folder"
                 )
+            hub_folders.check_model(folder, f"model {self.base!r}")
             paths += [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
         if self.weights:
             if not Path(self.weights).expanduser().is_file():
                 raise UsageError(f"model +weights:{self.weights}: there is no such file")
             paths.append(Path(self.weights).expanduser())
         return tuple(paths)
+
+
+_TIMM_NAME = re.compile(r"[A-Za-z0-9_.]+")
+_SOURCES = re.compile(
+    r"(^|_)(pretrained|checkpoints?|ckpts?|files?|filenames?|dirs?|folders?|urls?|uris?|hub|hf|cfg|overlay|custom|"
+    r"trust|remote|revision|repo|filter|state_dict)(_|$)|^(source|token|weights)$"
+)
+"""Parts of the names of keywords that say what is read, fetched or executed."""
+
+
+def names_source(key: str) -> bool:
+    """Whether a keyword of a model library says what is read, fetched or executed."""
+    key = key.lower()
+    return bool(_SOURCES.search(key)) or (key.endswith("path") and not key.endswith("drop_path"))
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) and not isinstance(item, list | tuple) for item in value)
+    if isinstance(value, str):
+        return bool(re.fullmatch(r"\w*", value, re.ASCII))
+    return value is None or isinstance(value, bool | int | float)
 
 
 def _lora(text: str) -> Lora:

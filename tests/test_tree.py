@@ -143,6 +143,15 @@ def test_no_module_pickles(path: Path) -> None:
     assert _offences(path.read_text(encoding="utf-8")) == allowed
 
 
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_library_is_asked_to_run_the_code_of_a_folder(path: Path) -> None:
+    """Left out, transformers asks on the terminal whether to run it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            values = [ast.unparse(k.value) for k in node.keywords if k.arg == "trust_remote_code"]
+            assert values == ["False"] or not (values or node.func.attr in ("from_pretrained", "from_config"))
+
+
 def test_the_four_packages_share_one_parent_folder() -> None:
     """Their names are generic: an installed package of the same name would shadow one of them."""
     folders = {Path(str(package.__file__)).resolve().parents[1] for package in PACKAGES}

@@ -33,9 +33,10 @@ from typing import Any
 
 import numpy as np
 
+from fedsim import hub_folders
 from fedsim.data import vocabulary
 from fedsim.data.arrays import Array, Arrays
-from fedsim.errors import DataError, UsageError, unknown
+from fedsim.errors import DataError, FedsimError, UsageError, unknown
 from fedsim.extras import needed
 from fedsim.specs import Form, key_values, whole
 
@@ -81,9 +82,13 @@ class HubDataset:
         return HubDataset(folder, columns, tokenizer, numbers["length"], numbers["classes"])
 
     def files(self) -> tuple[Path, ...]:
-        """All files that it is read from, in an order that does not depend on the machine."""
+        """All files that it is read from, in an order that does not depend on the machine.
+
+        Raises:
+            DataError: As fedsim.hub_folders.files_inside.
+        """
         folders = [self.folder, *([self.tokenizer] if self.tokenizer else [])]
-        return tuple(p for folder in folders for p in sorted(folder.rglob("*")) if p.is_file())
+        return tuple(path for folder in folders for path in hub_folders.files_inside(folder))
 
     def read(self) -> Arrays:
         """The arrays, and `facts`: the number of classes and the scale of the inputs.
@@ -136,17 +141,19 @@ class HubDataset:
     @property
     def _words(self) -> Any:
         transformers = needed("transformers", "a tokenizer")
-        return transformers.AutoTokenizer.from_pretrained(self.tokenizer, local_files_only=True)
+        hub_folders.check_tokenizer(Path(str(self.tokenizer)), "a tokenizer")
+        return transformers.AutoTokenizer.from_pretrained(
+            self.tokenizer, local_files_only=True, trust_remote_code=False
+        )
 
     def _splits(self) -> tuple[Any, Any]:
         datasets = needed("datasets", f"data set hf:{self.folder.name}")
         datasets.disable_progress_bars()
         with tempfile.TemporaryDirectory() as scratch:
             try:
-                if (self.folder / "dataset_dict.json").is_file():
-                    parts = datasets.load_from_disk(str(self.folder), keep_in_memory=True)
-                else:
-                    parts = datasets.load_dataset(str(self.folder), cache_dir=scratch, keep_in_memory=True)
+                parts = hub_folders.load(self.folder, scratch)
+            except FedsimError:
+                raise
             except Exception as e:
                 text = " ".join(str(e).split())[:300]
                 raise DataError(

@@ -12,7 +12,8 @@
     timm:NAME   an image classifier with C outputs and as many channels as the data have.
 
 Ids that are the configuration's padding are masked; the first place is attended always, so that a row of
-padding alone has finite outputs. Pickled files are never read. Both packages are optional extras and are
+padding alone has finite outputs. Pickled files are never read, and code in a folder is never executed
+(fedsim.hub_folders). Both packages are optional extras and are
 imported here when a model needs one.
 
 Source: https://huggingface.co/docs/transformers (auto classes), https://huggingface.co/docs/timm
@@ -21,10 +22,8 @@ Source: https://huggingface.co/docs/transformers (auto classes), https://hugging
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,18 +93,11 @@ def _timm(spec: ModelSpec, shape: Shape, classes: int, likelihood: str) -> tuple
             f"model {spec.base!r} takes images (channels, height, width); these data have {shape}"
         )
     timm = needed("timm", f"model {spec.base!r}")
-    keywords = {key: _value(text) for key, text in spec.keywords.items()}
+    keywords = spec.architecture()
     module: nn.Module = timm.create_model(
         spec.name, pretrained=False, in_chans=shape[0], num_classes=classes, **keywords
     )
     return module, None
-
-
-def _value(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _transformers(
@@ -115,7 +107,9 @@ def _transformers(
     transformers = needed("transformers", f"model {spec.base!r}")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    config = transformers.AutoConfig.from_pretrained(config_file.parent, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(
+        config_file.parent, local_files_only=True, trust_remote_code=False
+    )
     if likelihood in ("categorical", "bernoulli") and len(shape) == 3:
         kind = "AutoModelForImageClassification"
     elif likelihood in ("categorical", "bernoulli") and len(shape) == 1:
@@ -138,12 +132,13 @@ def _transformers(
             dtype=torch.float32,
             use_safetensors=True,
             local_files_only=True,
+            trust_remote_code=False,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
         missing = frozenset(info["missing_keys"]) | {key for key, *_ in info["mismatched_keys"]}
     else:
-        module = auto.from_config(config, dtype=torch.float32)
+        module = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
     padding = getattr(config, "pad_token_id", None)
     wrapped = ImageModel(module) if len(shape) == 3 else TextModel(module, padding)
     return wrapped, None if missing is None else frozenset(f"model.{name}" for name in missing)
