@@ -30,6 +30,7 @@ import msgspec
 from msgspec import Meta
 
 from fedsim.errors import UsageError, unknown
+from fedsim.user_files import read_text
 
 if TYPE_CHECKING:
     from fedsim.python_api import ExecutionOptions, Run
@@ -305,10 +306,10 @@ def read_toml(path: Path, owner: str = "--config") -> dict[str, Any]:
         UsageError: with the path.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except OSError as e:
         raise UsageError(f"{owner} {path}: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except tomllib.TOMLDecodeError as e:
         raise UsageError(f"{owner} {path}: {e}") from None
 
 
