@@ -74,7 +74,7 @@ def test_utf_16_is_refused_by_its_name(
         read(path)
 
 
-@pytest.mark.parametrize("separator, word", [(";", "semicolons"), ("\t", "tabs")])
+@pytest.mark.parametrize(("separator", "word"), [(";", "semicolons"), ("\t", "tabs")])
 @pytest.mark.parametrize("at", [0, 1])
 def test_the_separators_of_another_country_are_named(
     tmp_path: Path, separator: str, word: str, at: int
