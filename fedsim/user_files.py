@@ -35,7 +35,8 @@ def opened_text(path: Path) -> Iterator[TextIO]:
             yield text
         except UnicodeDecodeError as e:
             raise DataError(
-                f"{path} is no text in UTF-8 (byte {e.object[e.start]:#04x}: {e.reason}); save it as UTF-8"
+                f"{path}: this is no text in UTF-8 (byte {e.object[e.start]:#04x}: {e.reason}); "
+                "save it as UTF-8"
             ) from None
 
 
@@ -53,7 +54,7 @@ def refuse_utf_16(path: Path, beginning: bytes) -> None:
     """
     if beginning[:2] in _UTF_16 or b"\0" in beginning[:2]:
         raise DataError(
-            f"{path} is a text in UTF-16; save it as UTF-8 (in a spreadsheet: CSV UTF-8, comma delimited)"
+            f"{path}: this is a text in UTF-16; save it as UTF-8 (spreadsheets: CSV UTF-8, comma delimited)"
         )
 
 

@@ -19,7 +19,9 @@ from fedsim.data.cache import cached
 from fedsim.data.catalogue import DATASETS, DatasetInfo
 from fedsim.data.readers import cifar, credit, digits, heart, hub, idx, stackoverflow, tff
 from fedsim.errors import DataError, UsageError, unknown
+from fedsim.experiment import plain_number
 from fedsim.specs import parse, whole
+from fedsim.user_files import no_file, no_folder
 
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "load_dataset"]
 
@@ -127,8 +129,8 @@ def _data_dir(name: str, data_dir: Path | None) -> Path:
             "environment variable FEDSIM_DATA (only 'digits' needs none)"
         )
     path = Path(selected).expanduser()
-    if not path.is_dir():
-        raise DataError(f"the data folder {path} (--data-dir or FEDSIM_DATA) does not exist")
+    if wrong := no_folder(path):
+        raise DataError(f"the data folder {path} (--data-dir or FEDSIM_DATA) {wrong}")
     return path
 
 
@@ -175,8 +177,11 @@ def _source_files(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = (""
     result = []
     for name in info.files:
         variants = [root / (name + suffix) for suffix in suffixes]
-        path = next((v for v in variants if v.is_file()), None)
+        path = next((v for v in variants if not no_file(v)), None)
         if path is None:
+            there = next((v for v in variants if os.path.lexists(v)), None)
+            if there is not None:
+                raise DataError(f"data set {info.name!r}: {there} {no_file(there)}")
             missing = " or ".join(str(v) for v in variants)
             raise DataError(
                 f"data set {info.name!r}: {missing} is missing. To get it: {info.source} (DIR is {root})"
@@ -213,6 +218,7 @@ def _checked(dataset: Dataset, owner: str) -> Dataset:
     for name in names:
         check_array(owner, name, getattr(dataset, name), dataset.likelihood)
     least = ARRAY_RULES[dataset.likelihood].least
+    dataset = replace(dataset, classes=plain_number(dataset.classes), scale=plain_number(dataset.scale))
     if type(dataset.classes) is not int or dataset.classes < least:
         raise DataError(
             f"{owner}: classes must be a whole number of at least {least}, not {dataset.classes!r}"
