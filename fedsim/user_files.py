@@ -5,11 +5,12 @@ Imports nothing heavy, because options are resolved before the fork server impor
 
 from __future__ import annotations
 
+import gzip
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO, cast
 
 from fedsim.errors import DataError
 
@@ -21,15 +22,14 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 @contextmanager
 def opened_text(path: Path) -> Iterator[TextIO]:
-    """A text file in UTF-8, with or without a byte order mark, with its line ends as they are.
+    """A text file in UTF-8, with or without a byte order mark, and with its line ends; .gz is unpacked.
 
     Raises:
         OSError: If it cannot be opened.
         DataError: If it is not UTF-8, also while the block reads on.
     """
-    with path.open("rb") as file:
-        refuse_utf_16(path, file.read(2))
-        file.seek(0)
+    refuse_utf_16(path)
+    with _opened(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
         try:
             yield text
@@ -46,13 +46,20 @@ def read_text(path: Path) -> str:
         return file.read().replace("\r\n", "\n")
 
 
-def refuse_utf_16(path: Path, beginning: bytes) -> None:
+def _opened(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def refuse_utf_16(path: Path) -> None:
     """Refuse a text that begins as UTF-16 does.
 
     Raises:
+        OSError: If it cannot be opened.
         DataError: Saying how to save the file.
     """
-    if beginning[:2] in _UTF_16 or b"\0" in beginning[:2]:
+    with _opened(path) as file:
+        beginning = file.read(2)
+    if beginning in _UTF_16 or b"\0" in beginning:
         raise DataError(
             f"{path}: this is a text in UTF-16; save it as UTF-8 (spreadsheets: CSV UTF-8, comma delimited)"
         )
@@ -119,9 +126,14 @@ def absolute_table(spec: str) -> str:
 
     One that is not here lies in the data folder, of each machine its own.
     """
-    file, comma, rest = spec.partition(",")
-    path = Path(file).expanduser()
-    return f"{path.resolve()}{comma}{rest}" if path.exists() else spec
+    path = Path(spec.partition(",")[0]).expanduser()
+    return moved_table(spec, path) if path.exists() else spec
+
+
+def moved_table(spec: str, file: Path) -> str:
+    """The same spec of another file."""
+    _, comma, rest = spec.partition(",")
+    return f"{file.expanduser().resolve()}{comma}{rest}"
 
 
 def short_table(spec: str) -> str:
