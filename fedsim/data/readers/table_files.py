@@ -203,13 +203,16 @@ def _csv(path: Path, owner: str) -> tables.Table:
 
     separator = "\t" if ".tsv" in path.suffixes else ","
     with opened_text(path) as file:
-        heads = next(csv.reader(file, delimiter=separator), [])
+        rows = csv.reader(file, delimiter=separator)
+        heads, cells = next(rows, []), next(rows, [])
     wrong = other_separator(",".join(heads)) if separator == "," else ""
     twice = next((name for name in heads if heads.count(name) > 1), None)
     if twice is not None:
         wrong = f"its first line has the name {twice!r} twice"
     elif all(name.strip().lstrip("-").replace(".", "", 1).isdigit() for name in heads):
         wrong = "its first line must have the names of the columns"
+    elif len(cells) > len(heads):  # of which pandas makes an index
+        wrong = f"line {rows.line_num} has {len(cells)} cells, and the first line {len(heads)} names"
     if wrong:
         raise DataError(f"{owner}: {wrong}")
     with opened_text(path) as file:
@@ -219,10 +222,7 @@ def _csv(path: Path, owner: str) -> tables.Table:
             keep_default_na=False,
             na_values=[""],
             low_memory=False,
-            float_precision="round_trip",
         )
-    if not isinstance(frame.index, pandas.RangeIndex):
-        raise DataError(f"{owner}: line 2 has more cells than the first line has names")
     return tables.Table(
         owner, path.name, frame, lambda row: f"line {_line(path, separator, row)} of {path.name}"
     )
