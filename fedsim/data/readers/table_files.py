@@ -126,8 +126,8 @@ class TableFile:
             test = every_nth_of_class(groups, TEST_EVERY)
             if not test.any():
                 raise DataError(
-                    f"{self.owner}: of every class each {TEST_EVERY}th row is a test row, and no class has as "
-                    "many; name a file of test rows: test=FILE"
+                    f"{self.owner}: of every class each {TEST_EVERY}th row is a test row, and no class has "
+                    "as many; name a file of test rows: test=FILE"
                 )
             inputs, targets = ([rows[0][~test], rows[0][test]] for rows in (inputs, targets))
             centres = None if centres is None else np.unique(centres[~test], return_inverse=True)[1]

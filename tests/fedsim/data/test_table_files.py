@@ -14,7 +14,7 @@ import pytest
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.errors import DataError, FedsimError, UsageError
 
-CSV = "a,b,kind,site\n" + "".join(f"{i},{i / 4},{'cat bee ape'.split()[i % 3]},s{i % 2}\n" for i in range(30))
+CSV = "a,b,kind,site\n" + "".join(f"{i},{i / 4},{['cat', 'bee', 'ape'][i % 3]},s{i % 2}\n" for i in range(30))
 
 
 @pytest.fixture(autouse=True)
