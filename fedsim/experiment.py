@@ -67,9 +67,10 @@ class Experiment:
     """
 
     algo: Annotated[str, option("Algorithm, or path/to/file.py:CLASS.", "NAME")] = "fedlap_cov"
-    dataset: Annotated[str, option("Data set (fedsim list datasets), or path/to/file.py:NAME.", "NAME")] = (
-        "digits"
-    )
+    dataset: Annotated[
+        str,
+        option("Data set (fedsim list datasets), FILE.csv,label=COLUMN, or path/to/file.py:NAME.", "NAME"),
+    ] = "digits"
     fraction: Annotated[float, option("Share of the training data in use.", "F", gt=0, le=1)] = 1.0
     inputs: Annotated[
         Literal["", "raw", "scaled"], option("Features as stored, or scaled.", default="per data set")

@@ -386,6 +386,9 @@ def test_a_picture_that_moves_to_another_class_is_read_anew(tmp_path: Path) -> N
     assert before.train_targets.tolist() == [0, 0, 0, 1]
 
 
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # datasets leaves the file open
 def test_pictures_of_sixteen_bits_and_a_broken_one(tmp_path: Path) -> None:
     from PIL import Image
 

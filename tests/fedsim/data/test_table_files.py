@@ -11,8 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import fedsim
+from fedsim import plugins
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.errors import DataError, FedsimError, UsageError
+from launch.config import absolute_paths
+from workers.worker.local_files import LocalFiles
 
 CSV = "a,b,kind,site\n" + "".join(f"{i},{i / 4},{['cat', 'bee', 'ape'][i % 3]},s{i % 2}\n" for i in range(30))
 
@@ -352,3 +356,35 @@ def test_what_is_wrong_with_a_spec_is_said(spec: str, error: type[FedsimError], 
 def test_the_unknown_data_set_is_told_how_its_own_are_written() -> None:
     with pytest.raises(UsageError, match=r"yours: FILE.csv,label=COLUMN, FILE.py:NAME or hf:FOLDER"):
         load_dataset("my.csvx")
+
+
+# ---- in a run
+
+
+def test_a_run_names_the_file_by_its_path_and_shows_its_name() -> None:
+    Path("t.csv").write_text(CSV)
+    values = absolute_paths({"dataset": "t.csv,label=kind,client=site"})
+    assert values["dataset"] == f"{Path.cwd()}/t.csv,label=kind,client=site"
+    assert absolute_paths({"dataset": "elsewhere.csv,label=y"})["dataset"] == "elsewhere.csv,label=y"
+    assert plugins.short(values["dataset"]) == "t.csv,label=kind,client=site"
+    experiment = values | {"algo": "fedavg", "codecs": {}}
+    assert LocalFiles().localised(experiment)["dataset"] == values["dataset"]
+    moved = LocalFiles(choices={"dataset": Path("other/t.csv")}).localised(experiment)
+    assert moved["dataset"] == f"{Path.cwd()}/other/t.csv,label=kind,client=site"
+
+
+def test_a_run_of_a_table_has_the_same_bits_with_and_without_workers() -> None:
+    Path("t.csv").write_text(CSV)
+    options: dict[str, Any] = {
+        "algo": "fedavg",
+        "model": "logistic_bias",
+        "rounds": 2,
+        "clients": 2,
+        "quiet": True,
+    }
+    options |= {"dataset": "t.csv,label=kind,client=site", "partition": "natural"}
+    one, other = (fedsim.run(**options, workers=workers) for workers in (0, 1))
+    assert one.summary["model_sha256"] == other.summary["model_sha256"]
+    assert one.manifest["experiment"]["client_sizes"] == [12, 12]
+    again = fedsim.run(**options, seed=5)
+    assert again.manifest["experiment"]["data"] == one.manifest["experiment"]["data"]
