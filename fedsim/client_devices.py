@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from fedsim.errors import DataError, UsageError
 from fedsim.specs import key_values, number, whole
+from fedsim.user_files import opened_text, other_separator
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)(k|m|g)?bit")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
@@ -183,13 +184,16 @@ class _File:
         self._seen = bytearray(clients)
         self.server, self.computes, self.edges = Link(), False, dict[str, dict[str, float]]()
         try:
-            with Path(text).open(newline="", encoding="utf-8") as file:
+            with opened_text(Path(text)) as file:
                 rows = (row for row in csv.reader(file) if row)
-                self._read(next(rows, []), rows)
+                heads = next(rows, [])
+                if wrong := other_separator(",".join(heads)):
+                    raise DataError(f"--link {text}: {wrong}")
+                self._read(heads, rows)
         except OSError as e:
             raise UsageError(f"--link {text}: {e.strerror}") from None
-        except (UnicodeDecodeError, csv.Error):
-            raise DataError(f"--link {text} is no CSV file in UTF-8") from None
+        except csv.Error as e:
+            raise DataError(f"--link {text} is no CSV file: {e}") from None
         missing = self._seen.find(0)
         if missing >= 0:
             raise DataError(f"{text} has no line for client {missing}; it needs client,up,down,rtt of each")

@@ -69,7 +69,7 @@ FEW = 8
 
 COMMANDS = {
     "algorithm": "fedsim list algorithms",
-    "data set": "fedsim list datasets",
+    "data set": "fedsim list datasets; yours: FILE.csv,label=COLUMN, FILE.py:NAME or hf:FOLDER",
     "model": "fedsim list models",
     "partition": "fedsim list partitions",
     "codec": "fedsim list codecs",

@@ -29,7 +29,8 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
-from fedsim.errors import UsageError, unknown
+from fedsim.errors import DataError, UsageError, unknown
+from fedsim.user_files import read_text
 
 if TYPE_CHECKING:
     from fedsim.python_api import ExecutionOptions, Run
@@ -66,9 +67,10 @@ class Experiment:
     """
 
     algo: Annotated[str, option("Algorithm, or path/to/file.py:CLASS.", "NAME")] = "fedlap_cov"
-    dataset: Annotated[str, option("Data set (fedsim list datasets), or path/to/file.py:NAME.", "NAME")] = (
-        "digits"
-    )
+    dataset: Annotated[
+        str,
+        option("Data set (fedsim list datasets), FILE.csv,label=COLUMN, or path/to/file.py:NAME.", "NAME"),
+    ] = "digits"
     fraction: Annotated[float, option("Share of the training data in use.", "F", gt=0, le=1)] = 1.0
     inputs: Annotated[
         Literal["", "raw", "scaled"], option("Features as stored, or scaled.", default="per data set")
@@ -219,14 +221,25 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         UsageError: for an unknown key (with the nearest known one) or a bad value; a number must be finite.
     """
     _check_keys(kind, values, where)
+    values = _plain(values)
     for key, value in dotted(values):
         if isinstance(value, float) and not math.isfinite(value):
             name = key.removeprefix("hyperparameters.")
             raise UsageError(f"{where}: {name} = {value}: must be a finite number")
     try:
-        return msgspec.convert(dict(values), type=kind)
+        return msgspec.convert(values, type=kind)
     except msgspec.ValidationError as e:
         raise UsageError(f"{where}: {_what_is_wrong(kind, values, str(e))}") from None
+
+
+def plain_number(value: Any) -> Any:
+    """A number of numpy or torch as Python's own; anything else, such as a missing number, as it is."""
+    scalar = getattr(value, "ndim", None) == 0 and hasattr(value, "item") and not hasattr(value, "mask")
+    return value.item() if scalar else value
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _plain(v) if isinstance(v, Mapping) else plain_number(v) for k, v in values.items()}
 
 
 def _what_is_wrong(kind: type, values: Mapping[str, Any], output: str) -> str:
@@ -305,11 +318,13 @@ def read_toml(path: Path, owner: str = "--config") -> dict[str, Any]:
         UsageError: with the path.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except OSError as e:
         raise UsageError(f"{owner} {path}: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except tomllib.TOMLDecodeError as e:
         raise UsageError(f"{owner} {path}: {e}") from None
+    except DataError as e:
+        raise UsageError(f"{owner} {e}") from None
 
 
 def hyperparameter_names(algorithm: type) -> dict[str, str]:

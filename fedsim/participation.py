@@ -24,6 +24,7 @@ from fedsim import plugins, traces, user_schedules
 from fedsim.errors import DataError, UsageError
 from fedsim.seeds import RandomStream
 from fedsim.specs import Form, parse, probability, split_modifiers, whole
+from fedsim.user_files import opened_text, other_separator
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,12 @@ def _trace(arguments: tuple[str, ...], population: ClientPopulation) -> Particip
     path = Path(arguments[0])
     rounds: dict[int, set[int]] = {}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with opened_text(path) as file:
             rows = csv.DictReader(file)
-            if not {"round", "client"} <= set(rows.fieldnames or ()):
-                raise DataError(f"trace {path}: the first line names the columns round and client")
+            heads = rows.fieldnames or ()
+            if not {"round", "client"} <= set(heads):
+                wrong = other_separator(",".join(heads)) or f"here it is {','.join(heads)!r}"
+                raise DataError(f"trace {path}: the first line names the columns round and client; {wrong}")
             for number, row in enumerate(rows, start=2):
                 round, client = (whole((row[key] or "").strip()) for key in ("round", "client"))
                 if round < 1 or not 0 <= client < population.clients:
@@ -209,8 +212,8 @@ def _trace(arguments: tuple[str, ...], population: ClientPopulation) -> Particip
                 rounds.setdefault(round, set()).add(client)
     except OSError as e:
         raise UsageError(f"--participation trace:{path}: {e.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"trace {path} is not a text file") from None
+    except csv.Error as e:
+        raise DataError(f"trace {path} is no CSV file: {e}") from None
     participations = {r: tuple(sorted(participants)) for r, participants in rounds.items()}
     return lambda round: participations.get(round, ())
 

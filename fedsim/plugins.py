@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from fedsim import live_objects, traces
+from fedsim import live_objects, traces, user_files
 from fedsim.errors import FedsimError, UsageError, unknown
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ _FOLDERS = re.compile(r"((?:^hf|\+weights):)[^+,]*/")
 
 def short(choice: str) -> str:
     """A spec for display, mine:Mine; a name of ours as it is, without the folders of a model's files."""
+    if user_files.is_table(choice):
+        return user_files.short_table(choice)
     choice = _FOLDERS.sub(r"\1", choice)
     if not is_spec(choice):
         return choice

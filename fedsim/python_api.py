@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, Unpack, cast
 
 from fedsim import live_objects
-from fedsim.experiment import Experiment, dotted, hyperparameter_names, resolved_hyperparameters
+from fedsim.experiment import (
+    Experiment,
+    dotted,
+    hyperparameter_names,
+    plain_number,
+    resolved_hyperparameters,
+)
 
 if TYPE_CHECKING:
     import numpy
@@ -371,10 +377,7 @@ def _algorithm(choice: Any, hyperparameters: Mapping[str, Any]) -> tuple[str, di
 
 def plain_hyperparameters(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """By dotted name; numbers of numpy become Python's."""
-    return {
-        key: value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
-        for key, value in dotted(values)
-    }
+    return {key: plain_number(value) for key, value in dotted(values)}
 
 
 def _participation(choice: Any) -> str:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from fedsim.algorithm import Algorithm
 from fedsim.errors import DataError, UsageError
 from fedsim.specs import whole
+from fedsim.user_files import read_text
 from fedsim.wire.schema import optional_group
 
 _EVEN = re.compile(r"([1-9][0-9]*)x([1-9][0-9]*)")
@@ -132,10 +133,10 @@ def check_tree(
 def _of_file(path: Path, clients: int) -> Tree:
     """A TOML file with a table edges: name = "0-24,30", or a list of ids."""
     try:
-        edges = tomllib.loads(path.read_text(encoding="utf-8")).get("edges")
+        edges = tomllib.loads(read_text(path)).get("edges")
     except OSError as e:
         raise UsageError(f"--tree {path}: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except tomllib.TOMLDecodeError as e:
         raise DataError(f"--tree {path}: {e}") from None
     if not isinstance(edges, Mapping) or not edges:
         raise DataError(f'{path} has no table [edges] with a line NAME = "0-24" for every edge server')

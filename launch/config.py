@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fedsim import model_specs, plugins, traces
+from fedsim import model_specs, plugins, traces, user_files
 from fedsim.errors import UsageError
 from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, parse_setting
 from launch import names
@@ -254,6 +254,9 @@ def absolute_users_files(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(spec, str) and not spec.startswith(traces.PREFIX):
         base, modifiers = traces.split(spec)
         changes["participation"] = absolute_choice(base) + modifiers
+    spec = values.get("dataset")
+    if isinstance(spec, str) and user_files.is_table(spec):
+        changes["dataset"] = user_files.absolute_table(spec)
     return {**values, **changes}
 
 

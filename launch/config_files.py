@@ -18,6 +18,7 @@ from typing import Any
 
 from fedsim.errors import DataError, UsageError, unknown
 from fedsim.experiment import Experiment, dotted, read_toml
+from fedsim.user_files import read_text
 from launch.presets import Preset
 
 TABLES = ("experiment", "hyperparameters", "codecs", "execution")
@@ -102,7 +103,7 @@ def _of_recipe(path: Path, file: Mapping[str, Any], label: str) -> Tables:
 def _of_manifest(path: Path) -> Tables:
     """The experiment, without what the run added to it from data and algorithm."""
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))["experiment"]
+        described = json.loads(read_text(path))["experiment"]
         own = {f.name: described[f.name] for f in fields(Experiment) if f.name in described}
     except OSError as e:
         raise UsageError(f"--config {path}: {e.strerror}") from None

@@ -19,6 +19,7 @@ from fedsim.errors import unknown
 from fedsim.experiment import Experiment, dotted
 from fedsim.model_specs import ModelSpec
 from fedsim.specs import Form, number, parse, split_modifiers
+from fedsim.user_files import is_table
 
 FILE = Path(__file__).with_name("names.json")
 KINDS = ("algorithms", "datasets", "models", "partitions", "codecs", "schedules")
@@ -79,7 +80,7 @@ def check(experiment: Experiment) -> None:
         UsageError: with the nearest names.
     """
     check_name("algorithms", experiment.algo)
-    if not experiment.dataset.startswith("hf:"):
+    if not experiment.dataset.startswith("hf:") and not is_table(experiment.dataset):
         check_name("datasets", experiment.dataset)
     check_name("partitions", experiment.partition)
     if experiment.model:

@@ -33,6 +33,9 @@ Arrays = dict[str, Array]
 It is a plain mapping because each entry becomes one file of the cache.
 """
 
+EXACT = 1 << 24
+"""float32 holds all whole numbers up to this one."""
+
 REQUIRED = ("train_inputs", "train_targets", "test_inputs", "test_targets")
 
 
@@ -96,11 +99,14 @@ def checked(
     """
     for part in ("train", "test"):
         inputs, targets = arrays[f"{part}_inputs"], arrays[f"{part}_targets"]
+        if len(inputs) == len(targets) == 0:
+            why = "trained" if part == "train" else "evaluated"
+            raise DataError(f"{owner}: there are no {part} examples; a run is {why} on at least one")
         if inputs.shape[1:] != shape:
             raise DataError(
                 f"{owner}: the {part} inputs have shape {inputs.shape[1:]} each, not {shape}; {hint}"
             )
-        if len(inputs) != len(targets) or len(targets) == 0:
+        if len(inputs) != len(targets):
             raise DataError(
                 f"{owner}: {len(inputs)} {part} inputs but {len(targets)} labels; they do not belong together"
             )
@@ -110,16 +116,42 @@ def checked(
                 f"{owner}: the {part} targets have shape {targets.shape[1:]} each; {likelihood} targets of "
                 f"this data set have {row}"
             )
-        if likelihood == "gaussian":
-            if not np.isfinite(targets).all():
-                raise DataError(f"{owner}: a {part} target is not a finite number")
-        else:
+        _check_numbers(f"{owner}: {part}_targets", targets)
+        if likelihood != "gaussian":
             _check_labels(f"{owner}: {part} labels", targets, classes, likelihood)
         if likelihood == "tokens" and (inputs.min() < 0 or inputs.max() >= classes):
             raise DataError(f"{owner}: {part} inputs reach {_reach(inputs)}, not 0 to {classes - 1}")
-        if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-            raise DataError(f"{owner}: a {part} input is not a finite number")
+        _check_numbers(f"{owner}: {part}_inputs", inputs)
+        if inputs.dtype.kind == "i" and rounded(inputs).any():
+            raise DataError(
+                f"{owner}: {part} inputs reach {_reach(inputs)}; a network takes float32, which holds whole "
+                "numbers up to 16,777,216 (2**24)"
+            )
     return arrays
+
+
+def rounded(values: Array) -> npt.NDArray[np.bool_]:
+    """Which whole numbers float32 does not hold, so that it would round them; same shape."""
+    result = (values > EXACT) | (values < -EXACT)
+    wide = values[result]
+    # As Python's numbers, which are compared exactly.
+    result[result] = wide.astype(np.float32).astype(np.float64).astype(object) != wide.astype(object)
+    return result
+
+
+def _check_numbers(what: str, values: Array) -> None:
+    if values.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
+        at, place = _first(~finite)
+        raise DataError(
+            f"{what}: {place} is {values[at]}, no finite number (the first of {(~finite).sum():,})"
+        )
+
+
+def _first(selected: npt.NDArray[np.bool_]) -> tuple[tuple[int, ...], str]:
+    """The first that is selected: its index, and 'row 5, column 2 (counted from 0)'."""
+    row, *rest = at = tuple(map(int, np.unravel_index(int(selected.argmax()), selected.shape)))
+    place = f", column {rest[0]}" if len(rest) == 1 else f", place {tuple(rest)}" if rest else ""
+    return at, f"row {row}{place} (counted from 0)"
 
 
 def _check_labels(what: str, targets: Array, classes: int, likelihood: str) -> None:
@@ -143,7 +175,14 @@ def check_array(owner: str, name: str, array: object, likelihood: str) -> None:
     inputs, centres = name.endswith("inputs"), name == "centres"
     dtypes = rules.inputs if inputs else ("int64",) if centres else (rules.targets,)
     if not isinstance(array, np.ndarray):
-        raise DataError(f"{owner}: {name} must be a numpy array, not a {type(array).__name__}")
+        methods = (m for m in ("to_numpy", "toarray", "numpy") if callable(getattr(array, m, None)))
+        instead = next((f"; convert it with .{m}()" for m in methods), "")
+        raise DataError(f"{owner}: {name} must be a numpy array, not a {type(array).__name__}{instead}")
+    if isinstance(array, np.ma.MaskedArray) and (mask := np.asarray(np.ma.getmaskarray(array))).any():
+        raise DataError(
+            f"{owner}: {name} is a masked array: {_first(mask)[1]} has no value (the first of "
+            f"{mask.sum():,}). Leave these rows out, or fill them"
+        )
     if array.dtype.name not in dtypes or not array.dtype.isnative:
         raise DataError(
             f"{owner}: {name} must be {' or '.join(dtypes)}, not {array.dtype}; convert it with "

@@ -3,10 +3,12 @@
 One folder per data set and content of its source files, however many copies of them there are:
 
     CACHE/<name>-v<FORMAT>-<digest of the bytes of every source>/<array>.npy
-    CACHE/<name>-v<FORMAT>-<digest ...>/from-<digest of (path, size, mtime_ns) of every source>
+    CACHE/<name>-v<FORMAT>-<digest ...>/from-<digest of the state of every source>
 
-The second file is empty: it says that these sources, in this state, have this content, so that they are read
-once. Sources of more than LARGEST bytes together are not read for it: path, size and time stand for them.
+The state of a source is its path, device, inode, size, and the times of its last change of content (mtime)
+and of anything (ctime). mtime and size alone are not enough: tar, cp -p and rsync -t restore an mtime. The
+second file is empty: it says that these sources, in this state, have this content, so that they are read
+once. Sources of more than LARGEST bytes together are not read for it: their state stands for them.
 
 CACHE is $FEDSIM_CACHE, else $XDG_CACHE_HOME/fedsim, else ~/.cache/fedsim. A folder is filled under
 a temporary name beside its final one and renamed, so that a reader sees all of it or nothing and
@@ -31,7 +33,7 @@ import numpy as np
 from fedsim.data.arrays import REQUIRED, Arrays
 
 # Raise it when what a reader makes of the same source files changes.
-FORMAT = 1
+FORMAT = 2
 LARGEST = 1 << 30
 """Bytes that are read to know a content: about a second."""
 FROM = "from-"
@@ -62,6 +64,9 @@ def cached(name: str, sources: Sequence[Path], build: Callable[[], Arrays]) -> A
     arrays = _open(folder)
     if arrays is None:
         arrays = build()
+        if _state(sources) != state:
+            _LOG.warning("%s: its files changed while they were read", name)
+            return arrays
         try:
             _store(folder, arrays)
         except OSError as error:
@@ -80,11 +85,12 @@ def cached(name: str, sources: Sequence[Path], build: Callable[[], Arrays]) -> A
 
 
 def _state(sources: Sequence[Path]) -> str:
-    """The digest of where the sources are, how long, and how old."""
+    """The digest of where the sources are, which files, how long, and when they changed."""
     digest = hashlib.sha256()
     for path in sources:
-        stat = path.stat()
-        digest.update(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+        s = path.stat()
+        state = (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+        digest.update(os.fsencode(path.resolve()) + f"\0{state}\0".encode())
     return digest.hexdigest()[:16]
 
 

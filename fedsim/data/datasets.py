@@ -17,9 +17,11 @@ from fedsim import plugins
 from fedsim.data.arrays import ARRAY_RULES, REQUIRED, Array, Arrays, check_array, checked
 from fedsim.data.cache import cached
 from fedsim.data.catalogue import DATASETS, DatasetInfo
-from fedsim.data.readers import cifar, credit, digits, heart, hub, idx, stackoverflow, tff
+from fedsim.data.readers import cifar, credit, digits, heart, hub, idx, stackoverflow, table_files, tff
 from fedsim.errors import DataError, UsageError, unknown
+from fedsim.experiment import plain_number
 from fedsim.specs import parse, whole
+from fedsim.user_files import is_table, no_file, no_folder
 
 __all__ = ["DATASETS", "Dataset", "DatasetInfo", "load_dataset"]
 
@@ -53,8 +55,8 @@ class Dataset:
 
 def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     """The data set `name` of DATASETS from `data_dir` (default: $FEDSIM_DATA), or path/to/file.py:NAME, a
-    Dataset or a callable without arguments that returns one, or hf:FOLDER (fedsim.data.readers.hub).
-    NAME:CLIENTS reads that many clients of a
+    Dataset or a callable without arguments that returns one, or hf:FOLDER (fedsim.data.readers.hub), or
+    FILE.csv,label=COLUMN (fedsim.data.readers.table_files). NAME:CLIENTS reads that many clients of a
     data set that is not read whole (DatasetInfo.clients).
 
     Raises:
@@ -63,8 +65,8 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     """
     if plugins.is_spec(name):
         return _users(name)
-    if name.startswith(hub.PREFIX):
-        return _of_hub(name, data_dir)
+    if name.startswith(hub.PREFIX) or is_table(name):
+        return _of_columns(name, data_dir)
     info = _selected(name)
     if not info.files:
         arrays = digits.read_digits(digits.digits_file())
@@ -87,11 +89,17 @@ def load_dataset(name: str, data_dir: Path | None = None) -> Dataset:
     )
 
 
-def _of_hub(spec: str, data_dir: Path | None) -> Dataset:
-    root = data_dir if data_dir is not None else os.environ.get("FEDSIM_DATA") or None
-    described = hub.HubDataset.parse(spec, Path(root).expanduser() if root else None)
-    options = hashlib.sha256(spec.encode()).hexdigest()[:8]
-    arrays = cached(f"hf-{described.folder.name}-{options}", described.files(), described.read)
+def _of_columns(spec: str, data_dir: Path | None) -> Dataset:
+    """A folder of the datasets package, or a file with a table."""
+    selected = data_dir if data_dir is not None else os.environ.get("FEDSIM_DATA") or None
+    root = Path(selected).expanduser() if selected else None
+    parse = table_files.TableFile.parse if is_table(spec) else hub.HubDataset.parse
+    described: hub.HubDataset | table_files.TableFile = parse(spec, root)
+    files = described.files()
+    # where a file lies in its folder says of what split and class it is
+    named = (spec, *(os.path.relpath(file, described.folder) for file in files))
+    options = hashlib.sha256(os.fsencode("\0".join(named))).hexdigest()[:8]
+    arrays = cached(f"{described.name}-{options}", files, described.read)
     classes, scale = (float(value) for value in arrays["facts"])
     likelihood = hub.likelihood_of(arrays["train_targets"])
     dataset = Dataset(
@@ -105,7 +113,7 @@ def _of_hub(spec: str, data_dir: Path | None) -> Dataset:
         arrays.get("centres"),
         likelihood,
     )
-    return _checked(dataset, f"data set hf:{described.folder.name}")
+    return _checked(dataset, described.owner)
 
 
 def _selected(name: str) -> DatasetInfo:
@@ -127,8 +135,8 @@ def _data_dir(name: str, data_dir: Path | None) -> Path:
             "environment variable FEDSIM_DATA (only 'digits' needs none)"
         )
     path = Path(selected).expanduser()
-    if not path.is_dir():
-        raise DataError(f"the data folder {path} (--data-dir or FEDSIM_DATA) does not exist")
+    if wrong := no_folder(path):
+        raise DataError(f"the data folder {path} (--data-dir or FEDSIM_DATA) {wrong}")
     return path
 
 
@@ -175,8 +183,11 @@ def _source_files(info: DatasetInfo, root: Path, suffixes: tuple[str, ...] = (""
     result = []
     for name in info.files:
         variants = [root / (name + suffix) for suffix in suffixes]
-        path = next((v for v in variants if v.is_file()), None)
+        path = next((v for v in variants if not no_file(v)), None)
         if path is None:
+            there = next((v for v in variants if os.path.lexists(v)), None)
+            if there is not None:
+                raise DataError(f"data set {info.name!r}: {there} {no_file(there)}")
             missing = " or ".join(str(v) for v in variants)
             raise DataError(
                 f"data set {info.name!r}: {missing} is missing. To get it: {info.source} (DIR is {root})"
@@ -213,6 +224,7 @@ def _checked(dataset: Dataset, owner: str) -> Dataset:
     for name in names:
         check_array(owner, name, getattr(dataset, name), dataset.likelihood)
     least = ARRAY_RULES[dataset.likelihood].least
+    dataset = replace(dataset, classes=plain_number(dataset.classes), scale=plain_number(dataset.scale))
     if type(dataset.classes) is not int or dataset.classes < least:
         raise DataError(
             f"{owner}: classes must be a whole number of at least {least}, not {dataset.classes!r}"

@@ -31,7 +31,10 @@ def users_partition(
         readable = targets.view()
         readable.setflags(write=False)
         with plugins.user_code_errors(spec, OPTION, f"calling it for {clients} clients"):
-            results.append([np.asarray(rows) for rows in split(readable, clients, seed)])
+            parts = list(split(readable, clients, seed))
+            if masked := [k for k, rows in enumerate(parts) if np.ma.is_masked(rows)]:
+                raise UsageError(f"{owner}: client {masked[0]} has masked rows; return the others alone")
+            results.append([np.asarray(rows) for rows in parts])
     first, second = results
     if len(first) != clients:
         raise UsageError(f"{owner} returns rows of {len(first)} clients; there are {clients}")

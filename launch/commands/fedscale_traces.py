@@ -25,6 +25,7 @@ import numpy.typing as npt
 from fedsim.client_devices import parse_time
 from fedsim.errors import DataError, UsageError
 from fedsim.seeds import RandomStream
+from fedsim.user_files import read_text
 from launch.commands.device_files import cell, write_csv
 
 KBIT = 1000.0
@@ -118,7 +119,7 @@ class _Presence:
 def _entries(file: Path) -> dict[str, Mapping[str, Any]]:
     """The export's entries by client, at least one."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_text(file))
     except OSError as e:
         raise UsageError(f"{file}: {e.strerror}") from None
     except ValueError:

@@ -10,7 +10,7 @@ from typing import Any
 from fedsim import model_specs
 from fedsim.data.catalogue import DATASETS
 from fedsim.data.partitions import PARTITIONS
-from fedsim.data.readers import hub
+from fedsim.data.readers import hub, table_files
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, hyperparameter_names, resolved_hyperparameters
 from fedsim.learning.models.registry import MODELS
@@ -32,7 +32,10 @@ def text() -> str:
             d.name: _entry(d.form, f"{d.description}{_needs(d.files)}", d.name) for d in DATASETS.values()
         }
         | {
-            "...hf": _entry(Form(hub.FORM.usage), "a local folder of the datasets package (docs/datasets.md)")
+            "...file": _entry(Form(table_files.FORM.name), "a table of yours: csv, tsv, parquet or npz"),
+            "...hf": _entry(
+                Form(hub.FORM.usage), "a local folder of the datasets package (docs/datasets.md)"
+            ),
         },
         "models": {m.name: _entry(Form(m.name), m.description) for m in MODELS.values()}
         | {f"...{form.name}": _entry(Form(usage), form.help) for usage, form in model_specs.FORMS.items()},

@@ -96,7 +96,7 @@ def test_a_mistake_is_one_line_that_names_it(text: str, says: str, tmp_path: Pat
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"client,up\n\xff\xfe\n")
-    with pytest.raises(DataError, match=r"binary\.csv is no CSV file"):
+    with pytest.raises(DataError, match=r"binary\.csv: this is no text in UTF-8"):
         network(str(tmp_path / "binary.csv"), "", clients=1)
 
 

@@ -126,6 +126,7 @@ def test_users_split_is_taken_and_its_digest_known(tmp_path: Path) -> None:
         ("return [[0], [1], [2.5]]", "as a row of whole numbers"),
         ("return [[0], [1], [12]]", "client 2 has rows outside 0 .. 11"),
         ("return [[0], [1], [2, 2]]", "client 2 has a row twice"),
+        ("return [[0], np.ma.masked_equal([1, 2], 2), [3]]", "client 1 has masked rows; return the others"),
         ("targets[0] = 1", "failed in line 3: ValueError"),
         (
             "return [[np.random.randint(4 * k, 4 * k + 4)] for k in range(3)] if False else "

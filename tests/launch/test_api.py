@@ -196,6 +196,22 @@ def test_hyperparameters_have_short_dotted_or_nested_names(monkeypatch: pytest.M
     assert len(digests) == 1
 
 
+def test_numbers_of_numpy_and_torch_are_numbers() -> None:
+    plain: dict[str, Any] = {"clients": 3, "rounds": 1, "seed": 2, "fraction": 0.5, "max_norm": 0.0}
+    plain |= {"workers": 0, "lease": 10.0, "hyperparameters": {"lr": 0.5, "local": {"epochs": 2}}}
+    theirs: dict[str, Any] = {"clients": np.int64(3), "rounds": np.uint8(1), "seed": np.int32(2)}
+    theirs |= {"fraction": np.float32(0.5), "max_norm": np.float16(0), "workers": np.int16(0)}
+    theirs |= {"lease": np.float32(10), "error_feedback": np.bool_(False)}
+    theirs["hyperparameters"] = {"lr": torch.tensor(0.5), "local": {"epochs": np.array(2)}}
+    one, other = (fedsim.run(**(SMALL | options)) for options in (plain, theirs))
+    assert one.summary["model_sha256"] == other.summary["model_sha256"]
+    assert one.manifest["experiment"] == other.manifest["experiment"]
+    assert fedsim.resume(other, rounds=np.int64(2), quiet=True).status == "done"  # type: ignore[arg-type]
+    for wrong in (np.array([2, 3]), np.ma.masked, np.float64(2.5), True):
+        with pytest.raises(UsageError, match=r"clients = .*: must be a whole number of at least 1"):
+            fedsim.run(**(SMALL | {"clients": wrong}))
+
+
 # ---- objects of the program
 
 

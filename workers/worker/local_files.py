@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim import plugins, tree
+from fedsim import plugins, tree, user_files
 from fedsim.errors import UsageError
 
 FIELDS = ("algo", "model", "dataset", "partition")
@@ -73,6 +73,8 @@ class LocalFiles:
         Raises:
             UsageError: As localised.
         """
+        if user_files.is_table(choice):
+            return choice if here is None else user_files.moved_table(choice, here)
         if not plugins.is_spec(choice):
             if here is not None:
                 raise UsageError(

@@ -22,6 +22,7 @@ import numpy as np
 
 from fedsim.data.arrays import Array, Arrays, bundle
 from fedsim.errors import DataError
+from fedsim.user_files import opened_text
 
 _CATEGORICAL = (0, 3, 4, 5, 6, 8, 9, 11, 12)
 _NUMERIC = (1, 2, 7, 10, 13, 14)
@@ -48,7 +49,7 @@ def read_credit(path: Path) -> Arrays:
 
 def _complete_rows(path: Path) -> list[list[str]]:
     """The rows after the first that have no missing value."""
-    with path.open(newline="") as file:
+    with opened_text(path) as file:
         rows = [row for row in csv.reader(file) if row]
     for number, row in enumerate(rows, start=1):
         if len(row) != _LABEL + 1 or row[_LABEL] not in ("+", "-"):

@@ -24,6 +24,7 @@ import numpy as np
 
 from fedsim.data.arrays import Array, Arrays, bundle
 from fedsim.errors import DataError
+from fedsim.user_files import opened_text
 
 _FIELDS = 14
 _KEPT = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -43,7 +44,7 @@ def read_heart(files: tuple[Path, ...]) -> Arrays:
 
 def _complete_rows(path: Path) -> tuple[Array, Array]:
     """(n, 10) float64 values of the kept columns and (n,) labels 0 / 1 of the complete rows."""
-    with path.open(newline="") as file:
+    with opened_text(path) as file:
         rows = [row for row in csv.reader(file) if row]
     kept = [[row[c] for c in _KEPT] + row[-1:] for row in rows if len(row) == _FIELDS]
     if len(kept) != len(rows):

@@ -5,17 +5,20 @@
 FOLDER is what save_to_disk wrote, or has parquet, csv, json or image files as load_dataset takes them; a
 relative one lies in the data folder. Its splits are train, and test or validation.
 
-    input        the column of inputs (default: the only image column, else input_ids, else the only text)
-        image    uint8 (channels, height, width), all of one size, divided by 255 when scaled
+    input        the column of inputs (default: the only image column, else input_ids, else, with a
+                 tokenizer, the only text, else all but label and client); repeated: several of numbers
+        image    (channels, height, width), all of one size, scaled to 0 .. 1 (fedsim.data.readers.images)
         text     ids of the tokenizer in FOLDER (tokenizer.json), `length` places (default 128)
         list     of whole numbers: ids; of numbers with a point: features
-        numeric  without an input column: all numeric columns but label and client, as features
+        numbers  columns of numbers, as features; another column among them is an error
     label        the column of targets (default: label, labels)
-        class    whole numbers or names: categorical (names in sorted order)
+        class    whole numbers or names: categorical (names as the train split numbers them, or sorted)
         list     one class per place, -1 for none: token_classes
-        number   with a point: gaussian
+        number   with a point, or with classes=1: gaussian
         next     the next id of every place: token_classes over the vocabulary
     client       the column that names the client a row belongs to: the centres of partition `natural`
+
+Classes of the splits are matched by name; one that train has not is an error (fedsim.data.readers.tables).
 
 Rows of ids that are shorter than `length` are filled with the tokenizer's padding (0 without one), their
 targets with -1.
@@ -34,16 +37,19 @@ from typing import Any
 import numpy as np
 
 from fedsim import hub_folders
-from fedsim.data import vocabulary
 from fedsim.data.arrays import Array, Arrays
-from fedsim.errors import DataError, FedsimError, UsageError, unknown
+from fedsim.data.readers import hub_columns, tables
+from fedsim.errors import DataError, FedsimError, UsageError
 from fedsim.extras import needed
-from fedsim.specs import Form, key_values, whole
+from fedsim.specs import Form, whole
+from fedsim.user_files import no_folder, refuse_utf_16
 
 PREFIX = "hf:"
 KEYS = ("label", "input", "client", "tokenizer", "length", "classes")
 FORM = Form("hf", ("FOLDER[,KEY=VALUE,...]",), help=f"where KEY is one of {', '.join(KEYS)}")
 LENGTH = 128
+TEXT_HINT = "; a text needs input=COLUMN,tokenizer=FOLDER"
+TEXTS = (".csv", ".tsv", ".txt", ".json", ".jsonl")
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class HubDataset:
 
     folder: Path
     columns: Mapping[str, str]
+    inputs: tuple[str, ...]
     tokenizer: Path | None
     length: int
     classes: int
@@ -69,17 +76,14 @@ class HubDataset:
             DataError: If the folder does not exist.
         """
         name, _, rest = text.removeprefix(PREFIX).partition(",")
-        values = dict(key_values(rest))
-        for key in values:
-            if key not in KEYS:
-                raise unknown(f"key of data set {text!r}:", key, KEYS)
+        values, inputs = tables.options(rest, text, FORM, KEYS)
         numbers = {key: whole(values.get(key, "0")) for key in ("length", "classes")}
-        if not name or min(numbers.values()) < 0 or not all(values.values()):
+        if not name or min(numbers.values()) < 0:
             raise FORM.misuse("data set", text)
         folder = _there(name, root, text)
         tokenizer = _there(values["tokenizer"], root, text) if "tokenizer" in values else None
-        columns: dict[str, str] = {key: values[key] for key in ("label", "input", "client") if key in values}
-        return HubDataset(folder, columns, tokenizer, numbers["length"], numbers["classes"])
+        columns: dict[str, str] = {key: values[key] for key in ("label", "client") if key in values}
+        return HubDataset(folder, columns, inputs, tokenizer, numbers["length"], numbers["classes"])
 
     def files(self) -> tuple[Path, ...]:
         """All files that it is read from, in an order that does not depend on the machine.
@@ -97,33 +101,49 @@ class HubDataset:
             UsageError: If the package is missing, or a column is named that is not there.
             DataError: If the data do not have one of the forms above.
         """
-        train, test = self._splits()
-        owner, names = f"data set hf:{self.folder.name}", tuple(train.column_names)
+        for path in self.files():
+            if path.suffix in TEXTS:
+                refuse_utf_16(path)
+        splits = self._splits()
+        train, names = splits[0], tuple(splits[0].column_names)
         label = self._column("label", names, ("label", "labels")) if self._label != "next" else ""
         client = self._column("client", names, ()) if "client" in self.columns else ""
-        inputs = [self._inputs(split, names, (label, client), owner) for split in (train, test)]
+        if label and label not in splits[1].column_names:
+            raise DataError(f"{self.owner}: its test split has no column {label}")
+        inputs, white = self._inputs(splits, [n for n in names if n not in (label, client)])
         if inputs[0].shape[1:] != inputs[1].shape[1:]:
             raise DataError(
-                f"{owner}: train inputs are {inputs[0].shape[1:]} each, test inputs {inputs[1].shape[1:]}"
+                f"{self.owner}: train inputs are {inputs[0].shape[1:]} each, test inputs "
+                f"{inputs[1].shape[1:]}"
             )
         if label:
-            targets, classes = _targets([train, test], label, inputs[0].shape[1:], owner)
+            targets, classes = self._targets(splits, label, inputs[0].shape[1:])
         else:
-            targets, classes = (
-                [_next(rows, self._padding) for rows in inputs],
-                int(max(i.max() for i in inputs)) + 1,
-            )
-        classes = max(classes, self.classes, 0 if label else self._vocabulary)
+            targets = [hub_columns.next_ids(rows, self._padding) for rows in inputs]
+            found = int(max(i.max() for i in inputs)) + 1
+            classes = max(found, self.classes, self._vocabulary)
         arrays = {
             "train_inputs": inputs[0],
             "train_targets": targets[0],
             "test_inputs": inputs[1],
             "test_targets": targets[1],
-            "facts": np.array([classes, 255.0 if inputs[0].dtype == np.uint8 else 1.0]),
+            "facts": np.array([classes, white]),
         }
         if client:
-            arrays["centres"] = np.unique(np.asarray(train[client]), return_inverse=True)[1].astype(np.int64)
+            arrays["centres"] = tables.clients(
+                hub_columns.table(self.owner, "train", train, [client], client), client
+            )
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+    @property
+    def name(self) -> str:
+        """What its folder of the cache begins with."""
+        return f"hf-{self.folder.name}"
+
+    @property
+    def owner(self) -> str:
+        """How a message about the data begins."""
+        return f"data set hf:{self.folder.name}"
 
     @property
     def _label(self) -> str:
@@ -155,9 +175,10 @@ class HubDataset:
             except FedsimError:
                 raise
             except Exception as e:
-                text = " ".join(str(e).split())[:300]
+                cause = e.__cause__ or e
+                text = " ".join(str(cause).split())[:300]
                 raise DataError(
-                    f"{self.folder} cannot be read as a data set: {type(e).__name__}: {text}"
+                    f"{self.folder} cannot be read as a data set: {type(cause).__name__}: {text}"
                 ) from e
         test = next((parts[name] for name in ("test", "validation") if name in parts), None)
         if "train" not in parts or test is None:
@@ -170,113 +191,85 @@ class HubDataset:
     def _column(self, key: str, names: Sequence[str], defaults: Sequence[str]) -> str:
         column = self.columns.get(key) or next((d for d in defaults if d in names), "")
         if column not in names:
-            raise unknown(f"column of {self.folder.name} ({key}=):", column, names)
+            raise tables.unknown_column(self.folder.name, key, column, names)
         return column
 
-    def _inputs(self, split: Any, names: Sequence[str], taken: Sequence[str], owner: str) -> Array:
-        column = self.columns.get("input") or _default_input(split, [n for n in names if n not in taken])
-        if not column:
-            numeric = [n for n in names if n not in taken and _is_number(split.features[n])]
-            if not numeric or self._label == "next":
-                raise DataError(
-                    f"{owner}: say which column the inputs are: input=COLUMN of {', '.join(names)}"
-                )
-            return np.stack([np.asarray(split[n], dtype=np.float32) for n in numeric], axis=1)
-        if column not in names:
-            raise unknown(f"column of {self.folder.name} (input=):", column, names)
-        if type(split.features[column]).__name__ == "Image":
-            return _images(split[column], owner)
+    def _inputs(self, splits: Sequence[Any], rest: Sequence[str]) -> tuple[list[Array], float]:
+        """The inputs of every split, and the number that stands for white (1 where there is none)."""
+        train, names = splits[0], self.inputs or self._default_input(splits[0], rest)
+        for name in names:
+            if name not in train.column_names:
+                raise tables.unknown_column(self.folder.name, "input", name, train.column_names)
+            if name not in splits[1].column_names:
+                raise DataError(f"{self.owner}: its test split has no column {name}")
+        if len(names) == 1 and type(train.features[names[0]]).__name__ == "Image":
+            return hub_columns.images(splits, names[0], self.owner)
+        if len(names) == 1 and not hub_columns.is_number(train.features[names[0]]):
+            return [self._ids(title, split, names[0]) for title, split in hub_columns.titled(splits)], 1.0
+        if self._label == "next":
+            raise DataError(f"{self.owner}: say which column the ids are: input=COLUMN of {', '.join(rest)}")
+        columns = names or rest
+        if columns and all(type(train.features[n]).__name__.startswith("Array") for n in columns):
+            return [
+                np.stack([np.asarray(s[n], dtype=np.float32) for n in columns], axis=1) for s in splits
+            ], 1.0
+        missing = [n for n in columns if n not in splits[1].column_names]
+        if missing:
+            raise DataError(f"{self.owner}: its test split has no column {', '.join(missing)}")
+        for name in columns:
+            hub_columns.same_classes(splits, name, self.owner)
+        parts = [
+            hub_columns.table(self.owner, title, split, columns)
+            for title, split in hub_columns.titled(splits)
+        ]
+        return [*tables.features(parts, columns, bool(names), TEXT_HINT)], 1.0
+
+    def _default_input(self, split: Any, names: Sequence[str]) -> tuple[str, ...]:
+        images = [n for n in names if type(split.features[n]).__name__ == "Image"]
+        texts = [n for n in names if str(getattr(split.features[n], "dtype", "")).endswith("string")]
+        if len(images) == 1:
+            return tuple(images)
+        if "input_ids" in names:
+            return ("input_ids",)
+        return tuple(texts) if len(texts) == 1 and (self.tokenizer or texts == list(names)) else ()
+
+    def _ids(self, title: str, split: Any, column: str) -> Array:
+        """A column of texts or of lists: ids as int32 (n, T), or features as float32 (n, I)."""
         rows = list(split[column])
+        if missing := [i for i, row in enumerate(rows) if row is None]:
+            raise DataError(
+                f"{self.owner}: {hub_columns.place(title)(missing[0])}, column {column} has no value"
+            )
         if rows and isinstance(rows[0], str):
             if self.tokenizer is None:
                 raise UsageError(
-                    f"{owner}: column {column} is text; say tokenizer=FOLDER (with tokenizer.json)"
+                    f"{self.owner}: column {column} is text; say tokenizer=FOLDER (with tokenizer.json)"
                 )
             rows = self._words(rows, truncation=True, max_length=self.length or LENGTH)["input_ids"]
-        return _lists(rows, self.length, self._padding, f"{owner}: column {column}")
+        return hub_columns.lists(rows, self.length, self._padding, f"{self.owner}: column {column}")
+
+    def _targets(self, splits: Sequence[Any], label: str, shape: tuple[int, ...]) -> tuple[list[Array], int]:
+        """Targets of every split, and how many outputs they need."""
+        if isinstance(splits[0][0][label], list):
+            rows, found = hub_columns.classes_by_place(splits, label, shape[0], self.owner)
+            return rows, max(found, self.classes)
+        parts = [
+            hub_columns.table(self.owner, title, split, [label], label)
+            for title, split in hub_columns.titled(splits)
+        ]
+        return tables.targets(parts, label, self.classes)
 
 
 def _there(name: str, root: Path | None, text: str) -> Path:
     path = Path(name).expanduser()
     path = path if path.is_absolute() or root is None else root / path
-    if not path.is_dir():
+    if wrong := no_folder(path):
+        what = f"there is no folder {path}" if wrong == "does not exist" else f"{path} {wrong}"
         raise DataError(
-            f"data set {text!r}: there is no folder {path}. A run downloads nothing: fetch the data first "
+            f"data set {text!r}: {what}. A run downloads nothing: fetch the data first "
             "(datasets.load_dataset(NAME).save_to_disk(FOLDER)); relative folders lie in --data-dir"
         )
     return path
-
-
-def _default_input(split: Any, names: Sequence[str]) -> str:
-    images = [n for n in names if type(split.features[n]).__name__ == "Image"]
-    texts = [n for n in names if str(getattr(split.features[n], "dtype", "")).endswith("string")]
-    if len(images) == 1:
-        return images[0]
-    return "input_ids" if "input_ids" in names else texts[0] if len(texts) == 1 else ""
-
-
-def _is_number(feature: Any) -> bool:
-    return str(getattr(feature, "dtype", "")).startswith(("int", "float", "uint", "bool"))
-
-
-def _images(images: Any, owner: str) -> Array:
-    rows = [np.asarray(image, dtype=np.uint8) for image in images]
-    if len({row.shape for row in rows}) != 1:
-        raise DataError(f"{owner}: its images have several sizes or modes; resize and convert them first")
-    stacked = np.stack(rows)
-    return stacked[:, None] if stacked.ndim == 3 else stacked.transpose(0, 3, 1, 2)
-
-
-def _lists(rows: Sequence[Any], length: int, padding: int, what: str) -> Array:
-    """Rows of ids as int32 (n, T), or of features as float32 (n, I)."""
-    try:
-        values = [np.asarray(row) for row in rows]
-    except ValueError:
-        values = []
-    kinds = {value.dtype.kind for value in values if value.size}
-    if not values or any(value.ndim != 1 for value in values) or not kinds <= set("iuf"):
-        raise DataError(f"{what}: its rows are neither lists of numbers, nor text, nor images")
-    longest = length or max(len(value) for value in values)
-    if "f" in kinds:
-        if any(len(value) != longest for value in values):
-            raise DataError(f"{what}: its rows of features differ in length")
-        return np.stack(values).astype(np.float32)
-    return _filled(values, longest, padding).astype(np.int32)
-
-
-def _filled(values: Sequence[Array], length: int, padding: int) -> Array:
-    filled = np.full((len(values), length), padding, dtype=np.int64)
-    for row, value in zip(filled, values, strict=True):
-        row[: min(len(value), length)] = value[:length]
-    return filled
-
-
-def _next(ids: Array, padding: int) -> Array:
-    """The id behind every place; -1 at the end and where it is padding."""
-    shifted = np.full(ids.shape, vocabulary.NO_TARGET, dtype=np.int64)
-    shifted[:, :-1] = np.where(ids[:, 1:] == padding, vocabulary.NO_TARGET, ids[:, 1:])
-    return shifted
-
-
-def _targets(
-    splits: Sequence[Any], label: str, shape: tuple[int, ...], owner: str
-) -> tuple[list[Array], int]:
-    """Targets of every split, and how many classes they have (outputs, for numbers with a point)."""
-    columns = [list(split[label]) for split in splits]
-    if any(value is None for column in columns for value in column):
-        raise DataError(f"{owner}: column {label} has rows without a value")
-    first = columns[0][0]
-    if isinstance(first, str):
-        names = sorted({name for column in columns for name in column})
-        return [np.searchsorted(names, column).astype(np.int64) for column in columns], len(names)
-    if isinstance(first, list):
-        rows = [_filled([np.asarray(r) for r in c], shape[0], vocabulary.NO_TARGET) for c in columns]
-        return rows, int(max(r.max() for r in rows)) + 1
-    if isinstance(first, float):
-        return [np.asarray(column, dtype=np.float32)[:, None] for column in columns], 1
-    named = getattr(splits[0].features[label], "num_classes", 0)
-    rows = [np.asarray(column, dtype=np.int64) for column in columns]
-    return rows, max(int(named or 0), int(max(r.max() for r in rows)) + 1)
 
 
 def likelihood_of(targets: Array) -> str:

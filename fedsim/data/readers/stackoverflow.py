@@ -19,6 +19,7 @@ third file are not read, as in its own experiments.
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -80,7 +81,7 @@ def most_frequent_words(path: Path, size: int) -> list[bytes]:
     words = []
     with path.open("rb") as file:
         for number, line in enumerate(islice(file, size), start=1):
-            word, _, count = line.strip().rpartition(b" ")
+            word, _, count = line.removeprefix(BOM_UTF8).strip().rpartition(b" ")
             if not word or not count.isdigit():
                 raise DataError(f"{path}: line {number} is not a word and its count; fetch it again")
             words.append(word)

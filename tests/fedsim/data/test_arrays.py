@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedsim.data import load_dataset
+from fedsim.data.arrays import rounded
 from fedsim.errors import DataError, UsageError
 
 SOURCE = """
@@ -65,7 +66,59 @@ def test_one_output_is_enough_where_targets_are_numbers(tmp_path: Path) -> None:
         ("made('tokens', scale=255)", "tokens are ids, so scale must be 1"),
         ("made('tokens', classes=4)", "classes must be a whole number of at least 5, not 4"),
         ("made('gaussian', train_targets=x.astype(float))", "train_targets must be float32, not float64"),
-        ("made('gaussian', test_targets=x + np.nan)", "a test target is not a finite number"),
+        (
+            "made('gaussian', test_targets=x + np.nan)",
+            "test_targets: row 0, column 0 (counted from 0) is nan, no finite number (the first of 24)",
+        ),
+        (
+            "made('categorical', train_inputs=np.where(x == 7, np.inf, x))",
+            "train_inputs: row 3, column 1 (counted from 0) is inf, no finite number (the first of 1)",
+        ),
+        (
+            "made('categorical', train_inputs=np.where(x == 7, np.nan, x).reshape(12, 1, 2))",
+            "train_inputs: row 3, place (0, 1) (counted from 0) is nan",
+        ),
+        (
+            "made('categorical', train_inputs=np.ma.masked_array(x, x > 4))",
+            "train_inputs is a masked array: row 2, column 1 (counted from 0) has no value (the first of 19)",
+        ),
+        (
+            "made('categorical', test_targets=np.ma.masked_array(np.arange(12) % 3, np.arange(12) == 5))",
+            "test_targets is a masked array: row 5 (counted from 0) has no value",
+        ),
+        (
+            "made('categorical', centres=np.ma.masked_array(np.arange(12), np.arange(12) == 5))",
+            "centres is a masked array: row 5",
+        ),
+        (
+            "made('categorical', train_inputs=words + 2**24, test_inputs=words)",
+            "train inputs reach from 16777216 to 16777224; a network takes float32",
+        ),
+        (
+            "made('categorical', train_inputs=__import__('torch').zeros(12, 2))",
+            "train_inputs must be a numpy array, not a Tensor; convert it with .numpy()",
+        ),
+        ("made('categorical', train_inputs=__import__('pandas').DataFrame(x))", "it with .to_numpy()"),
+        ("made('categorical', train_inputs=__import__('scipy').sparse.csr_matrix(x))", "it with .toarray()"),
+        *(
+            (
+                f"made('categorical', train_inputs=x.astype({kind!r}))",
+                "must be float32 or uint8 or int32, not",
+            )
+            for kind in ("i2", "u2", "?", "c8", "O", "f2", "g", ">f4", ">i4")
+        ),
+        (
+            "made('categorical', test_inputs=x[:0], test_targets=np.arange(0))",
+            "there are no test examples; a run is evaluated on at least one",
+        ),
+        (
+            "made('categorical', train_inputs=x[:0], train_targets=np.arange(0))",
+            "there are no train examples",
+        ),
+        ("made('categorical', test_inputs=x[:0])", "0 test inputs but 12 labels"),
+        ("made('categorical', classes=True)", "at least 2, not True"),
+        ("made('categorical', classes=np.float64(3))", "at least 2, not 3.0"),
+        ("made('categorical', scale=np.float32('nan'))", "scale must be a positive number, not nan"),
         ("made('gaussian', test_targets=x[:, :1])", "the test targets have shape (1,) each"),
         ("made('gaussian', centres=np.arange(11))", "11 centres but 12 training rows"),
         ("made('categorical', classes=1)", "at least 2, not 1"),
@@ -76,6 +129,33 @@ def test_what_does_not_fit_is_refused(call: str, words: str, tmp_path: Path) -> 
         load(tmp_path, call)
     assert words in str(caught.value)
     assert str(caught.value).startswith("--dataset mine:it")
+
+
+@pytest.mark.parametrize("number", ["x.shape[1] + 1", "np.int64(3)", "np.uint8(3)", "np.array(3)"])
+def test_numbers_of_numpy_are_numbers(number: str, tmp_path: Path) -> None:
+    dataset = load(tmp_path, f"made('categorical', classes={number}, scale=np.float32(2))")
+    assert (dataset.classes, dataset.scale) == (3, 2.0)  # type: ignore[attr-defined]
+    assert type(dataset.classes) is int and type(dataset.scale) is float  # type: ignore[attr-defined]
+
+
+def test_a_masked_array_without_masked_values_and_parts_of_arrays_are_taken(tmp_path: Path) -> None:
+    plain = load(tmp_path, "made('categorical')")
+    masked = load(tmp_path, "made('categorical', train_inputs=np.ma.masked_array(x, False))")
+    parts = load(
+        tmp_path, "made('categorical', train_inputs=np.repeat(x, 2, 0)[::2], test_inputs=x.T.copy().T)"
+    )
+    for dataset in (masked, parts):
+        for name in ("train_inputs", "test_inputs"):
+            array = getattr(dataset, name)
+            assert type(array) is np.ndarray and array.flags.c_contiguous
+            np.testing.assert_array_equal(array, getattr(plain, name))
+
+
+def test_float32_rounds_whole_numbers_that_it_cannot_hold() -> None:
+    values = [2**24, 2**24 + 1, 2**24 + 2, -(2**24) - 1, 2**62, 2**62 + 1, 2**63 - 1, -(2**63), 0]
+    expected = [False, True, False, True, False, True, True, False, False]
+    assert rounded(np.array(values)).tolist() == expected
+    assert rounded(np.array([2**64 - 1, 2**63], dtype=np.uint64)).tolist() == [True, False]
 
 
 def test_an_unknown_likelihood_is_named(tmp_path: Path) -> None:

@@ -100,6 +100,35 @@ def test_large_sources_are_known_by_their_state(source: Path, monkeypatch: pytes
     assert cached("name", [source], lambda: _arrays(2))["train_inputs"][0] == 2
 
 
+@pytest.mark.parametrize("largest", [cache.LARGEST, 0])
+@pytest.mark.parametrize("replaced", [True, False])
+def test_other_content_of_the_same_size_and_time_is_seen(
+    source: Path, largest: int, replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "LARGEST", largest)
+    os.utime(source, ns=(1, 1))
+    cached("name", [source], lambda: _arrays(1))
+    if replaced:  # as mv, rsync and the checkout of an archive do
+        other = source.with_name("other")
+        other.write_bytes(b"y")
+        other.replace(source)
+    else:  # as cp -p into an existing file does
+        source.write_bytes(b"y")
+    os.utime(source, ns=(1, 1))
+    assert cached("name", [source], lambda: _arrays(2))["train_inputs"][0] == 2
+
+
+def test_sources_that_change_while_they_are_read_are_not_kept(source: Path) -> None:
+    def build() -> Arrays:
+        source.write_bytes(b"xy")
+        return _arrays(1)
+
+    before = source.read_bytes()
+    assert cached("name", [source], build)["train_inputs"][0] == 1
+    source.write_bytes(before)
+    assert cached("name", [source], lambda: _arrays(2))["train_inputs"][0] == 2
+
+
 def test_of_racing_processes_the_first_wins(source: Path) -> None:
     def slow() -> Arrays:
         # While this process decodes, another one finishes.

@@ -324,11 +324,24 @@ def test_unknown_names_and_missing_files_say_what_to_do(
         load_dataset("mnist")
     with pytest.raises(DataError, match=r"nowhere.*does not exist"):
         load_dataset("mnist", tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        DataError, match=r"data folder .*/file \(--data-dir or FEDSIM_DATA\) is a file, not a f"
+    ):
+        load_dataset("mnist", tmp_path / "file")
     monkeypatch.setenv("FEDSIM_DATA", str(tmp_path))
     path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
     with pytest.raises(DataError, match=f"{path} or {path}.gz is missing.*download=True"):
         load_dataset("mnist")
     with pytest.raises(DataError, match=f"{tmp_path / 'UCICredit/crx.data'} is missing"):
+        load_dataset("uci_credit")
+    path = tmp_path / "UCICredit/crx.data"
+    path.mkdir(parents=True)
+    with pytest.raises(DataError, match=f"{path} is a folder, not a file"):
+        load_dataset("uci_credit")
+    path.rmdir()
+    path.symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match=f"{path} is a link to {tmp_path / 'gone'}, which does not exist"):
         load_dataset("uci_credit")
     with pytest.raises(DataError, match=r"data_batch_1\.bin is missing.*cifar-10-binary.tar.gz"):
         load_dataset("cifar10")

@@ -1,0 +1,98 @@
+"""Pictures as arrays, by their mode (https://pillow.readthedocs.io/en/stable/handbook/concepts.html#modes).
+
+L, RGB          8 bits a channel, as they are
+1               black and white: 0 and 255
+P               a palette: its colours, as RGB
+LA, RGBA, PA    without their alpha if it is opaque everywhere, else refused
+I;16, I;16B     grey of 16 bits, as float32
+others          refused: the range of their numbers is not known (I, F), or they are not RGB (CMYK, LAB, ...)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from fedsim.data.arrays import Array
+from fedsim.errors import DataError
+
+_GREY_16 = ("I;16", "I;16B", "I;16L", "I;16N")
+_SEVERAL = ("MPO",)
+"""Formats whose first picture is the picture, such as those of a camera with a preview."""
+
+
+def pixels(images: Iterable[tuple[str, Callable[[], Any]]], owner: str) -> tuple[Array, float]:
+    """Pictures as inputs.
+
+    Args:
+        images: What each is called, and how it is opened (a PIL.Image.Image).
+        owner: How a message begins.
+
+    Returns:
+        (n, channels, height, width), uint8 or float32; and the number that stands for white.
+
+    Raises:
+        DataError: If one cannot be read, has a mode that is not known, or they differ in size or mode.
+    """
+    rows: list[Array] = []
+    kinds: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    for place, opened in images:
+        try:
+            image = opened()
+            frames = getattr(image, "n_frames", 1)
+        except Exception as e:
+            text = " ".join(str(e).split())[:200]
+            raise DataError(f"{owner}: {place} cannot be read: {type(e).__name__}: {text}") from e
+        if image is None:
+            raise DataError(f"{owner}: {place} is missing")
+        if frames > 1 and image.format not in _SEVERAL:
+            raise DataError(f"{owner}: {place} has {frames} frames; an example is one picture")
+        row = _channels_last(image, f"{owner}: {place}")
+        height, width, channels = row.shape
+        bits = 8 * row.dtype.itemsize
+        kind = f"{width}x{height} with {channels} channel{'s' * (channels > 1)} of {bits} bits"
+        kinds[kind] += 1
+        first.setdefault(kind, place)
+        rows.append(row)
+    if len(kinds) > 1:
+        listed = ", ".join(
+            f"{count:,} of {kind} (such as {first[kind]})" for kind, count in kinds.most_common(4)
+        )
+        raise DataError(
+            f"{owner}: its images have several sizes or modes: {listed}; resize and convert them first"
+        )
+    stacked = np.stack(rows).transpose(0, 3, 1, 2)
+    if stacked.dtype == np.uint8:
+        return stacked, 255.0
+    return stacked.astype(np.float32), 65535.0
+
+
+def _channels_last(image: Any, where: str) -> Array:
+    """(height, width, channels), uint8 or uint16."""
+    mode = str(image.mode)
+    # Of 16 bits in PNG, which older versions of Pillow open as I.
+    if mode in _GREY_16 or (mode == "I" and image.format == "PNG"):
+        return np.asarray(image).astype(np.uint16)[:, :, None]
+    if mode == "1":
+        image = image.convert("L")
+    elif mode == "P" and "transparency" not in image.info:
+        image = image.convert("RGB")
+    elif mode in ("P", "PA", "LA", "RGBA"):
+        image = image if mode == "LA" else image.convert("RGBA")
+        if image.getchannel("A").getextrema()[0] < 255:
+            raise DataError(
+                f"{where} is transparent in parts (mode {mode}): put it on a background first "
+                "(PIL.Image.alpha_composite)"
+            )
+        image = image.convert(image.mode[:-1])
+    elif mode not in ("L", "RGB"):
+        raise DataError(
+            f"{where} has the mode {mode}; grey values of 8 or 16 bits and RGB are read. Convert it first: "
+            "image.convert('RGB') for colours, or numbers to a known range for I and F"
+        )
+    array = np.asarray(image)
+    return array[:, :, None] if array.ndim == 2 else array

@@ -1,0 +1,260 @@
+"""A table in one file of a user's, FILE.csv, .tsv (also .gz), .parquet or .npz.
+
+    FILE[,label=COLUMN,input=COLUMN,client=COLUMN,classes=C,test=FILE]
+
+The keys mean what they mean for hf: (fedsim.data.readers.hub); without `input`, all columns but label and
+client are features. `test` names a file with the same columns, beside FILE. Without it every fifth row of
+each class, in the order of the file, is a test row (of numbers to predict, every fifth row): a split that
+does not depend on the run's seed.
+
+In a csv file an empty cell has no value, and every other text is what it says. The arrays of an npz file are
+its columns; one with several values a row, (n, ...), is the input by itself. It stays uint8, divided by 255
+when scaled, or becomes float32. x_train, y_train, x_test and y_test, as Keras has them, are what they say.
+"""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.data.arrays import Array, Arrays, rounded
+from fedsim.data.readers import tables
+from fedsim.data.readers.digits import TEST_EVERY, every_nth_of_class
+from fedsim.errors import DataError
+from fedsim.extras import needed
+from fedsim.specs import Form, whole
+from fedsim.user_files import no_file, opened_text, other_separator
+
+KEYS = ("label", "input", "client", "classes", "test")
+FORM = Form("FILE.csv,label=COLUMN[,KEY=VALUE,...]", help=f"where KEY is one of {', '.join(KEYS)}")
+LABELS = ("label", "labels")
+KERAS = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A spec in its parts; `classes` is 0 where the spec does not say it."""
+
+    path: Path
+    test: Path | None
+    label: str
+    client: str
+    inputs: tuple[str, ...]
+    classes: int
+
+    @staticmethod
+    def parse(spec: str, root: Path | None) -> TableFile:
+        """Take a spec apart.
+
+        Args:
+            spec: The spec.
+            root: The data folder, for relative files that are not in the working directory.
+
+        Raises:
+            UsageError: If a key is unknown or a value is wrong.
+            DataError: If a file does not exist.
+        """
+        name, _, rest = spec.partition(",")
+        values, inputs = tables.options(rest, spec, FORM, KEYS)
+        path = Path(name).expanduser()
+        path = path if root is None or path.exists() else root / path
+        test = path.parent / Path(values["test"]).expanduser() if "test" in values else None
+        for file in filter(None, (path, test)):
+            if wrong := no_file(file):
+                where = (
+                    "" if file == test else "; relative files lie in the working directory or in --data-dir"
+                )
+                raise DataError(f"--dataset {path.name}: {file} {wrong}{where}")
+        classes = whole(values.get("classes", "0"))
+        if classes < 0:
+            raise FORM.misuse("data set", spec)
+        return TableFile(path, test, values.get("label", ""), values.get("client", ""), inputs, classes)
+
+    @property
+    def owner(self) -> str:
+        """How a message about the data begins."""
+        return f"--dataset {self.path.name}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the file."""
+        return self.path.parent
+
+    @property
+    def name(self) -> str:
+        """What its folder of the cache begins with."""
+        return f"file-{self.path.name}"
+
+    def files(self) -> tuple[Path, ...]:
+        """All files that it is read from."""
+        return (self.path, self.test) if self.test else (self.path,)
+
+    def read(self) -> Arrays:
+        """The arrays, and `facts`: the number of classes and the scale of the inputs.
+
+        Raises:
+            UsageError: If a column is named that is not there.
+            DataError: If the data do not have one of the forms above.
+        """
+        parts = [part for path in self.files() for part in _parts(path, self.owner, bool(self.label))]
+        names, keras = parts[0].names, len(parts) == 2 and self.test is None
+        label = self.label or next((name for name in ("y",) if keras), "")
+        label = label or next((name for name in LABELS if name in names), "")
+        for key, columns in (
+            ("label", (label,)),
+            ("client", (self.client or label,)),
+            ("input", self.inputs),
+        ):
+            for column in columns:
+                if column not in names:
+                    raise tables.unknown_column(self.path.name, key, column, names)
+        features = self.inputs or tuple(n for n in names if n not in (label, self.client))
+        if lacking := [n for n in (label, *features) if n not in parts[-1].names]:
+            raise DataError(f"{self.owner}: {parts[-1].table.title} has no column {', '.join(lacking)}")
+        targets, classes = tables.targets([part.table for part in parts], label, self.classes)
+        inputs, white = _inputs(parts, features, bool(self.inputs), self.owner)
+        centres = tables.clients(parts[0].table, self.client) if self.client else None
+        if len(parts) == 1:
+            groups = targets[0] if targets[0].ndim == 1 else np.zeros(len(targets[0]))
+            test = every_nth_of_class(groups, TEST_EVERY)
+            if not test.any():
+                raise DataError(
+                    f"{self.owner}: of every class each {TEST_EVERY}th row is a test row, and no class has "
+                    "as many; name a file of test rows: test=FILE"
+                )
+            inputs, targets = ([rows[0][~test], rows[0][test]] for rows in (inputs, targets))
+            centres = None if centres is None else np.unique(centres[~test], return_inverse=True)[1]
+        arrays = {
+            "train_inputs": inputs[0],
+            "train_targets": targets[0],
+            "test_inputs": inputs[1],
+            "test_targets": targets[1],
+            "facts": np.array([classes, white]),
+        }
+        if centres is not None:
+            arrays["centres"] = centres.astype(np.int64)
+        return {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Rows of a file: the columns, and the arrays that have several values a row."""
+
+    table: tables.Table
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.table.frame.columns, *self.arrays)
+
+
+def _inputs(
+    parts: Sequence[_Part], names: Sequence[str], chosen: bool, owner: str
+) -> tuple[list[Array], float]:
+    """The inputs of every part, and the number that stands for white (1 where there is none)."""
+    if not any(name in parts[0].arrays for name in names):
+        return [*tables.features([part.table for part in parts], names, chosen)], 1.0
+    if len(names) > 1:
+        raise DataError(f"{owner} has the arrays {', '.join(names)}: say which is the input, input=NAME")
+    arrays = [part.arrays[names[0]] for part in parts]
+    if all(array.dtype == np.uint8 for array in arrays):
+        return arrays, 255.0
+    for array in arrays:
+        if array.dtype.kind not in "biuf" or (array.dtype.kind in "iu" and rounded(array).any()):
+            raise DataError(
+                f"{owner}: {names[0]} has {array.dtype}, not all of which float32 holds; convert it"
+            )
+    return [array.astype(np.float32) for array in arrays], 1.0
+
+
+# ---- files
+
+
+def _parts(path: Path, owner: str, labelled: bool) -> list[_Part]:
+    """The rows of a file; two parts of one in Keras's form, unless the user says which array is the label."""
+    import pandas
+
+    try:
+        if path.suffix == ".npz":
+            return _of_arrays(path, owner, labelled)
+        if path.suffix == ".parquet":
+            needed("pyarrow", f"the parquet file {path.name}", "parquet")
+            frame = pandas.read_parquet(path)
+            frame = frame.reset_index(drop=not any(frame.index.names)).rename(columns=str)
+            return [_Part(tables.Table(owner, path.name, frame, _row(path)))]
+        return [_Part(_csv(path, owner))]
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error, zipfile.BadZipFile) as e:
+        raise DataError(f"{owner}: {path.name} cannot be read: {' '.join(str(e).split())[:300]}") from None
+
+
+def _row(path: Path) -> Callable[[int], str]:
+    return lambda row: f"{path.name}, row {row} (counted from 0)"
+
+
+def _csv(path: Path, owner: str) -> tables.Table:
+    import pandas
+
+    separator = "\t" if ".tsv" in path.suffixes else ","
+    with opened_text(path) as file:
+        rows = csv.reader(file, delimiter=separator)
+        heads, cells = next(rows, []), next(rows, [])
+    wrong = other_separator(",".join(heads)) if separator == "," else ""
+    twice = next((name for name in heads if heads.count(name) > 1), None)
+    if twice is not None:
+        wrong = f"its first line has the name {twice!r} twice"
+    elif all(name.strip().lstrip("-").replace(".", "", 1).isdigit() for name in heads):
+        wrong = "its first line must have the names of the columns"
+    elif len(cells) > len(heads):  # of which pandas makes an index
+        wrong = f"line {rows.line_num} has {len(cells)} cells, and the first line {len(heads)} names"
+    if wrong:
+        raise DataError(f"{owner}: {wrong}")
+    with opened_text(path) as file:
+        frame = pandas.read_csv(
+            file,
+            sep=separator,
+            keep_default_na=False,
+            na_values=[""],
+            low_memory=False,
+        )
+    return tables.Table(
+        owner, path.name, frame, lambda row: f"line {_line(path, separator, row)} of {path.name}"
+    )
+
+
+def _line(path: Path, separator: str, row: int) -> int:
+    """The line of the file, from 1, where a row of the table ends; blank lines are none."""
+    with opened_text(path) as file:
+        rows = csv.reader(file, delimiter=separator)
+        filled = (rows.line_num for cells in rows if cells)
+        return next(line for at, line in enumerate(filled, start=-1) if at == row)
+
+
+def _of_arrays(path: Path, owner: str, labelled: bool) -> list[_Part]:
+    import pandas
+
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{owner}: {path.name} is no file that numpy.savez wrote")
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    if not labelled and all(name in arrays for name in KERAS):
+        groups = [{"x": arrays[f"x_{title}"], "y": arrays[f"y_{title}"]} for title in ("train", "test")]
+    else:
+        groups = [arrays]
+    parts = []
+    for group in groups:
+        lengths = {name: len(array) if array.ndim else 0 for name, array in group.items()}
+        if len(set(lengths.values())) != 1:
+            listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise DataError(f"{owner}: its arrays have different numbers of rows: {listed}")
+        native = {n: a.astype(a.dtype.newbyteorder("="), copy=False) for n, a in group.items()}
+        columns: dict[str, Any] = {n: a.reshape(len(a)) for n, a in native.items() if a.size == len(a)}
+        wide = {n: a for n, a in native.items() if n not in columns}
+        parts.append(_Part(tables.Table(owner, path.name, pandas.DataFrame(columns), _row(path)), wide))
+    return parts

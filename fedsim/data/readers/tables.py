@@ -1,0 +1,356 @@
+"""Columns of tables as arrays: features, targets and clients; a cell that does not fit is named.
+
+A table is a pandas frame. Whole numbers and numbers with a point, true and false are numbers; text is names.
+A column of classes that the table names by itself (categorical) has its names in that order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsim.data.arrays import Array, rounded
+from fedsim.errors import DataError, UsageError, unknown
+from fedsim.specs import Form, key_values
+from fedsim.user_files import other_separator
+
+FEW = 8
+"""So many names are shown in a message."""
+MANY = 1000
+"""Classes: more of them than rows are probably numbers to predict."""
+
+_WHOLE = ("integer", "boolean")
+_NUMBERS = (*_WHOLE, "floating", "mixed-integer-float")
+_NAMES = ("string", "categorical")
+_WORDS = {
+    **dict.fromkeys(_NUMBERS, "numbers"),
+    **dict.fromkeys(_NAMES, "names"),
+    **dict.fromkeys(("datetime64", "datetime", "date", "time", "period"), "times"),
+    **dict.fromkeys(("timedelta64", "timedelta"), "durations"),
+    "complex": "complex numbers",
+    "decimal": "decimal numbers",
+    "empty": "no values",
+}
+"""Kinds of pandas.api.types.infer_dtype in words; of others there is no use."""
+
+_ROW_NUMBERS = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
+"""Names that pandas gives to a column of row numbers."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Rows of one part of a data set.
+
+    owner: how a message begins. title: what the part is called. frame: a pandas frame, whose rows are
+    numbered from 0. place: what a row is called.
+    """
+
+    owner: str
+    title: str
+    frame: Any
+    place: Callable[[int], str]
+
+    def column(self, name: str) -> Any:
+        """A column; one of categories that are not text has these values."""
+        series = self.frame[name]
+        values = getattr(series.dtype, "categories", None)
+        if values is None or all(isinstance(value, str) for value in values):
+            return series
+        return series.astype(values.dtype)
+
+    def wrong(self, name: str, rows: Any, what: str) -> DataError:
+        """The error for some rows of a column."""
+        rows = np.asarray(rows, dtype=bool)
+        place = f"{self.owner}: {self.place(int(rows.argmax()))}, column {name}"
+        return DataError(f"{place} {what} (the first of {rows.sum():,})")
+
+
+# ---- what a data set's text says
+
+
+def options(text: str, spec: str, form: Form, keys: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """KEY=VALUE,... behind a data set, and the values of `input`, which alone may be repeated.
+
+    Raises:
+        UsageError: If a key is unknown, has no value, or is repeated.
+    """
+    values: dict[str, str] = {}
+    inputs: list[str] = []
+    for key, value in key_values(text):
+        if key not in keys:
+            raise unknown(f"key of data set {spec!r}:", key, keys)
+        if not value:
+            raise form.misuse("data set", spec)
+        if key in values or value in inputs:
+            raise UsageError(
+                f"data set {spec!r}: {key}={value} comes after another {key}={values.get(key, value)}"
+            )
+        if key == "input":
+            inputs.append(value)
+        else:
+            values[key] = value
+    return values, tuple(inputs)
+
+
+def unknown_column(owner: str, key: str, column: str, names: Sequence[str]) -> UsageError:
+    """The error for a column that is not there."""
+    if len(names) == 1 and (wrong := other_separator(names[0])):
+        return UsageError(f"{owner}: {wrong}")
+    if not column:
+        return UsageError(f"{owner}: say {key}=COLUMN, one of {', '.join(names)}")
+    return unknown(f"column of {owner} ({key}=):", column, names)
+
+
+# ---- features
+
+
+def _kind(series: Any) -> str:
+    from pandas.api.types import infer_dtype
+
+    return infer_dtype(series, skipna=True).removesuffix("-na")
+
+
+def features(tables: Sequence[Table], names: Sequence[str], chosen: bool, hint: str = "") -> list[Array]:
+    """Columns of numbers as inputs (n, len(names)) float32 of every table.
+
+    Args:
+        tables: The parts.
+        names: The columns.
+        chosen: Whether the user named them.
+        hint: What else a user may do about a column that is no feature.
+
+    Raises:
+        DataError: If a column has other things than numbers, or float32 cannot hold one.
+    """
+    refused = {name: _no_feature(tables, name, chosen) for name in names}
+    wrong = "; ".join(f"{name or '(no name)'} ({why})" for name, why in refused.items() if why)
+    if wrong or not names:
+        what = f"columns that are no features: {wrong}" if wrong else "it has no columns of inputs"
+        raise DataError(
+            f"{tables[0].owner}: {what}. Store them as numbers, leave them out of the data, or name the "
+            f"columns that are features: input=A,input=B{hint}"
+        )
+    return [np.stack([_numbers(table, name) for name in names], axis=1) for table in tables]
+
+
+def _no_feature(tables: Sequence[Table], name: str, chosen: bool) -> str:
+    """Why a column is no feature; '' if it is one."""
+    if not chosen and _ROW_NUMBERS.fullmatch(name):
+        return "the row numbers that pandas writes, without to_csv(index=False)"
+    return next(filter(None, (_no_numbers(table, name) for table in tables)), "")
+
+
+def _no_numbers(table: Table, name: str) -> str:
+    import pandas
+
+    series = table.column(name)
+    kind = _kind(series)
+    if kind != "string":
+        return "" if kind in _NUMBERS else _WORDS.get(kind, "neither numbers nor names")
+    text = series[series.notna()]
+    as_numbers = pandas.to_numeric(text, errors="coerce")
+    wrong = text[as_numbers.isna()]
+    if len(wrong) and len(wrong) < len(text):
+        return f"{wrong.iloc[0]!r} in {table.place(int(wrong.index[0]))} is no number"
+    return f"text, such as {text.iloc[0]!r}"
+
+
+def _numbers(table: Table, name: str) -> npt.NDArray[np.float32]:
+    """A column of numbers, (n,)."""
+    values = _exact(table, name)
+    if values.dtype.kind in "iu" and (wide := rounded(values)).any():
+        value = values[wide.argmax()]
+        raise table.wrong(
+            name,
+            wide,
+            f"is {value}, which float32 rounds; an id is no feature, and what may be rounded has a point",
+        )
+    with np.errstate(over="ignore"):
+        numbers = values.astype(np.float32)
+    if not (finite := np.isfinite(numbers)).all():
+        raise table.wrong(name, ~finite, f"is {values[(~finite).argmax()]}, too large for float32")
+    return numbers
+
+
+def _exact(table: Table, name: str) -> Array:
+    """A column of numbers as whole numbers if it has no others, else float64; true is 1."""
+    series = _complete(table, name)
+    kind = _kind(series)
+    if kind == "boolean":
+        return np.asarray(series.to_numpy(dtype=bool), dtype=np.int64)
+    unsigned = getattr(series.dtype, "kind", "") == "u"
+    wanted = np.float64 if kind not in _WHOLE else np.uint64 if unsigned else np.int64
+    try:
+        values = np.asarray(series.to_numpy(dtype=wanted))
+    except OverflowError:
+        raise DataError(
+            f"{table.owner}: column {name} of {table.title} has whole numbers of more than 64 bits"
+        ) from None
+    if not (finite := np.isfinite(values)).all():
+        raise table.wrong(name, ~finite, f"is {values[(~finite).argmax()]}, no finite number")
+    return values
+
+
+def _complete(table: Table, name: str) -> Any:
+    """A column without missing values; a blank text is one.
+
+    Raises:
+        DataError: If one is missing.
+    """
+    series = table.column(name)
+    missing = series.isna().to_numpy(dtype=bool)
+    if _kind(series) in _NAMES:
+        missing = missing | (
+            series.astype(object).map(lambda v: isinstance(v, str) and not v.strip()).to_numpy(dtype=bool)
+        )
+    if missing.any():
+        raise table.wrong(name, missing, "has no value")
+    return series
+
+
+# ---- targets
+
+
+def targets(tables: Sequence[Table], name: str, classes: int) -> tuple[list[Array], int]:
+    """Targets of every table, and how many outputs they need.
+
+    Names are numbered as in the first table: as it has them (categorical), or in sorted order.
+
+    Args:
+        tables: The parts, training data first.
+        name: The column.
+        classes: How many classes there are; 0: as the data say; 1: a number to predict.
+
+    Raises:
+        DataError: If targets are missing, or mean one thing in one table and another in the other.
+    """
+    kinds = [_kind(_complete(table, name)) for table in tables]
+    if all(kind in _NAMES for kind in kinds) and classes != 1:
+        result, found = _named(tables, name)
+    elif all(kind in _NUMBERS for kind in kinds):
+        values = [_exact(table, name) for table in tables]
+        if classes == 1 or _to_predict(values, classes, f"{tables[0].owner}: column {name}"):
+            return [_numbers(table, name)[:, None] for table in tables], 1
+        result = [value.astype(np.int64) for value in values]
+        found = _check_classes(tables, name, result, classes)
+    else:
+        both = ", ".join(
+            f"{_WORDS.get(kind, 'other things')} in {table.title}"
+            for kind, table in zip(kinds, tables, strict=True)
+        )
+        raise DataError(
+            f"{tables[0].owner}: column {name} has {both}; targets are names, or numbers, in all parts"
+        )
+    if classes and found > classes:
+        raise DataError(f"{tables[0].owner}: classes={classes}, but column {name} has {found}")
+    return result, max(found, classes)
+
+
+def _named(tables: Sequence[Table], name: str) -> tuple[list[Array], int]:
+    first = tables[0].column(name)
+    categories = getattr(first.dtype, "categories", None)
+    names = sorted(set(first)) if categories is None else list(categories)
+    _refuse_spaces(names, f"{tables[0].owner}: column {name}")
+    number = {known: i for i, known in enumerate(names)}
+    result = []
+    for table in tables:
+        values = table.column(name).astype(object)
+        if new := sorted(set(values) - set(names)):
+            raise DataError(
+                f"{table.owner}: column {name} of {table.title} has classes that {tables[0].title} has not: "
+                f"{listed(new)}; those of {tables[0].title} are {listed(names)}"
+            )
+        result.append(np.array([number[value] for value in values], dtype=np.int64))
+    return result, len(names)
+
+
+def _refuse_spaces(names: Iterable[str], what: str) -> None:
+    """Refuse names that differ in nothing but spaces around them."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if (other := seen.setdefault(name.strip(), name)) != name:
+            raise DataError(f"{what} has both {other!r} and {name!r}; spaces around a name make another one")
+
+
+def _to_predict(values: Sequence[Array], classes: int, what: str) -> bool:
+    """Whether numbers are to be predicted, and not the numbers of classes.
+
+    Raises:
+        DataError: If numbers with a point are whole, and so may be either.
+    """
+    if all(value.dtype.kind in "iu" for value in values):
+        return False
+    every = np.unique(np.concatenate(values))
+    whole = np.array_equal(every, np.rint(every))
+    if classes:
+        if not whole:
+            raise DataError(f"{what} has {every[every != np.rint(every)][0]}, which is no number of a class")
+        return False
+    known = [np.arange(start, start + len(every)) for start in (0, 1)] + [np.array([-1, 1])]
+    if len(every) > 1 and any(np.array_equal(every, numbers) for numbers in known):
+        raise DataError(
+            f"{what} has {listed(every.tolist())}: say classes={int(every.max()) + 1} if these are classes, "
+            "or classes=1 if they are numbers to predict"
+        )
+    return True
+
+
+def _check_classes(tables: Sequence[Table], name: str, values: Sequence[Array], classes: int) -> int:
+    """How many classes the whole numbers of a column stand for.
+
+    Raises:
+        DataError: If they are none, or if a table has some that the first has not.
+    """
+    for table, value in zip(tables, values, strict=True):
+        if (low := value < 0).any():
+            raise table.wrong(
+                name, low, f"is {value[low.argmax()]}; classes are numbered from 0, or have names"
+            )
+    seen = [np.unique(value) for value in values]
+    found = int(max(value.max() for value in seen)) + 1
+    for table, value in zip(tables, seen, strict=True):
+        if not classes and len(new := np.setdiff1d(value, seen[0])):
+            raise DataError(
+                f"{table.owner}: column {name} of {table.title} has classes that {tables[0].title} has not: "
+                f"{listed(new.tolist())}; those of {tables[0].title} are {listed(seen[0].tolist())}. "
+                f"If both are numbered alike, say how many classes there are: classes={found}"
+            )
+    if not classes and found > max(MANY, len(values[0])):
+        raise DataError(
+            f"{tables[0].owner}: column {name} has whole numbers up to {found - 1:,} in {len(values[0]):,} "
+            f"rows: say classes=1 if they are numbers to predict, or classes={found} if these are classes"
+        )
+    return found
+
+
+# ---- clients
+
+
+def clients(table: Table, name: str) -> npt.NDArray[np.int64]:
+    """The client of every row, numbered by their values in sorted order, (n,).
+
+    Raises:
+        DataError: If a row has none, or if values are of several types.
+    """
+    series = _complete(table, name)
+    kind = _kind(series)
+    if kind not in (*_WHOLE, "floating", *_NAMES, "datetime64", "date"):
+        what = _WORDS.get(kind, "values of several or other types")
+        raise DataError(
+            f"{table.owner}: column {name} (client=) has {what}; a client is a text or a whole number"
+        )
+    values = series.astype(object).to_numpy(dtype=str) if kind in _NAMES else series.to_numpy()
+    if kind in _NAMES:
+        _refuse_spaces(np.unique(values).tolist(), f"{table.owner}: column {name} (client=)")
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def listed(names: Sequence[object]) -> str:
+    """The first few names."""
+    more = f", ... ({len(names):,} in all)" if len(names) > FEW else ""
+    return ", ".join(map(repr, names[:FEW])) + more

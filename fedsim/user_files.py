@@ -1,0 +1,142 @@
+"""Files that a user brings: their text, what is wrong with a path, and how a table is named.
+
+Imports nothing heavy, because options are resolved before the fork server imports numpy.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, TextIO, cast
+
+from fedsim.errors import DataError
+
+TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".npz")
+"""How the names of files end that --dataset reads as tables (fedsim.data.readers.table_files)."""
+
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+
+
+@contextmanager
+def opened_text(path: Path) -> Iterator[TextIO]:
+    """A text file in UTF-8, with or without a byte order mark, and with its line ends; .gz is unpacked.
+
+    Raises:
+        OSError: If it cannot be opened.
+        DataError: If it is not UTF-8, also while the block reads on.
+    """
+    refuse_utf_16(path)
+    with _opened(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        try:
+            yield text
+        except UnicodeDecodeError as e:
+            raise DataError(
+                f"{path}: this is no text in UTF-8 (byte {e.object[e.start]:#04x}: {e.reason}); "
+                "save it as UTF-8"
+            ) from None
+
+
+def read_text(path: Path) -> str:
+    """The whole text of a file, with line ends as \\n; the errors are those of opened_text."""
+    with opened_text(path) as file:
+        return file.read().replace("\r\n", "\n")
+
+
+def _opened(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def refuse_utf_16(path: Path) -> None:
+    """Refuse a text that begins as UTF-16 does.
+
+    Raises:
+        OSError: If it cannot be opened.
+        DataError: Saying how to save the file.
+    """
+    with _opened(path) as file:
+        beginning = file.read(2)
+    if beginning in _UTF_16 or b"\0" in beginning:
+        raise DataError(
+            f"{path}: this is a text in UTF-16; save it as UTF-8 (spreadsheets: CSV UTF-8, comma delimited)"
+        )
+
+
+def other_separator(first_line: str) -> str:
+    """What to say of a CSV file whose first line has no comma but another separator; '' of others."""
+    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
+        if separator in first_line and "," not in first_line:
+            return f"its columns are separated by {name}; save it with commas between them"
+    return ""
+
+
+# ---- paths
+
+
+def no_folder(path: Path) -> str:
+    """Why a path is no folder that can be read: 'does not exist', ...; '' if it is one."""
+    return _wrong(path, folder=True)
+
+
+def no_file(path: Path) -> str:
+    """Why a path is no file that can be read; '' if it is one."""
+    return _wrong(path, folder=False)
+
+
+def _wrong(path: Path, folder: bool) -> str:
+    try:
+        if path.is_dir():
+            if not folder:
+                return "is a folder, not a file"
+            next(path.iterdir(), None)
+        elif not path.exists():
+            return (
+                f"is a link to {path.readlink()}, which does not exist"
+                if path.is_symlink()
+                else _absent(path)
+            )
+        elif folder:
+            return "is a file, not a folder"
+        else:
+            path.open("rb").close()
+    except OSError as e:
+        return f"cannot be read: {e.strerror}"
+    return ""
+
+
+def _absent(path: Path) -> str:
+    """'does not exist', and what stands in the way."""
+    parent = next((p for p in path.parents if p.exists()), path)
+    return "does not exist" if parent.is_dir() else f"does not exist: {parent} is a file"
+
+
+# ---- tables
+
+
+def is_table(spec: str) -> bool:
+    """Whether a data set is FILE.csv[,KEY=VALUE,...], or another of TABLES."""
+    return spec.partition(",")[0].lower().endswith(TABLES)
+
+
+def absolute_table(spec: str) -> str:
+    """The same spec, meaning the same in every working directory, if its file is here.
+
+    One that is not here lies in the data folder, of each machine its own.
+    """
+    path = Path(spec.partition(",")[0]).expanduser()
+    return moved_table(spec, path) if path.exists() else spec
+
+
+def moved_table(spec: str, file: Path) -> str:
+    """The same spec of another file."""
+    _, comma, rest = spec.partition(",")
+    return f"{file.expanduser().resolve()}{comma}{rest}"
+
+
+def short_table(spec: str) -> str:
+    """A spec for display, without the folders of its file."""
+    file, comma, rest = spec.partition(",")
+    return f"{Path(file).name}{comma}{rest}"

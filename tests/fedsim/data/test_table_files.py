@@ -1,0 +1,390 @@
+"""Tables in one file: what is read, what is refused, and how both parts of a data set are numbered."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedsim
+from fedsim import plugins
+from fedsim.data.datasets import Dataset, load_dataset
+from fedsim.errors import DataError, FedsimError, UsageError
+from launch.config import absolute_paths
+from workers.worker.local_files import LocalFiles
+
+CSV = "a,b,kind,site\n" + "".join(f"{i},{i / 4},{['cat', 'bee', 'ape'][i % 3]},s{i % 2}\n" for i in range(30))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def load(text: str, options: str = "label=y", name: str = "t.csv", **files: str) -> Dataset:
+    for file, content in {name: text, **{f"{k}.csv": v for k, v in files.items()}}.items():
+        Path(file).write_text(content)
+    return load_dataset(f"{name},{options}")
+
+
+def column(*values: Any, name: str = "y") -> str:
+    """A table of a feature, from 0, and this column."""
+    return f"x,{name}\n" + "".join(f"{i},{value}\n" for i, value in enumerate(values))
+
+
+def refused(text: str, options: str = "label=y", error: type[FedsimError] = DataError, **files: str) -> str:
+    with pytest.raises(error) as caught:
+        load(text, options, **files)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- what is read
+
+
+@pytest.mark.parametrize("form", ["csv", "csv.gz", "tsv", "parquet", "bom.csv", "crlf.csv"])
+def test_the_same_table_in_every_form(form: str) -> None:
+    path, frame = Path(f"t.{form}"), pd.read_csv(__import__("io").StringIO(CSV))
+    if form == "parquet":
+        frame.to_parquet(path)
+    elif form == "csv.gz":
+        path.write_bytes(gzip.compress(CSV.encode()))
+    else:
+        text = {
+            "tsv": CSV.replace(",", "\t"),
+            "bom.csv": "\ufeff" + CSV,
+            "crlf.csv": CSV.replace("\n", "\r\n"),
+        }
+        path.write_bytes(text.get(form, CSV).encode())
+    dataset = load_dataset(f"t.{form},label=kind,client=site")
+    test = np.array([i % 15 in (12, 13, 14) for i in range(30)])  # each fifth row of each class
+    features = np.stack([np.arange(30), np.arange(30) / 4], axis=1).astype(np.float32)
+    np.testing.assert_array_equal(dataset.train_inputs, features[~test])
+    np.testing.assert_array_equal(dataset.test_inputs, features[test])
+    classes = np.array([2, 1, 0])[np.arange(30) % 3]  # ape, bee, cat
+    np.testing.assert_array_equal(dataset.train_targets, classes[~test])
+    np.testing.assert_array_equal(dataset.test_targets, classes[test])
+    np.testing.assert_array_equal(dataset.centres, (np.arange(30) % 2)[~test])
+    assert (dataset.classes, dataset.scale, dataset.likelihood) == (3, 1.0, "categorical")
+
+
+def test_columns_that_are_named_are_the_inputs() -> None:
+    assert load(CSV, "label=kind,input=b").train_inputs.shape == (24, 1)
+    both = load(CSV, "label=kind,input=b,input=a").train_inputs
+    np.testing.assert_array_equal(both[:, 0] * 4, both[:, 1])
+
+
+def test_a_file_of_test_rows_lies_beside_the_other() -> None:
+    folder = Path("data")
+    folder.mkdir()
+    (folder / "t.csv").write_text(column("b", "a", "b"))
+    (folder / "test.csv").write_text("y,more,x\na,9,7\nb,9,8\n")
+    dataset = load_dataset("t.csv,label=y,test=test.csv", folder)
+    assert dataset.train_targets.tolist() == [1, 0, 1]
+    assert dataset.test_targets.tolist() == [0, 1]
+    assert dataset.test_inputs.tolist() == [[7], [8]]
+
+
+def test_the_working_directory_comes_before_the_data_folder() -> None:
+    folder = Path("data")
+    folder.mkdir()
+    (folder / "t.csv").write_text(column(*"ab" * 5))
+    assert load_dataset("t.csv,label=y", folder).classes == 2
+    assert load(column(*"abc" * 5)).classes == 3
+    assert load_dataset("t.csv,label=y", folder).classes == 3
+
+
+def test_numbers_to_predict_are_no_classes() -> None:
+    dataset = load(column(*(i / 8 for i in range(10))))
+    assert (dataset.likelihood, dataset.classes) == ("gaussian", 1)
+    assert dataset.test_targets.tolist() == [[0.5], [1.125]]  # every fifth row
+    assert load(column(*range(10)), "label=y,classes=1").likelihood == "gaussian"
+    mixed = load(column(*range(10)), "label=y,test=u.csv", u=column(0.5, 1))
+    assert mixed.test_targets.tolist() == [[0.5], [1.0]]
+    assert mixed.likelihood == "gaussian"
+
+
+@pytest.mark.parametrize(
+    ("values", "numbered"),
+    [
+        (["True", "False"] * 5, [1, 0]),
+        ([0, 2] * 5, [0, 2]),
+        (["no", "No"] * 5, [1, 0]),
+        (["None", "NA"] * 5, [1, 0]),
+    ],
+)
+def test_classes_of_all_kinds(values: list[Any], numbered: list[int]) -> None:
+    dataset = load(column(*values))
+    assert dataset.train_targets[:2].tolist() == numbered
+    assert dataset.classes == max(numbered) + 1
+
+
+def test_arrays_of_an_npz_file() -> None:
+    y = np.arange(20) % 4
+    images = np.arange(20 * 6, dtype=np.uint8).reshape(20, 1, 2, 3)
+    np.savez("t.npz", images=images, y=y.reshape(20, 1).astype(">i4"), who=np.array([*"abcde"] * 4))
+    dataset = load_dataset("t.npz,label=y,client=who")
+    np.testing.assert_array_equal(dataset.train_inputs, images[:16])
+    assert (dataset.classes, dataset.scale) == (4, 255.0)
+    assert dataset.centres is not None and dataset.centres.max() == 4
+    np.savez("t.npz", x=images.reshape(20, 6).astype(">f8"), y=y)
+    dataset = load_dataset("t.npz,label=y")
+    assert dataset.train_inputs.dtype == np.float32
+    np.testing.assert_array_equal(dataset.train_inputs, images[:16].reshape(16, 6))
+    np.savez("t.npz", x_train=images, y_train=y, x_test=images[:3], y_test=y[:3])
+    dataset = load_dataset("t.npz")
+    np.testing.assert_array_equal(dataset.train_inputs, images)
+    assert dataset.test_targets.tolist() == [0, 1, 2]
+
+
+def test_another_file_of_the_same_name_is_read_anew() -> None:
+    assert load(column(*"ab" * 5)).classes == 2
+    assert load(column(*"ab" * 5), "label=y,classes=4").classes == 4
+    assert load(column(*"abc" * 5)).classes == 3
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "x,y\n1,0\n\n2,1\n,0\n,1\n",
+            "--dataset t.csv: line 5 of t.csv, column x has no value (the first of 2)",
+        ),
+        ('x,z,y\n1,"a\nb",0\n2,c,1\n3,d,\n', "line 5 of t.csv, column y has no value (the first of 1)"),
+        ("x,y\n1,0\n2,1\n-inf,0\n", "line 4 of t.csv, column x is -inf, no finite number"),
+        ("x,y\n1,0\n1e39,1\n", "line 3 of t.csv, column x is 1e+39, too large for float32"),
+        ("x,y\n1,0\n16777217,1\n", "line 3 of t.csv, column x is 16777217, which float32 rounds"),
+        ("x,y\n1,0\n99999999999999999999999,1\n", "column"),
+        ("x,y\n1,0\n?,1\n3,0\n", "no features: x ('?' in line 3 of t.csv is no number)"),
+        ('x,y\n"1,5",0\n"2,5",1\n', "no features: x (text, such as '1,5')"),
+        (
+            "x,s,t,y\n1,m,u,0\n2,f,v,1\n",
+            "no features: s (text, such as 'm'); t (text, such as 'u'). Store them",
+        ),
+        (
+            ",x,y\n0,1,0\n1,2,1\n",
+            "Unnamed: 0 (the row numbers that pandas writes, without to_csv(index=False))",
+        ),
+        ("x,y\n1,0,\n2,1,\n", "line 2 has 3 cells, and the first line 2 names"),
+        (
+            "x,y\n1,0\n2,1,3\n",
+            "cannot be read: Error tokenizing data. C error: Expected 2 fields in line 3, saw 3",
+        ),
+        ("x,x,y\n1,2,0\n", "its first line has the name 'x' twice"),
+        ("1,2.5,-3\n1,2,0\n", "its first line must have the names of the columns"),
+        ("", "its first line must have the names of the columns"),
+        ("x;y\n1;0\n", "its columns are separated by semicolons; save it with commas between them"),
+        ("y\n0\n1\n", "it has no columns of inputs"),
+        (column("a", " ", "b"), "line 3 of t.csv, column y has no value"),
+        (column("cat", "cat ", "dog"), "has both 'cat' and 'cat '; spaces around a name make another one"),
+        (column(1, -1, 1), "line 3 of t.csv, column y is -1; classes are numbered from 0, or have names"),
+        (
+            column(0.0, 1.0, 2.0),
+            "column y has 0.0, 1.0, 2.0: say classes=3 if these are classes, or classes=1",
+        ),
+        (column("-1.0", "1.0", "-1.0"), "column y has -1.0, 1.0: say classes=2"),
+        (
+            column(3, 250_000, 7),
+            "whole numbers up to 250,000 in 3 rows: say classes=1 if they are numbers to predict",
+        ),
+        (column("a", "b", "c"), "no class has as many; name a file of test rows: test=FILE"),
+    ],
+)
+def test_what_a_table_must_not_have(text: str, words: str) -> None:
+    assert words in refused(text)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        (
+            "cat dog",
+            "dog cow",
+            "column y of u.csv has classes that t.csv has not: 'cow'; those of t.csv are 'cat', 'dog'",
+        ),
+        ("cat dog", "Cat dog", "has not: 'Cat'; those of t.csv are 'cat', 'dog'"),
+        (
+            "1 2",
+            "0 1",
+            "has not: 0; those of t.csv are 1, 2. If both are numbered alike, say how many classes",
+        ),
+        ("cat dog", "0 1", "column y has names in t.csv, numbers in u.csv"),
+        ("0 1", "0 x", "column y has numbers in t.csv, names in u.csv"),
+        ("0 1", "0 ", "column y has no value"),
+    ],
+)
+def test_both_files_mean_the_same_classes(train: str, test: str, words: str) -> None:
+    text, other = (column(*part.split(" ")) for part in (train, test))
+    assert words in refused(text, "label=y,test=u.csv", u=other)
+
+
+def test_how_many_classes_there_are_may_be_said() -> None:
+    dataset = load(column(1, 2), "label=y,test=u.csv,classes=3", u=column(0, 1))
+    assert (dataset.classes, dataset.test_targets.tolist()) == (3, [0, 1])
+    assert load(column(*[0.0, 1.0] * 5), "label=y,classes=2").likelihood == "categorical"
+    assert "classes=2, but column y has 3" in refused(column(0, 1, 2), "label=y,classes=2")
+    assert "has 0.5, which is no number of a class" in refused(column(0, 0.5, 2), "label=y,classes=2")
+    assert "column y has names in t.csv" in refused(column("a", "b"), "label=y,classes=1")
+
+
+@pytest.mark.parametrize(
+    ("clients", "words"),
+    [
+        (["s", "", "t", ""], "line 3 of t.csv, column c has no value (the first of 2)"),
+        (["s", "  ", "t"], "line 3 of t.csv, column c has no value"),
+        (["s", "s ", "t"], "column c (client=) has both 's' and 's '"),
+        ([1, "", 2], "line 3 of t.csv, column c has no value"),
+    ],
+)
+def test_every_row_has_a_client(clients: list[Any], words: str) -> None:
+    lines = [f"{i},{i % 2},{client}" for i, client in enumerate(clients)]
+    assert words in refused("\n".join(["x,y,c", *lines, ""]), "label=y,client=c")
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"x": pd.array([1, None, 3], "Int64")}, "row 1 (counted from 0), column x has no value"),
+        ({"x": pd.to_datetime(["2020-01-01", None, "2020-01-03"])}, "no features: x (times)"),
+        ({"x": pd.Categorical(["a", "b", "a"])}, "no features: x (names)"),
+        ({"x": [[1], [2], [3]]}, "no features: x (neither numbers nor names)"),
+        ({"x": [None, None, None]}, "no features: x (no values)"),
+        ({"x": [1, 2, 3], "y": pd.to_datetime(["2020-01-01"] * 3)}, "column y has times in t.parquet"),
+        ({"x": [1, 2, 3], "c": [[1], [2], [3]]}, "column c (client=) has values of several or other types"),
+    ],
+)
+def test_kinds_of_columns_that_only_parquet_has(columns: Mapping[str, Any], words: str) -> None:
+    pd.DataFrame({"y": ["a", "b", "a"], "c": [1, 2, 3], **columns}).to_parquet("t.parquet")
+    with pytest.raises(DataError) as caught:
+        load_dataset("t.parquet,label=y,client=c")
+    assert words in str(caught.value)
+
+
+def test_nullable_columns_and_categories_without_missing_values_are_read() -> None:
+    frame = {"x": pd.array([1, 2, 3] * 5, "Int64"), "z": pd.array([True, False, True] * 5, "boolean")}
+    frame |= {
+        "y": pd.Categorical(["b", "c", "b"] * 5, categories=["c", "b", "a"]),
+        "c": pd.Categorical([7, 8, 9] * 5),
+    }
+    pd.DataFrame(frame).to_parquet("t.parquet")
+    dataset = load_dataset("t.parquet,label=y,client=c")
+    assert dataset.train_inputs[:2].tolist() == [[1, 1], [2, 0]]
+    assert dataset.train_targets[:2].tolist() == [1, 0]
+    assert dataset.classes == 3
+    assert dataset.centres is not None and dataset.centres[:3].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        (
+            {"x": np.zeros((5, 2)), "y": np.zeros(4, int)},
+            "its arrays have different numbers of rows: x 5, y 4",
+        ),
+        (
+            {"x": np.zeros((5, 2)), "z": np.zeros((5, 2)), "y": np.zeros(5, int)},
+            "say which is the input, input=NAME",
+        ),
+        (
+            {"x": np.full((5, 2), 2**24 + 1), "y": np.zeros(5, int)},
+            "x has int64, not all of which float32 holds",
+        ),
+        (
+            {"x": np.zeros((5, 2), complex), "y": np.zeros(5, int)},
+            "x has complex128, not all of which float32 holds",
+        ),
+        ({"x": np.full((9, 2), np.nan), "y": np.arange(9) // 8}, "row 0, column 0 (counted from 0) is nan"),
+        (
+            {"x": np.array([[{}]] * 5), "y": np.zeros(5, int)},
+            "cannot be read: Object arrays cannot be loaded",
+        ),
+    ],
+)
+def test_arrays_that_are_refused(arrays: Mapping[str, Any], words: str) -> None:
+    np.savez("t.npz", **arrays)
+    with pytest.raises(DataError) as caught:
+        load_dataset("t.npz,label=y")
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "words"),
+    [
+        (
+            "none.csv,label=y",
+            DataError,
+            "none.csv does not exist; relative files lie in the working directory",
+        ),
+        ("d.csv,label=y", DataError, "d.csv is a folder, not a file"),
+        ("t.csv,label=y,test=u.csv", DataError, "u.csv does not exist"),
+        ("t.csv", UsageError, "t.csv: say label=COLUMN, one of x, kind"),
+        ("t.csv,label=kinds", UsageError, "unknown column of t.csv (label=): 'kinds'; did you mean 'kind'"),
+        ("t.csv,label=kind,client=who", UsageError, "unknown column of t.csv (client=): 'who'"),
+        ("t.csv,label=kind,input=z", UsageError, "unknown column of t.csv (input=): 'z'"),
+        ("t.csv,label=kind,label=x", UsageError, "label=x comes after another label=kind"),
+        ("t.csv,label=kind,input=x,input=x", UsageError, "input=x comes after another input=x"),
+        (
+            "t.csv,labl=kind",
+            UsageError,
+            "unknown key of data set 't.csv,labl=kind': 'labl'; did you mean 'label'",
+        ),
+        ("t.csv,label=kind,classes=x", UsageError, "write FILE.csv,label=COLUMN"),
+        ("text.npz,label=y", DataError, "text.npz is no file that numpy.savez wrote"),
+        ("text.parquet,label=y", DataError, "text.parquet cannot be read"),
+        ("text.csv.gz,label=y", DataError, "text.csv.gz cannot be read: Not a gzipped file"),
+    ],
+)
+def test_what_is_wrong_with_a_spec_is_said(spec: str, error: type[FedsimError], words: str) -> None:
+    Path("d.csv").mkdir()
+    Path("t.csv").write_text(column(*"abc" * 5, name="kind"))
+    for name in ("text.npz", "text.parquet", "text.csv.gz"):
+        Path(name).write_text("no such thing")
+    with pytest.raises(error) as caught:
+        load_dataset(spec)
+    assert words in str(caught.value)
+
+
+def test_the_unknown_data_set_is_told_how_its_own_are_written() -> None:
+    with pytest.raises(UsageError, match=r"yours: FILE.csv,label=COLUMN, FILE.py:NAME or hf:FOLDER"):
+        load_dataset("my.csvx")
+
+
+# ---- in a run
+
+
+def test_a_run_names_the_file_by_its_path_and_shows_its_name() -> None:
+    Path("t.csv").write_text(CSV)
+    values = absolute_paths({"dataset": "t.csv,label=kind,client=site"})
+    assert values["dataset"] == f"{Path.cwd()}/t.csv,label=kind,client=site"
+    assert absolute_paths({"dataset": "elsewhere.csv,label=y"})["dataset"] == "elsewhere.csv,label=y"
+    assert plugins.short(values["dataset"]) == "t.csv,label=kind,client=site"
+    experiment = values | {"algo": "fedavg", "codecs": {}}
+    assert LocalFiles().localised(experiment)["dataset"] == values["dataset"]
+    moved = LocalFiles(choices={"dataset": Path("other/t.csv")}).localised(experiment)
+    assert moved["dataset"] == f"{Path.cwd()}/other/t.csv,label=kind,client=site"
+
+
+def test_a_run_of_a_table_has_the_same_bits_with_and_without_workers() -> None:
+    Path("t.csv").write_text(CSV)
+    options: dict[str, Any] = {
+        "algo": "fedavg",
+        "model": "logistic_bias",
+        "rounds": 2,
+        "clients": 2,
+        "quiet": True,
+    }
+    options |= {"dataset": "t.csv,label=kind,client=site", "partition": "natural"}
+    one, other = (fedsim.run(**options, workers=workers) for workers in (0, 1))
+    assert one.summary["model_sha256"] == other.summary["model_sha256"]
+    assert one.manifest["experiment"]["client_sizes"] == [12, 12]
+    again = fedsim.run(**options, seed=5)
+    assert again.manifest["experiment"]["data"] == one.manifest["experiment"]["data"]
