@@ -178,7 +178,8 @@ class Session:
         stored.check(today)
         recorder, folder, display = self.recorder, self.folder, self.recorder.display
         before = stored.manifest
-        self.recovery = recover(folder, self.problem, manifest.lasting_digest(before["experiment"]))
+        lasting = manifest.lasting_digest(before["experiment"])
+        self.recovery = recover(folder, self.problem, lasting, before["run"])
         recorder.rundir.remove_summary()
         recorder.restore(self.recovery)
         start = {k: today[k] for k in ("started", "execution", "command", "commit")}
@@ -246,7 +247,7 @@ class Session:
 
     def _states(self) -> ClientStates:
         """Open the folder of the clients' states."""
-        return ClientStates(self.folder / "state", self.problem.algorithm.client_type)
+        return ClientStates(self.folder / "state", self.problem.algorithm.client_type, self.run_name)
 
     def _carry_out(self, wakeup: Wakeup, started: Callable[[], None]) -> Outcome:
         """Build the coordinator and its parts, run it, and write the model."""

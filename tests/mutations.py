@@ -69,8 +69,29 @@ RUNS: dict[str, tuple[dict[str, Any], Ending]] = {
     "late": ({"algo": "fedavg", **LINK}, Ending("evaluated", 5)),
     "target reached": ({"algo": "fedavg", "rounds": 14, "until": 0.79}, Ending("evaluated", 7)),
     "killed twice": ({"algo": "fedadmm", "participation": "0.6+lost:0.3"}, Ending("evaluated", 3, again=6)),
+    "asynchronous": (
+        {"algo": "fedavg", "asynchronous": "fedbuff:2", "compute": "3ms,noise=0.5"},
+        Ending("evaluated", 6),
+    ),
 }
 """What differs from four clients, eight rounds and the logistic model."""
+SMALL = {"clients": 3, "rounds": 5, "participation": "0.7"}
+EXCHANGED: dict[str, tuple[dict[str, Any], Ending]] = {
+    "states with a version in their mark": ({"algo": "fedadmm", **SMALL}, Ending("evaluated", 3)),
+    "small states": ({"algo": "scaffold", **SMALL}, Ending("committed", 4)),
+    "states of several clients in flight": (
+        {
+            "algo": "fedadmm",
+            "hyperparameters": {"silent": "last"},
+            "asynchronous": "fedbuff:1",
+            "compute": "3ms,noise=0.5",
+            "clients": 3,
+            "rounds": 5,
+        },
+        Ending("evaluated", 4),
+    ),
+}
+"""Runs whose files are exchanged."""
 
 
 @contextmanager
@@ -99,10 +120,10 @@ class Base:
     expected: dict[str, Any]
 
     @staticmethod
-    def of(name: str, home: Path) -> Base:
+    def of(name: str, home: Path, **changes: Any) -> Base:
         """Carry a run out, and keep what its folder held when it ended for the first time."""
-        described, ending = RUNS[name]
-        experiment = Experiment(**{"model": "logistic", "clients": 4, "rounds": 8, **described})
+        described, ending = (RUNS | EXCHANGED)[name]
+        experiment = Experiment(**{"model": "logistic", "clients": 4, "rounds": 8, **described, **changes})
         whole, left = home / "whole", home / "left"
         with at(ending.when, ending.round, lambda: _end(whole, left, ending.signal)):
             try:
@@ -246,12 +267,7 @@ def trial(bases: dict[str, Base], seed: int, home: Path) -> Trial:
     random = Random(seed)
     name = random.choice(sorted(bases))
     folder = shutil.copytree(bases[name].folder, home / f"trial-{seed}")
-    files = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
-    files = [
-        file
-        for file in files
-        if not file.startswith(("lock", "logs", ".")) and (folder / file).stat().st_size
-    ]
+    files = files_of(folder)
     groups = sorted({file.split("/")[0] for file in files})
     group = random.choice(groups)
     file = random.choice([file for file in files if file.split("/")[0] == group])
@@ -268,6 +284,34 @@ def trial(bases: dict[str, Base], seed: int, home: Path) -> Trial:
     outcome, message = _resumed(folder, bases[name].expected)
     shutil.rmtree(folder)
     return replace(Trial(seed, name, file, kind), outcome=outcome, message=message)
+
+
+def files_of(folder: Path) -> list[str]:
+    """The files of a run that its resume may read."""
+    files = (str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file())
+    return [f for f in files if not f.startswith(("lock", "logs", ".")) and (folder / f).stat().st_size]
+
+
+def exchanged(base: Base, one: str, other: str, home: Path, of: Base | None = None) -> Trial:
+    """Let two files of an interrupted run change places, resume, and compare.
+
+    Args:
+        base: The run.
+        one: A file of it.
+        other: Another one.
+        home: A folder for it.
+        of: The run that `other` belongs to; it is copied to the place of `one` then.
+    """
+    folder = shutil.copytree(base.folder, home / "exchanged")
+    contents = {one: ((of or base).folder / other).read_bytes()}
+    if of is None:
+        contents[other] = (base.folder / one).read_bytes()
+    for file, data in contents.items():
+        (folder / file).unlink()  # a state may be a link to the one before
+        (folder / file).write_bytes(data)
+    outcome, message = _resumed(folder, base.expected)
+    shutil.rmtree(folder)
+    return Trial(0, "", f"{one} <-> {other}", "exchange", outcome, message)
 
 
 def _resumed(folder: Path, expected: dict[str, Any]) -> tuple[str, str]:

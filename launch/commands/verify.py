@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from fedsim import plugins
-from fedsim.errors import DataError, DiskError, FedsimError, UsageError
+from fedsim.errors import DataError, DiskError, FedsimError, UsageError, WireError
 from launch.json_output import print_json
 from launch.runs.file_checks import checked_bytes, known_files
 from launch.runs.reader import Run
@@ -25,7 +25,7 @@ from workers.replay.round_replayer import RoundReplayer
 from workers.replay.task_verifier import Difference, Digests, TaskVerifier, digests
 from workers.storage.atomic_files import at_rest
 from workers.storage.checkpoints import Checkpoint
-from workers.storage.client_states import ClientStates, clients_digest
+from workers.storage.client_states import clients_digest
 from workers.storage.growing_file import LEDGER
 from workers.storage.recovery import checkpoint_path
 
@@ -190,8 +190,7 @@ def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
     def clients() -> str:
         if run.round != summary["rounds"]:
             raise DataError(f"the checkpoint of round {summary['rounds']} cannot be read")
-        states = ClientStates(run.folder / "state", run.problem.algorithm.client_type)
-        return clients_digest(run.problem, states, tuple(run.checkpoint.versions.tolist()))
+        return clients_digest(run.problem, run.states(), tuple(run.checkpoint.versions.tolist()))
 
     for name, where, created in (
         ("model_sha256", "model.safetensors", model),
@@ -199,7 +198,7 @@ def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
     ):
         try:
             result = created()
-        except (DataError, DiskError) as e:
+        except (DataError, DiskError, WireError) as e:
             yield f"{where}: {name} cannot be compared", str(e)
             continue
         if result == summary[name]:

@@ -31,12 +31,14 @@ class KnownFiles:
         files: Their digests by name.
         experiment: The digest of the manifest's experiment, without its rounds if the run has not ended;
             '' if it is not known.
+        run: The run's name; '' if it is not known.
     """
 
     source: str
     ended: bool
     files: Mapping[str, FileDigest]
     experiment: str = ""
+    run: str = ""
 
 
 def known_files(folder: Path) -> KnownFiles:
@@ -57,7 +59,8 @@ def known_files(folder: Path) -> KnownFiles:
         except (WireError, DiskError):  # damaged, of an earlier fedsim, or cleared away just now
             continue
         files = {file.name: file for file in committed.files}
-        return KnownFiles(f"the checkpoint of round {committed.round}", False, files, committed.experiment)
+        source = f"the checkpoint of round {committed.round}"
+        return KnownFiles(source, False, files, committed.experiment, committed.run)
     return KnownFiles("", False, {})
 
 
@@ -140,6 +143,12 @@ def check_experiment(opened: StoredManifest, known: KnownFiles) -> None:
     if known.experiment not in ("", here):
         raise DataError(
             f"{opened.folder / NAME} was changed: {known.source} has the sha256 of another experiment"
+        )
+    named = opened.content.get("run")
+    if known.run not in ("", named):
+        raise DataError(
+            f"{opened.folder / NAME} is of run {named}, {known.source} of run {known.run}: put this run's "
+            "own file back"
         )
 
 

@@ -69,7 +69,7 @@ class StoredRun:
         for name, now in (("params", problem.net.layout.size), ("client_sizes", list(problem.sizes))):
             if name in described and described[name] != now:
                 raise DataError(f"{folder}: its {name} was {described[name]}; with this data it is {now}")
-        checkpoint = _newest(folder, problem)
+        checkpoint = _newest(folder, problem, str(result["run"]))
         if checkpoint.experiment not in ("", manifest.lasting_digest(described)):
             raise DataError(
                 f"{folder / manifest.NAME} describes another experiment than the one that the checkpoint of "
@@ -107,6 +107,8 @@ class StoredRun:
             )
         except (DiskError, WireError) as e:
             raise DataError(str(e)) from None
+        if (read.round, read.run or self.name) != (round, self.name):
+            raise DataError(f"checkpoint {path} holds round {read.round} of run {read.run or self.name}")
         return read
 
     def unlike(self, created: Checkpoint[Any]) -> str | None:
@@ -173,6 +175,10 @@ class StoredRun:
         everyone = tuple(range(len(self.problem.clients)))
         return max(participants or everyone, key=lambda k: self.problem.sizes[k])
 
+    def states(self) -> ClientStates:
+        """Open the folder of the clients' states."""
+        return ClientStates(self.folder / "state", self.problem.algorithm.client_type, self.name)
+
     def state(self, client: int) -> Any:
         """A client's committed state.
 
@@ -183,7 +189,7 @@ class StoredRun:
         if not version:
             return problem.algorithm.client_init(problem.context(0, 0), client)
         try:
-            return ClientStates(self.folder / "state", problem.algorithm.client_type).load(client, version)
+            return self.checkpoint.load_state(self.states(), client)
         except (DiskError, WireError) as e:
             raise DataError(str(e)) from None
 
@@ -218,7 +224,7 @@ class StoredRun:
         return decode_own(type(message), encode(message, {}, self.problem.dims), {}, self.problem.dims)
 
 
-def _newest(folder: Path, problem: Problem) -> Checkpoint[Any]:
+def _newest(folder: Path, problem: Problem, run: str) -> Checkpoint[Any]:
     """The last checkpoint that can be read: a damaged one falls back to the one before."""
     damage, clients = "", len(problem.clients)
     for path in sorted((folder / "checkpoints").glob("*.checkpoint"), reverse=True):
@@ -228,6 +234,9 @@ def _newest(folder: Path, problem: Problem) -> Checkpoint[Any]:
             )
         except (WireError, DiskError) as e:
             damage = damage or f" that can be read: {e}"
+            continue
+        if read.run not in ("", run):
+            damage = damage or f" of its own: {path} is of run {read.run}, and manifest.json of run {run}"
             continue
         if len(read.versions) == clients:
             return read

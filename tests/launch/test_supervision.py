@@ -139,3 +139,59 @@ def test_a_hung_worker_is_killed_and_a_slow_one_is_not(file: Path, tmp_path: Pat
     fedsim(*plain)
     ends = {Run.open(tmp_path / name).summary["model_sha256"] for name in ("hung", "slow", "plain")}
     assert len(ends) == 1
+
+
+STARTS = """
+import os, signal
+from pathlib import Path
+from torch import nn
+
+def turn(name):
+    for number in range(99):
+        try:
+            Path(__file__).with_suffix(f".{name}.{number}").touch(exist_ok=False)
+            return number
+        except FileExistsError:
+            pass
+
+def plain(inputs, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+def stops(inputs, outputs):
+    if turn("stops") == 1:  # the coordinator is the first
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return plain(inputs, outputs)
+
+def dies(inputs, outputs):
+    if turn("dies"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(inputs, outputs)
+"""
+
+
+@pytest.mark.parametrize("tree", [(), ("--tree", "2x2", "--edge-processes")], ids=["workers", "edges"])
+def test_a_process_that_hangs_while_it_starts_is_replaced(tree: tuple[str, ...], tmp_path: Path) -> None:
+    """The first that sets itself up is stopped: with edge servers, one of these."""
+    file, ends = tmp_path / "starts.py", []
+    file.write_text(STARTS)
+    options = ("--algo", "fedadmm", "--clients", "4", "--rounds", "3", *tree[:2])
+    for name, how in (
+        ("stops", ("--workers", "2", "--lease", "4", *tree[2:])),
+        ("plain", ("--workers", "0")),
+    ):
+        out = str(tmp_path / name)
+        output = fedsim("launch", "--model", f"{file}:{name}", "--out", out, *options, *how)
+        hung = "is gone: was silent for 4 s while it started, and is killed" in output
+        assert hung == (name == "stops"), output
+        ends.append(Run.open(tmp_path / name).summary)
+    assert ends[0]["model_sha256"] == ends[1]["model_sha256"]
+    assert ends[0]["clients_sha256"] == ends[1]["clients_sha256"]
+
+
+def test_a_worker_that_dies_whenever_it_starts_ends_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "starts.py"
+    file.write_text(STARTS)
+    output = fedsim(
+        "launch", "--model", f"{file}:dies", "--workers", "1", "--out", str(tmp_path / "run"), code=1
+    )
+    assert "worker 0 was killed by SIGKILL while it started: 3 workers have ended there" in output

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from fedsim.errors import DiskError, WireError
-from fedsim.wire.state_file import decode_state, encode_state
+from fedsim.wire.state_file import encode_state
 from tests.support.commands import DEADLINE
 from workers.storage import atomic_files, client_states, durability
 from workers.storage.atomic_files import write_atomically
 from workers.storage.checkpoints import KEEP, Checkpoint, Checkpoints, read_checkpoint
 from workers.storage.client_states import ClientStates, model_digest
-from workers.storage.version_mark import mark
+from workers.storage.state_mark import mark
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def test_a_state_is_read_back_by_another_process_and_from_the_cache(states: Clie
     assert other.dual.dtype == torch.float64
     assert other.steps == 3
     assert tree(states.folder) == {"000002/000005.state"}
-    assert states.path(2, 5).read_bytes() == encode_state(state)
+    assert states.read(2, 5) == encode_state(state)
 
 
 def test_saving_again_replaces_the_version(states: ClientStates) -> None:
@@ -236,7 +236,7 @@ def test_no_temporary_is_left_and_every_file_is_whole(
     assert not [f for f in files if os.path.basename(f).startswith(".")]
     for name in files:
         if name.endswith(".state"):
-            decode_state(Client, (tmp_path / name).read_bytes(), name)
+            assert states.read(0, int(Path(name).stem)) == encode_state(client(int(Path(name).stem)))
         else:
             read_checkpoint(tmp_path / name, Server)
 
@@ -313,7 +313,7 @@ def test_a_large_state_is_written_over_one_that_is_needed_no_more(
     states.save(0, 3, client(3, size))
     assert states.path(0, 3).stat().st_ino == inode
     state = encode_state(client(3, size))
-    assert states.read(0, 3) == state and states.path(0, 3).read_bytes() == state + mark(3, state)
+    assert states.read(0, 3) == state and states.path(0, 3).read_bytes() == state + mark("", 0, 3, state)
     assert saved(states, 0) == [2, 3]
 
 
@@ -326,13 +326,55 @@ def test_the_bytes_of_another_version_are_not_taken_for_this_one(
         states.save(0, version, client(version))
     old, new = (states.path(0, version).read_bytes() for version in (1, 2))
     assert len(old) == len(new)
-    end = len(new) - len(mark(2, new))
+    end = len(new) - len(mark("", 0, 2, new))
     for wrong in (old, old[:end] + new[end:], new[:end] + old[end:]):
         states.path(0, 2).write_bytes(wrong)
-        with pytest.raises(WireError, match=r"the state of client 0, .*000002\.state: it holds version"):
+        with pytest.raises(
+            WireError, match=r"the state of client 0, .*000002\.state: it (holds version 1|does not hold all)"
+        ):
             ClientStates(states.folder, Client).load(0, 2)
-    states.path(0, 2).write_bytes(new[:end])  # as an earlier fedsim has written it
-    assert ClientStates(states.folder, Client).load(0, 2).steps == 2
+    earlier = new[:end] + b"FEDVERSN" + (2).to_bytes(8, "big") + new[8:16]
+    for written in (new[:end], earlier):  # by an earlier fedsim
+        states.path(0, 2).write_bytes(written)
+        assert ClientStates(states.folder, Client).load(0, 2).steps == 2
+    states.path(0, 3).write_bytes(earlier)
+    with pytest.raises(WireError, match=r"000003\.state: it holds version 2, not version 3"):
+        states.load(0, 3)
+
+
+@pytest.mark.parametrize("small", [0, 4096])
+def test_the_state_of_another_client_or_run_is_not_taken(
+    small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_states, "SMALL_BYTES", small)
+    mine, other = (ClientStates(tmp_path / run, Client, run) for run in ("mine", "other"))
+    for k in (3, 5):
+        mine.save(k, 8, client(k))
+    other.save(3, 8, client(3))
+    right = mine.path(3, 8).read_bytes()
+    for wrong, what in ((mine.path(5, 8), "client 5"), (other.path(3, 8), "client 3 of another run")):
+        mine.path(3, 8).write_bytes(wrong.read_bytes())
+        with pytest.raises(WireError, match=rf"000003/000008\.state: it holds a state of {what}$"):
+            ClientStates(mine.folder, Client, "mine").load(3, 8)
+    mine.path(3, 8).write_bytes(right)
+    assert ClientStates(mine.folder, Client, "mine").load(3, 8).steps == 3
+
+
+def test_a_checkpoint_knows_an_older_version_of_a_small_state(
+    states: ClientStates, checkpoints: Checkpoints
+) -> None:
+    """Versions with the same bytes are one file, so that the mark of a small one names none."""
+    for k, version in ((0, 1), (0, 2), (1, 1)):
+        states.save(k, version, client(10 * k + version))
+    checkpoints.commit(1, Server(torch.ones(1)), (1, 1), (0, 1))
+    checkpoints.commit(2, Server(torch.ones(1)), (2, 1), (0,))
+    checkpoints.close()
+    kept = read_checkpoint(checkpoints.path(2), Server)
+    fresh = ClientStates(states.folder, Client)
+    assert [kept.load_state(fresh, k).steps for k in (0, 1)] == [2, 11]
+    states.path(0, 2).write_bytes(states.path(0, 1).read_bytes())
+    with pytest.raises(WireError, match=r"000000/000002\.state: it holds another state than version 2"):
+        kept.load_state(fresh, 0)
 
 
 def test_a_file_that_two_versions_share_is_not_written_over(

@@ -95,6 +95,15 @@ class EdgeServers:
             self._here.add(self.edge_of(worker))
         return self.edge_of(worker) in self._here
 
+    def starts(self, worker: int) -> bool:
+        """Whether a worker that is not ready could be on its way: its edge server is there.
+
+        An edge server is on its way until its hello; from then on silent() knows of it.
+        """
+        if self.is_edge(worker):
+            return worker not in self._heard
+        return self.edge_of(worker) in self._present
+
     def heard(self, worker: int) -> None:
         """Note a sign of life; an edge server gives one every second."""
         if self.is_edge(worker):

@@ -36,9 +36,8 @@ def doing(machine: RoundMachine, worker: int) -> str:
     return f"in round {held[0].round}, at client {held[0].client}{later}"
 
 
-def task_failures(machine: RoundMachine, last: ProcessExit, count: int) -> TaskError:
-    """Return the error of a run whose workers keep dying at the same task."""
-    at = doing(machine, last.worker)
+def task_failures(at: str, last: ProcessExit, count: int) -> TaskError:
+    """Return the error of a run whose workers keep dying at the same task, or before they have one."""
     return TaskError(
         f"worker {last.worker} {last.how} {at}: {count} workers have ended there, so it is not tried again. "
         f"All rounds before are kept; fedsim resume goes on.\n{last.log_tail}"

@@ -177,16 +177,15 @@ class Coordinator:
         try:
             for left in self.members.waiting(all_of_them=True):
                 self._step(left)
+                self._give_up_silent()
             self._begin()
             while not self.executor.finished:
                 for left in self.members.waiting(all_of_them=False):
                     self._step(left)
+                    self._give_up_silent()
                 if self._step(self.members.patience()):
                     self._silent_since = self._clock()
-                for worker in self.dispatch.edges.silent(self.timeouts.lease) if self.dispatch.edges else ():
-                    self._give_up(worker, f"was silent for {self.timeouts.lease:g} s")
-                for worker in self.members.silent():
-                    self._give_up(worker, f"was silent for {self.timeouts.lease:g} s")
+                self._give_up_silent()
                 if self._clock() - self._silent_since >= self.timeouts.patience:
                     raise failures.silence(self.machine, self.members.size, self.timeouts.patience)
             self._account()
@@ -313,6 +312,13 @@ class Coordinator:
         if self.timeouts.remote:  # else its end is known from its process handle
             self._edge_ended(worker)
         self._handle(self.members.give_up(worker, why))
+
+    def _give_up_silent(self) -> None:
+        """Give up the workers and edge servers whose leases have ended."""
+        for worker in self.dispatch.edges.silent(self.timeouts.lease) if self.dispatch.edges else ():
+            self._give_up(worker, f"was silent for {self.timeouts.lease:g} s")
+        for worker in self.members.silent():
+            self._give_up(worker, f"was silent for {self.timeouts.lease:g} s")
 
     def _edge_ended(self, worker: int) -> None:
         """End the workers behind an edge server that has ended: they come again to the next one."""

@@ -33,7 +33,10 @@ from workers.transport.handshake import Hello, refusal
 REFUSED_GRACE = 10.0
 """Seconds for which a run that has not begun waits for others when all missing workers were refused."""
 MAX_TASK_FAILURES = 3
-"""A task at which so many workers have died is not given again."""
+"""A task at which so many workers have died is not given again, and a worker that has died so often while it
+started is not started again."""
+FIRST_WORD = 20.0
+"""Seconds until a process says hello, at least: an interpreter of its own has torch to import."""
 
 
 class WorkerCallbacks(Protocol):
@@ -87,6 +90,10 @@ class Leases:
         """Renew a worker's lease."""
         self._heard[worker] = self._clock()
 
+    def starts(self, worker: int) -> None:
+        """Begin the lease of a worker that starts, if it has none."""
+        self._heard.setdefault(worker, self._clock() + max(0.0, FIRST_WORD - self.seconds))
+
     def forget(self, worker: int) -> None:
         """End a worker's lease."""
         self._heard.pop(worker, None)
@@ -128,6 +135,8 @@ class Membership:
         """Workers that were ended because their edge server has: their ends say nothing of their tasks."""
         self._task_failures: Counter[WorkItem | str | None] = Counter()
         """How many workers have died, by what they were doing."""
+        self._join_until = math.inf
+        """When the run stops waiting for workers."""
 
     @property
     def size(self) -> int:
@@ -143,7 +152,7 @@ class Membership:
             TaskError: If they do not join in time.
             AccessError: If all that were missing have come and cannot take part.
         """
-        deadline, last_chance = self._clock() + self.timeouts.join_within, math.inf
+        self._join_until, last_chance = self._clock() + self.timeouts.join_within, math.inf
         while self.registration.missing if all_of_them else self.size and not self.registration.ready:
             if not (all_of_them and self.registration.hopeless()):
                 last_chance = math.inf
@@ -152,10 +161,10 @@ class Membership:
                 self.callbacks.waits(
                     f"no missing worker can take part; waiting {REFUSED_GRACE:g} s for others"
                 )
-            left = min(deadline, last_chance) - self._clock()
+            left = min(self._join_until, last_chance) - self._clock()
             if left <= 0:
                 raise self._incomplete()
-            yield left
+            yield min(left, self.leases.left(self._watched()))
 
     def _incomplete(self) -> TaskError | AccessError:
         """Return the error of a run whose workers have not joined."""
@@ -181,6 +190,7 @@ class Membership:
     def hello(self, worker: int, hello: Hello) -> None:
         """Send a worker that has connected its configuration."""
         config = self.registration.config_of(worker)
+        self.leases.heard(worker)
         self.dispatch.send(worker, messages.welcome(self.dispatch.run, config))
         self.callbacks.joined(worker, hello)
 
@@ -205,6 +215,8 @@ class Membership:
         except WireError as e:
             raise ProtocolViolation(f"sends {e}") from None
         if not why:
+            self.leases.forget(worker)
+            self._task_failures.pop(_starting(worker), None)
             registration = self.registration
             self.callbacks.admitted(worker, registration.facts, drift, registration.places[worker])
             if not self.begun:
@@ -251,14 +263,15 @@ class Membership:
             TaskError: If MAX_TASK_FAILURES workers have died at the same task.
         """
         worker, edges = process_exit.worker, self.dispatch.edges
-        at = self.machine.doing(worker) if worker in self.registration.ready else "start"
-        if edges is not None and edges.is_edge(worker):
+        starting = worker not in self.registration.ready
+        at = _starting(worker) if starting else self.machine.doing(worker)
+        if not starting and edges is not None and edges.is_edge(worker):
             at = f"edge server in round {self.machine.round}"
         if worker not in self._expected:
             self._task_failures[at] += 1
         self._expected.discard(worker)
         if self._task_failures[at] >= MAX_TASK_FAILURES:
-            raise failures.task_failures(self.machine, process_exit, self._task_failures[at])
+            raise failures.task_failures(self._doing(worker), process_exit, self._task_failures[at])
         events = self.left(worker, process_exit.how)
         self.worker_pool.replace(worker, self.endpoint.accept())
         return events
@@ -277,7 +290,7 @@ class Membership:
 
     def left(self, worker: int, why: str) -> list[Event]:
         """Let others take over the tasks of a worker that has left; another may join in its place."""
-        self.callbacks.left(worker, f"{why} {failures.doing(self.machine, worker)}")
+        self.callbacks.left(worker, f"{why} {self._doing(worker)}")
         self.journal.append("left", worker=worker, round=self.machine.round)
         self.endpoint.dismiss(worker)
         self.leases.forget(worker)
@@ -297,18 +310,46 @@ class Membership:
         self.leases.forget(worker)
         if self.timeouts.remote:
             return self.left(worker, why)
-        self.callbacks.left(worker, f"{why} {failures.doing(self.machine, worker)}, and is killed")
+        self.callbacks.left(worker, f"{why} {self._doing(worker)}, and is killed")
+        if worker not in self.registration.ready:
+            self._join_until = self._clock() + self.timeouts.join_within  # for the one in its place
         self.worker_pool.kill(worker)  # its end is known from its process handle
         return []
 
+    def _doing(self, worker: int) -> str:
+        """Describe what a worker is doing."""
+        if worker in self.registration.missing:
+            return "while it started"
+        return failures.doing(self.machine, worker)
+
     # ---- leases
 
+    def _watched(self) -> list[int]:
+        """The workers whose leases count: those with work, and those that start.
+
+        A process of this machine starts until it is ready. One behind an edge server cannot before that is
+        there; an edge server that has said hello has a lease of its own (EdgeServers.silent). A remote worker
+        starts when it has said hello.
+        """
+        registration, edges = self.registration, self.dispatch.edges
+        missing = sorted(registration.setting_up) if self.timeouts.remote else registration.missing
+        if edges is not None:
+            missing = [w for w in missing if edges.starts(w)]
+        for worker in missing:
+            self.leases.starts(worker)
+        return [*self.machine.working, *missing]
+
     def alive(self, worker: int, envelope: Envelope) -> bool:
-        """Renew a lease if the worker holds what its heartbeat names; else return False.
+        """Renew a lease; return whether the worker holds what its heartbeat names.
+
+        While a worker sets itself up, its heartbeats name nothing.
 
         One about no task is answered with the same, so that an idle worker knows of a coordinator that it
         hears nothing of.
         """
+        if worker in self.registration.setting_up:
+            self.leases.heard(worker)
+            return False
         if self.timeouts.remote and envelope.header.client == envelope.header.round == NONE:
             self.dispatch.send(worker, messages.idle(self.dispatch.run))
             return False
@@ -329,8 +370,13 @@ class Membership:
         """Return how long to wait for anything: until the first lease ends."""
         if not self.size:
             return self.timeouts.patience
-        return min(self.timeouts.patience, self.leases.left(self.machine.working))
+        return min(self.timeouts.patience, self.leases.left(self._watched()))
 
     def silent(self) -> list[int]:
         """Return the workers whose leases have ended: they hang or are stopped."""
-        return self.leases.over(self.machine.working) if self.size else []
+        return self.leases.over(self._watched()) if self.size else []
+
+
+def _starting(worker: int) -> str:
+    """The name of a worker's start among what workers die at."""
+    return f"start of worker {worker}"

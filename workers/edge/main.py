@@ -20,6 +20,7 @@ from workers.transport.dealer import Connection
 from workers.transport.edge_addresses import Address, address_file, write_address
 from workers.transport.handshake import Hello
 from workers.transport.listeners import LocalTcpListener
+from workers.worker.heartbeat import while_it_starts
 from workers.worker.main import JOIN_DEADLINE, announce_problem, fix_numerics, warm_up
 
 AHEAD = 64
@@ -41,7 +42,8 @@ def run_edge(spec: dict[str, Any]) -> int:
             return 4
         config, run = messages.read_welcome(reply), reply.header.run
         try:
-            problem = build_problem(config)
+            with while_it_starts(root, run):
+                problem = build_problem(config)
             folder = Path(config.run_dir or ".")
             path = address_file(folder, spec["edge"])
             listener = LocalTcpListener()

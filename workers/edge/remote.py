@@ -29,6 +29,7 @@ from workers.transport.handshake import Hello
 from workers.transport.join_credentials import FORMAT, REVOKED, JoinCredentials, Revocations
 from workers.transport.listeners import CurveListener
 from workers.transport.router import ZmqEndpoint
+from workers.worker.heartbeat import while_it_starts
 from workers.worker.local_files import LocalFiles, names_elsewhere
 from workers.worker.main import IDLE, UNANSWERED, announce_problem, check_over
 from workers.worker.remote import RemoteWorker
@@ -103,7 +104,9 @@ class RemoteEdge:
             try:
                 local = self.files.localised(config.experiment)
                 data_dir = str(self.data_dir) if self.data_dir else None
-                problem = build_problem(msgspec.structs.replace(config, experiment=local, data_dir=data_dir))
+                here = msgspec.structs.replace(config, experiment=local, data_dir=data_dir)
+                with while_it_starts(connection, run):
+                    problem = build_problem(here)
                 endpoint = self._listen(scratch.path, problem.experiment.lanes)
                 closing.callback(endpoint.close)
                 self.credentials.of_workers(endpoint.address).write(self.workers_file)

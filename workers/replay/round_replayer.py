@@ -49,7 +49,7 @@ class RoundReplayer:
         self.problem, self._scratch = problem, scratch
         self._endpoint = Loopback(Ledger(), worker)
         self._exchange_clock = problem.exchange_clock()
-        states = ClientStates(scratch / "state", problem.algorithm.client_type)
+        states = ClientStates(scratch / "state", problem.algorithm.client_type, run)
         self._dispatch = Dispatch(
             run, 1, problem, self._endpoint, states, self._exchange_clock, None, Timeline()
         )

@@ -76,7 +76,7 @@ class TaskVerifier:
         self.problem, self.recorded, self.only, self.twice = problem, recorded, only, twice
         self.compared, self.left_out = 0, 0
         self.differences: list[Difference] = []
-        self._original = ClientStates(folder / "state", problem.algorithm.client_type)
+        self._original = ClientStates(folder / "state", problem.algorithm.client_type, run)
         self._states = _Drafts(scratch / "state", self._original)
         self._worker = WorkerRuntime(problem, scratch, run, 0)
         self._worker.states = self._states
@@ -129,6 +129,9 @@ class TaskVerifier:
             state = self._original.read(h.client, self.problem.version(h.round, h.exchange))
         except DiskError:  # cleared away
             return
+        except WireError as e:  # of another client or run
+            yield str(e)
+            return
         if state != result.state:
             yield self._state_difference(h, state)
 
@@ -160,7 +163,7 @@ class _Drafts(ClientStates):
     """Writes to a folder of its own and reads what is not there from the run's."""
 
     def __init__(self, folder: Path, original: ClientStates) -> None:
-        super().__init__(folder, original.kind)
+        super().__init__(folder, original.kind, original.run)
         self._original = original
 
     def mapped(self, client: int, version: int) -> memoryview:

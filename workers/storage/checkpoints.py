@@ -12,7 +12,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -45,6 +45,9 @@ class Checkpoint(Generic[Server]):
         folds: How many rounds have folded an upload.
         files: What the run's growing files held when it was committed.
         experiment: The digest of the manifest's experiment.
+        run: The run's name.
+        states: The checksums of the states that it names, (K,) int64, 0 of version 0; None where an earlier
+            fedsim has not recorded them.
         broadcast: The last broadcast as clients decoded it, if the next one refers to it.
         broadcast_round: The round of that.
     """
@@ -55,6 +58,8 @@ class Checkpoint(Generic[Server]):
     folds: int = 0
     files: tuple[FileDigest, ...] = ()
     experiment: str = ""
+    run: str = ""
+    states: Tensor | None = None
     broadcast: Any = None
     broadcast_round: int = 0
 
@@ -62,6 +67,16 @@ class Checkpoint(Generic[Server]):
     def vouches(self) -> bool:
         """Whether it has digests of the run's files; one that an earlier fedsim has written has none."""
         return bool(self.files) and all(file.sha256 for file in self.files)
+
+    def load_state(self, states: ClientStates, client: int) -> Any:
+        """Return the state of a client that it names, whose version is not 0.
+
+        Raises:
+            WireError: if the file is damaged, or has another state.
+            DiskError: if it is not there.
+        """
+        expected = None if self.states is None else int(self.states[client]) % 2**64
+        return states.load(client, int(self.versions[client]), expected)
 
     def ends(self) -> dict[str, int]:
         """Where each of the run's files ended, as far as it is recorded."""
@@ -75,6 +90,7 @@ class CommittedFiles:
     round: int
     files: tuple[FileDigest, ...]
     experiment: str
+    run: str = ""
 
 
 def read_checkpoint(
@@ -97,11 +113,12 @@ def read_checkpoint(
         files = (FileDigest(LEDGER, old.ledger, 0, ""),)
         return Checkpoint(old.round, old.versions, old.server, old.folds, files)
     more: list[tuple[str, Any]] = [("folds", int), ("files", tuple[FileDigest, ...]), ("experiment", str)]
+    if "run" in header:
+        more += [("run", str), ("states", Tensor | None)]
     if "broadcast" in header:
         more += [("broadcast", (broadcast_type or server_type) | None), ("broadcast_round", int)]
     read: Any = decode_state(make_dataclass("Checkpoint", [*common, *more], frozen=True), data, owner)
-    known = (read.round, read.versions, read.server, read.folds, read.files, read.experiment)
-    return Checkpoint(*known, getattr(read, "broadcast", None), getattr(read, "broadcast_round", 0))
+    return Checkpoint(**{f.name: getattr(read, f.name) for f in fields(read)})
 
 
 def read_committed_files(path: Path) -> CommittedFiles:
@@ -114,7 +131,8 @@ def read_committed_files(path: Path) -> CommittedFiles:
     owner = f"checkpoint {path}"
     header = state_header(_bytes(path), owner)
     try:
-        return msgspec.convert({f.name: header.get(f.name) for f in fields(CommittedFiles)}, CommittedFiles)
+        known = {f.name: header[f.name] for f in fields(CommittedFiles) if f.name in header}
+        return msgspec.convert(known, CommittedFiles)
     except msgspec.ValidationError:
         raise WireError(f"{owner}: it has no digests of the run's files") from None
 
@@ -148,6 +166,8 @@ class Checkpoints:
         self._to_write: queue.SimpleQueue[tuple[Written, Checkpoint[Any]] | None] = queue.SimpleQueue()
         self._writing = threading.Semaphore(1)
         self._syncer = Syncer(folder, beside) if durability == "power" else NoSyncer(folder, beside)
+        self._checksums: Tensor | None = None
+        """Of the states that the last checkpoint names, (K,) int64."""
         self._error: BaseException | None = None
         self._threads = (
             threading.Thread(target=self._write, name="checkpoints", daemon=True),
@@ -184,7 +204,9 @@ class Checkpoints:
         states = {k: self.states.path(k, versions[k]) for k in folded}
         first = round if needed is None else needed
         written = Written(self.path(round), round, versions, states, first)
-        checkpoint = Checkpoint(round, torch.tensor(versions), server, folds, files, experiment, *broadcast)
+        checkpoint = Checkpoint(
+            round, torch.tensor(versions), server, folds, files, experiment, self.states.run, None, *broadcast
+        )
         self._to_write.put((written, checkpoint))
 
     def close(self, deadline: float = 30.0) -> None:
@@ -214,6 +236,9 @@ class Checkpoints:
             adopted = Written(self.path(r), r, versions, files, first)
             self._kept.append(adopted)
             self._syncer.adopt(adopted)
+            self._checksums = checkpoint.states
+        if self._kept and self._checksums is None:  # of an earlier fedsim
+            self._checksums = self._checksums_of(self._kept[-1])
 
     def path(self, round: int) -> Path:
         return self.folder / f"{round:06d}.checkpoint"
@@ -227,6 +252,7 @@ class Checkpoints:
         while (commit := self._to_write.get()) is not None:
             written, checkpoint = commit
             try:
+                checkpoint = replace(checkpoint, states=self._checksums_of(written))
                 write_atomically(written.path, state_chunks(checkpoint), spare=self.folder / SPARE)
                 self._kept.append(written)
                 self._syncer.add(written)
@@ -236,6 +262,15 @@ class Checkpoints:
             del commit, checkpoint  # a server's state
             self._writing.release()
         self._syncer.close()
+
+    def _checksums_of(self, written: Written) -> Tensor:
+        """The checksums of the states that a checkpoint names; only written.states are not known yet."""
+        if self._checksums is None:
+            self._checksums = torch.zeros(len(written.versions), dtype=torch.int64)
+        for k in written.states:
+            unsigned = self.states.checksum(k, written.versions[k])
+            self._checksums[k] = unsigned - (unsigned >> 63 << 64)
+        return self._checksums
 
     def _drop(self) -> None:
         """What neither the last KEEP nor the newest durable one needs: a power cut may leave nothing newer.

@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from fedsim.errors import DiskError
+from fedsim.errors import DiskError, WireError
 from fedsim.problem import Problem
 from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.state_file import decode_state, encode_state, state_chunks
 from workers.storage.atomic_files import SPARE, disk_errors, remove_or_spare, write_atomically
 from workers.storage.descriptors import patiently
-from workers.storage.version_mark import mark, unmarked
+from workers.storage.state_mark import ANY, checksum, mark, unmarked
 
 CACHE_BYTES = max(64 * 2**20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 64)
 """Encoded bytes of the states that a process keeps decoded, by the machine's memory; the page cache has the
@@ -31,15 +31,22 @@ LARGEST_CACHED = 32 << 20
 """A larger state is read again when it is needed: from the page cache, in a small part of the time of a task
 on a model of that size."""
 SMALL_BYTES = 4096
-"""A state file up to this size is compared with its predecessor, and linked to it if they are equal; it has
-no mark and is not written over."""
+"""A state file up to this size is compared with its predecessor, and linked to it if they are equal; it is
+not written over, and its mark names no version."""
 
 
 class ClientStates:
     """Client states by (client, version), with a bounded cache of decoded ones."""
 
-    def __init__(self, folder: Path, kind: type) -> None:
-        self.folder, self.kind = folder, kind
+    def __init__(self, folder: Path, kind: type, run: str = "") -> None:
+        """Name the states of a run.
+
+        Args:
+            folder: Where they are.
+            kind: Their class.
+            run: The run's name, which their marks have; '': states of any run are read.
+        """
+        self.folder, self.kind, self.run = folder, kind, run
         self._cache: OrderedDict[tuple[int, int], tuple[Any, int]] = OrderedDict()
         self._cached_bytes = 0
         self._folders: set[int] = set()
@@ -48,18 +55,38 @@ class ClientStates:
     def path(self, client: int, version: int) -> Path:
         return self.folder / f"{client:06d}" / f"{version:06d}.state"
 
-    def load(self, client: int, version: int) -> Any:
+    def load(self, client: int, version: int, expected: int | None = None) -> Any:
         """Return a client's state.
 
+        Args:
+            client: The client.
+            version: Which of its states.
+            expected: The checksum that it must have, if one is known.
+
         Raises:
-            WireError: if the file is damaged.
+            WireError: if the file is damaged, or has another state.
             DiskError: if it is not there.
         """
         hit = self._cache.get((client, version))
         if hit is not None:
             return hit[0]
         owner = f"the state of client {client}, {self.path(client, version)}"
-        return decode_state(self.kind, self.mapped(client, version), owner)
+        data = self.mapped(client, version)
+        state = decode_state(self.kind, data, owner)
+        if expected not in (None, checksum(data)):
+            raise WireError(f"{owner}: it holds another state than version {version}")
+        return state
+
+    def checksum(self, client: int, version: int) -> int:
+        """Return the checksum of an encoded state, which its file begins with.
+
+        Raises:
+            DiskError: If the file cannot be read.
+        """
+        path = self.path(client, version)
+        owner = f"the state of client {client}, {path}"
+        with disk_errors(owner), self._opened(path, owner) as file:
+            return checksum(file.read(16))
 
     def read(self, client: int, version: int) -> bytes:
         """Return the bytes of an encoded state.
@@ -83,7 +110,7 @@ class ClientStates:
             if not os.fstat(file.fileno()).st_size:
                 return memoryview(b"")
             data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        return unmarked(data, version, owner)
+        return unmarked(data, self.run, client, version, owner)
 
     def _opened(self, path: Path, owner: str) -> BinaryIO:
         try:
@@ -107,7 +134,7 @@ class ClientStates:
         decode_state(self.kind, data, f"the state of client {client}, version {version}")
         with disk_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, [data, *([mark(version, data)] if len(data) > SMALL_BYTES else [])])
+        write_atomically(path, [data, self._mark(client, version, data, len(data))])
 
     def save(self, client: int, version: int, state: Any) -> None:
         """Write a state's file and keep the state in the cache.
@@ -122,8 +149,9 @@ class ClientStates:
             self._folders.add(client)
         chunks = state_chunks(state)
         size = sum(memoryview(chunk).nbytes for chunk in chunks)
+        chunks.append(self._mark(client, version, chunks[0], size))
         if size > SMALL_BYTES:
-            write_atomically(path, [*chunks, mark(version, chunks[0])], spare=path.parent / SPARE)
+            write_atomically(path, chunks, spare=path.parent / SPARE)
         elif not self._linked(client, version, b"".join(chunks)):
             write_atomically(path, chunks)
         self._cached_bytes -= self._cache.pop((client, version), (None, 0))[1]  # a task may be computed again
@@ -133,6 +161,9 @@ class ClientStates:
         self._cached_bytes += size
         while self._cached_bytes > CACHE_BYTES:
             self._cached_bytes -= self._cache.popitem(last=False)[1][1]
+
+    def _mark(self, client: int, version: int, start: bytes | memoryview, size: int) -> bytes:
+        return mark(self.run, client, version if size > SMALL_BYTES else ANY, start)
 
     def _linked(self, client: int, version: int, data: bytes) -> bool:
         """Make this version a hard link to the last one if it has the same bytes: a stateless client's

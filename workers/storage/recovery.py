@@ -64,16 +64,17 @@ class Recovery:
         return self.ends.get(LEDGER, 0)
 
 
-def recover(folder: Path, problem: Problem, experiment: str = "") -> Recovery:
+def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "") -> Recovery:
     """Find the newest round from which a run can go on.
 
     Args:
         folder: The run folder.
         problem: What its manifest describes.
         experiment: The digest of the manifest's experiment; '' if it is not to be compared.
+        run: The manifest's name of the run; '' if it is not to be compared.
 
     Raises:
-        MismatchError: if the checkpoints are of another experiment.
+        MismatchError: if the checkpoints are of another experiment, or all of another run.
         DataError: if there are checkpoints and none can be used, and more than a power cut could take would
             have to be computed again.
         DiskError: if a file cannot be read at all.
@@ -82,6 +83,8 @@ def recover(folder: Path, problem: Problem, experiment: str = "") -> Recovery:
     epoch = 1 + sum(r["what"] == "start" for r in records)
     kept, skipped = _readable(folder, problem)
     _check_experiment(folder, kept.values(), experiment)
+    skipped += _drop_foreign(folder, kept, run)
+    states = ClientStates(folder / "state", problem.algorithm.client_type, run)
     lines = _sound_lines(folder, kept.values())
     vouching = any(checkpoint.vouches for checkpoint in kept.values())
     for last in sorted(kept, reverse=True):
@@ -91,7 +94,7 @@ def recover(folder: Path, problem: Problem, experiment: str = "") -> Recovery:
             continue
         try:
             commits = _commits(folder, checkpoint, problem)
-            _check_states(checkpoint, folder, problem)
+            _check_states(checkpoint, states)
             _check_origins(last, kept, problem)
             metrics = {number: line for number, line in lines.items() if number <= last}
             unscored = tuple(_unscored(problem, last, set(metrics), kept, commits))
@@ -167,6 +170,21 @@ def _check_experiment(folder: Path, kept: Iterable[Checkpoint[Any]], experiment:
             )
 
 
+def _drop_foreign(folder: Path, kept: dict[int, Checkpoint[Any]], run: str) -> list[str]:
+    """Remove another run's checkpoints from `kept`, and return why.
+
+    Raises:
+        MismatchError: if all are of another run: then the manifest is the file that does not belong here.
+    """
+    foreign = [r for r, checkpoint in kept.items() if run and checkpoint.run not in ("", run)]
+    if foreign and len(foreign) == len(kept):
+        raise MismatchError(
+            f"{folder / 'manifest.json'} is of run {run}, the checkpoints are of run {kept[foreign[0]].run}: "
+            "put this run's own manifest back, or start a new run"
+        )
+    return [f"{checkpoint_path(folder, r)} is of run {kept.pop(r).run}, not {run}" for r in foreign]
+
+
 def _check_origins(last: int, kept: Mapping[int, Checkpoint[Any]], problem: Problem) -> None:
     """Check that the broadcasts which clients of an asynchronous run compute from can be made again.
 
@@ -222,17 +240,16 @@ def _unvouched(folder: Path, checkpoint: Checkpoint[Any]) -> Iterator[str]:
         yield f"{folder / TIMELINE} was not there: it begins again with round {checkpoint.round + 1}"
 
 
-def _check_states(checkpoint: Checkpoint[Any], folder: Path, problem: Problem) -> None:
+def _check_states(checkpoint: Checkpoint[Any], states: ClientStates) -> None:
     """After a power cut a checkpoint that was not synced may be there, and a state that it names not.
 
     Raises:
-        WireError: if it is damaged or does not fit.
+        WireError: if one is damaged, does not fit or is another one.
         DiskError: if the disk cannot be read or written.
     """
-    states = ClientStates(folder / "state", problem.algorithm.client_type)
     for k, version in enumerate(checkpoint.versions.tolist()):
         if version:
-            states.load(k, version)
+            checkpoint.load_state(states, k)
 
 
 def _sound(path: Path) -> int:

@@ -35,7 +35,7 @@ from workers.task_lanes import TaskLanes
 from workers.transport.dealer import Connection
 from workers.transport.edge_addresses import wait_for_address
 from workers.transport.handshake import Hello, refusal_reason
-from workers.worker.heartbeat import Heartbeat
+from workers.worker.heartbeat import Heartbeat, while_it_starts
 from workers.worker.runtime import WorkerRuntime
 
 JOIN_DEADLINE = 120.0
@@ -117,16 +117,17 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
         if config.run_dir is None:
             raise WireError("the coordinator's welcome names no folder for clients' states")
         experiment = convert(Experiment, config.experiment, "the coordinator's experiment")
-        algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
-        fix_numerics(experiment.threads, device, experiment.numerics)
-        data_dir = Path(config.data_dir) if config.data_dir else None
-        problem = Problem.build(experiment, algorithm, data_dir, device)
-        map_frozen(problem.net.module, Path(config.run_dir))
-        map_start(problem.start, Path(config.run_dir))
-        problem.lanes  # noqa: B018  (copies the network, which has no hooks yet)
-        warm_up(problem)
-        if device.startswith("cuda") and records_steps():
-            problem.net.recorder = cuda_graphs()
+        with while_it_starts(connection, run):
+            algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
+            fix_numerics(experiment.threads, device, experiment.numerics)
+            data_dir = Path(config.data_dir) if config.data_dir else None
+            problem = Problem.build(experiment, algorithm, data_dir, device)
+            map_frozen(problem.net.module, Path(config.run_dir))
+            map_start(problem.start, Path(config.run_dir))
+            problem.lanes  # noqa: B018  (copies the network, which has no hooks yet)
+            warm_up(problem)
+            if device.startswith("cuda") and records_steps():
+                problem.net.recorder = cuda_graphs()
         return WorkerRuntime(problem, Path(config.run_dir), run, config.index)
     except Exception as e:
         connection.send(messages.failed(run, e))
@@ -159,19 +160,20 @@ def announce_problem(
 ) -> None:
     """The same of a process that computes no tasks."""
     e = problem.experiment
-    data = problem.data_digest if digest else ""
-    sources = plugins.sources(plugins.computing_choices(e)).items()
-    manifest = messages.WorkerManifest(
-        data,
-        {(names or {}).get(path, path): sha for path, sha in sources}
-        | model_specs.sources(e.model)
-        | messages.frozen_part(problem.frozen_digest)
-        | messages.tree_part(problem.tree),
-        facts_of_process(problem.net.device.type, probe(problem)),
-        processor_name(),
-        place_of_process(problem.net.device.type),
-    )
-    give_back(problem.net.layout.size)
+    with while_it_starts(connection, run):
+        data = problem.data_digest if digest else ""
+        sources = plugins.sources(plugins.computing_choices(e)).items()
+        manifest = messages.WorkerManifest(
+            data,
+            {(names or {}).get(path, path): sha for path, sha in sources}
+            | model_specs.sources(e.model)
+            | messages.frozen_part(problem.frozen_digest)
+            | messages.tree_part(problem.tree),
+            facts_of_process(problem.net.device.type, probe(problem)),
+            processor_name(),
+            place_of_process(problem.net.device.type),
+        )
+        give_back(problem.net.layout.size)
     connection.send(messages.ready(run, manifest))
 
 

@@ -28,7 +28,7 @@ class WorkerRuntime:
 
     def __init__(self, problem: Problem, run_dir: Path, run: str, index: int) -> None:
         self.problem, self.run, self.index = problem, run, index
-        self.states = ClientStates(run_dir / "state", problem.algorithm.client_type)
+        self.states = ClientStates(run_dir / "state", problem.algorithm.client_type, run)
         self._model: tuple[int, Model] | None = None
         """The model to evaluate, and its round."""
         self._broadcasts: dict[int, Any] = {}

@@ -1,0 +1,86 @@
+"""The mark behind a state's file: whose state it is, so that no other one's bytes pass for it.
+
+The checksum of a state says that its bytes are whole, and neither which client they belong to nor which
+version they are. Files may be exchanged by a backup or by hand, and a large file is written over a version
+that is needed no more: after a power cut the new name may be there with the old bytes. The mark names the
+run, the client and the version, and repeats the checksum, so that neither an old file nor old bytes before a
+new mark pass. A small state has version 0, because files of several versions with the same bytes are one
+file; a checkpoint has the checksums of the versions that it names.
+
+file = encoded state (fedsim.wire.state_file) | b"FEDOWNER" | xxh3_64 of the run's name (u64) | client (u64) |
+version (u64) | the state's checksum (u64)
+
+An earlier fedsim wrote b"FEDVERSN" | version (u64) | checksum behind large states, and nothing behind small
+ones.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import xxhash
+
+from fedsim.errors import WireError
+
+MAGIC, EARLIER = b"FEDOWNER", b"FEDVERSN"
+_MARK = struct.Struct(">8sQQQQ")
+_EARLIER = struct.Struct(">8sQQ")
+_CHECKSUM = slice(8, 16)
+"""Of an encoded state: where its checksum is."""
+ANY = 0
+"""The version of a small state's mark."""
+
+
+def checksum(start: bytes | memoryview) -> int:
+    """Return the checksum of an encoded state, given the state or its first 16 bytes."""
+    return int.from_bytes(start[_CHECKSUM], "big")
+
+
+def mark(run: str, client: int, version: int, start: bytes | memoryview) -> bytes:
+    """Return the mark of a client's state.
+
+    Args:
+        run: The run's name; '' if it has none.
+        client: The client.
+        version: Which of its states, or ANY.
+        start: The encoded state, or its first 16 bytes.
+    """
+    return _MARK.pack(MAGIC, _tag(run), client, version, checksum(start))
+
+
+def unmarked(data: memoryview, run: str, client: int, version: int, owner: str) -> memoryview:
+    """Return the encoded state of a file.
+
+    Args:
+        data: What the file holds.
+        run: The run's name; '': of any run.
+        client: Whose state is due.
+        version: Which one.
+        owner: The state and its file, for errors.
+
+    Raises:
+        WireError: If the file has a mark, and that is of another state; it begins with `owner`.
+    """
+    if data.nbytes >= _MARK.size and data[-_MARK.size :][:8] == MAGIC:
+        _, tag, whose, which, written = _MARK.unpack(data[-_MARK.size :])
+        state = data[: -_MARK.size]
+        if run and tag not in (_tag(run), _tag("")):
+            raise WireError(f"{owner}: it holds a state of client {whose} of another run")
+        if whose != client:
+            raise WireError(f"{owner}: it holds a state of client {whose}")
+    elif data.nbytes >= _EARLIER.size and data[-_EARLIER.size :][:8] == EARLIER:
+        _, which, written = _EARLIER.unpack(data[-_EARLIER.size :])
+        state = data[: -_EARLIER.size]
+    else:
+        return data
+    if which not in (version, ANY):
+        raise WireError(f"{owner}: it holds version {which}, not version {version}")
+    if written != checksum(state):
+        raise WireError(
+            f"{owner}: it does not hold all of version {version}; the machine stopped while it was written"
+        )
+    return state
+
+
+def _tag(run: str) -> int:
+    return xxhash.xxh3_64_intdigest(run.encode())
