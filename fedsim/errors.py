@@ -67,8 +67,9 @@ class DiskError(FedsimError):
 FEW = 8
 """So many names are all shown; of more, the near ones."""
 
-CLOSE, CLOSE_SHORT = 0.7, 0.66
-"""Ratio of difflib from which a name is taken for a misspelt one, and of three letters: one may be wrong."""
+CLOSE, CLOSE_SHORT, CLOSE_OF_SEVERAL = 0.7, 0.66, 0.8
+"""Ratio of difflib from which a name is taken for a misspelt one: of long names, of three letters (one may be
+wrong), and where several names begin so."""
 
 ALIASES = {
     "algorithm": ("algo",),
@@ -133,6 +134,7 @@ def nearest(name: str, known: Iterable[str], close: float = CLOSE) -> str | None
     begins = [other for other in plain if other.startswith(wanted)]
     if len(wanted) > 2 and len({other.partition(".")[0] for other in begins}) == 1:
         return plain[min(begins, key=len)]
+    close = max(close, CLOSE_OF_SEVERAL) if begins else close
     if near := difflib.get_close_matches(wanted, plain, n=1, cutoff=close):
         return plain[near[0]]
     behind = {other.rpartition(".")[2]: other for other in reversed(plain)}
