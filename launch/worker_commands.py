@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from launch.command_errors import Command
 from launch.completion import run_folders
 
 PATH = click.Path(path_type=Path)
@@ -68,7 +69,7 @@ def _seated(seat: str) -> Decorator:
     )
 
 
-@click.command(short_help="Take part in a run on another machine.")
+@click.command(cls=Command, short_help="Take part in a run on another machine.")
 @_seated("As which worker; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
 def worker(file: Path, **options: Any) -> None:
     """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
@@ -85,7 +86,7 @@ def worker(file: Path, **options: Any) -> None:
     join(file, **options)
 
 
-@click.command(short_help="Take part in a run with several workers of this machine.")
+@click.command(cls=Command, short_help="Take part in a run with several workers of this machine.")
 @_seated("The first of their numbers; auto: rank times K.  [the free ones]")
 @click.option("--workers", type=click.IntRange(min=1), metavar="K", default=1, help="How many.  [1]")
 @click.option("--threads", type=click.IntRange(min=1), metavar="T", default=1, help="Cores for each.  [1]")
@@ -101,7 +102,7 @@ def node(file: Path, **options: Any) -> None:
     serve(file, **options)
 
 
-@click.command(short_help="Be an edge server of a run on another machine.")
+@click.command(cls=Command, short_help="Be an edge server of a run on another machine.")
 @_joining(
     "Its join file: RUN/edges/join-000.json of the first one.",
     click.option(
@@ -129,7 +130,7 @@ def edge(file: Path, **options: Any) -> None:
     join_edge(file, **options)
 
 
-@click.command(short_help="Shut a worker on another machine out of a run.")
+@click.command(cls=Command, short_help="Shut a worker on another machine out of a run.")
 @run_argument
 @click.argument("workers", nargs=-1, required=True, type=int, metavar="WORKER...")
 def revoke(run: Path, workers: tuple[int, ...]) -> None:
