@@ -113,7 +113,7 @@ COMMANDS = {
 """The command that shows all names of a kind."""
 
 
-def nearest(name: str, known: Iterable[str], close: float = CLOSE) -> str | None:
+def nearest(name: str, known: Iterable[str], close: float | None = None) -> str | None:
     """The known name that a wrong one was probably meant to be; None if none is near.
 
     It is the same in other letters or dashes, what other libraries call it, the only one that begins so, a
@@ -122,12 +122,13 @@ def nearest(name: str, known: Iterable[str], close: float = CLOSE) -> str | None
     Args:
         name: The name that does not exist.
         known: The names that there are.
-        close: The ratio of difflib from which a name counts as misspelt.
+        close: The ratio of difflib from which a name counts as misspelt; by default CLOSE or CLOSE_SHORT.
     """
     names = sorted(known)
-    plain = {other.casefold().replace("-", "_"): other for other in reversed(names)}
-    wanted = name.strip().casefold().replace("-", "_").replace(" ", "_")
-    close = close if len(wanted) > 3 else min(close, CLOSE_SHORT)
+    plain = {_plain(other): other for other in reversed(names)}
+    wanted = _plain(name)
+    if close is None:
+        close = CLOSE if len(wanted) > 3 else CLOSE_SHORT
     for candidate in (wanted, *ALIASES.get(wanted, ())):
         if candidate in plain:
             return plain[candidate]
@@ -140,6 +141,11 @@ def nearest(name: str, known: Iterable[str], close: float = CLOSE) -> str | None
     behind = {other.rpartition(".")[2]: other for other in reversed(plain)}
     near = difflib.get_close_matches(wanted, behind, n=1, cutoff=close)
     return plain[behind[near[0]]] if near else None
+
+
+def _plain(name: str) -> str:
+    """The name in small letters, its words joined by underscores."""
+    return name.strip().casefold().replace("-", "_").replace(" ", "_")
 
 
 def unknown(

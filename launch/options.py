@@ -15,7 +15,7 @@ from fedsim.experiment import Experiment
 from launch import completion, names
 from launch.command_errors import Command
 from launch.config import Execution
-from launch.target_accuracy import NONE, parsed
+from launch.target_accuracy import parsed_until
 
 Function = Callable[..., None]
 
@@ -134,7 +134,7 @@ class Configured(Command):
             written, known = e.option_name.lstrip("-").replace("-", "_"), set(names.hyperparameters())
             options = {option.lstrip("-") for p in self.get_params(ctx) for option in p.opts}
             near = nearest(written, options) if written not in known else None
-            name = nearest(written, known) if near is None else None
+            name = nearest(written, known, 0.9) if near is None else None
             if name is None:
                 raise
             behind = [v for o, v in itertools.pairwise(texts) if o == e.option_name]
@@ -205,15 +205,6 @@ def _options(
         )
 
 
-def _until(text: str) -> float:
-    """Read an accuracy, such as 0.78 or 78%; none is 0.
-
-    Raises:
-        UsageError: for another text.
-    """
-    return 0.0 if text == NONE else parsed(text, "--until")
-
-
 def _workers(text: str) -> int | str:
     """Read a number of workers, or auto.
 
@@ -227,7 +218,7 @@ def _workers(text: str) -> int | str:
     return int(text)
 
 
-PARSED: Mapping[str, Callable[[str], Any]] = {"until": _until, "workers": _workers}
+PARSED: Mapping[str, Callable[[str], Any]] = {"until": parsed_until, "workers": _workers}
 """Fields whose texts are not those of their type."""
 
 

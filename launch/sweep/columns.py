@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fedsim.algorithm import Algorithm
-from fedsim.errors import CLOSE, UsageError, nearest
+from fedsim.errors import UsageError, nearest
 from fedsim.experiment import Experiment
 from fedsim.round_events import evaluates
 from fedsim.wire.schema import all_fields
@@ -70,7 +70,7 @@ def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> No
         if column.metric in known:
             continue
         own = _reports(algorithm)  # dual_residual, which one reports, is no misspelt primal_residual (0.79)
-        near = nearest(column.metric, known, 0.85 if own else CLOSE)
+        near = nearest(column.metric, known, 0.85 if own else None)
         if near or not own:
             hint = f"; did you mean {near!r}?" if near else f" (it has {', '.join(known)})"
             raise UsageError(
