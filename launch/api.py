@@ -104,7 +104,9 @@ class Launcher:
         Raises:
             UsageError: for an unknown preset or field.
         """
-        return experiment_of(name, algo, changes)
+        _check_keywords(changes, (f.name for f in fields(Experiment)))
+        with IN_PYTHON.own_words():
+            return experiment_of(name, algo, plain_numbers(changes))
 
     def _carry_out(self, job: Callable[[], Path]) -> OpenedRun:
         try:

@@ -190,7 +190,7 @@ def describe(
 @_data_dir
 @click.option(
     *("--keep", "fractions"),
-    type=float,
+    type=click.FloatRange(min=0, min_open=True, max=1),
     multiple=True,
     default=(0.1,),
     show_default=True,

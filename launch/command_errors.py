@@ -6,6 +6,7 @@ click's own errors are said as all others are, with the option as it was typed.
 from __future__ import annotations
 
 import errno
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -25,10 +26,11 @@ _NO_FOLDER = "No usable temporary directory"
 
 
 class Command(click.Command):
-    """A command that takes an option of one value once: the last of two would win in silence."""
+    """A command that takes an option of one value once, for the last of two would win in silence, and finite
+    numbers."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and refuse an option that stands there twice."""
+        """Parse, and refuse an option that stands there twice, and what is no finite number."""
         if not ctx.resilient_parsing:
             ctx.meta[_TYPED] = tuple(args)
             _, _, order = self.make_parser(ctx).parse_args(list(args))
@@ -36,7 +38,13 @@ class Command(click.Command):
                 single = isinstance(parameter, click.Option) and not parameter.multiple
                 if times > 1 and single and not (parameter.is_flag or parameter.count):
                     raise click.UsageError(f"{_typed(parameter, ctx)} stands there twice; give it once", ctx)
-        return super().parse_args(ctx, args)
+        result = super().parse_args(ctx, args)
+        for parameter in self.get_params(ctx):
+            value = ctx.params.get(parameter.name or "")
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise click.UsageError(f"{_typed(parameter, ctx)} {number}: must be a finite number", ctx)
+        return result
 
 
 class Group(click.Group):
@@ -173,6 +181,7 @@ def _expected(kind: click.ParamType) -> str:
         return ""
     if isinstance(kind, click.IntRange | click.FloatRange) and kind.min is not None:
         words += f" {'above' if kind.min_open else 'of at least'} {kind.min:g}"
+        words += f" and at most {kind.max:g}" if kind.max is not None else ""
     return words
 
 

@@ -158,7 +158,9 @@ class Overrides:
         experiment = {key: value for key, value in values.items() if value is not None}
         execution = {key: experiment.pop(key) for key in EXECUTION if key in experiment}
         hyperparameters, codecs = experiment.pop("hyperparameters", {}), experiment.pop("codecs", {})
-        return Overrides(absolute_paths(plain_numbers(experiment)), dict(dotted(hyperparameters)), codecs, execution)
+        return Overrides(
+            absolute_paths(plain_numbers(experiment)), dict(dotted(hyperparameters)), codecs, execution
+        )
 
     def resolve(self) -> tuple[Experiment, Execution]:
         """Put the defaults under the values.

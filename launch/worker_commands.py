@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from fedsim.errors import DataError, UsageError
 from launch.command_errors import Command
 from launch.completion import run_folders
 
@@ -29,6 +30,22 @@ def prepare_torch(numerics: str = "native") -> None:
     os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
 
 
+K = TypeVar("K")
+
+
+def joined(read: Callable[[Path], K], file: Path) -> K:
+    """What --join names.
+
+    Raises:
+        UsageError: if it is not there, or open to others.
+        DataError: if it is damaged.
+    """
+    try:
+        return read(file)
+    except (UsageError, DataError) as e:
+        raise type(e)(f"--join {e}") from None
+
+
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
@@ -42,7 +59,11 @@ def _joining(file: str, *others: Decorator) -> Decorator:
         ),
         click.option("--data-dir", **FOLDER, help="Folder of the data files on this machine.  [FEDSIM_DATA]"),
         click.option(
-            "--patience", type=float, metavar="SECONDS", default=60.0, help="Give up after that.  [60]"
+            "--patience",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS",
+            default=60.0,
+            help="Give up after that.  [60]",
         ),
         click.option("--algo", **FILE, help="A copy of the run's own algorithm file.  [the run's path]"),
         click.option("--model", **FILE, help="The same of its model.  [the run's path]"),
@@ -80,7 +101,7 @@ def worker(file: Path, **options: Any) -> None:
     """
     from workers.transport.join_credentials import JoinCredentials
 
-    prepare_torch(JoinCredentials.read(file).numerics)
+    prepare_torch(joined(JoinCredentials.read, file).numerics)
     from launch.remote_workers import join
 
     join(file, **options)
@@ -97,6 +118,9 @@ def node(file: Path, **options: Any) -> None:
     Each is pinned to cores and a GPU of those that this process may use (CUDA_VISIBLE_DEVICES, affinity), and
     is started again if it is killed. The workers end with this process, and it ends when the run is over.
     """
+    from workers.transport.join_credentials import JoinCredentials
+
+    joined(JoinCredentials.read, file)
     from launch.node import serve
 
     serve(file, **options)
@@ -124,7 +148,7 @@ def edge(file: Path, **options: Any) -> None:
     """
     from workers.transport.edge_credentials import EdgeCredentials
 
-    prepare_torch(EdgeCredentials.read(file).numerics)
+    prepare_torch(joined(EdgeCredentials.read, file).numerics)
     from launch.remote_workers import join_edge
 
     join_edge(file, **options)
