@@ -241,7 +241,7 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str, named: Named |
 
 
 def _what_is_wrong(kind: type, values: Mapping[str, Any], output: str) -> tuple[str, Any, str]:
-    """The key, its value and the reason of msgspec's "Reason - at `$.a.b`"; reasons of the class's own stay."""
+    """The key, its value and the reason of msgspec's "Reason - at `$.a.b`"; a class's own reasons stay."""
     reason, _, path = output.partition(" - at ")
     key = path.rpartition("$")[2].strip("`.").removesuffix("[...]")
     own = not reason.startswith(("Expected ", "Invalid enum value"))

@@ -293,8 +293,8 @@ def _counted(text: str) -> Base:
         except ValueError:
             pass
         raise UsageError(
-            f"--participation {text!r}: give 'full', a share such as 0.3 or 30%, a number of clients from 1 to "
-            f"{population.clients}, or one of fedsim list schedules"
+            f"--participation {text!r}: give 'full', a share such as 0.3 or 30%, a number of clients from 1 "
+            f"to {population.clients}, or one of fedsim list schedules"
         )
 
     return Base(Form(text), "", make)

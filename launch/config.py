@@ -103,8 +103,8 @@ EXECUTION = tuple(f.name for f in fields(Execution))
 
 @dataclass(frozen=True)
 class Overrides:
-    """The values that differ from the defaults, paths made absolute; origins: where they were given, for error
-    texts; preset: the name of the preset under them."""
+    """The values that differ from the defaults, paths made absolute; origins: where they were given, for
+    error texts; preset: the name of the preset under them."""
 
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)

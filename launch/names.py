@@ -96,8 +96,8 @@ def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda tab
             error = unknown(where, key, algorithm.hyperparameters, command=command)
             if there := whence("hyperparameters", key):
                 raise UsageError(
-                    f"{error}; {there}: hyperparameters are one algorithm's own, so leave --algo out, or take "
-                    "a --config without this key"
+                    f"{error}; {there}: hyperparameters are one algorithm's own, so leave --algo out, or "
+                    "take a --config without this key"
                 )
             raise error
     every = {field for known in names("algorithms").values() for field in known.fields}
