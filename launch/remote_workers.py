@@ -14,7 +14,7 @@ import click
 from fedsim.errors import Interrupted, UsageError
 from launch.listen_address import check_remote_bind
 from launch.runs.manifest import StoredManifest
-from workers.devices import assign_devices
+from workers.devices import assign_devices, remark
 from workers.storage.atomic_files import RunLock
 from workers.transport.edge_credentials import EdgeCredentials, edge_join_file
 from workers.transport.join_credentials import JOIN, REVOKED, JoinCredentials, Revocations
@@ -50,6 +50,8 @@ def join(
     """
     worker = _worker(seat)
     [*_, placed] = assign_devices(devices, max(1, (worker or 0) - JoinCredentials.read(file).first + 1), 1)
+    if fallback := remark(devices):
+        click.echo(fallback)
     os.environ["CUDA_VISIBLE_DEVICES"] = placed.gpu or ""
     from workers.worker.remote import remote_worker  # imports torch
 
