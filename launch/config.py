@@ -17,11 +17,11 @@ from fedsim.experiment import DEFAULTS, Experiment, Named, convert, dotted, opti
 from fedsim.specs import plain_share
 from launch import names
 from launch.config_files import merged, read_config
-from launch.listen_address import check_form
 from launch.origins import Origins
 from launch.presets import Preset, remark
 from launch.target_accuracy import parsed_until
 from launch.tracking import selected
+from workers.transport.tcp_address import TcpAddress
 
 AUTO = -1
 """The number of workers that stands for: choose it (launch.worker_count)."""
@@ -324,7 +324,7 @@ def _remote(execution: Execution, here: int) -> Execution:
             f"--remote-workers {execution.remote_workers} needs to know where they come in: "
             "add --bind tcp://ADDRESS:PORT, an address of this machine"
         )
-    check_form(execution.bind)
+    TcpAddress.to_listen(execution.bind)
     return replace(execution, workers=here + execution.remote_workers, transport="tcp")
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import click
 
 from fedsim.errors import Interrupted, UsageError
-from launch.listen_address import check_remote_bind
+from launch.listen_address import check_bind
 from launch.runs.manifest import StoredManifest
 from workers.devices import assign_devices, remark
 from workers.storage.atomic_files import RunLock
 from workers.transport.edge_credentials import EdgeCredentials, edge_join_file
 from workers.transport.join_credentials import JOIN, REVOKED, JoinCredentials, Revocations
+from workers.transport.tcp_address import checked_url
 from workers.worker.seats import rank
 
 
@@ -89,7 +90,7 @@ def join_edge(
     Raises:
         FedsimError: any FedsimError.
     """
-    check_remote_bind(bind)
+    check_bind(bind)
     credentials = EdgeCredentials.read(file)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from workers.edge.remote import RemoteEdge  # imports torch
@@ -98,7 +99,9 @@ def join_edge(
     files = LocalFiles({name: path for name, path in choices.items() if path}, tuple(codecs))
     folder = data_dir.resolve() if data_dir else None
     beside = workers_file or file.with_name(f"workers-{credentials.edge:03d}.json")
-    edge = RemoteEdge(credentials, url or credentials.url, bind, beside, folder, patience, files)
+    edge = RemoteEdge(
+        credentials, checked_url(url, credentials.url, file), bind, beside, folder, patience, files
+    )
     try:
         edge.run(click.echo)
     except KeyboardInterrupt:
