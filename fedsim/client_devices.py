@@ -123,7 +123,7 @@ def network(link: str, compute: str, *, clients: int) -> Network:
             raise UsageError(f"--compute {compute}: {link} says already what its clients compute with")
         return Network(file.devices, file.server, file.edges)
     where = f"--link {link}"
-    values = {key: parse_value(key, value, where) for key, value in key_values(link)}
+    values = {key: parse_value(key, value, where) for key, value in key_values(link, where)}
     shared = Link(**{side: values.pop(f"server_{side}", math.inf) for side in ("up", "down")})
     edge = {key.removeprefix("edge_"): values.pop(key) for key in [*values] if key.startswith("edge_")}
     if "joules_example" in values:
@@ -146,7 +146,7 @@ def computer(text: str, where: str) -> Computer:
         return Computer()
     first, _, rest = text.partition(",")
     noise = 0.0
-    for key, value in key_values(rest):
+    for key, value in key_values(rest, where):
         noise = number(value)
         if key != "noise" or not 0 <= noise < math.inf:
             raise UsageError(f"{where}: {text!r}: write 5ms or 5ms,noise=0.3")

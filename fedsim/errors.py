@@ -67,6 +67,40 @@ class DiskError(FedsimError):
 FEW = 8
 """So many names are all shown; of more, the near ones."""
 
+CLOSE, CLOSE_SHORT, CLOSE_OF_SEVERAL = 0.7, 0.66, 0.8
+"""Ratio of difflib from which a name is taken for a misspelt one: of long names, of three letters (one may be
+wrong), and where several names begin so."""
+
+ALIASES = {
+    "algorithm": ("algo",),
+    "batch": ("batch_size",),
+    "bfloat16": ("bf16",),
+    "bs": ("batch_size",),
+    "data": ("dataset",),
+    "eta": ("lr",),
+    "float16": ("f16",),
+    "fp16": ("f16",),
+    "learning_rate": ("lr",),
+    "local_epochs": ("local.epochs", "epochs"),
+    "local_lr": ("local.lr", "lr"),
+    "method": ("algo",),
+    "minibatch": ("batch_size",),
+    "n_clients": ("clients",),
+    "n_jobs": ("workers",),
+    "n_rounds": ("rounds",),
+    "num_clients": ("clients",),
+    "num_epochs": ("epochs",),
+    "num_rounds": ("rounds",),
+    "num_workers": ("workers",),
+    "output": ("out",),
+    "output_dir": ("out",),
+    "random_seed": ("seed",),
+    "random_state": ("seed",),
+    "step_size": ("lr",),
+    "stepsize": ("lr",),
+}
+"""What other libraries call it, and what it may be called here, the first of them that there is."""
+
 COMMANDS = {
     "algorithm": "fedsim list algorithms",
     "data set": "fedsim list datasets; yours: FILE.csv,label=COLUMN, FILE.py:NAME or hf:FOLDER",
@@ -74,8 +108,44 @@ COMMANDS = {
     "partition": "fedsim list partitions",
     "codec": "fedsim list codecs",
     "schedule": "fedsim list schedules",
+    "preset": "fedsim list presets",
 }
 """The command that shows all names of a kind."""
+
+
+def nearest(name: str, known: Iterable[str], close: float | None = None) -> str | None:
+    """The known name that a wrong one was probably meant to be; None if none is near.
+
+    It is the same in other letters or dashes, what other libraries call it, the only one that begins so, a
+    misspelt one, or one of a group (`lr` of `local.lr`).
+
+    Args:
+        name: The name that does not exist.
+        known: The names that there are.
+        close: The ratio of difflib from which a name counts as misspelt; by default CLOSE or CLOSE_SHORT.
+    """
+    names = sorted(known)
+    plain = {_plain(other): other for other in reversed(names)}
+    wanted = _plain(name)
+    if close is None:
+        close = CLOSE if len(wanted) > 3 else CLOSE_SHORT
+    for candidate in (wanted, *ALIASES.get(wanted, ())):
+        if candidate in plain:
+            return plain[candidate]
+    begins = [other for other in plain if other.startswith(wanted)]
+    if len(wanted) > 2 and len({other.partition(".")[0] for other in begins}) == 1:
+        return plain[min(begins, key=len)]
+    close = max(close, CLOSE_OF_SEVERAL) if begins else close
+    if near := difflib.get_close_matches(wanted, plain, n=1, cutoff=close):
+        return plain[near[0]]
+    behind = {other.rpartition(".")[2]: other for other in reversed(plain)}
+    near = difflib.get_close_matches(wanted, behind, n=1, cutoff=close)
+    return plain[behind[near[0]]] if near else None
+
+
+def _plain(name: str) -> str:
+    """The name in small letters, its words joined by underscores."""
+    return name.strip().casefold().replace("-", "_").replace(" ", "_")
 
 
 def unknown(
@@ -91,13 +161,13 @@ def unknown(
         command: The command that shows all of them; by default that of COMMANDS, if there is one.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=4, cutoff=0.4)
-    good = difflib.get_close_matches(name, names, n=4, cutoff=0.6)
-    hint = f"; did you mean {shown(near[0])!r}?" if near else ""
+    meant = nearest(name, names)
+    near = [other for other in difflib.get_close_matches(name, names, n=4, cutoff=0.6) if other != meant]
+    hint = f"; did you mean {shown(meant)!r}?" if meant else ""
     command = command or COMMANDS.get(what, "")
     listed, label = names, "known"
-    if len(names) > FEW and good:
-        listed, label = good[1:], "also near"
+    if len(names) > FEW and meant:
+        listed, label = near[:3], "also near"
     elif len(names) > FEW and command:
         listed = []
     parts = [f"{label}: {', '.join(map(shown, listed))}"] if listed else []

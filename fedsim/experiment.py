@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -214,22 +214,33 @@ DEFAULTS = Experiment()
 """The main job: digits, MLP 64-100-10, ten clients split by two Dirichlet draws, 20 rounds."""
 
 
-def convert(kind: type[T], values: Mapping[str, Any], where: str) -> T:
+Named = Callable[[str, Any], str]
+"""From a dotted key and its value to the beginning of an error: where it was given, and how."""
+
+
+def convert(kind: type[T], values: Mapping[str, Any], where: str, named: Named | None = None) -> T:
     """Build a configuration dataclass, naming the key that is wrong.
+
+    Args:
+        kind: The dataclass.
+        values: By field.
+        where: What has these keys, for errors.
+        named: How an error begins that is about a value; by default with `where` and the key.
 
     Raises:
         UsageError: for an unknown key (with the nearest known one) or a bad value; a number must be finite.
     """
+    named = named or (lambda key, value: f"{where}: {key.removeprefix('hyperparameters.')} = {value!r}")
     _check_keys(kind, values, where)
     values = _plain(values)
     for key, value in dotted(values):
         if isinstance(value, float) and not math.isfinite(value):
-            name = key.removeprefix("hyperparameters.")
-            raise UsageError(f"{where}: {name} = {value}: must be a finite number")
+            raise UsageError(f"{named(key, value)}: must be a finite number")
     try:
         return msgspec.convert(values, type=kind)
     except msgspec.ValidationError as e:
-        raise UsageError(f"{where}: {_what_is_wrong(kind, values, str(e))}") from None
+        key, value, reason = _what_is_wrong(kind, values, str(e))
+        raise UsageError(f"{named(key, value) if key else where}: {reason}") from None
 
 
 def plain_number(value: Any) -> Any:
@@ -242,20 +253,18 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _plain(v) if isinstance(v, Mapping) else plain_number(v) for k, v in values.items()}
 
 
-def _what_is_wrong(kind: type, values: Mapping[str, Any], output: str) -> str:
-    """msgspec's "Reason - at `$.a.b`" as "a.b = <value>: must be ..."; reasons of the class's own stay."""
+def _what_is_wrong(kind: type, values: Mapping[str, Any], output: str) -> tuple[str, Any, str]:
+    """The key, its value and the reason of msgspec's "Reason - at `$.a.b`"; a class's own reasons stay."""
     reason, _, path = output.partition(" - at ")
     key = path.rpartition("$")[2].strip("`.").removesuffix("[...]")
     own = not reason.startswith(("Expected ", "Invalid enum value"))
-    reason = reason[:1].lower() + reason[1:]
-    if not key:
-        return reason
     shown: Any = values
     hint: Any = kind
     for part in key.split("."):
         shown = shown.get(part) if isinstance(shown, Mapping) else None
         hint = get_type_hints(hint, include_extras=True).get(part) if is_dataclass(hint) else None
-    return f"{key} = {shown!r}: {reason if own else f'must be {_expected(hint)}'}"
+    reason = reason[:1].lower() + reason[1:]
+    return key, shown, reason if own or not key else f"must be {_expected(hint)}"
 
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "absent"}
@@ -360,6 +369,7 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
     nested: dict[str, Any] = {}
     into: dict[str, Any]
     default: Any
+    said = {names.get(key, key): key for key, _ in dotted(hyperparameters)}
     for key, value in dotted(hyperparameters):
         if key not in names:
             raise unknown(f"key in {where}:", key, names)
@@ -369,7 +379,7 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
             default = getattr(default, part)
             into = into.setdefault(part, asdict(default))
         into[last] = value
-    return convert(algorithm, nested, where)
+    return convert(algorithm, nested, where, lambda key, value: f"{where}: {said.get(key, key)} = {value!r}")
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

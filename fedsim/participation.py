@@ -23,7 +23,7 @@ import numpy.typing as npt
 from fedsim import plugins, traces, user_schedules
 from fedsim.errors import DataError, UsageError
 from fedsim.seeds import RandomStream
-from fedsim.specs import Form, parse, probability, split_modifiers, whole
+from fedsim.specs import Form, parse, plain_share, probability, split_modifiers, whole
 from fedsim.user_files import opened_text, other_separator
 
 
@@ -275,7 +275,7 @@ def _parse(spec: str) -> _Parsed:
         _, chances = split_modifiers(modifiers, "--participation", traces.MODIFIERS)
         users = Base(Form(path), "", lambda _, population: user_schedules.users_schedule(path, population))
         return _Parsed(users, (), chances)
-    head, chances = split_modifiers(spec, "--participation", traces.MODIFIERS)
+    head, chances = split_modifiers(plain_share(spec), "--participation", traces.MODIFIERS)
     if ":" not in head and head not in _WORDS:
         return _Parsed(_counted(head), (), chances)
     name, arguments = parse(head, "schedule", _FORMS)
@@ -296,8 +296,8 @@ def _counted(text: str) -> Base:
         except ValueError:
             pass
         raise UsageError(
-            f"--participation {text!r}: give 'full', a share such as 0.3, a number of clients from 1 to "
-            f"{population.clients}, or one of fedsim list schedules"
+            f"--participation {text!r}: give 'full', a share such as 0.3 or 30%, a number of clients from 1 "
+            f"to {population.clients}, or one of fedsim list schedules"
         )
 
     return Base(Form(text), "", make)

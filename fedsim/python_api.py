@@ -99,7 +99,7 @@ class Run(Protocol):
 
 
 class ExecutionOptions(TypedDict, total=False):
-    """The rarer ways to carry a run out; launch.execution.Execution describes them. None changes a bit."""
+    """The rarer ways to carry a run out; launch.config.Execution describes them. None changes a bit."""
 
     remote_workers: int
     bind: str
@@ -139,7 +139,7 @@ def run(
     freeze: str = "",
     clients: int = 10,
     rounds: int = -1,
-    until: float = 0.0,
+    until: float | str = 0.0,
     participation: ParticipationChoice = "full",
     seed: int = 0,
     eval_every: int = 1,
@@ -180,7 +180,7 @@ def run(
         model: a name, or a class or function (shape, classes) that makes a new torch module.
         train: patterns of the parameters to train, "head.*,*.bias"; "" is all.
         freeze: patterns of parameters not to train, which never cross the wire.
-        until: end with the first evaluated round of this test accuracy (0.78); 0 is none.
+        until: end with the first evaluated round of this test accuracy (0.78, "78%"); 0 is none.
         participation: as the command line has it; a float is a share of the clients, an int their number; or
             a function (population) that returns a function (round) to a fedsim.Participation or the ids.
         hyperparameters: by short or dotted names, {"lr": 0.1} or {"local.lr": 0.1}, or nested.
@@ -212,7 +212,7 @@ def run(
         freeze=freeze,
         clients=clients,
         rounds=rounds,
-        until=until,
+        until=cast(float, until),
         participation=_participation(participation),
         seed=seed,
         eval_every=eval_every,
@@ -245,7 +245,7 @@ def run(
 
 
 def carry_out(experiment: Experiment, quiet: bool, **execution: Any) -> Run:
-    """Run an experiment; execution: fields of launch.execution.Execution.
+    """Run an experiment; execution: fields of launch.config.Execution.
 
     Raises:
         FedsimError: as run.
@@ -258,7 +258,7 @@ def resume(
     run: Run | str | Path,
     *,
     rounds: int | None = None,
-    until: float | None = None,
+    until: float | str | None = None,
     workers: int | Literal["auto"] | None = None,
     transport: Literal["ipc", "tcp"] | None = None,
     devices: str | None = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from fedsim.errors import UsageError, unknown
 
@@ -83,13 +84,22 @@ def split_modifiers(
     return head, numbers
 
 
+def plain_share(text: str) -> str:
+    """30%+lost:0.1 as 0.3+lost:0.1: a leading percentage as the share that it is; any other text stays."""
+    head, plus, modifiers = text.partition("+")
+    if not head.endswith("%") or not 0 < number(head[:-1]) <= 100:
+        return text
+    share = f"{Decimal(head[:-1]) / 100:f}"  # decimal: 7% is 0.07
+    return f"{share if '.' in share else f'{share}.0'}{plus}{modifiers}"
+
+
 def probability(text: str, owner: str) -> float:
-    """A number from 0 to 1.
+    """A number from 0 to 1, or a percentage.
 
     Raises:
         UsageError: If it is none.
     """
-    value = number(text)
+    value = number(plain_share(text))
     if not 0 <= value <= 1:
         raise UsageError(f"{owner}: {text!r} is no probability from 0 to 1")
     return value
@@ -120,7 +130,15 @@ def whole(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() else -1
 
 
-def key_values(text: str) -> tuple[tuple[str, str], ...]:
-    """KEY=VALUE,... as pairs; the value is empty where there is no equals sign."""
-    parts = (part.partition("=") for part in text.split(",") if part)
+def key_values(text: str, owner: str = "") -> tuple[tuple[str, str], ...]:
+    """KEY=VALUE,... as pairs; the value is empty where there is no equals sign.
+
+    Raises:
+        UsageError: for a key that stands there twice; owner: how the message begins.
+    """
+    parts = [part.partition("=") for part in text.split(",") if part]
+    keys = [key for key, _, _ in parts]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UsageError(f"{owner or repr(text)}: {key} stands there twice; give it once")
     return tuple((key, value) for key, _, value in parts)

@@ -13,19 +13,29 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim import live_objects
-from fedsim.errors import Interrupted
+from fedsim.errors import Interrupted, UsageError, nearest, unknown
 from fedsim.experiment import Experiment, convert
 from fedsim.python_api import plain_hyperparameters
 from launch import names
 from launch import run as runs
-from launch.config import Execution, Overrides, absolute_choice, absolute_paths, check_execution
+from launch.config import (
+    EXECUTION,
+    Execution,
+    Overrides,
+    absolute_choice,
+    absolute_paths,
+    check_execution,
+    general_first,
+    plain_numbers,
+)
+from launch.origins import PYTHON, Origins
 from launch.presets import experiment_of, remarks
 from launch.runs.resume import Stored
 
@@ -33,6 +43,7 @@ if TYPE_CHECKING:
     from launch.opened_run import OpenedRun
 
 WHERE = "the arguments"
+IN_PYTHON = Origins(file=PYTHON)
 
 
 class Launcher:
@@ -45,17 +56,23 @@ class Launcher:
             FedsimError: any FedsimError.
             KeyboardInterrupt: after Ctrl-C.
         """
-        values = absolute_paths({f.name: getattr(experiment, f.name) for f in fields(experiment)})
-        values["hyperparameters"] = plain_hyperparameters(values["hyperparameters"])
-        values["codecs"] = {field: absolute_choice(codec) for field, codec in values["codecs"].items()}
-        checked = convert(Experiment, values, WHERE)
-        names.check(checked)
-        carried = _execution(execution)
-        _check_objects(checked, carried)
-        lines = remarks(checked)
-        return self._carry_out(
-            lambda: runs.launch(checked, carried, quiet=quiet, embedded=True, remarks=lines)
-        )
+        _check_keywords(execution, (f.name for f in fields(experiment)))
+        with IN_PYTHON.own_words():
+            values = absolute_paths(
+                plain_numbers({f.name: getattr(experiment, f.name) for f in fields(experiment)})
+            )
+            values["hyperparameters"] = plain_hyperparameters(values["hyperparameters"])
+            codecs = general_first(values["codecs"])
+            values["codecs"] = {field: absolute_choice(codec) for field, codec in codecs.items()}
+            checked = convert(Experiment, values, WHERE, Overrides(origins=IN_PYTHON).named("experiment"))
+            names.check(checked)
+            names.check_once(checked.algo, checked.hyperparameters, "hyperparameters=")
+            carried = _execution(execution)
+            _check_objects(checked, carried)
+            lines = remarks(checked)
+            return self._carry_out(
+                lambda: runs.launch(checked, carried, quiet=quiet, embedded=True, remarks=lines)
+            )
 
     def resume(self, folder: Path, options: Mapping[str, Any], quiet: bool) -> OpenedRun:
         """Go on with a run.
@@ -64,8 +81,10 @@ class Launcher:
             FedsimError: any FedsimError.
             KeyboardInterrupt: after Ctrl-C.
         """
-        _check_objects(*Stored.open(folder).configure(options))
-        return self._carry_out(lambda: runs.resume(folder, options, quiet=quiet, embedded=True))
+        _check_keywords(options, (f.name for f in fields(Experiment)))
+        with IN_PYTHON.own_words():
+            _check_objects(*Stored.open(folder).configure(options))
+            return self._carry_out(lambda: runs.resume(folder, options, quiet=quiet, embedded=True))
 
     def open(self, folder: Path) -> OpenedRun:
         """A run that is there.
@@ -85,7 +104,9 @@ class Launcher:
         Raises:
             UsageError: for an unknown preset or field.
         """
-        return experiment_of(name, algo, changes)
+        _check_keywords(changes, (f.name for f in fields(Experiment)))
+        with IN_PYTHON.own_words():
+            return experiment_of(name, algo, plain_numbers(changes))
 
     def _carry_out(self, job: Callable[[], Path]) -> OpenedRun:
         try:
@@ -105,7 +126,30 @@ def _execution(values: Mapping[str, Any]) -> Execution:
     texts = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
     if texts.get("remote_workers") and not texts.get("workers"):
         texts.pop("workers", None)  # the default of Python users, not a choice
-    return check_execution(texts, Overrides(execution=texts))
+    return check_execution(texts, Overrides(execution=texts, origins=IN_PYTHON))
+
+
+def _check_keywords(keywords: Mapping[str, Any], others: Iterable[str]) -> None:
+    """Refuse an argument that there is none of.
+
+    Args:
+        keywords: The arguments that Python has not checked.
+        others: The names of those that it has.
+
+    Raises:
+        UsageError: with the nearest name, or the place where a hyperparameter is set.
+    """
+    known = {*EXECUTION, *others}
+    for key, value in keywords.items():
+        if key in known:
+            continue
+        hyperparameters = set(names.hyperparameters())
+        if nearest(key, known) is None and (name := nearest(key, hyperparameters, 0.9)):
+            raise UsageError(
+                f"{key}= is no argument; a hyperparameter is set by hyperparameters={{{name!r}: {value!r}}} "
+                "(fedsim describe ALGO lists them)"
+            )
+        raise unknown("argument", key, known, command="help(fedsim.run)")
 
 
 def _check_objects(experiment: Experiment, execution: Execution) -> None:

@@ -80,7 +80,9 @@ def launch(quiet: bool, **options: Any) -> None:
     from launch import run
 
     remarks = overrides.remarks(experiment)
-    _say(run.launch(experiment, execution, quiet=quiet, started=PROGRAM_START, remarks=remarks), quiet)
+    with overrides.origins.own_words():
+        path = run.launch(experiment, execution, quiet=quiet, started=PROGRAM_START, remarks=remarks)
+    _say(path, quiet)
 
 
 @main.command(cls=Configured, short_help="Go on with a run that was ended, however it was ended.")
@@ -188,7 +190,7 @@ def describe(
 @_data_dir
 @click.option(
     *("--keep", "fractions"),
-    type=float,
+    type=click.FloatRange(min=0, min_open=True, max=1),
     multiple=True,
     default=(0.1,),
     show_default=True,
@@ -322,12 +324,14 @@ def plan(as_json: bool, **options: Any) -> None:
     Equal to the ledger of the run to the byte where no codec's size depends on the values; at most that
     elsewhere. Costs a million clients, too: fedsim plan --clients 1000000 --rounds 1000 --participation 0.001
     """
-    from launch.config import resolve
+    from launch.config import Overrides
 
-    experiment, execution = resolve(options)
+    overrides = Overrides.of(options)
+    experiment, execution = overrides.resolve()
     from launch.commands.plan import show
 
-    show(experiment, execution, as_json)
+    with overrides.origins.own_words():
+        show(experiment, execution, as_json)
 
 
 @main.command(short_help="List runs: their state, rounds, accuracy and bytes.")

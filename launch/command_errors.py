@@ -1,15 +1,21 @@
-"""The end of a command: a mistake is one line and an exit code, and output that nobody reads is no error."""
+"""The end of a command: a mistake is one line and an exit code, and output that nobody reads is no error.
+
+click's own errors are said as all others are, with the option as it was typed.
+"""
 
 from __future__ import annotations
 
 import errno
+import math
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import click
 
-from fedsim.errors import DiskError, FedsimError, Interrupted
+from fedsim.errors import DiskError, FedsimError, Interrupted, UsageError, nearest, unknown
 from launch import terminal
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -19,7 +25,46 @@ _NO_FOLDER = "No usable temporary directory"
 """The words of tempfile.gettempdir; dill calls it while torch imports it."""
 
 
-class Commands(click.Group):
+class Command(click.Command):
+    """A command that takes an option of one value once, for the last of two would win in silence, and finite
+    numbers."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and refuse an option that stands there twice, and what is no finite number."""
+        if not ctx.resilient_parsing:
+            ctx.meta[_TYPED] = tuple(args)
+            _, _, order = self.make_parser(ctx).parse_args(list(args))
+            for parameter, times in Counter(order).items():
+                single = isinstance(parameter, click.Option) and not parameter.multiple
+                if times > 1 and single and not (parameter.is_flag or parameter.count):
+                    raise click.UsageError(f"{_typed(parameter, ctx)} stands there twice; give it once", ctx)
+        result = super().parse_args(ctx, args)
+        for parameter in self.get_params(ctx):
+            value = ctx.params.get(parameter.name or "")
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, float) and not math.isfinite(number):
+                    raise click.UsageError(f"{_typed(parameter, ctx)} {number}: must be a finite number", ctx)
+        return result
+
+
+class Group(click.Group):
+    """Commands that take an option once, and of whose names a wrong one is told with the nearest."""
+
+    command_class = Command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first argument names."""
+        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
+            if args[0].startswith("-"):
+                raise click.NoSuchOption(args[0], ctx=ctx)
+            path = _path(ctx)
+            raise unknown(f"command of {path}:", args[0], self.commands, command=f"{path} --help")
+        return super().resolve_command(ctx, args)
+
+
+class Commands(Group):
     """Commands whose mistakes are one clear line and an exit code, never a traceback."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
@@ -27,13 +72,34 @@ class Commands(click.Group):
         cmd.context_settings.setdefault("help_option_names", ["-h", "--help"])
         super().add_command(cmd, name)
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Parse what stands before the command; --help and --version end here."""
+        terminal.open_standard_files()
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as e:
+            raise click.exceptions.Exit(_complain(UsageError, _worded(e))) from None
+        except click.exceptions.Exit:
+            terminal.finish_output()
+            raise
+        except BrokenPipeError:
+            terminal.finish_output()
+            raise click.exceptions.Exit(0) from None
+
     def invoke(self, ctx: click.Context) -> Any:
         code = 0
-        terminal.open_standard_files()
         try:
             super().invoke(ctx)
         except FedsimError as e:
             code = _complain(e, str(e))
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as e:
+            code = _complain(UsageError, _worded(e))
         except KeyboardInterrupt:
             code = _complain(Interrupted, "interrupted")
         except (BrokenPipeError, SystemExit) as e:  # rich makes a SystemExit of it
@@ -59,3 +125,88 @@ def _complain(error: FedsimError | type[FedsimError], text: str) -> int:
     with suppress(OSError):
         click.echo(f"fedsim: {text}", err=True)
     return error.exit_code
+
+
+# ---- click's own errors
+
+_TYPED = "fedsim.typed"
+"""Key of the words that a command was given."""
+
+
+def _worded(e: click.UsageError) -> str:
+    """One of click's errors in our words."""
+    if isinstance(e, click.NoSuchOption):
+        return _no_such_option(e)
+    if isinstance(e, click.MissingParameter) and e.param is not None:
+        return f"{_typed(e.param, e.ctx)} is missing: {_usage(e.ctx)}"
+    if isinstance(e, click.BadParameter) and e.param is not None:
+        return _bad_value(e, e.param)
+    if isinstance(e, click.BadOptionUsage):
+        missing = "requires an argument" in e.message
+        return f"{e.option_name}: {'its value is missing' if missing else 'it takes no value'}"
+    text = " ".join(e.format_message().split()).rstrip(".")
+    if text.startswith("Got unexpected extra argument"):
+        return f"unexpected {text.partition('extra ')[2]}: {_usage(e.ctx)}"
+    return text
+
+
+def _no_such_option(e: click.NoSuchOption) -> str:
+    parameters = e.ctx.command.get_params(e.ctx) if e.ctx else []
+    options = {name for p in parameters if isinstance(p, click.Option) for name in p.opts}
+    meant = nearest(e.option_name, {name for name in options if name.startswith("--")})
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    return f"{e.option_name} is no option of {_path(e.ctx)}{hint} (all: {_path(e.ctx)} --help)"
+
+
+def _bad_value(e: click.BadParameter, parameter: click.Parameter) -> str:
+    """--rounds 'x': must be a whole number."""
+    name, kind = _typed(parameter, e.ctx), parameter.type
+    value, known, _ = e.message.partition(" is not ")
+    expected = _expected(kind)
+    if not known or not expected:
+        return f"{name}: {' '.join(e.message.split()).rstrip('.')}"
+    meant = nearest(value.strip("'"), kind.choices) if isinstance(kind, click.Choice) else None
+    return f"{name} {value}: must be {expected}" + (f"; did you mean {meant!r}?" if meant else "")
+
+
+def _expected(kind: click.ParamType) -> str:
+    """What a value of a type is, in words; '' if that is not known."""
+    if isinstance(kind, click.Choice):
+        return f"one of {', '.join(map(str, kind.choices))}"
+    if isinstance(kind, click.types.IntParamType):
+        words = "a whole number"
+    elif isinstance(kind, click.types.FloatParamType):
+        words = "a number"
+    else:
+        return ""
+    if isinstance(kind, click.IntRange | click.FloatRange) and kind.min is not None:
+        words += f" {'above' if kind.min_open else 'of at least'} {kind.min:g}"
+        words += f" and at most {kind.max:g}" if kind.max is not None else ""
+    return words
+
+
+def _typed(parameter: click.Parameter, ctx: click.Context | None) -> str:
+    """An option as it was typed, such as --worker for --seat; of an argument, its name in the help."""
+    if not isinstance(parameter, click.Option):
+        return str(parameter.metavar or parameter.name).upper().strip("[].")
+    words: Sequence[str] = ctx.meta.get(_TYPED, ()) if ctx else ()
+    given = [name for name in parameter.opts if any(w == name or w.startswith(f"{name}=") for w in words)]
+    return given[0] if given else max(parameter.opts, key=len)
+
+
+def _path(ctx: click.Context | None) -> str:
+    """The command: fedsim devices generate."""
+    names: list[str] = []
+    while ctx is not None and ctx.parent is not None:
+        names.insert(0, str(ctx.info_name))
+        ctx = ctx.parent
+    return " ".join(["fedsim", *names])
+
+
+def _usage(ctx: click.Context | None) -> str:
+    """How the command is written: fedsim resume [OPTIONS] RUN, with the options that it needs."""
+    pieces = ctx.command.collect_usage_pieces(ctx) if ctx else []
+    parameters = ctx.command.get_params(ctx) if ctx else []
+    needed = [p for p in parameters if isinstance(p, click.Option) and p.required]
+    options = [f"{p.opts[0]} {p.make_metavar(ctx)}" for p in needed] if ctx else []
+    return " ".join([_path(ctx), *options, *pieces])

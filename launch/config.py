@@ -6,19 +6,22 @@ resolved before the fork server is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedsim import model_specs, plugins, traces, user_files
 from fedsim.errors import UsageError
-from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, option, parse_setting
+from fedsim.experiment import DEFAULTS, Experiment, Named, convert, dotted, option, parse_setting
+from fedsim.specs import plain_share
 from launch import names
 from launch.config_files import merged, read_config
-from launch.listen_address import check_form
+from launch.origins import Origins
 from launch.presets import Preset, remarks
+from launch.target_accuracy import parsed_until
 from launch.tracking import selected
+from workers.transport.tcp_address import TcpAddress
 
 AUTO = -1
 """The number of workers that stands for: choose it (launch.worker_count)."""
@@ -100,14 +103,14 @@ EXECUTION = tuple(f.name for f in fields(Execution))
 
 @dataclass(frozen=True)
 class Overrides:
-    """The values that differ from the defaults, paths made absolute; config: the file, for error texts;
-    preset: the name of the preset under them."""
+    """The values that differ from the defaults, paths made absolute; origins: where they were given, for
+    error texts; preset: the name of the preset under them."""
 
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     codecs: Mapping[str, str] = field(default_factory=dict)
     execution: Mapping[str, Any] = field(default_factory=dict)
-    config: str | None = None
+    origins: Origins = Origins()
     preset: str = ""
 
     @staticmethod
@@ -120,26 +123,32 @@ class Overrides:
         """
         supplied = {key: value for key, value in options.items() if value is not None}
         config, preset = supplied.pop("config", None), supplied.pop("preset", "")
-        settings = dict(parse_setting(text) for text in supplied.pop("hyperparameters", ()))
-        codecs = dict(_codec_setting(text) for text in supplied.pop("codecs", ()))
+        settings = once("--set", map(parse_setting, supplied.pop("hyperparameters", ())))
+        codecs = once("--codec", map(_codec_setting, supplied.pop("codecs", ())))
         execution = {key: supplied.pop(key) for key in EXECUTION if key in supplied}
         here = {
             "experiment": supplied,
             "hyperparameters": settings,
-            "codecs": codecs,
+            "codecs": general_first(codecs),
             "execution": execution,
         }
-        tables = merged(read_config(config) if config else {}, here)
+        written = read_config(config) if config else {}
+        tables = merged(written, here)
+        algo = str(tables["experiment"].get("algo", DEFAULTS.algo))
+        names.check_once(algo, settings, "--set")
+        names.check_once(algo, written.get("hyperparameters", {}), f"{config}: [hyperparameters]")
         if preset:
-            algo = str(tables["experiment"].get("algo", DEFAULTS.algo))
             tables = merged(Preset.read(preset).tables(algo), tables)
-        _refuse_unset(tables["experiment"])
+        typed = {table: frozenset(values) for table, values in here.items()}
+        there = {table: frozenset(values) for table, values in written.items()}
+        origins = Origins(typed, config or "", there)
+        _refuse_unset(tables["experiment"], origins)
         return Overrides(
-            absolute_paths(tables["experiment"]),
+            absolute_paths(plain_numbers(tables["experiment"])),
             tables["hyperparameters"],
             {name: absolute_choice(codec) for name, codec in tables["codecs"].items()},
             tables["execution"],
-            config,
+            origins,
             preset,
         )
 
@@ -149,7 +158,9 @@ class Overrides:
         experiment = {key: value for key, value in values.items() if value is not None}
         execution = {key: experiment.pop(key) for key in EXECUTION if key in experiment}
         hyperparameters, codecs = experiment.pop("hyperparameters", {}), experiment.pop("codecs", {})
-        return Overrides(absolute_paths(experiment), dict(dotted(hyperparameters)), codecs, execution)
+        return Overrides(
+            absolute_paths(plain_numbers(experiment)), dict(dotted(hyperparameters)), codecs, execution
+        )
 
     def resolve(self) -> tuple[Experiment, Execution]:
         """Put the defaults under the values.
@@ -159,8 +170,9 @@ class Overrides:
         """
         execution = check_execution(self.execution, self)
         values = {**self.experiment, "hyperparameters": self.hyperparameters, "codecs": self.codecs}
-        experiment = convert(Experiment, values, self.where("experiment"))
-        names.check(experiment)
+        experiment = convert(Experiment, values, self.where("experiment"), self.named("experiment"))
+        with self.origins.own_words():
+            names.check(experiment, self.origins.whence)
         if "workers" not in self.execution and not execution.remote_workers:
             execution = replace(execution, workers=min(execution.workers, experiment.clients))
         return experiment, execution
@@ -171,7 +183,18 @@ class Overrides:
 
     def where(self, table: str) -> str:
         """Name the origin of a table's values in an error text."""
-        return f"[{table}] of {self.config}" if self.config else "the options"
+        return f"[{table}] of {self.origins.file}" if self.origins.file else "the options"
+
+    def named(self, table: str) -> Named:
+        """How an error text names a value of a table, or of hyperparameters or codecs in it."""
+
+        def of(key: str, value: Any) -> str:
+            inner, dot, name = key.partition(".")
+            if dot and inner in ("hyperparameters", "codecs"):
+                return self.origins.named(inner, name, value)
+            return self.origins.named(table, key, value)
+
+        return of
 
 
 def resolve(options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
@@ -189,8 +212,9 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
     Raises:
         UsageError: if they do not.
     """
-    values = with_auto(values, overrides.where("execution"))
-    execution = convert(Execution, values, overrides.where("execution"))
+    named = overrides.named("execution")
+    values = with_auto(values, named)
+    execution = convert(Execution, values, overrides.where("execution"), named)
     selected(execution.track)
     if execution.remote_workers and execution.workers == AUTO:
         raise UsageError("--workers auto is for workers of this machine alone: give a number")
@@ -218,7 +242,7 @@ def check_execution(values: Mapping[str, Any], overrides: Overrides) -> Executio
     return execution
 
 
-def with_auto(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def with_auto(values: Mapping[str, Any], named: Named) -> Mapping[str, Any]:
     """Put the number that stands for `workers = auto` in its place.
 
     Raises:
@@ -226,8 +250,22 @@ def with_auto(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """
     workers = values.get("workers")
     if workers == AUTO:
-        raise UsageError(f"{where}: workers = {AUTO}: give a number of at least 0, or auto")
+        raise UsageError(f"{named('workers', AUTO)}: give a number of at least 0, or auto")
     return {**values, "workers": AUTO} if workers == "auto" else values
+
+
+def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what may be written as a percentage: until (78%) and a share of the clients (30%).
+
+    Raises:
+        UsageError: for what is no accuracy.
+    """
+    result = dict(values)
+    if isinstance(result.get("until"), str):
+        result["until"] = parsed_until(result["until"])
+    if isinstance(result.get("participation"), str):
+        result["participation"] = plain_share(result["participation"])
+    return result
 
 
 USERS = ("algo", "model", "dataset", "partition")
@@ -265,7 +303,7 @@ def absolute_choice(choice: str) -> str:
     return plugins.absolute(choice) if isinstance(choice, str) and plugins.is_spec(choice) else choice
 
 
-def _refuse_unset(experiment: Mapping[str, Any]) -> None:
+def _refuse_unset(experiment: Mapping[str, Any], origins: Origins) -> None:
     """Refuse a number of rounds or samples that only stands for the algorithm's own.
 
     Raises:
@@ -274,8 +312,8 @@ def _refuse_unset(experiment: Mapping[str, Any]) -> None:
     for key, least, otherwise in (("rounds", 1, ""), ("eval_samples", 0, "; 0: none")):
         value = experiment.get(key)
         if isinstance(value, int) and value < least:
-            option = "--" + key.replace("_", "-")
-            raise UsageError(f"{option} {value}: must be a whole number of at least {least}{otherwise}")
+            given = origins.named("experiment", key, value)
+            raise UsageError(f"{given}: must be a whole number of at least {least}{otherwise}")
 
 
 def _remote(execution: Execution, here: int) -> Execution:
@@ -289,8 +327,27 @@ def _remote(execution: Execution, here: int) -> Execution:
             f"--remote-workers {execution.remote_workers} needs to know where they come in: "
             "add --bind tcp://ADDRESS:PORT, an address of this machine"
         )
-    check_form(execution.bind)
+    TcpAddress.to_listen(execution.bind)
     return replace(execution, workers=here + execution.remote_workers, transport="tcp")
+
+
+def once(option: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of an option that is repeated, as a table.
+
+    Raises:
+        UsageError: for a key that stands there twice: the last would win in silence.
+    """
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise UsageError(f"{option} {key}=: the key stands there twice; give it once")
+        result[key] = value
+    return result
+
+
+def general_first(codecs: Mapping[str, str]) -> dict[str, str]:
+    """The codecs with those of a direction (up.mean) behind those of both (mean), over which they go."""
+    return dict(sorted(codecs.items(), key=lambda item: "." in item[0]))
 
 
 def _codec_setting(text: str) -> tuple[str, str]:

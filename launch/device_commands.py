@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from launch.command_errors import Group
 from launch.worker_commands import FILE, PATH
 
 _out = click.option("--out", **FILE, required=True, help="Write the file there.")
@@ -41,7 +42,7 @@ def _drawn(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group(short_help="Make a file of devices for --link, or a trace of who is there.")
+@click.group(cls=Group, short_help="Make a file of devices for --link, or a trace of who is there.")
 def devices() -> None:
     """Make files of devices and of availability: from distributions, or from FedScale's traces."""
 

@@ -3,61 +3,45 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 
 from fedsim.errors import UsageError
+from workers.transport.tcp_address import TcpAddress, interfaces
 
 
-def check_remote_bind(bind: str) -> None:
+def check_bind(bind: str) -> None:
     """Refuse what is no tcp://ADDRESS:PORT, or where this machine cannot listen.
 
     Raises:
         UsageError: saying what to write.
     """
-    check_form(bind)
-    check_bind(bind)
-
-
-def check_form(bind: str) -> None:
-    """Refuse what is no tcp://ADDRESS:PORT.
-
-    Raises:
-        UsageError: saying what to write.
-    """
-    if not bind.startswith("tcp://") or ":" not in bind.removeprefix("tcp://"):
-        raise UsageError(
-            f"--bind {bind!r} is no tcp://ADDRESS:PORT of this machine; port * lets the system choose"
-        )
-
-
-def check_bind(bind: str) -> None:
-    """Refuse tcp://ADDRESS:PORT if this machine cannot listen there; names of interfaces are left to ZeroMQ.
-
-    Raises:
-        UsageError: saying what to write.
-    """
-    host, _, port = bind.removeprefix("tcp://").rpartition(":")
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
+    address = TcpAddress.to_listen(bind)
+    if address.host in interfaces():  # ZeroMQ finds its address
         return
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        family, host = address.resolved()[0]
+    except (OSError, UnicodeError) as e:
+        why = getattr(e, "strerror", None) or e
+        raise UsageError(f"--bind {bind}: {address.host} is no address of this machine ({why})") from None
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((str(address), int(port) if port.isdecimal() and int(port) < 1 << 16 else 0))
+            probe.bind(socket.getaddrinfo(host, address.port, family, socket.SOCK_STREAM)[0][4])
         except OSError as e:
-            raise UsageError(f"--bind {bind}: {_cause(e, host, port)}") from None
+            raise UsageError(f"--bind {bind}: {_cause(e, address)}") from None
 
 
-def _cause(error: OSError, host: str, port: str) -> str:
+def _cause(error: OSError, address: TcpAddress) -> str:
+    port = address.port or "*"
     if error.errno == errno.EADDRNOTAVAIL:
         own = own_address()
         example = f", such as tcp://{own}:{port}" if own else ""
+        host = address.host
         return f"{host} is no address of this machine; write one that is{example}, or tcp://0.0.0.0:{port}"
     if error.errno == errno.EADDRINUSE:
         return f"another program listens on port {port}; choose another port, or * lets the system choose"
+    if error.errno == errno.EAFNOSUPPORT:
+        return "this machine has no IPv6"
     return f"{error.strerror}"
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedsim import plugins, traces
-from fedsim.errors import unknown
+from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment, dotted
 from fedsim.model_specs import ModelSpec
 from fedsim.specs import Form, number, parse, split_modifiers
@@ -73,8 +73,12 @@ def heads(kind: str) -> tuple[str, ...]:
     return ("algorithm", "down", "up", "paper") if kind == "algorithms" else ()
 
 
-def check(experiment: Experiment) -> None:
+def check(experiment: Experiment, whence: Callable[[str, str], str] = lambda table, key: "") -> None:
     """Refuse a name that does not exist, before anything is imported; the rest is checked where it is used.
+
+    Args:
+        experiment: The experiment.
+        whence: Of a table and a key, the file that it is in, for errors.
 
     Raises:
         UsageError: with the nearest names.
@@ -93,8 +97,14 @@ def check(experiment: Experiment) -> None:
     algorithm = names("algorithms")[experiment.algo]
     for key, _ in dotted(experiment.hyperparameters):
         if key not in algorithm.hyperparameters:
-            where = f"key in hyperparameters of {experiment.algo}:"
-            raise unknown(where, key, algorithm.hyperparameters, command=f"fedsim describe {experiment.algo}")
+            where, command = f"hyperparameter of {experiment.algo}:", f"fedsim describe {experiment.algo}"
+            error = unknown(where, key, algorithm.hyperparameters, command=command)
+            if there := whence("hyperparameters", key):
+                raise UsageError(
+                    f"{error}; {there}: hyperparameters are one algorithm's own, so leave --algo out, or "
+                    "take a --config without this key"
+                )
+            raise error
     every = {field for known in names("algorithms").values() for field in known.fields}
     for key in experiment.codecs:
         if key.rpartition(".")[2] not in every:
@@ -116,6 +126,27 @@ def asks_fewer(experiment: Experiment) -> bool:
     elif "." in base and count <= 1:
         count = round(count * experiment.clients)
     return base != "full" and not experiment.asynchronous and not count >= experiment.clients
+
+
+def check_once(algo: str, hyperparameters: Iterable[str], where: str) -> None:
+    """Refuse a hyperparameter that stands there twice, by its short and by its dotted name.
+
+    Args:
+        algo: The algorithm; of a user's own the names are not known yet.
+        hyperparameters: The names.
+        where: Where they stand, for the error.
+
+    Raises:
+        UsageError: naming both.
+    """
+    known = names("algorithms").get(algo)
+    full: dict[str, str] = {}
+    for key in hyperparameters:
+        dotted_names = [name for name in known.hyperparameters if name.endswith(f".{key}")] if known else []
+        name = dotted_names[0] if len(dotted_names) == 1 else key
+        if name in full:
+            raise UsageError(f"{where}: {full[name]} and {key} are the same hyperparameter; give it once")
+        full[name] = key
 
 
 _LABELS = {
@@ -164,7 +195,7 @@ def check_schedule(spec: str) -> None:
     if spec.startswith(traces.PREFIX) or plugins.is_spec(traces.split(spec)[0]):
         return
     head, _ = split_modifiers(spec, "--participation", traces.MODIFIERS)
-    if math.isnan(number(head)):
+    if math.isnan(number(head.removesuffix("%"))):
         parse(head, "schedule", _forms("schedules"))
 
 

@@ -23,7 +23,7 @@ from launch.processes.supervisor import Supervisor
 from launch.stop_signals import StopRequested, StopSignals
 from launch.terminal import counted
 from workers.coordinator.worker_pool import ProcessExit
-from workers.devices import assign_devices
+from workers.devices import assign_devices, remark
 from workers.portable import environment_for
 from workers.scratch import Scratch
 from workers.transport.eventfd import Wakeup
@@ -115,6 +115,8 @@ class Node:
         signals.started()
         places = ", ".join(dict.fromkeys(map(str, placements)))
         click.echo(f"{platform.node()}: {counted(len(specs), 'worker')} ({places})")
+        if fallback := remark(self.devices):
+            click.echo(fallback)
         self._watch(supervisor, len(specs))
 
     def _watch(self, supervisor: Supervisor, running: int) -> None:

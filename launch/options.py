@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import click
 from msgspec import Meta
 
-from fedsim.errors import UsageError
+from fedsim.errors import UsageError, nearest
 from fedsim.experiment import Experiment
 from launch import completion, names
+from launch.command_errors import Command
 from launch.config import Execution
-from launch.target_accuracy import NONE, parsed
+from launch.target_accuracy import parsed_until
 
-Command = Callable[..., None]
+Function = Callable[..., None]
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "What is learned": (
@@ -55,7 +56,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """The options of launch, plan and resume in the order of the help. Others stand under "Other options"."""
 
-_FILES: tuple[Callable[[Command], Command], ...] = (
+_FILES: tuple[Callable[[Function], Function], ...] = (
     click.option(
         "--preset",
         metavar="NAME",
@@ -108,7 +109,7 @@ RESUMED = frozenset(
 """What may change when a run goes on. resume takes the others, too, to say that they may not."""
 
 
-class Configured(click.Command):
+class Configured(Command):
     """A command with the options of a configuration: its help has sections, and --lr is told --set lr."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -130,8 +131,11 @@ class Configured(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as e:
-            name = e.option_name.lstrip("-").replace("-", "_")
-            if name not in names.hyperparameters():
+            written, known = e.option_name.lstrip("-").replace("-", "_"), set(names.hyperparameters())
+            options = {option.lstrip("-") for p in self.get_params(ctx) for option in p.opts}
+            near = nearest(written, options) if written not in known else None
+            name = nearest(written, known, 0.9) if near is None else None
+            if name is None:
                 raise
             behind = [v for o, v in itertools.pairwise(texts) if o == e.option_name]
             behind += [text.partition("=")[2] for text in texts if text.startswith(f"{e.option_name}=")]
@@ -143,27 +147,27 @@ class Configured(click.Command):
             ) from None
 
 
-def configuration(command: Command) -> Command:
+def configuration(command: Function) -> Function:
     """Give a command all options of an experiment and of its execution, and --config."""
     return configuration_of()(command)
 
 
 def configuration_of(
     shown: frozenset[str] | None = None, default: str | None = None
-) -> Callable[[Command], Command]:
+) -> Callable[[Function], Function]:
     """Give a command these options, some of which its help may leave out.
 
     Args:
         shown: The fields whose options the help shows; all by default.
         default: What the help says of every default; by default, the default itself.
     """
-    options: list[Callable[[Command], Command]] = [
+    options: list[Callable[[Function], Function]] = [
         *_options(Experiment, shown, default),
         *_options(Execution, shown, default),
         *_FILES,
     ]
 
-    def decorated(command: Command) -> Command:
+    def decorated(command: Function) -> Function:
         for generated in reversed(options):
             command = generated(command)
         return command
@@ -171,7 +175,7 @@ def configuration_of(
     return decorated
 
 
-def sweep_configuration(command: Command) -> Command:
+def sweep_configuration(command: Function) -> Function:
     """Give a command the options of an experiment but the seed, --config and --preset."""
     for generated in reversed([*_options(Experiment, without=("seed",)), *_FILES]):
         command = generated(command)
@@ -180,7 +184,7 @@ def sweep_configuration(command: Command) -> Command:
 
 def _options(
     kind: type, shown: frozenset[str] | None = None, default: str | None = None, without: Sequence[str] = ()
-) -> Iterator[Callable[[Command], Command]]:
+) -> Iterator[Callable[[Function], Function]]:
     """One per field, in the fields' order; an option that is not given is None, or an empty tuple."""
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
@@ -201,15 +205,6 @@ def _options(
         )
 
 
-def _until(text: str) -> float:
-    """Read an accuracy, such as 0.78 or 78%; none is 0.
-
-    Raises:
-        UsageError: for another text.
-    """
-    return 0.0 if text == NONE else parsed(text, "--until")
-
-
 def _workers(text: str) -> int | str:
     """Read a number of workers, or auto.
 
@@ -223,7 +218,7 @@ def _workers(text: str) -> int | str:
     return int(text)
 
 
-PARSED: Mapping[str, Callable[[str], Any]] = {"until": _until, "workers": _workers}
+PARSED: Mapping[str, Callable[[str], Any]] = {"until": parsed_until, "workers": _workers}
 """Fields whose texts are not those of their type."""
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import click
 
 from fedsim.errors import Interrupted, UsageError
-from launch.listen_address import check_remote_bind
+from launch.listen_address import check_bind
 from launch.runs.manifest import StoredManifest
-from workers.devices import assign_devices
+from workers.devices import assign_devices, remark
 from workers.storage.atomic_files import RunLock
 from workers.transport.edge_credentials import EdgeCredentials, edge_join_file
 from workers.transport.join_credentials import JOIN, REVOKED, JoinCredentials, Revocations
+from workers.transport.tcp_address import checked_url
 from workers.worker.seats import rank
 
 
@@ -50,6 +51,8 @@ def join(
     """
     worker = _worker(seat)
     [*_, placed] = assign_devices(devices, max(1, (worker or 0) - JoinCredentials.read(file).first + 1), 1)
+    if fallback := remark(devices):
+        click.echo(fallback)
     os.environ["CUDA_VISIBLE_DEVICES"] = placed.gpu or ""
     from workers.worker.remote import remote_worker  # imports torch
 
@@ -87,7 +90,7 @@ def join_edge(
     Raises:
         FedsimError: any FedsimError.
     """
-    check_remote_bind(bind)
+    check_bind(bind)
     credentials = EdgeCredentials.read(file)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from workers.edge.remote import RemoteEdge  # imports torch
@@ -96,7 +99,9 @@ def join_edge(
     files = LocalFiles({name: path for name, path in choices.items() if path}, tuple(codecs))
     folder = data_dir.resolve() if data_dir else None
     beside = workers_file or file.with_name(f"workers-{credentials.edge:03d}.json")
-    edge = RemoteEdge(credentials, url or credentials.url, bind, beside, folder, patience, files)
+    edge = RemoteEdge(
+        credentials, checked_url(url, credentials.url, file), bind, beside, folder, patience, files
+    )
     try:
         edge.run(click.echo)
     except KeyboardInterrupt:

@@ -29,6 +29,7 @@ from launch.terminal import Status, output_that_may_close
 from launch.tracking import check_installed, selected
 from launch.worker_count import by_cores
 from workers.devices import ELSEWHERE, Placement, assign_devices, visible_gpus
+from workers.devices import remark as no_gpu_remark
 from workers.portable import environment_for
 from workers.transport.eventfd import Wakeup
 
@@ -164,7 +165,8 @@ def launch(
             session = Session.prepare(
                 experiment, execution, placements, supervisor, start, quiet, stored, why
             )
-            session.remarks += remarks
+            fallback = "" if execution.remote_workers else no_gpu_remark(execution.devices)
+            session.remarks = (*session.remarks, *remarks, *([fallback] if fallback else []))
             session.run(wakeup, signals.started)
         except (StopRequested, Interrupted):
             if not signals.starting:

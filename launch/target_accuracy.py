@@ -30,6 +30,15 @@ def parsed(text: str, option: str) -> float:
     return value
 
 
+def parsed_until(text: str) -> float:
+    """Read --until: an accuracy, such as 0.78 or 78%; none is 0.
+
+    Raises:
+        UsageError: for another text.
+    """
+    return 0.0 if text == NONE else parsed(text, "--until")
+
+
 def percent(accuracy: float) -> str:
     """0.78 as 78 %, 0.763888 as 76.38 %: rounded down, so that less than 78 % is never shown as 78 %."""
     shown = (100 * Decimal(str(accuracy))).quantize(Decimal("0.01"), ROUND_DOWN)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from launch.command_errors import Command
 from launch.worker_commands import FILE, run_argument
 
 
-@click.command(short_help="Follow a run, or the runs of a sweep, from another terminal.")
+@click.command(cls=Command, short_help="Follow a run, or the runs of a sweep, from another terminal.")
 @run_argument
 @click.option(
     "--interval",
@@ -31,7 +32,7 @@ def watch(run: Path, interval: float) -> None:
     sys.exit(watch(run, interval))
 
 
-@click.command(short_help="Write a run's timeline for ui.perfetto.dev, RUN/trace.json.")
+@click.command(cls=Command, short_help="Write a run's timeline for ui.perfetto.dev, RUN/trace.json.")
 @run_argument
 @click.option("--out", **FILE, help="Write the trace there; - is standard output.  [RUN/trace.json]")
 def trace(run: Path, out: Path | None) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from fedsim.errors import DataError, UsageError
+from launch.command_errors import Command
 from launch.completion import run_folders
 
 PATH = click.Path(path_type=Path)
@@ -28,6 +30,22 @@ def prepare_torch(numerics: str = "native") -> None:
     os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
 
 
+K = TypeVar("K")
+
+
+def joined(read: Callable[[Path], K], file: Path) -> K:
+    """What --join names.
+
+    Raises:
+        UsageError: if it is not there, or open to others.
+        DataError: if it is damaged.
+    """
+    try:
+        return read(file)
+    except (UsageError, DataError) as e:
+        raise type(e)(f"--join {e}") from None
+
+
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 
@@ -41,7 +59,11 @@ def _joining(file: str, *others: Decorator) -> Decorator:
         ),
         click.option("--data-dir", **FOLDER, help="Folder of the data files on this machine.  [FEDSIM_DATA]"),
         click.option(
-            "--patience", type=float, metavar="SECONDS", default=60.0, help="Give up after that.  [60]"
+            "--patience",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS",
+            default=60.0,
+            help="Give up after that.  [60]",
         ),
         click.option("--algo", **FILE, help="A copy of the run's own algorithm file.  [the run's path]"),
         click.option("--model", **FILE, help="The same of its model.  [the run's path]"),
@@ -68,7 +90,7 @@ def _seated(seat: str) -> Decorator:
     )
 
 
-@click.command(short_help="Take part in a run on another machine.")
+@click.command(cls=Command, short_help="Take part in a run on another machine.")
 @_seated("As which worker; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
 def worker(file: Path, **options: Any) -> None:
     """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
@@ -79,13 +101,13 @@ def worker(file: Path, **options: Any) -> None:
     """
     from workers.transport.join_credentials import JoinCredentials
 
-    prepare_torch(JoinCredentials.read(file).numerics)
+    prepare_torch(joined(JoinCredentials.read, file).numerics)
     from launch.remote_workers import join
 
     join(file, **options)
 
 
-@click.command(short_help="Take part in a run with several workers of this machine.")
+@click.command(cls=Command, short_help="Take part in a run with several workers of this machine.")
 @_seated("The first of their numbers; auto: rank times K.  [the free ones]")
 @click.option("--workers", type=click.IntRange(min=1), metavar="K", default=1, help="How many.  [1]")
 @click.option("--threads", type=click.IntRange(min=1), metavar="T", default=1, help="Cores for each.  [1]")
@@ -96,12 +118,15 @@ def node(file: Path, **options: Any) -> None:
     Each is pinned to cores and a GPU of those that this process may use (CUDA_VISIBLE_DEVICES, affinity), and
     is started again if it is killed. The workers end with this process, and it ends when the run is over.
     """
+    from workers.transport.join_credentials import JoinCredentials
+
+    joined(JoinCredentials.read, file)
     from launch.node import serve
 
     serve(file, **options)
 
 
-@click.command(short_help="Be an edge server of a run on another machine.")
+@click.command(cls=Command, short_help="Be an edge server of a run on another machine.")
 @_joining(
     "Its join file: RUN/edges/join-000.json of the first one.",
     click.option(
@@ -123,13 +148,13 @@ def edge(file: Path, **options: Any) -> None:
     """
     from workers.transport.edge_credentials import EdgeCredentials
 
-    prepare_torch(EdgeCredentials.read(file).numerics)
+    prepare_torch(joined(EdgeCredentials.read, file).numerics)
     from launch.remote_workers import join_edge
 
     join_edge(file, **options)
 
 
-@click.command(short_help="Shut a worker on another machine out of a run.")
+@click.command(cls=Command, short_help="Shut a worker on another machine out of a run.")
 @run_argument
 @click.argument("workers", nargs=-1, required=True, type=int, metavar="WORKER...")
 def revoke(run: Path, workers: tuple[int, ...]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from fedsim.errors import UsageError
+from fedsim.specs import whole
 
 ELSEWHERE = "elsewhere"
 """The GPU of a remote worker, as the coordinator knows it."""
@@ -34,20 +37,87 @@ class Placement:
         return f"cpu {','.join(str(c) for c in self.cores)}".rstrip()
 
 
+ROOT = Path("/")
+"""Where /dev and /proc are."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
 def visible_gpus() -> list[str]:
-    """GPUs of this machine without starting CUDA: a forked worker could not use it then."""
-    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if asked is not None:
-        return [gpu for gpu in asked.split(",") if gpu and gpu != "-1"]
-    result = Path("/dev").glob("nvidia[0-9]*")
-    return sorted((p.name.removeprefix("nvidia") for p in result), key=int)
+    """GPUs that torch can use here, without starting CUDA: a forked worker could not use it then.
+
+    They are as CUDA_VISIBLE_DEVICES wants them, and counted as CUDA counts: what stands in the variable
+    behind the first that is not there is left out, and one that stands there twice makes all of them
+    invisible (CUDA C++ Programming Guide, "CUDA Environment Variables").
+    """
+    present = len(list((ROOT / "dev").glob("nvidia[0-9]*"))) if _torch_has_cuda() else 0
+    asked = os.environ.get(VISIBLE)
+    if asked is None or not present:
+        return [str(i) for i in range(present)]
+    found: list[str] = []
+    names = [name.strip() for name in asked.split(",")]
+    prefix = names[0][:4] if names[0].startswith(("GPU-", "MIG-")) else ""
+    for name in names:
+        gpu = _named(name, prefix) if prefix else _numbered(name, present)
+        if gpu is None:
+            break
+        if gpu in found:
+            return []
+        found.append(gpu)
+    return found
+
+
+def _numbered(name: str, present: int) -> str | None:
+    """The number that a name begins with; None if there is no such GPU."""
+    digits = re.match(r"\+?([0-9]+)", name)
+    return str(int(digits[1])) if digits and int(digits[1]) < present else None
+
+
+def _named(name: str, prefix: str) -> str | None:
+    """A GPU or a part of one (MIG) by its UUID; of a GPU's, the beginning is enough if no other begins so."""
+    known = [line for line in _driver_says("GPU UUID") if line.startswith(name)]
+    if not name.startswith(prefix) or (prefix == "GPU-" and _driver_says("GPU UUID") and len(known) != 1):
+        return None
+    return known[0] if known else name
+
+
+def _torch_has_cuda() -> bool:
+    """Whether torch was built with CUDA, without importing it."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return True  # not as torch is installed now: the worker says what is wrong
+    return re.search(r"^cuda\b[^=\n]*= *None", text, re.MULTILINE) is None
+
+
+def why_no_gpu() -> str:
+    """Why there is no GPU, where one could be expected; "" where that is no wonder."""
+    asked = os.environ.get(VISIBLE, "")
+    if list((ROOT / "dev").glob("nvidia[0-9]*")) and not _torch_has_cuda():
+        return "torch is built without CUDA"
+    if not visible_gpus() and asked.strip() and not asked.strip().startswith("-"):
+        return f"{VISIBLE}={asked} names no GPU that is here"
+    return ""
+
+
+def remark(devices: str) -> str:
+    """One line for the user where `auto` takes the CPU although a GPU could be expected; else ""."""
+    why = why_no_gpu() if devices == "auto" and not visible_gpus() else ""
+    return f"{why}: --devices auto takes the CPU" if why else ""
 
 
 def gpu_models() -> list[str]:
     """What the NVIDIA driver calls this machine's GPUs."""
-    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return _driver_says("Model")
+
+
+def _driver_says(key: str) -> list[str]:
+    """What the NVIDIA driver says of each GPU under a key."""
+    files = sorted((ROOT / "proc/driver/nvidia/gpus").glob("*/information"))
     lines = [line for file in files for line in file.read_text().splitlines()]
-    return [line.removeprefix("Model:").strip() for line in lines if line.startswith("Model:")]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(f"{key}:")]
 
 
 def assign_devices(devices: str, workers: int, threads: int) -> tuple[Placement, ...]:
@@ -64,12 +134,13 @@ def assign_devices(devices: str, workers: int, threads: int) -> tuple[Placement,
     else:
         selected = []
         for name in devices.split(","):
-            number = name.strip().removeprefix("cuda:")
-            if not name.strip().startswith("cuda:") or not number.isdigit():
+            number = whole(name.strip().removeprefix("cuda:"))
+            if not name.strip().startswith("cuda:") or number < 0:
                 raise UsageError(f"--devices {devices!r}: give auto, cpu, or a list such as cuda:0,cuda:1")
-            if int(number) >= len(gpus):
-                raise UsageError(f"--devices {name.strip()}: this machine shows {len(gpus)} GPU(s)")
-            selected.append(gpus[int(number)])
+            if number >= len(gpus):
+                why = f" ({why_no_gpu()})" if why_no_gpu() else ""
+                raise UsageError(f"--devices {name.strip()}: this machine shows {len(gpus)} GPU(s){why}")
+            selected.append(gpus[number])
     cores = sorted(os.sched_getaffinity(0))
     placements = []
     for i in range(workers):

@@ -35,7 +35,7 @@ def hold_out(
         UsageError: If there is no such spec.
         DataError: If it does not fit the data.
     """
-    name, arguments = parse(spec, "evaluate_on", _FORMS)
+    name, arguments = parse(spec, "--evaluate-on", _FORMS)
     if name == "test":
         return clients, None
     used = np.zeros(examples, dtype=bool)
@@ -45,13 +45,13 @@ def hold_out(
     if name == "unused":
         free, count = np.flatnonzero(~used), whole(arguments[0])
         if count < 0:
-            raise _FORMS[name].misuse("evaluate_on", spec)
+            raise _FORMS[name].misuse("--evaluate-on", spec)
         if not 0 < count <= len(free):
             raise DataError(f"evaluate_on {spec!r}: the clients leave {len(free)} training rows unused")
         return clients, np.sort(draws.choice(free, count, replace=False))
     fold, folds = (whole(text) for text in arguments[0].partition("/")[::2])
     if folds < 2 or not 1 <= fold <= folds:
-        raise _FORMS[name].misuse("evaluate_on", spec)
+        raise _FORMS[name].misuse("--evaluate-on", spec)
     taken = np.zeros(examples, dtype=bool)
     taken[draws.permutation(np.flatnonzero(used))[fold - 1 :: folds]] = True
     kept = tuple(rows[~taken[rows]] for rows in clients)

@@ -116,7 +116,8 @@ def partition(
         _check_cifar100(targets, classes, clients, _rows(info, arguments[-1]))
     if clients > len(targets) and info.name != "two_classes":  # whose clients may share rows
         raise DataError(
-            f"{clients:,} clients cannot divide {len(targets):,} training examples: use fewer clients"
+            f"--clients {clients}: {clients:,} clients cannot divide {len(targets):,} training examples: use "
+            "fewer clients"
         )
     rng = np.random.RandomState(seed)
     name = info.name
@@ -172,7 +173,7 @@ def _check(
     if clients < 1:
         raise UsageError(f"there must be at least 1 client, not {clients}")
     if not 0 <= seed < 2**32:
-        raise UsageError(f"the seed of a partition must be in 0 .. 2**32 - 1, not {seed}")
+        raise UsageError(f"--seed {seed}: must be a whole number from 0 to {2**32 - 1}")
     if not 0 < fraction <= 1:
         raise UsageError(f"fraction must be above 0 and at most 1, not {fraction}")
     if targets.ndim == 0 or len(targets) == 0:

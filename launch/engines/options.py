@@ -45,7 +45,12 @@ class EngineOptions:
 
 
 _OF_BOTH = (
-    click.option("--gpus-per-worker", type=float, metavar="X", help="GPUs, or a share of one.  [0]"),
+    click.option(
+        "--gpus-per-worker",
+        type=click.FloatRange(min=0),
+        metavar="X",
+        help="GPUs, or a share of one.  [0]",
+    ),
     click.option("--engine-option", "engine_options", multiple=True, metavar="K=V", help="Repeatable."),
 )
 _OF_LAUNCH = (

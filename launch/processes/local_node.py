@@ -10,15 +10,17 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from fedsim.errors import DiskError
 from launch.processes.fork_server import die_with_parent
 from workers.transport.join_credentials import JoinCredentials
+from workers.transport.tcp_address import TcpAddress
 
 END = 10.0
 """Seconds for the agent to end with the run, before it is killed."""
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that one can listen at but not connect to, and what this machine connects to instead."""
 
 
@@ -38,12 +40,13 @@ class LocalNode:
             DiskError: if its log cannot be written.
         """
         keys = JoinCredentials.read(join)
-        host, _, port = keys.url.removeprefix("tcp://").rpartition(":")
+        here = TcpAddress.to_connect(keys.url, "address")
+        here = replace(here, host=ANYWHERE.get(here.host, here.host))
         logs = join.parent / "logs"
         command = [
             *(sys.executable, "-m", "launch", "node", "--join", str(join), "--seat", str(keys.first)),
             *("--workers", str(len(keys.workers)), "--threads", str(threads), "--devices", devices),
-            *("--connect", f"tcp://{ANYWHERE.get(host, host)}:{port}", "--logs", str(logs)),
+            *("--connect", str(here), "--logs", str(logs)),
             *(("--data-dir", data_dir) if data_dir else ()),
         ]
         parent = os.getpid()

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import MismatchError, UsageError
+from fedsim.errors import MismatchError, UsageError, unknown
 from fedsim.experiment import Experiment, convert, dotted
 from launch.config import Execution, Overrides, check_execution
 from launch.runs import manifest
@@ -65,20 +65,43 @@ class Stored:
             "hyperparameters": {**before.hyperparameters, **supplied.hyperparameters},
             "codecs": {**before.codecs, **supplied.codecs},
         }
+        named = supplied.named("experiment")
         target = convert(
-            Experiment, {**asdict(before), **supplied.experiment, **merged}, supplied.where("experiment")
+            Experiment,
+            {**asdict(before), **supplied.experiment, **merged},
+            supplied.where("experiment"),
+            named,
         )
         for f in fields(Experiment):
             was, says = getattr(before, f.name), getattr(target, f.name)
-            if f.name not in (*manifest.CHANGEABLE, "hyperparameters") and was != says:
-                raise self._mismatch(f.name, was, says)
+            if f.name not in (*manifest.CHANGEABLE, "hyperparameters", "codecs") and was != says:
+                raise self._mismatch(f.name, was, named(f.name, says))
+        for name, codec in target.codecs.items():
+            if before.codecs.get(name) != codec:
+                raise self._mismatch(name, before.codecs.get(name, "dense"), named(f"codecs.{name}", codec))
+        for key, value in supplied.hyperparameters.items():
+            self._same_hyperparameter(key, value, named(f"hyperparameters.{key}", value))
         if target.rounds < before.rounds:
-            raise self._mismatch("rounds", before.rounds, target.rounds)
+            raise self._mismatch("rounds", before.rounds, named("rounds", target.rounds))
         return target, self._execution(supplied)
 
-    def _mismatch(self, what: str, was: object, says: object) -> MismatchError:
+    def _same_hyperparameter(self, key: str, value: Any, given: str) -> None:
+        """Refuse another value of a hyperparameter, also for a run that is complete; key: short or dotted.
+
+        Raises:
+            UsageError: if the run has no hyperparameter of this name.
+            MismatchError: if its value is another.
+        """
+        before, algo = self.experiment.hyperparameters, self.experiment.algo
+        known = [name for name in before if name == key] or [n for n in before if n.endswith(f".{key}")]
+        if not known:
+            raise unknown(f"hyperparameter of {algo}:", key, before)
+        if all(before[name] != value for name in known):
+            raise self._mismatch(known[0], before[known[0]], given)
+
+    def _mismatch(self, what: str, was: object, given: str) -> MismatchError:
         return MismatchError(
-            f"{self.folder} was begun with {what} = {was!r}; this command says {says!r}. A resumed run may "
+            f"{self.folder} was begun with {what} = {was!r}; this command says {given}. A resumed run may "
             "have more rounds, another --until, and be carried out in another way: start a new run"
         )
 
@@ -121,6 +144,9 @@ class Stored:
         return self.opened.experiment
 
     def _execution(self, supplied: Overrides) -> Execution:
+        out = supplied.execution.get("out")
+        if out is not None and Path(out).resolve() != self.folder.resolve():
+            raise UsageError(f"--out {out}: a run goes on in its own folder, {self.folder}")
         known = {f.name for f in fields(Execution)}
         values = {k: v for k, v in self.manifest.get("execution", {}).items() if k in known}
         remote, begun_with = values.get("remote_workers", 0), values.get("workers", 0)
@@ -145,7 +171,7 @@ class Stored:
         for key, value in dotted({"hyperparameters": today["hyperparameters"]}):
             name = key.partition(".")[2]
             if was["hyperparameters"].get(name, value) != value:
-                raise self._mismatch(name, was["hyperparameters"][name], value)
+                raise self._mismatch(name, was["hyperparameters"][name], f"{name} = {value!r}")
         for key in ("device", "params", "client_sizes", "sources", "data"):
             if was.get(key, today[key]) != today[key]:
                 raise MismatchError(

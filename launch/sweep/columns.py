@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
 from fedsim.algorithm import Algorithm
-from fedsim.errors import UsageError
+from fedsim.errors import UsageError, nearest
 from fedsim.experiment import Experiment
 from fedsim.round_events import evaluates
 from fedsim.wire.schema import all_fields
@@ -71,9 +70,9 @@ def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> No
         if column.metric in known:
             continue
         own = _reports(algorithm)  # dual_residual, which one reports, is no misspelt primal_residual (0.79)
-        near = difflib.get_close_matches(column.metric, known, n=1, cutoff=0.85 if own else 0.7)
+        near = nearest(column.metric, known, 0.85 if own else None)
         if near or not own:
-            hint = f"; did you mean {near[0]!r}?" if near else f" (it has {', '.join(known)})"
+            hint = f"; did you mean {near!r}?" if near else f" (it has {', '.join(known)})"
             raise UsageError(
                 f"{place}: column {text!r}: {trial.row.name} has no metric {column.metric!r}{hint}"
             )

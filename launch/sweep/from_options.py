@@ -13,8 +13,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from fedsim import plugins
 from fedsim.errors import UsageError
-from fedsim.experiment import DEFAULTS, Experiment, parse_setting
-from launch.config import Overrides
+from fedsim.experiment import DEFAULTS, Experiment, convert, parse_setting
+from launch import names
+from launch.config import Overrides, plain_numbers
 from launch.sweep.recipe import Recipe, Table, Variant
 from launch.target_accuracy import parsed
 
@@ -61,10 +62,19 @@ def recipe_of(options: Mapping[str, Any], over: Sequence[str], seeds: str) -> Re
     remaining = dict(options)
     preset = remaining.pop("preset", None) or ""
     supplied = Overrides.of(remaining)
+    convert(Experiment, supplied.experiment, supplied.where("experiment"), supplied.named("experiment"))
     grid = dict(_axis(text) for text in over)
     if len(grid) < len(over):
         raise UsageError("--over: a key stands there twice; give all its values at once, KEY=VALUE,VALUE")
+    for axis in grid:
+        table, _, key = axis.partition(".")
+        if key in supplied.origins.typed.get(table, ()):
+            once = supplied.named(table)(key, getattr(supplied, table)[key])
+            raise UsageError(f"--over {key}=: {once} says it, too; give it once")
     algorithms = grid.pop("experiment.algo", (supplied.experiment.get("algo", DEFAULTS.algo),))
+    swept = [axis.partition(".")[2] for axis in grid if axis.startswith("hyperparameters.")]
+    for algo in algorithms:
+        names.check_once(str(algo), [*supplied.origins.typed["hyperparameters"], *swept], "--set and --over")
     variants = tuple(Variant(plugins.short(str(a)), experiment={"algo": a}) for a in algorithms)
     return Recipe(
         title=", ".join(v.label for v in variants),
@@ -114,9 +124,10 @@ def _axis(text: str) -> tuple[str, tuple[Any, ...]]:
     if dot and field in ("codec", "codecs"):
         return f"codecs.{rest}", tuple(values)
     if key in {f.name for f in fields(Experiment)}:
-        return f"experiment.{key}", tuple(
-            v if _is_text(key) else parse_setting(f"{key}={v}")[1] for v in values
-        )
+        typed = tuple(v if _is_text(key) else parse_setting(f"{key}={v}")[1] for v in values)
+        for value in typed:
+            convert(Experiment, plain_numbers({key: value}), "--over", lambda k, v: f"--over {k}={v}")
+        return f"experiment.{key}", typed
     name = rest if dot and field == "hyperparameters" else key
     return f"hyperparameters.{name}", tuple(parse_setting(f"{name}={v}")[1] for v in values)
 

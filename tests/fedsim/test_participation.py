@@ -91,7 +91,7 @@ def test_what_is_no_schedule_is_refused_with_what_would_be(spec: str) -> None:
         schedule(spec, clients=10, seed=0)
     output = str(caught.value)
     assert repr(spec) in output
-    assert "'full', a share such as 0.3, a number of clients from 1 to 10, or one of" in output
+    assert "'full', a share such as 0.3 or 30%, a number of clients from 1 to 10, or one of" in output
     assert caught.value.exit_code == 2
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import fields
 
 import pytest
 
-from fedsim.errors import UsageError
+from fedsim.errors import UsageError, nearest, unknown
+from fedsim.experiment import Experiment
 from fedsim.specs import Form, key_values, number, parse, split_modifiers, whole
+from launch import names
+from launch.config import Execution
 
 FORMS = {
     form.name: form
@@ -70,3 +74,61 @@ def test_numbers_that_cannot_be_read_are_marked() -> None:
 def test_key_values_keep_their_order() -> None:
     assert key_values("up=1,down=2,rtt") == (("up", "1"), ("down", "2"), ("rtt", ""))
     assert key_values("") == ()
+
+
+ALGORITHMS = names.names("algorithms")
+HYPERPARAMETERS = {key: set(known.hyperparameters) for key, known in ALGORITHMS.items()}
+SCHEDULES, CODECS, PARTITIONS = (set(names.names(k)) for k in ("schedules", "codecs", "partitions"))
+OPTIONS = {f.name for f in fields(Experiment)} | {f.name for f in fields(Execution)}
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        # misspelt
+        ("fedlap_cow", set(ALGORITHMS), "fedlap_cov"),
+        ("FedAvg", set(ALGORITHMS), "fedavg"),
+        ("fed-prox", set(ALGORITHMS), "fedprox"),
+        ("dirichlt", PARTITIONS, "dirichlet"),
+        ("idd", PARTITIONS, "iid"),
+        ("crs", CODECS, "csr"),
+        ("bf15", CODECS, "bf16"),
+        ("roundz", OPTIONS, "rounds"),
+        ("round", OPTIONS, "rounds"),
+        ("delt", HYPERPARAMETERS["fedlap_cov"], "delta"),
+        # what others call it
+        ("learning_rate", HYPERPARAMETERS["fedlap_cov"], "lr"),
+        ("learning-rate", HYPERPARAMETERS["fedlap_cov"], "lr"),
+        ("batch", HYPERPARAMETERS["fedlap_cov"], "batch_size"),
+        ("local_epochs", HYPERPARAMETERS["fedavg"], "local.epochs"),
+        ("num_clients", OPTIONS, "clients"),
+        ("fp16", CODECS, "f16"),
+        # the beginning of one, or one of a group
+        ("partic", OPTIONS, "participation"),
+        ("epoch", {"local.epochs", "delta"}, "local.epochs"),
+        ("local", {"local.epochs", "local.lr", "delta"}, "local.lr"),
+        # a guess would be worse than none
+        ("rho", {"lr", "delta", "local.lr"}, None),
+        ("bernoulli", SCHEDULES, None),
+        ("nope", SCHEDULES | set(ALGORITHMS), None),
+        ("zip", CODECS, None),
+        ("int8", CODECS, None),
+        ("noniid", PARTITIONS, None),
+        ("learning_rate", {"covariance", "delta"}, None),
+        ("fed", set(ALGORITHMS), None),
+        ("lr", {"rounds", "clients"}, None),
+        ("", OPTIONS, None),
+        ("\N{LATIN SMALL LETTER E WITH ACUTE}", OPTIONS, None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_only_a_name_that_is_near_is_guessed(name: str, known: set[str], meant: str | None) -> None:
+    assert nearest(name, known) == meant
+    assert (f"did you mean {meant!r}" in str(unknown("name", name, known))) is (meant is not None)
+
+
+def test_without_a_guess_the_names_are_listed_or_how_to_list_them() -> None:
+    assert "full" in str(unknown("schedule", "bernoulli", SCHEDULES)) or "fedsim list schedules" in str(
+        unknown("schedule", "bernoulli", SCHEDULES)
+    )
+    assert str(unknown("option", "zzz", ["b", "a"])) == "unknown option 'zzz' (known: a, b)"

@@ -55,7 +55,7 @@ def test_a_recipes_variant_is_its_first_run(tmp_path: Path) -> None:
     ("suffix", "words"),
     [
         ("", "is a recipe: name one of its variants, such as .*:a: b, c"),
-        (":ab", "did you mean 'a: b, c'"),
+        (":a: b", "did you mean 'a: b, c'"),
         (":grid", "has a grid over hyperparameters.local.epochs"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import time
@@ -434,6 +435,31 @@ def test_a_worker_that_does_not_hear_of_the_end_ends_by_itself(federation: Feder
     ends(hears)
     relay.close()
     same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
+
+
+def test_a_run_over_ipv6_has_the_same_bits_and_every_byte_is_known(federation: Federation) -> None:
+    federation.bind = "tcp://[::1]:*"
+    if not _has_ipv6():
+        refused = ends(federation.launch(*EXPERIMENT, workers=1), 2)
+        assert "--bind tcp://[::1]:*: " in refused and "address of this machine" in refused
+        return
+    launched = federation.launch(*EXPERIMENT, "--verify-bytes", workers=1)
+    eventually(federation.join_credentials.exists, "join.json")
+    url = JoinCredentials.read(federation.join_credentials).url
+    assert url.startswith("tcp://[::1]:")
+    worker = federation.join("--connect", url)
+    output = ends(launched)
+    assert f"waiting for 1 worker at {url}" in output and "residual 0" in output
+    assert "the run is over" in ends(worker)
+    same_bits(Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT))
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def test_an_interrupted_run_tells_its_workers(federation: Federation) -> None:

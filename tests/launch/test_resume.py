@@ -156,19 +156,26 @@ def test_what_must_not_change_is_refused_with_both_values(tmp_path: Path) -> Non
     folder = tmp_path / "run"
     fedsim("launch", "--workers", "0", "--out", str(folder), "--clients", "3", "--rounds", "2", *RUN[4:])
 
-    def refused(*options: str) -> str:
+    def refused(*options: str, code: int = 3) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "launch", "resume", str(folder), *options],
             capture_output=True,
             text=True,
             timeout=DEADLINE,
         )
-        assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
         return done.stderr
 
-    assert "seed = 0; this command says 5" in refused("--seed", "5")
-    assert "rounds = 2; this command says 1" in refused("--rounds", "1")
-    assert "local.lr = 0.001; this command says 0.5" in refused("--set", "lr=0.5", "--rounds", "3")
+    assert "seed = 0; this command says --seed 5" in refused("--seed", "5")
+    assert "rounds = 2; this command says --rounds 1" in refused("--rounds", "1")
+    assert "lr = 0.001; this command says --set lr=0.5" in refused("--set", "lr=0.5", "--rounds", "3")
+    # the run is complete, and yet nothing that was asked for is passed over
+    assert "lr = 0.001; this command says --set lr=0.5" in refused("--set", "lr=0.5")
+    assert "lr = 0.001; this command says --set local.lr=0.5" in refused("--set", "local.lr=0.5")
+    assert "mean = 'dense'; this command says --codec mean=bf16" in refused("--codec", "mean=bf16")
+    assert "'lrr'; did you mean 'local.lr'" in refused("--set", "lrr=0.5", code=2)
+    assert "--out elsewhere: a run goes on in its own folder" in refused("--out", "elsewhere", code=2)
+    assert "is complete" in fedsim("resume", str(folder), "--set", "lr=0.001", "--out", str(folder))
     manifest = folder / "manifest.json"
     kept = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(kept | {"versions": kept["versions"] | {"torch": "1.0"}}))

@@ -13,6 +13,7 @@ from fedsim.errors import AccessError, ConnectionLost, TaskError, WireError
 from fedsim.wire.envelope import Envelope, unpack
 from workers.transport import handshake
 from workers.transport.handshake import Hello
+from workers.transport.tcp_address import TcpAddress
 
 SEND_QUEUE = 8
 """Envelopes queued for one worker, per lane: it never holds more than two tasks for each, and a few small
@@ -89,6 +90,8 @@ class Connection:
         try:
             if curve_keys is not None:
                 self._secure(curve_keys)
+            if address.startswith("tcp://"):
+                TcpAddress.to_connect(address, "address").allow(self._socket)
             self._socket.connect(address)
             if curve_keys is not None:
                 self._await_handshake(patience, again)

@@ -19,6 +19,7 @@ from workers.scratch import Scratch
 from workers.transport.dealer import keep_alive
 from workers.transport.handshake import Hello
 from workers.transport.join_credentials import KeyPair, Revocations
+from workers.transport.tcp_address import TcpAddress
 from workers.transport.zap import guard
 
 Transport = Literal["ipc", "tcp"]
@@ -160,22 +161,20 @@ class CurveListener:
         self._workers = {pair.public: index for index, pair in enumerate(workers, first)}
 
     def open(self, socket: zmq.Socket[bytes]) -> str:
-        host, _, port = self.bind.rpartition(":")
-        if host == "tcp://*":
-            say = f"name one address of this machine, or say tcp://0.0.0.0:{port}"
-            raise UsageError(f"--bind {self.bind} would listen on every network of this machine; {say}")
+        address = TcpAddress.to_listen(self.bind)
         guard(socket, lambda key: self.owner(key) is not None)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._server.public.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._server.secret.encode())
         keep_alive(socket)
+        address.allow(socket)
         try:
-            socket.bind(self.bind)
+            socket.bind(str(address))
         except zmq.ZMQError as e:
             raise UsageError(f"--bind {self.bind}: {e.strerror}") from None
-        address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        self.port = int(address.rpartition(":")[2])
-        return address
+        url = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        self.port = TcpAddress.to_listen(url).port
+        return url
 
     def reopen(self, socket: zmq.Socket[bytes]) -> str:
         return self.bind

@@ -34,8 +34,8 @@ class TcpStream:
 
 
 def streams(port: int) -> list[TcpStream]:
-    """This process's own open connections on a local port, by IPv4; each once, however many descriptors it
-    has at the moment."""
+    """This process's own open connections on a local port; each once, however many descriptors it has at the
+    moment."""
     result = {}
     for descriptor in descriptors():
         with suppress(OSError):  # a descriptor may be closed while we look
@@ -77,7 +77,7 @@ def _stream(descriptor: int, port: int) -> TcpStream | None:
         OSError: if it is no connection.
     """
     with _held(descriptor) as (connection, inode):
-        if connection.family != socket.AF_INET or connection.getsockname()[1] != port:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
             return None
         connection.getpeername()  # the listening socket has no peer
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)

@@ -26,6 +26,7 @@ from workers.scratch import Scratch
 from workers.transport.dealer import Connection, CurveKeys, KeyRefused
 from workers.transport.handshake import Hello, refusal_reason
 from workers.transport.join_credentials import JoinCredentials
+from workers.transport.tcp_address import checked_url
 from workers.worker.local_files import LocalFiles, names_elsewhere
 from workers.worker.main import IDLE, JOIN_DEADLINE, UNANSWERED, announce, check_over, serve, set_up
 from workers.worker.runtime import WorkerRuntime
@@ -225,9 +226,10 @@ def remote_worker(
         DataError: if it is damaged.
     """
     credentials = JoinCredentials.read(join)
+    url = checked_url(url, credentials.url, join)
     files = LocalFiles({name: path for name, path in (choices or {}).items() if path}, tuple(codecs))
     locks, folder = SeatLocks(join if seat is None else None), data_dir.resolve() if data_dir else None
-    return RemoteWorker(credentials, url or credentials.url, folder, patience, seat, files, locks)
+    return RemoteWorker(credentials, url, folder, patience, seat, files, locks)
 
 
 def run_joined(spec: Mapping[str, Any]) -> int:

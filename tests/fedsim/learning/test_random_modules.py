@@ -600,7 +600,9 @@ def test_a_call_without_gradients_beside_a_custom_gradient_is_refused() -> None:
     x = vectors(net, draw).double()
     net.steps += [no_grad_branch(net, draw), custom_gradient(net, draw), net.own(nn.Linear(D, CLASSES))]
     net.double().eval()
-    with pytest.raises(UsageError, match=r"'layers\.1' \(Linear\).*HalvedBackward hides its parameters.*--freeze"):
+    with pytest.raises(
+        UsageError, match=r"'layers\.1' \(Linear\).*HalvedBackward hides its parameters.*--freeze"
+    ):
         diagonal_ggn(net, [x])
 
 

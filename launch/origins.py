@@ -1,0 +1,118 @@
+"""Where a value was given, and how an error names it: --clients 0, clients = 0 in FILE, or clients=0.
+
+Most checks name an option of the command line. Where a value has come from a file or from Python, its name is
+put into that form before the error is shown.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, get_type_hints
+
+from fedsim.errors import DataError, MismatchError, UsageError
+from fedsim.experiment import Experiment
+from fedsim.specs import number
+
+PYTHON = "Python"
+REPEATED = ("hyperparameters", "codecs")
+"""Tables, each of whose keys is an option of its own: --set KEY=VALUE, --codec FIELD=CODEC."""
+_OPTION = re.compile(
+    r"(?<![\w-])--([a-z][a-z-]*)"
+    r"(?: ('[^']*'|[^\s']\S*(?=:\s)|tcp://[^\s,;]+|[^\s:=]+=[^\s,;:]+|\d[\w.%]*|"
+    r"(?:auto|cpu|native|none|portable|tcp)\b|[A-Z]+\b))?"
+)
+"""An option in a message, and its value if that is there: --clients 0: ..., --set lr=1, --link 'up=x'."""
+
+
+@cache
+def options() -> Mapping[str, str]:
+    """The option of every field of Experiment and of Execution."""
+    from launch.config import Execution  # it imports this module
+
+    result = {}
+    for kind in (Experiment, Execution):
+        hints = get_type_hints(kind, include_extras=True)
+        for f in fields(kind):
+            given = (hints[f.name].__metadata__[0].extra or {})["name"]
+            result[f.name] = "--" + f.name.replace("_", "-") if given is None else given
+    return result
+
+
+@cache
+def _fields() -> Mapping[str, str]:
+    return {option: name for name, option in options().items() if option}
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where the values of an experiment and its execution were given.
+
+    Attributes:
+        typed: The dotted keys on the command line, by table.
+        file: What --config names; "" without it, and "Python" for arguments of Python.
+        written: The keys that it has, by table.
+    """
+
+    typed: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    file: str = ""
+    written: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    def named(self, table: str, key: str, value: Any) -> str:
+        """A value with its key, as it was given."""
+        if self.file == PYTHON:
+            return f"{table}={{{key!r}: {value!r}}}" if table in REPEATED else f"{key}={value!r}"
+        if self._in_file(table, key):
+            return f"[{table}] of {self.file}: {key} = {value!r}"
+        text = f"{value:g}" if isinstance(value, float) else f"{value}"
+        if table in REPEATED:
+            return f"{options()[table]} {key}={text}"
+        return f"{options().get(key) or key} {text}"
+
+    def whence(self, table: str, key: str) -> str:
+        """Where a key is that does not fit: "" for the command line."""
+        return f"it is in {self.file}" if self._in_file(table, key) else ""
+
+    def _in_file(self, table: str, key: str) -> bool:
+        return key not in self.typed.get(table, ()) and key in self.written.get(table, ())
+
+    @contextmanager
+    def own_words(self) -> Iterator[None]:
+        """Let errors that name options of the command line name what was given instead."""
+        try:
+            yield
+        except (UsageError, DataError, MismatchError) as e:
+            text = self.reworded(str(e))
+            if text == str(e):
+                raise
+            raise type(e)(text) from None
+
+    def reworded(self, text: str) -> str:
+        """A message about options as one about what was given: all of them (Python) or the first (files)."""
+        if self.file == PYTHON:
+            return _OPTION.sub(_as_argument, text)
+        first = _OPTION.match(text)
+        key = _fields().get(f"--{first[1]}", "") if first else ""
+        tables = [table for table in ("experiment", "execution") if self._in_file(table, key)]
+        if first is None or not tables:
+            return text
+        value = f" = {first[2]}" if first[2] else ""
+        return f"[{tables[0]}] of {self.file}: {key}{value}{text[first.end() :]}"
+
+
+def _as_argument(match: re.Match[str]) -> str:
+    """--participation '11' as participation='11', --set lr=1 as hyperparameters={'lr': 1}."""
+    key, value = _fields().get(f"--{match[1]}", ""), match[2]
+    if not key:
+        return match[0]
+    if value is None:
+        return f"{key}="
+    value = value.strip("'")
+    if key in REPEATED:
+        name, _, rest = value.partition("=")
+        return f"{key}={{{name!r}: {repr(rest) if key == 'codecs' and rest else rest or '...'}}}"
+    return f"{key}={value}" if value.isupper() or not math.isnan(number(value)) else f"{key}={value!r}"

@@ -1,0 +1,170 @@
+"""tcp://ADDRESS:PORT, as --bind, --connect and join files have it. Every such text is parsed here.
+
+libzmq itself takes more than an address: it reads a port by its last 16 bits and as far as it has digits, and
+`tcp://A;B:PORT` as two addresses. IPv6 is a socket's option, and is off by default.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsim.errors import DataError, UsageError
+from fedsim.specs import whole
+
+if TYPE_CHECKING:  # options are parsed before it is needed
+    import zmq
+
+_PARTS = re.compile(r"tcp://(?:\[([^\[\]]*)\]|([^\[\]]*)):([^:\[\]]*)")
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?")
+
+
+@dataclass(frozen=True)
+class TcpAddress:
+    """Where a socket listens, or what it connects to.
+
+    Attributes:
+        host: An IPv4 or IPv6 address, the name of a machine, or of an interface to listen at. An address of
+            one link has its zone: fe80::1%eth0.
+        port: The port; 0: the system chooses one.
+    """
+
+    host: str
+    port: int
+
+    @staticmethod
+    def to_listen(text: str, owner: str = "--bind") -> TcpAddress:
+        """Parse an address of this machine; port * lets the system choose.
+
+        Args:
+            text: The address.
+            owner: What it is, for errors.
+
+        Raises:
+            UsageError: saying what is wrong with it.
+        """
+        host, port = _parts(text, owner, " (port * lets the system choose)")
+        if host == "*":
+            raise UsageError(
+                f"{owner} {text} would listen on every network of this machine; name one address of this "
+                f"machine, or say tcp://0.0.0.0:{port}"
+            )
+        return TcpAddress(host, 0 if port == "*" else _port(port, text, owner, ", or *: the system chooses"))
+
+    @staticmethod
+    def to_connect(text: str, owner: str = "--connect") -> TcpAddress:
+        """Parse an address of another machine.
+
+        Raises:
+            UsageError: saying what is wrong with it.
+        """
+        host, port = _parts(text, owner, "")
+        if host == "*":
+            raise _no_address(owner, text, "* is no address that one can connect to")
+        return TcpAddress(host, _port(port, text, owner, ""))
+
+    @property
+    def names_a_machine(self) -> bool:
+        """Whether the host is a name and no address."""
+        return not _is_address(self.host)
+
+    def resolved(self) -> list[tuple[socket.AddressFamily, str]]:
+        """The addresses of the host, IPv4 first.
+
+        Raises:
+            OSError: if its name is not known.
+        """
+        found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+        pairs = dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found)
+        return sorted(pairs, key=lambda pair: pair[0] != socket.AF_INET)
+
+    def allow(self, zmq_socket: zmq.Socket[bytes]) -> None:
+        """Let a socket speak IPv6 where this address is one, or a name of nothing else."""
+        from zmq import IPV6
+
+        six = ":" in self.host
+        if self.names_a_machine and self.host not in interfaces():
+            try:
+                six = self.resolved()[0][0] == socket.AF_INET6
+            except OSError:  # it may be known later: libzmq asks at every attempt to connect
+                six = False
+        zmq_socket.setsockopt(IPV6, int(six))
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.port or '*'}"
+
+
+def checked_url(given: str | None, of_file: str, file: Path) -> str:
+    """The address to connect to: what --connect says, else the join file.
+
+    Raises:
+        UsageError: if --connect names none.
+        DataError: if the file has none.
+    """
+    if given is not None:
+        return str(TcpAddress.to_connect(given))
+    try:
+        return str(TcpAddress.to_connect(of_file, f"{file}: url"))
+    except UsageError as e:
+        raise DataError(f"{e}; give the coordinator's with --connect") from None
+
+
+def interfaces() -> set[str]:
+    """The names of this machine's network interfaces."""
+    return {name for _, name in socket.if_nameindex()}
+
+
+def _parts(text: str, owner: str, more: str) -> tuple[str, str]:
+    """The host and the port of tcp://HOST:PORT.
+
+    Raises:
+        UsageError: saying what is wrong.
+    """
+    parts = _PARTS.fullmatch(text)
+    if parts is None:
+        if text.startswith("tcp://") and not re.fullmatch(r"tcp://(\[.*\]|[^:\[\]]*)", text):
+            raise _no_address(
+                owner, text, "the brackets of an IPv6 address stand around it: tcp://[::1]:5555"
+            )
+        what = "the port is missing" if text.startswith("tcp://") else "it begins with tcp://"
+        raise _no_address(owner, text, f"{what}{more}")
+    six, host, port = parts.groups()
+    if six is not None:
+        if not _is_address(six) or ":" not in six:
+            raise _no_address(owner, text, f"{six!r} is no IPv6 address")
+        return six, port
+    if ":" in host:
+        raise _no_address(owner, text, "an IPv6 address stands in brackets: tcp://[::1]:5555")
+    if not host:
+        raise _no_address(owner, text, f"the address is missing{more}")
+    if host != "*" and not _is_address(host) and (not _NAME.fullmatch(host) or re.fullmatch(r"[\d.]+", host)):
+        raise _no_address(owner, text, f"{host!r} is neither an address nor a name")
+    return host, port
+
+
+def _port(text: str, whole_text: str, owner: str, more: str) -> int:
+    if not 0 < whole(text) < 1 << 16:
+        reason = (
+            f"port {text!r} is no whole number from 1 to 65535{more}"
+            if text
+            else f"the port is missing{more}"
+        )
+        raise _no_address(owner, whole_text, reason)
+    return int(text)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _no_address(owner: str, text: str, why: str) -> UsageError:
+    return UsageError(f"{owner} {text!r} is no tcp://ADDRESS:PORT: {why}")
