@@ -20,8 +20,9 @@ Step = (
     ]
 )
 """A damping or step size: a number or a rule. 1/K counts all clients, 1/|S| those that are asked in the
-round (in an asynchronous one no number of clients stands for that, and it is refused), and N_k/N is the client's share of the examples; 20/K is 20 times 1/K. A:R:B is rule A in rounds 1 to
-R, and B after that: N_k/N:10:1/K is the schedule of Swaroop et al. 2025, App. E.6."""
+round, and N_k/N is the client's share of the examples; 20/K is 20 times 1/K. A:R:B is rule A in rounds 1 to
+R, and B after that: N_k/N:10:1/K is the schedule of Swaroop et al. 2025, App. E.6. Asynchronous rounds refuse
+1/|S|, because no set of clients is asked together there."""
 
 OverK = (
     Annotated[float, Meta(gt=0)]

@@ -15,7 +15,7 @@ from fedsim.problem import Problem
 from launch.config import Execution
 from launch.progress_display import ProgressDisplay
 from launch.target_accuracy import TargetAccuracy, percent
-from launch.terminal import counted
+from launch.terminal import counted, print_table
 from workers.devices import Placement
 
 TOO_WIDE = (
@@ -65,7 +65,7 @@ class Display(ProgressDisplay):
             down, up = (grouped(_total(edge.get(side, {}))) for side in ("down", "up"))
             table.add_row("edge servers and root", down, "", up, "")
         self.console.print()
-        self.console.print(table)
+        print_table(self.console, table)
 
     def traffic_summary(self, summary: Mapping[str, Any], out: str, target: TargetAccuracy) -> None:
         """The end of a run: its traffic, what came of it, and when the target accuracy was reached."""

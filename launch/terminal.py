@@ -7,15 +7,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 CLEAR = "\r\x1b[2K"
 """Go to the beginning of the line, and empty it."""
+UNFOLDED = 10_000
+"""Columns of a console that is no terminal and has no COLUMNS: what reads it folds lines, or nobody does."""
+PROSE = 28
+"""The least width of a column of text, if its cells are as wide."""
+GAP, INDENT = 2, 4
 
 
 class OutputThatMayClose:
@@ -113,7 +120,98 @@ def console(**options: Any) -> Console:
     from rich.console import Console
 
     plain = {"color_system": None} if os.environ.get("NO_COLOR") else {}
-    return Console(**{"highlight": False, "emoji": False, **plain, **options})
+    out = Console(**{"highlight": False, "emoji": False, **plain, **options})
+    if not (out.is_terminal or "width" in options or os.environ.get("COLUMNS")):
+        out.width = UNFOLDED
+    return out
+
+
+def print_table(out: Console, table: Table) -> None:
+    """Print a table, of which no word is cut: cells fold between words, and the rest goes below its row.
+
+    A column is at least as wide as its longest word, and one of text is at least PROSE wide. If that is too
+    much, the widest column of text, then the last column, and so on, stand below each row, indented.
+    """
+    from rich.table import Table
+
+    def text(cell: Any) -> Text:
+        return out.render_str(cell) if isinstance(cell, str) else cell
+
+    heads = [text(column.header) for column in table.columns]
+    cells = [[text(cell) for cell in column.cells] for column in table.columns]
+    of_heads = [head if table.show_header else text("") for head in heads]
+    natural, least = [], []
+    for head, column, texts in zip(of_heads, table.columns, cells, strict=True):
+        wide, words = _widths([head, *texts])
+        natural.append(wide)
+        least.append(wide if column.no_wrap else max(words, min(wide, PROSE)))
+    kept = _kept(natural, least, out.width)
+    widths = _shared([natural[n] for n in kept], [least[n] for n in kept], out.width)
+    below = [n for n in range(len(heads)) if n not in kept]
+
+    def part(header: bool) -> Table:
+        made = Table(box=None, pad_edge=False, show_header=header, header_style=table.header_style)
+        for n, width in zip(kept, widths, strict=True):
+            column = table.columns[n]
+            made.add_column(
+                heads[n], width=width, justify=column.justify, style=column.style, overflow="fold"
+            )
+        return made
+
+    if table.title:
+        out.print(table.title, style="table.title", soft_wrap=True)
+    shown = part(table.show_header)
+    for row, style in enumerate(table.rows):
+        shown.add_row(*(cells[n][row] for n in kept), style=style.style)
+        if below:
+            out.print(shown)
+            _print_below(out, [(heads[n], cells[n][row], natural[n] > PROSE) for n in below])
+            shown = part(False)
+    if not below:
+        out.print(shown)
+
+
+def _print_below(out: Console, cells: Sequence[tuple[Text, Text, bool]]) -> None:
+    """Cells below their row: text on lines of its own, the others with their heads in one line."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    pairs = [
+        Text(f"{' '.join(head.plain.split())}: " if head.plain.strip() else "").append(cell)
+        for head, cell, prose in cells
+        if cell.plain.strip() and not prose
+    ]
+    texts = [cell for _, cell, prose in cells if cell.plain.strip() and prose]
+    for text in [*([Text("  ").join(pairs)] if pairs else []), *texts]:
+        out.print(Padding(text, (0, 0, 0, INDENT), expand=False))
+
+
+def _widths(texts: Sequence[Text]) -> tuple[int, int]:
+    """The widest line and the widest word."""
+    from rich.cells import cell_len
+
+    lines = [line for text in texts for line in text.plain.splitlines()]
+    words = [word for line in lines for word in line.split()]
+    return max(map(cell_len, lines), default=0), max(map(cell_len, words), default=0)
+
+
+def _kept(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """The columns that stand beside each other, in order; the first always does."""
+    kept = list(range(len(least)))
+    while len(kept) > 1 and sum(least[n] for n in kept) + GAP * (len(kept) - 1) > room:
+        widest = max(kept[1:], key=lambda n: (natural[n] > PROSE, natural[n] if natural[n] > PROSE else n))
+        kept.remove(widest)
+    return kept
+
+
+def _shared(natural: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """The widths of columns: each as much as its cells need, while there is room for all."""
+    widths = list(least)
+    left = min(room - GAP * (len(least) - 1), sum(natural)) - sum(widths)
+    for _ in range(left):
+        narrowest = max(range(len(widths)), key=lambda n: natural[n] / max(1, widths[n]))
+        widths[narrowest] += 1
+    return widths if left >= 0 else [min(width, room) for width in widths]
 
 
 def counted(n: int, noun: str) -> str:

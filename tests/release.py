@@ -1,13 +1,14 @@
 """Builds what a release would have, and checks it; uploads nothing.
 
-    python -m tests.release --out DIR      sdist, wheel, and what is checked of them, in about half a minute
+    python -m tests.release --out DIR      sdist, wheel, and what is checked of them, in about a minute
 
 1. The tracked files are copied to two folders. The first gives an sdist and from it a wheel, the second a
    wheel at another time, in another time zone, language and order of hashes. Both wheels must be equal byte
    for byte: the build is reproducible, and the sdist is complete. Modes of files follow the umask, so both
    builds have 022, and whoever builds without this script must set it, too.
-2. The wheel is installed into a new environment, and README's main job runs from it. The dependencies are
-   those of the environment that runs this: it takes no download.
+2. The wheel is installed into a new environment. README's main job and the other COMMANDS, which read
+   every kind of file that the wheel has, run from it in an empty folder. The dependencies are those of the
+   environment that runs this: it takes no download.
 """
 
 from __future__ import annotations
@@ -25,7 +26,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP_LEVEL = {"fedsim", "protocols", "workers", "launch"}
-JOB = ("launch", "--workers", "10", "--algo", "fedlap_cov", "--rounds", "2")
+JOB = "launch --workers 10 --algo fedlap_cov --rounds 2 --out runs/main"
+SMALL = "--model logistic --set local.epochs=1 --clients 4 --rounds 2"
+COMMANDS = (
+    JOB,
+    f"launch {SMALL} --workers 2 --tree 2x2 --edge-processes --out runs/tree",
+    f"launch {SMALL} --workers 2 --async fedbuff:2 --compute 1ms --out runs/async",
+    "list presets",
+    "describe ivon_admm",
+    "ledger runs/tree",
+    "report runs/tree --out report.html",
+    "compare runs/tree runs/async --out comparison.html",
+    f"sweep {SMALL} --over algo=fedavg,fedlap --seeds 0 --runs runs/sweep --jobs 1",
+    "resume runs/tree --rounds 3",
+    "verify runs/tree",
+    "runs runs",
+)
+"""What is run from the wheel, one after the other."""
 
 
 def run(*command: str | Path, **options: object) -> str:
@@ -102,16 +119,18 @@ def installed(wheel: Path, folder: Path) -> Path:
     return folder / "bin"
 
 
-def main_job(binaries: Path, folder: Path) -> str:
-    """Run README's main job from the installed wheel; returns the line of its end."""
+def commands(binaries: Path, folder: Path) -> str:
+    """Run COMMANDS from the installed wheel in a new folder; returns the line of the main job's end."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     folder.mkdir()
-    shown = "import fedsim, launch; print(fedsim.__file__, launch.__file__, sep='\\n')"
+    shown = f"import {', '.join(sorted(TOP_LEVEL))}\nfor p in ({', '.join(TOP_LEVEL)}): print(p.__file__)"
     for file in run(binaries / "python", "-c", shown, cwd=folder, env=environment).split():
         if not Path(file).is_relative_to(binaries.parent):
             raise SystemExit(f"release: {file} was imported, and not the wheel's")
-    output = run(binaries / "fedsim", *JOB, "--out", folder / "run", cwd=folder, env=environment)
-    return next(line for line in output.splitlines() if line.startswith("done after"))
+    outputs = {
+        line: run(binaries / "fedsim", *line.split(), cwd=folder, env=environment) for line in COMMANDS
+    }
+    return next(line for line in outputs[JOB].splitlines() if line.startswith("done after"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -127,12 +146,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise SystemExit(f"release: two builds differ: {differences(first, second)[:10]}")
         if top_level(first) != TOP_LEVEL:
             raise SystemExit(f"release: the wheel has {sorted(top_level(first))}")
-        done = main_job(installed(first, folder / "venv"), folder / "job")
+        done = commands(installed(first, folder / "venv"), folder / "job")
         out.mkdir(parents=True, exist_ok=True)
         for file in (first, *(folder / "first").glob("*.tar.gz")):
             (out / file.name).write_bytes(file.read_bytes())
             print(digest(file), file.name, f"{file.stat().st_size:,} bytes")
-    print(f"two builds, one digest; the wheel in a new environment: {done}")
+    print(f"two builds, one digest; {len(COMMANDS)} commands of the wheel in a new environment: {done}")
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from fedsim.experiment import resolved_hyperparameters
 from fedsim.wire.schema import Field, optional_group, schema
 from launch.json_output import print_json
+from launch.terminal import console, print_table
 from protocols import AnyAlgorithm, find
 
 
@@ -87,31 +87,30 @@ def describe(name: str, as_json: bool = False) -> None:
         return print_json(document(name))
     kind = find(name)
     algorithm = kind()
-    console = Console(highlight=False)
+    out = console()
     module = inspect.getmodule(kind)
-    console.print((module.__doc__ or "").strip(), markup=False, soft_wrap=True)
-    console.print(kind.url, markup=False, soft_wrap=True)
-    console.print()
+    out.print((module.__doc__ or "").strip(), markup=False, soft_wrap=True)
+    out.print(kind.url, markup=False, soft_wrap=True)
+    out.print()
     messages = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("message", "field", "kind", "shape", "type"):
         messages.add_column(column)
     for row in message_rows(algorithm):
         messages.add_row(*map(escape, row))
-    console.print(messages)
+    print_table(out, messages)
     once = f", and once {cost_once(algorithm)}" if cost_once(algorithm) else ""
-    console.print(
+    out.print(
         f"\ncost per client and round: [bold]{wire_cost(algorithm)}[/]{once}; model: {kind.default_model}"
     )
     if codecs := own_codecs(kind):
-        console.print(f"codec, unless --codec names another: {codecs}")
-    console.print()
+        out.print(f"codec, unless --codec names another: {codecs}")
+    out.print()
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("hyperparameter", "default", "values"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("meaning")
+    for column in ("hyperparameter", "default", "values", "meaning"):
+        table.add_column(column, no_wrap=column in ("hyperparameter", "default"))
     for hyperparameter in hyperparameter_rows(algorithm):
         table.add_row(*map(escape, hyperparameter))  # [a, 1 - a] is no markup
-    console.print(table)
+    print_table(out, table)
     return None
 
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
@@ -37,10 +36,12 @@ from fedsim.wire.codecs.zstd import expanded
 from fedsim.wire.envelope import field_spec, reference
 from fedsim.wire.message_context import SCALES, scale_of
 from fedsim.wire.schema import DTYPES, Field, values_of
+from launch import terminal
 from launch.config import Execution
 from launch.json_output import print_json
 from launch.run import launch
 from launch.runs.restored import Message, StoredRun
+from launch.terminal import print_table
 
 WIDTH = 110
 """Columns where there is no terminal."""
@@ -112,7 +113,7 @@ def _show(run: StoredRun, fractions: Sequence[float], file: Path | None, as_json
         write(file, result)
     if as_json:
         return print_json(document(run, client, result, limits))
-    console = Console(highlight=False, emoji=False)
+    console = terminal.console()
     if not console.is_terminal:
         console.width = WIDTH
     e, p = run.problem.experiment, run.problem
@@ -122,7 +123,7 @@ def _show(run: StoredRun, fractions: Sequence[float], file: Path | None, as_json
         f"{run.round + 1} with client {client} ({p.sizes[client]:,} examples)"
     )
     console.print()
-    console.print(table(result))
+    print_table(console, table(result))
     for exchange, bits in limits:
         where = f" of exchange {exchange}" if len(sent) > 2 else ""
         each = bits / p.net.layout.size

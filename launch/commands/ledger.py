@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsim.errors import DiskError, UsageError
+from launch import terminal
 from launch.commands.ledger_parquet import write_parquet
 from launch.json_output import print_json
 from launch.results.statistics import messages, sides
 from launch.runs.reader import Run
+from launch.terminal import print_table
 
 SIDES = ("down", "up")
 SHOWN = 12
@@ -39,7 +41,7 @@ def show(
         DiskError: if the disk cannot be read or written.
     """
     run = Run.open(folder)
-    console = Console(highlight=False, emoji=False)
+    console = terminal.console()
     if parquet:
         path = write_parquet(folder)
         if not as_json:
@@ -158,7 +160,7 @@ def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
             cells = (numbers.get(key) for key in ("bits", "entropy", "step", "rounding"))
             table.add_row(side, name, *("" if cell is None else f"{cell:.3g}" for cell in cells))
     if table.row_count:
-        console.print(table)
+        print_table(console, table)
     if "kl" in measured:
         kl = f"{measured['kl']:.3g} bits a parameter"
         console.print(f"KL(q_k || q_g) of an upload in round {measured['round']}: {kl}")
@@ -248,4 +250,4 @@ def _print(
                 last.append(f"{totals[side] / envelopes[side]:,.1f}" if envelopes[side] else "")
         shown.add_row(*last, style="bold")
     console.print()
-    console.print(shown)
+    print_table(console, shown)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from launch import names, presets
 from launch.json_output import print_json
-from launch.terminal import console
+from launch.terminal import console, print_table
 
 
 def show(kind: str, as_json: bool = False) -> None:
@@ -27,7 +27,7 @@ def show(kind: str, as_json: bool = False) -> None:
         table.add_column(label, style="bold" if bold else "", no_wrap=narrow)
     for name in known:
         table.add_row(name.usage, *name.cells)
-    console().print(table)
+    print_table(console(), table)
 
 
 def document(kind: str) -> list[dict[str, Any]]:
@@ -53,4 +53,4 @@ def _show_presets() -> None:
     for name in presets.names():
         preset = presets.Preset.read(name)
         table.add_row(name, "\n".join((preset.title, ", ".join(preset.algorithm), preset.results)))
-    console().print(table)
+    print_table(console(), table)

@@ -11,7 +11,7 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.frozen import frozen_tensors
 from fedsim.problem import Problem
 from launch.json_output import print_json
-from launch.terminal import console
+from launch.terminal import console, print_table
 from protocols import find
 
 
@@ -59,7 +59,7 @@ def describe_model(experiment: Experiment, data_dir: Path | None, as_json: bool)
         shape = " x ".join(map(str, row["shape"])) or "scalar"
         table.add_row(row["name"], shape, f"{row['count']:,}", "trained" if row["trained"] else "frozen")
     out = console()
-    out.print(table)
+    print_table(out, table)
     params, frozen = document["params"], document["frozen"]
     out.print(f"\nP = {params:,}: a vector of P has {4 * params:,} bytes as float32")
     if frozen:

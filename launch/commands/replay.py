@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from fedsim.errors import DataError, FedsimError, UsageError
+from launch import terminal
 from launch.runs.restored import StoredRun
 from launch.runs.summary import spread_of
 from workers.replay.recorded_uploads import RecordedUploads
@@ -32,7 +31,7 @@ def replay(folder: Path, data_dir: Path | None) -> None:
     run = StoredRun.open(folder, data_dir)
     if not uploads_folder(folder).is_dir():
         raise UsageError(f"{folder} has no uploads to fold again: fedsim launch --keep-uploads keeps them")
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = terminal.console(markup=False)
     recorded, faults, created, last = RecordedUploads(folder), [], run.checkpoint, run.last_commit()
     with at_rest(folder), tempfile.TemporaryDirectory(prefix="fedsim-replay-") as scratch:
         before = 0

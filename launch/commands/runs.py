@@ -12,11 +12,9 @@ from rich.table import Table
 from launch.json_output import print_json
 from launch.runs.listing import DAMAGED, ListedRun, listed
 from launch.target_accuracy import percent
-from launch.terminal import console, megabytes
+from launch.terminal import console, megabytes, print_table
 
 DEFAULT = Path("runs")
-WIDTH = 200
-"""Columns where there is no terminal, so that no name is cut."""
 NONE = "-"
 
 
@@ -33,17 +31,15 @@ def show(folders: Sequence[Path], as_json: bool) -> None:
         print(f"no runs in {', '.join(map(str, folders or [DEFAULT]))}")
         return None
     out = console()
-    if not out.is_terminal:
-        out.width = WIDTH
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("run", "algorithm", "data", "seed", "state", "rounds", "accuracy", "bytes", "started"):
         numeric = name in ("seed", "rounds", "accuracy", "bytes")
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=name != "run")
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for run in runs:
         if run.state != DAMAGED:
             table.add_row(*map(escape, _cells(run)))
     if table.rows:
-        out.print(table)
+        print_table(out, table)
     for run in runs:
         if run.error is not None:
             out.print(escape(f"{run.state}: {_one_line(run)}"), soft_wrap=True)

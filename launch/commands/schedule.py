@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from fedsim.participation import Participation, Schedule, schedule
+from launch import terminal
 from launch.json_output import print_json
 
 FOLDED, LOST, GONE, ABSENT = "█", "x", "o", "·"
@@ -29,7 +29,7 @@ def show(
         return print_json(
             {"schedule": spec, "clients": clients, "seed": seed, "rounds": document(created, rounds)}
         )
-    console = Console(highlight=False, emoji=False)
+    console = terminal.console()
     for line in lines(created, clients, rounds, max(20, console.width - 22)):
         console.print(Text(line), soft_wrap=True)
     return None

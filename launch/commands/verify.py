@@ -16,6 +16,7 @@ from rich.console import Console
 
 from fedsim import plugins
 from fedsim.errors import DataError, DiskError, FedsimError, UsageError, WireError
+from launch import terminal
 from launch.json_output import print_json
 from launch.runs.file_checks import checked_bytes, known_files
 from launch.runs.reader import Run
@@ -63,7 +64,7 @@ def verify(
     """
     run = StoredRun.open(folder, data_dir)
     only = _ids(clients, len(run.problem.clients))
-    console = Console(highlight=False, emoji=False, markup=False, quiet=as_json)
+    console = terminal.console(markup=False, quiet=as_json)
     with at_rest(folder):
         selected = computable(run)
         selected = selected[-rounds:] if rounds else selected

@@ -122,15 +122,15 @@ def remarks(experiment: Experiment, preset: str = "") -> tuple[str, ...]:
 
 
 def step_remark(experiment: Experiment) -> str:
-    """One line if a step that is left at its default counts all clients, and a round asks fewer; "" if not."""
+    """One line if a step left at its default counts all clients and a round asks fewer; "" if not."""
     known = algorithms("algorithms").get(experiment.algo)
     if known is None or not asks_fewer(experiment):
         return ""
     named = {key.rpartition(".")[2] for key, _ in dotted(experiment.hyperparameters)}
     return "; ".join(
         f"{experiment.algo}'s {name} = {step} counts all {experiment.clients:,} clients, and --participation "
-        f"{plugins.short(experiment.participation)} asks fewer in a round: --set '{name}={of_those_asked(step)}' "
-        "counts those"
+        f"{plugins.short(experiment.participation)} asks fewer in a round: "
+        f"--set '{name}={of_those_asked(step)}' counts those"
         for name, step in known.steps.items()
         if name.rpartition(".")[2] not in named
     )

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.errors import DiskError
+from launch import terminal
 from launch.json_output import print_json
 from launch.results import html
 from launch.results.budget_picture import winners
@@ -33,6 +34,7 @@ from launch.results.tables import (
     write_csv,
 )
 from launch.target_accuracy import parsed
+from launch.terminal import print_table
 
 MOST_RANGES = 6
 """Budgets whose winner the terminal names; the page names all."""
@@ -80,12 +82,12 @@ def compare(
         written.append(("CSV", csv))
     if as_json:
         return print_json(document(groups, target, maxima, written))
-    console = Console(highlight=False, emoji=False)
+    console = terminal.console()
     for note in (*warnings(groups), *remarks(groups)):
         console.print(f"note: {escape(note)}")
     more = [c for c in MORE if console.width >= WIDE and any(g.has(MORE[c]) for g in groups)]
     room = len(asked) or max(1, (console.width - 58 - 14 * len(more)) // 11)
-    console.print(_table(groups, target[-room:], more))
+    print_table(console, _table(groups, target[-room:], more))
     for note in below(groups):
         console.print(escape(note))
     _print_frontier(console, groups, maxima)
@@ -178,4 +180,4 @@ def _print_frontier(
     for row in rows:
         table.add_row(*map(escape, row))
     console.print()
-    console.print(table)
+    print_table(console, table)

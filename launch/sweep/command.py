@@ -16,6 +16,7 @@ from rich.table import Table as RichTable
 
 from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DiskError, TaskError, UsageError
+from launch import terminal
 from launch.engines.options import EngineOptions
 from launch.engines.sweeps import run_on_ray, submit_array
 from launch.presets import step_remark
@@ -28,7 +29,7 @@ from launch.sweep.recipe import Recipe, Trial
 from launch.sweep.runner import Progress, carry_out
 from launch.sweep.table import Results, grid, write_csv, write_tables
 from launch.sweep.task import Tasks
-from launch.terminal import counted
+from launch.terminal import counted, print_table
 
 JOBS = ".jobs"
 """The folder, beside the runs, of what was submitted to Slurm, and of its output."""
@@ -64,7 +65,7 @@ def sweep(
         DataError: for an archive that is damaged.
         TaskError: if a run failed, after everything has been written.
     """
-    console = Console(highlight=False, emoji=False, quiet=quiet)
+    console = terminal.console(quiet=quiet)
     trials, pool = tuple(recipe.trials()), Pool(runs, keeps_states)
     if not trials:
         raise UsageError(f"recipe {file}: no variant, so nothing to run")
@@ -204,7 +205,7 @@ def _print(console: Console, g: Grid) -> None:
         style = "dim" if cells[0] == "published" else ""
         shown.add_row(*(escape(c.replace("**", "")) for c in cells), style=style)
     console.print()
-    console.print(shown)
+    print_table(console, shown)
 
 
 class _Watch:

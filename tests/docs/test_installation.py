@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from setuptools import Distribution
 
 import fedsim
 from launch.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "fedsim-wire"
+PACKAGES = ("fedsim", "protocols", "workers", "launch")
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +30,26 @@ def test_the_distribution_has_a_name_of_its_own_and_the_packages_keep_theirs(
     setup: configparser.ConfigParser,
 ) -> None:
     assert setup["metadata"]["name"] == NAME
-    assert setup["options"]["packages"].split()[0] == "fedsim"
+    assert setup["options.packages.find"]["include"].split()[0] == "fedsim"
     assert f"{NAME}[test,docs]" in setup["options.extras_require"]["dev"].split()
+
+
+def test_the_wheel_has_every_file_of_the_four_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    build = Distribution({"script_name": "setup.py", "include_package_data": False})
+    build.parse_config_files()
+    command = build.get_command_obj("build_py")
+    command.ensure_finalized()
+    built = {str(Path(file).relative_to(command.build_lib)) for file in command.get_outputs(False)}
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    tree = {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()}
+    assert built == tree
+    assert {"workers/edge/edge_server.py", "launch/names.json", "launch/results/page.html"} <= built
 
 
 def test_the_version_is_read_without_the_distributions_name() -> None:

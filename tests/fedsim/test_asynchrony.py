@@ -120,9 +120,9 @@ RUN = {"asynchronous": "fedbuff:2", "compute": "1ms"}
     ],
 )
 def test_what_cannot_be_asynchronous_says_why(algorithm: str, changes: dict[str, object], words: str) -> None:
+    settings = {key: changes[key] for key in ("damping", "rho") if key in changes}
+    others = {key: value for key, value in changes.items() if key not in settings}
     with pytest.raises(UsageError, match=words):
-        settings = {key: changes[key] for key in ("damping", "rho") if key in changes}
-        others = {key: value for key, value in changes.items() if key not in settings}
         problem_of(find(algorithm), settings, **(RUN | others)).schedule()
 
 

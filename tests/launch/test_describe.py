@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from launch import names
 from launch.cli import main
-from launch.commands.catalogue import hyperparameter_rows
+from launch.commands.catalogue import hyperparameter_rows, message_rows
 from protocols import REGISTRY, AnyAlgorithm
 
 USERS = '''
@@ -38,6 +40,37 @@ def test_every_hyperparameter_has_a_meaning_that_is_more_than_its_name(algorithm
     for name, _, _, meaning in rows:
         words = set(re.findall(r"\w+", meaning.lower())) - set(name.lower().split("_"))
         assert len(words) >= 3, f"{name}: {meaning!r} says no more than the name"
+
+
+WIDTHS = ("40", "60", "80", "100", "120", "")
+"""Columns of a terminal; '' is a pipe."""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("algorithm", REGISTRY, ids=lambda a: a.name)
+def test_describe_cuts_no_name_default_value_or_meaning(algorithm: type[AnyAlgorithm], width: str) -> None:
+    result = CliRunner(catch_exceptions=False).invoke(
+        main, ["describe", algorithm.name], env={"COLUMNS": width or None}
+    )
+    assert result.exit_code == 0 and "…" not in result.stdout
+    table = result.stdout[result.stdout.index("\nhyperparameter") :]
+    rows = list(hyperparameter_rows(algorithm()))
+    assert not Counter(" ".join(map(" ".join, rows)).split()) - Counter(table.split())
+    for name, default, _, _ in rows:
+        assert re.search(rf"^{re.escape(name)} +{re.escape(default)}( |$)", table, re.MULTILINE), name
+    fields = " ".join(" ".join(row) for row in message_rows(algorithm()))
+    assert not Counter(fields.split()) - Counter(result.stdout.split())
+    if not width:  # one line each
+        assert len(table.splitlines()) == 2 + len(rows)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("kind", names.KINDS)
+def test_list_cuts_no_word(kind: str, width: str) -> None:
+    result = CliRunner(catch_exceptions=False).invoke(main, ["list", kind], env={"COLUMNS": width or None})
+    cells = " ".join(" ".join((name.usage, *name.cells)) for name in names.names(kind).values())
+    assert "…" not in result.stdout
+    assert not Counter(cells.split()) - Counter(result.stdout.split())
 
 
 def test_describe_prints_the_meanings(monkeypatch: pytest.MonkeyPatch) -> None:

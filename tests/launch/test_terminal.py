@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from launch.display import Display
 from launch.progress_line import ProgressLine, fitted, progress_parts
-from launch.terminal import console, counted, duration, megabytes
+from launch.terminal import console, counted, duration, megabytes, print_table
 from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +106,47 @@ def test_no_time_is_left_at_the_end_and_none_is_known_at_the_start() -> None:
 def test_an_unknown_accuracy_and_an_infinite_score_are_said_as_such() -> None:
     parts = progress_parts(METRICS | {"test_accuracy": None, "test_nll": None}, 0)
     assert fitted("round 1/2", parts, 30) == "round 1/2  NLL nan  0 B so far"
+
+
+def _table() -> Table:
+    table = Table(box=None, pad_edge=False, title="title")
+    for head, right in (("run", False), ("what it is", False), ("bytes", True), ("accuracy", True)):
+        table.add_column(head, justify="right" if right else "left")
+    table.add_row("runs/a-name-without-a-space", "several words that fold where they have to", "12", "91.8 %")
+    table.add_row("b", "", "1,345", "-")
+    return table
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 50, 60, 70, 80, 200])
+def test_a_table_cuts_no_word_and_no_line_is_too_long(width: int) -> None:
+    file = io.StringIO()
+    print_table(console(file=file, width=width), _table())
+    text, table = file.getvalue(), _table()
+    cells = " ".join(str(cell) for column in table.columns for cell in column.cells)
+    words = "".join(text.split()) if width < 27 else text  # the name itself is folded then
+    assert "…" not in text and all(word in words for word in cells.split())
+    assert all(len(line) <= width for line in text.splitlines())
+
+
+def test_what_has_no_room_in_a_table_goes_below_its_row() -> None:
+    file = io.StringIO()
+    print_table(console(file=file, width=50), _table())
+    assert [line.rstrip() for line in file.getvalue().splitlines()] == [
+        "title",
+        "run                          bytes  accuracy",
+        "runs/a-name-without-a-space     12    91.8 %",
+        "    several words that fold where they have to",
+        "b                            1,345         -",
+    ]
+
+
+def test_a_table_in_a_pipe_has_one_line_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    file, table = io.StringIO(), Table(box=None, pad_edge=False)
+    table.add_column("words")
+    table.add_row("word " * 200)
+    print_table(console(file=file), table)
+    assert len(file.getvalue().splitlines()) == 2
 
 
 def test_numbers_for_people() -> None:
