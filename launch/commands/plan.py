@@ -136,8 +136,9 @@ def plan(
                 sent = _without(there, participation.lost_uploads)
                 edges.add(created, r, e, ids if e == 1 else there, sent)
         if devices:
-            lasts = steps.step(r).seconds if steps else None
-            devices.add(r, ids, participation.dropouts, lasts, participation.lost_uploads)
+            took = np.array(steps.seconds_of(r, participation.participants)) if steps else None
+            step = (steps.step(r).seconds, took) if steps and took is not None else None
+            devices.add(r, ids, participation.dropouts, step, participation.lost_uploads)
     if devices:
         created.devices = devices.totals(problem.experiment.rounds)
     return created

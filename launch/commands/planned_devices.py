@@ -20,7 +20,8 @@ DRAWN = 300_000
 class DevicePlan:
     """Counts who takes part, and adds up the durations of rounds.
 
-    estimated: whether the durations of some rounds are the mean of those before.
+    estimated: whether the durations of some rounds are the mean of those before; the seconds in which clients
+    are busy are an expectation then, too.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class DevicePlan:
         everyone = np.arange(len(sizes))
         self._draws = clock.has_draws(everyone)
         self._gone, self._took_part = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
+        self._drawn = np.zeros(len(sizes), np.int64)
+        """Of the rounds in which a client has answered, those whose seconds were drawn."""
         self._seconds, self._joules = np.zeros(len(sizes)), np.zeros(len(sizes))
         self._durations: list[float] = []
         self._last: tuple[Ints, float] = (indices(()), 0.0)
@@ -48,7 +51,7 @@ class DevicePlan:
     def set_up(self, exchange: int, bytes_down: int, bytes_up: int) -> None:
         """Add an exchange of the set-up, in which all clients take part."""
         everyone, once = np.arange(len(self._sizes)), np.ones(len(self._sizes), np.int64)
-        self._add(bytes_down, bytes_up, once, np.zeros_like(once))
+        self._add(bytes_down, bytes_up, once, np.zeros_like(once), once if self._draws else 0 * once)
         of_everyone = everyone, np.ones(len(everyone), dtype=np.bool_), everyone
         self.setup_seconds += self._duration(0, exchange, *of_everyone, bytes_down, bytes_up)
 
@@ -57,7 +60,7 @@ class DevicePlan:
         round: int,
         clients: Ints,
         dropouts: Collection[int],
-        seconds: float | None = None,
+        step: tuple[float, Floats] | None = None,
         lost: Collection[int] = (),
     ) -> None:
         """Add a round.
@@ -66,14 +69,19 @@ class DevicePlan:
             round: Its number.
             clients: Those that get the broadcast; the same array if they are those of the round before.
             dropouts: Those of them that send nothing.
-            seconds: The round's duration, if an asynchronous schedule has decided it.
+            step: The round's duration and the seconds of each of the clients, if an asynchronous schedule has
+                decided them.
             lost: Those whose uploads do not arrive.
         """
         self._took_part[clients] += 1
         gone = indices(sorted(dropouts))
         self._gone[gone] += 1
-        if seconds is not None:
-            self._durations.append(seconds)
+        if step is not None:
+            lasts, took = step
+            answered = ~np.isin(clients, gone)
+            self._durations.append(lasts)
+            self._seconds[clients[answered]] += took[answered]
+            self._drawn[clients[answered]] += 1
         elif not self._draws and not dropouts and not lost and clients is self._last[0]:
             self._durations.append(self._last[1])
         elif self._draws and self._tasks >= DRAWN:
@@ -90,13 +98,15 @@ class DevicePlan:
             self._durations.append(lasts)
             if not dropouts and not lost:
                 self._last = clients, lasts
+            if self._draws:
+                self._drawn[answering] += 1
             self._tasks += len(clients)
 
     def totals(self, rounds: int) -> dict[str, Any]:
         """The key `devices` of a plan of so many rounds."""
         answered = self._took_part - self._gone
         for e, (down, up) in self._exchanges.items():
-            self._add(down, up, answered, self._gone if e == 1 else np.zeros_like(answered))
+            self._add(down, up, answered, self._gone if e == 1 else np.zeros_like(answered), self._drawn)
         mean = math.fsum(self._durations) / max(len(self._durations), 1)
         left = rounds - len(self._durations)
         energy = {**_spread("client_joules", self._joules)} if self._clock.devices.has_energy else {}
@@ -107,10 +117,11 @@ class DevicePlan:
             **energy,
         }
 
-    def _add(self, down: int, up: int, answered: Ints, gone: Ints) -> None:
-        """Add an exchange that each client has answered so often, and has not answered so often."""
+    def _add(self, down: int, up: int, answered: Ints, gone: Ints, drawn: Ints) -> None:
+        """Add an exchange that each client has answered so often, and has not answered so often; drawn: how
+        often its seconds are there already."""
         everyone, clock = np.arange(len(self._sizes)), self._clock
-        self._seconds += answered * clock.mean_seconds_of(everyone, self._sizes, down, up)
+        self._seconds += (answered - drawn) * clock.mean_seconds_of(everyone, self._sizes, down, up)
         self._seconds += gone * clock.download_of(everyone, down)
         self._joules += answered * clock.joules_of(everyone, self._sizes, down, up)
         self._joules += gone * clock.joules_of(everyone, np.zeros_like(self._sizes), down, 0)
@@ -127,6 +138,8 @@ class DevicePlan:
     ) -> float:
         took, there = np.zeros(len(asked)), asked[answered]
         took[answered] = self._clock.seconds_of(round, there, self._sizes[there], down, up, exchange)
+        if self._draws:
+            self._seconds[there] += took[answered]
         sent = np.full(len(asked), down), answered * up
         if self._clock.deadline < math.inf:
             folded = folded[np.isin(folded, asked[answered & (took <= self._clock.deadline)])]

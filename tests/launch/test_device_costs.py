@@ -180,7 +180,35 @@ def test_a_plan_is_the_run_where_nothing_is_drawn(options: tuple[str, ...], tmp_
 def test_a_plan_draws_the_durations_of_the_run(run: Run) -> None:
     measured = planned(*SMALL, "--rounds", "4", "--link", run.experiment["link"])
     assert measured["simulated_seconds"] == pytest.approx(spent(run)["simulated_seconds"], rel=1e-9)
-    assert measured["client_joules_total"] == pytest.approx(spent(run)["client_joules_total"], rel=1e-9)
+    for name in ("client_seconds", "client_joules"):
+        assert measured[f"{name}_total"] == pytest.approx(spent(run)[f"{name}_total"], rel=1e-9)
+
+
+@pytest.mark.parametrize("how", [("--async", "fedbuff:1"), ("--async", "fedbuff:2+damp:0.5"), ()], ids=str)
+def test_no_client_of_a_plan_is_busy_for_longer_than_the_run_lasts(
+    how: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Both were drawn once, and the busy seconds an expectation: 8.5 s, and a client busy for 37.26 s."""
+    options = (
+        "--algo",
+        "fedavg",
+        "--model",
+        "logistic",
+        "--set",
+        "epochs=1",
+        "--clients",
+        "4",
+        "--rounds",
+        "3",
+    )
+    noisy = (*options, "--compute", "50ms,noise=1", "--link", "rtt=1s,jitter=2s", *how)
+    done = CliRunner().invoke(main, ["launch", *noisy, "--workers", "0", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    plan, measured = planned(*noisy), spent(Run.open(tmp_path / "run"))
+    assert plan["client_seconds"]["max"] <= plan["simulated_seconds"] * (1 + 1e-12)
+    assert plan["simulated_seconds"] == pytest.approx(measured["simulated_seconds"], rel=1e-9)
+    assert plan["client_seconds"]["max"] == pytest.approx(max(measured["client_seconds"]), rel=1e-9)
+    assert plan["client_seconds_total"] == pytest.approx(measured["client_seconds_total"], rel=1e-9)
 
 
 def test_a_plan_of_many_tasks_is_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +219,8 @@ def test_a_plan_of_many_tasks_is_an_estimate(monkeypatch: pytest.MonkeyPatch) ->
     all_drawn = planned(*options)
     assert few["estimated"] and not all_drawn["estimated"]
     assert few["simulated_seconds"] == pytest.approx(all_drawn["simulated_seconds"], rel=0.5)
-    assert few["client_seconds"] == all_drawn["client_seconds"]
+    assert few["client_seconds_total"] == pytest.approx(all_drawn["client_seconds_total"], rel=0.05)
+    assert few["client_seconds_total"] != all_drawn["client_seconds_total"]
 
 
 def test_the_report_has_a_column_of_each(run: Run) -> None:

@@ -27,6 +27,7 @@ from tests.support.tolerances import moved, term_gradient
 from workers.worker.main import fix_numerics
 
 P, CLASSES, INPUTS = 640, 10, 64
+F16 = {"down.logits": "f16"}
 EVERYONE = Participation((0, 1, 2))
 ROUGH = (
     Participation((0, 1)),
@@ -49,10 +50,17 @@ def _numerics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_flush_denormal(False)
 
 
-def problem_of(algorithm: type[Any] = FedLapFunc, rounds: int = 2, **settings: Any) -> Problem:
+def problem_of(
+    algorithm: type[Any] = FedLapFunc, rounds: int = 2, codecs: dict[str, str] | None = None, **settings: Any
+) -> Problem:
     short = {"epochs": 1} | ({"server_steps": 5} if algorithm is FedLapFunc else {}) | settings
     experiment = Experiment(
-        algo=algorithm.name, model="logistic", clients=CLIENTS, rounds=rounds, hyperparameters=short
+        algo=algorithm.name,
+        model="logistic",
+        clients=CLIENTS,
+        rounds=rounds,
+        hyperparameters=short,
+        codecs=codecs or {},
     )
     return Problem.build(experiment, build_algorithm(algorithm, short), None)
 
@@ -228,8 +236,11 @@ def test_sent_labels_give_the_model_of_computed_ones_for_their_bytes(
     computed = played(tmp_path / "computed", *participations)
     sent = played(tmp_path / "sent", *participations, send_global_labels=True)
     ours, theirs = sent.outcome.model.mean, computed.outcome.model.mean
-    # float32 logits of the same rows in another batch; three to five rounds of Adam
-    assert float((ours - theirs).norm() / theirs.norm()) < 1e-6
+    # Logits of the same rows in another batch are other sums of 64 products. f16 rounds them by 2^-11 of
+    # themselves, and less than a tenth of what that does to the model is left for gamma(64) / 2^-11 < 0.01.
+    rounded = played(tmp_path / "rounded", *participations, send_global_labels=True, codecs=F16).outcome
+    assert float((ours - theirs).norm()) <= 0.1 * float((rounded.model.mean - theirs).norm())
+    assert float((rounded.model.mean - theirs).norm()) < 1e-2 * float(theirs.norm())
     points = [int(m.get("memory_points", 0)) for m in computed.metrics]
     assert points[-1] == sum(len(present(computed.problem, k)) for k in range(CLIENTS))
     assert rows(sent, "down", "logits") == {

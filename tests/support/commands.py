@@ -13,12 +13,29 @@ from dataclasses import dataclass, field
 DEADLINE = 600.0
 """Seconds after which a test gives up a process that hangs. On an idle machine nothing takes ten, so
 that fifty times the load is not taken for a hang."""
+REPEATED = ("--set", "--codec", "--over", "--where", "--to", "--keep", "--engine-option")
+"""Options that may stand there several times, with other keys."""
+
+
+def over(*words: str) -> list[str]:
+    """Keep the last of options and keys that stand there twice, which the command refuses. A switch has no value;
+    an option has none here if another one follows."""
+    pairs: list[list[str]] = []
+    for word in words:
+        new = word.startswith("--") or not pairs or len(pairs[-1]) == 2 or not pairs[-1][0].startswith("--")
+        pairs.append([word]) if new else pairs[-1].append(word)
+    last: dict[tuple[str, ...], list[str]] = {}
+    for at, pair in enumerate(pairs):
+        repeated = pair[0] in REPEATED and len(pair) == 2
+        key = (pair[0], pair[1].partition("=")[0]) if repeated else (pair[0],)
+        last[key if pair[0].startswith("--") else (pair[0], str(at))] = pair
+    return [word for pair in last.values() for word in pair]
 
 
 def fedsim(*arguments: str, code: int = 0) -> str:
     """What it printed. Fails if it does not end with `code`."""
     done = subprocess.run(
-        [sys.executable, "-m", "launch", *arguments], capture_output=True, text=True, timeout=DEADLINE
+        [sys.executable, "-m", "launch", *over(*arguments)], capture_output=True, text=True, timeout=DEADLINE
     )
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
@@ -89,7 +106,7 @@ class Command:
 def start(*arguments: str, before: tuple[str, ...] = (), **env: str) -> Command:
     """before: what stands before the command, such as another program that runs it."""
     process = subprocess.Popen(
-        [*before, sys.executable, "-m", "launch", *arguments],
+        [*before, sys.executable, "-m", "launch", *over(*arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, **env},

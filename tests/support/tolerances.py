@@ -85,6 +85,17 @@ def loss_gradient(net: Net, targets: Tensor, weight: float = 1.0) -> Callable[[T
     return computed
 
 
+def squared_gradients(net: Net, targets: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """In float64, for `moved`: of weights (P,) and inputs, the sum over examples of squared gradients."""
+    each = [loss_gradient(net, y[None]) for y in targets]
+
+    def computed(weights: Tensor, inputs: Tensor) -> Tensor:
+        one_by_one = [of(weights, x[None])[1:].square() for of, x in zip(each, inputs, strict=True)]
+        return torch.stack(one_by_one).sum(0)
+
+    return computed
+
+
 def term_gradient(net: Net, term: FunctionTerm) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """term.add_gradient in float64, for `moved`: of weights (P,), the term's inputs and its targets."""
     module, layout, each = deepcopy(net.module).double(), net.layout, term.weights.double()

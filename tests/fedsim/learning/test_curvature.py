@@ -268,6 +268,39 @@ def test_a_layer_that_does_not_reach_the_logits_has_no_curvature() -> None:
     assert (h[20:] > 0).all()
 
 
+def test_a_layer_without_gradients_or_calls_has_no_curvature() -> None:
+    """Also where nothing that is trained reaches the outputs."""
+
+    def under_no_grad(net: Branches, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return net.a(x)
+
+    nets = {
+        "never called": Branches(lambda net, x: net.b(x)),
+        "no_grad": Branches(lambda net, x: net.b(under_no_grad(net, x))),
+        "both": Branches(lambda net, x: under_no_grad(net, x)),
+    }
+    x = torch.randn(3, 4)
+    found = {name: diagonal_ggn(net, [x]) for name, net in nets.items()}
+    assert not any(h[:20].any() for h in found.values())
+    assert (found["no_grad"][20:] > 0).all()
+    assert not found["both"].any()
+
+
+def test_an_in_place_operation_on_a_view_of_a_layers_output_is_exact() -> None:
+    """A Linear layer's output on sequences is a view, whose place in the graph the operation takes."""
+    net = Branches(lambda net, x: net.b(net.a(x).tanh_()).mean(1)).double()
+    x = torch.randn(5, 3, 4, dtype=torch.float64)
+    assert error(diagonal_ggn(net, [x]), brute_force(net, x)) < EXACT
+
+
+def test_places_along_the_first_axis_are_refused_also_where_there_are_as_many_as_examples() -> None:
+    net = Branches(lambda net, x: net.b(torch.tanh(net.a(x.transpose(0, 1))).mean(0)))
+    for examples in (2, 3, 4, 5):
+        with pytest.raises(UsageError, match=r"'a'.*first axis"):
+            diagonal_ggn(net, [torch.randn(examples, examples, 4)])
+
+
 def two_layers(change: Callable[[Any, Any], object]) -> nn.Module:
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     change(first, second)
@@ -320,8 +353,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         VEC,
         "it has no trained parameters",
     ),
-    "never called": (branches(lambda net, x: net.a(x)), VEC, "'b'.*not called"),
-    "used elsewhere": (branches(lambda net, x: net.a(x) @ net.b.weight), VEC, "'b'.*not called"),
+    "used elsewhere": (
+        branches(lambda net, x: net.a(x) @ net.b.weight),
+        VEC,
+        r"'b' \(Linear\): its weight reaches the outputs outside.*--freeze",
+    ),
+    "used again": (
+        branches(lambda net, x: net.b(net.a(x)) + net.a.bias),
+        VEC,
+        r"'a' \(Linear\): its bias also reaches the outputs outside.*--freeze",
+    ),
     "examples folded": (branches(fold), (2, 4), "'a'.*first axis"),
     "changed input": (branches(lambda net, x: net.b(net.a(x)) + x.relu_()), VEC, "'a'.*in place"),
     "not logits": (lambda: nn.Linear(4, 3), (2, 4), r"must return logits \(3, classes\)"),

@@ -23,12 +23,14 @@ from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.seeds import RandomStream, seeded_torch
+from tests.support.tolerances import gamma, loss_gradient, moved
 
 N = 26
 STEPS = LocalTraining(epochs=6, batch_size=6, lr=0.02)
 """Five batches an epoch, the last of two examples: 30 steps."""
-ROUNDING = {"rtol": 1e-5, "atol": 1e-6}
-"""float32, where the order of operations differs from the reference."""
+ROUNDING = {"rtol": gamma(30 * 40), "atol": gamma(30 * 40)}
+"""30 steps of a learning rate below 1, each with sums of 6, 16 and 6 terms and some twelve operations, on
+weights and gradients of size 1."""
 
 
 @pytest.fixture
@@ -241,7 +243,10 @@ def test_reported_loss_is_the_mean_over_examples_of_the_last_epoch(module: nn.Mo
     cavity = Gaussian.at(start + 1, 5.0)
     everything = mean_loss(module, shard)
     fit = minimise(shard, start, how=still, rng=rng, round=rng.round, weight=N, penalties=(cavity,))
-    assert fit.loss == pytest.approx(everything, rel=1e-6)  # the short batch counts by its size
+    of_loss = loss_gradient(shard.net, shard.targets)
+    error = moved(lambda *x: of_loss(*x)[:1], start, shard.inputs / 16.0, roundings=6 + 16 + N + 40)
+    assert fit.loss == pytest.approx(everything, abs=2 * error)  # the short batch counts by its size
+    assert 2 * error < 1e-4 * everything
     how = LocalTraining(epochs=2, batch_size=N, lr=0.5, optimiser="sgd")
     fit = minimise(shard, start, how=how, rng=rng, round=rng.round)
     train(module, torch.optim.SGD(module.parameters(), 0.5), batches(shard, replace(how, epochs=1), rng))

@@ -10,7 +10,7 @@ from fedsim.learning.curvature import fisher
 from fedsim.learning.curvature.fisher import squared_gradients
 from fedsim.learning.likelihoods import LIKELIHOODS
 from fedsim.learning.params import Net
-from tests.support.tolerances import loss_gradient, moved
+from tests.support import tolerances
 
 
 class Scaled(nn.Module):
@@ -36,12 +36,8 @@ def one_by_one(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor) -> Te
 
 def rounding(net: Net, weights: Tensor, inputs: Tensor, targets: Tensor) -> float:
     """A bound of the error of one_by_one: sums of at most 64 terms forwards and backwards."""
-    each = [loss_gradient(net, y[None]) for y in targets]
-
-    def exact(weights: Tensor, inputs: Tensor) -> Tensor:
-        return sum(of(weights, x[None])[1:].square() for of, x in zip(each, inputs, strict=True))
-
-    return moved(exact, weights, inputs, roundings=2 * 64 + len(inputs) + 60)
+    exact = tolerances.squared_gradients(net, targets)
+    return tolerances.moved(exact, weights, inputs, roundings=2 * 64 + len(inputs) + 60)
 
 
 @pytest.mark.parametrize("name", ["categorical", "bernoulli", "gaussian"])

@@ -17,6 +17,7 @@ from fedsim.learning.curvature.full_ggn import full_ggn
 from fedsim.learning.frozen import freeze, frozen_digest
 from fedsim.learning.params import Layout, Net
 from launch.runs.reader import Run
+from tests.support import tolerances
 from tests.support.commands import fedsim
 
 FILE = """
@@ -75,8 +76,11 @@ def test_the_fisher_is_that_of_the_trained_part(some: str) -> None:
     freeze(part, ",".join(names))
     targets = torch.arange(len(INPUTS)) % 3
     nets = Net(whole), Net(part)
+    exact = tolerances.squared_gradients(nets[0], targets)
+    # sums of a few terms forwards and backwards, and over the examples; some sixty operations
+    error = tolerances.moved(exact, nets[0].snapshot(), INPUTS.float(), roundings=2 * 20 + len(INPUTS) + 60)
     all_, some_ = (squared_gradients(net, net.snapshot(), INPUTS.float(), targets) for net in nets)
-    assert (some_ - all_[rows]).norm() <= 1e-6 * some_.norm()
+    assert (some_ - all_[rows]).norm() < 2 * error < 1e-3 * all_.norm()
 
 
 def test_the_layout_has_trained_parameters_only_and_the_others_stay() -> None:

@@ -25,7 +25,7 @@ from fedsim.learning.stacked import Group, Part, StackedNet, check_lanes, groups
 from fedsim.problem import Problem
 from fedsim.seeds import RandomStream
 from protocols import find
-from tests.support.tolerances import loss_gradient, moved
+from tests.support.tolerances import gamma, loss_gradient, moved
 
 SHAPE, CLASSES, ROWS = (1, 9, 9), 5, 7
 
@@ -216,7 +216,8 @@ def test_clients_together_have_the_bits_of_one_alone(model: str, count: int) -> 
             assert torch.equal(mine, alone)
     for mine, plain in zip(results, trainings(net, None, epochs=2, batch_size=8, lr=0.01), strict=True):
         for value, expected in zip(mine, plain(), strict=True):
-            torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
+            # eight steps, each with sums of 81, 100 and 8 terms, twice, and some forty operations
+            assert float((value - expected).norm()) < gamma(8 * 420) * float(expected.norm())
 
 
 def test_batches_of_different_sizes_are_different_launches() -> None:

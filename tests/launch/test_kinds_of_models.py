@@ -1,0 +1,246 @@
+"""Models of every kind that torch knows: a run is right, or the model is refused in one line."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+from click.testing import CliRunner
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
+
+import fedsim
+from fedsim.errors import UsageError
+from launch.cli import main
+
+Shape = tuple[int, ...]
+Outputs = collections.namedtuple("Outputs", "logits")
+
+
+class Plain(nn.Module):
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 6), nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x.flatten(1))))
+
+
+def changed(change: Callable[[Plain], object]) -> Callable[[Shape, int], nn.Module]:
+    """A builder of Plain with a change; what the change returns, if anything, is the model."""
+
+    def build(shape: Shape, classes: int) -> nn.Module:
+        net = Plain(shape, classes)
+        made = change(net)
+        return made if isinstance(made, nn.Module) else net
+
+    return build
+
+
+def another(forward: Callable[[Plain, Tensor], Any], **layers: Callable[[], nn.Module]) -> type[Plain]:
+    """A subclass of Plain with another forward and more layers."""
+
+    class Another(Plain):
+        def __init__(self, shape: Shape, classes: int) -> None:
+            super().__init__(shape, classes)
+            for name, layer in layers.items():
+                setattr(self, name, layer())
+
+        def forward(self, x: Tensor) -> Any:
+            return forward(self, x)
+
+    return Another
+
+
+def without_gradients(net: Plain, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return Plain.forward(net, x)
+
+
+def body_without_gradients(net: Plain, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = torch.tanh(net.a(x.flatten(1)))
+    return net.b(h)
+
+
+def body_in_place(net: Plain, x: Tensor) -> Tensor:
+    return net.b(net.a(x.flatten(1)).tanh_())
+
+
+def compiled(thing: Any) -> Any:
+    return torch.compile(thing, backend="eager")
+
+
+def lazy(net: Plain) -> None:
+    """Lazy layers that draw what the plain ones would."""
+    net.a, net.b = nn.LazyLinear(6), nn.LazyLinear(10)
+
+
+def restrided(net: Plain) -> None:
+    net.a.weight = nn.Parameter(net.a.weight.detach().t().contiguous().t())
+
+
+LIKE_PLAIN: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "compiled": changed(compiled),
+    "compiled layer": changed(lambda net: setattr(net, "a", compiled(net.a))),
+    "compiled in place": changed(lambda net: net.compile(backend="eager")),
+    "compiled forward": another(compiled(Plain.forward)),
+    "fx": changed(torch.fx.symbolic_trace),
+    "data parallel": changed(nn.DataParallel),
+    "in place": another(body_in_place),
+    "hook that looks on": changed(lambda net: net.a.register_forward_hook(lambda m, args, out: None)),
+    "other strides": changed(restrided),
+    "unused layer": another(Plain.forward, unused=lambda: nn.Linear(3, 2)),
+    "frozen integers": changed(lambda net: net.register_buffer("count", torch.ones(2, dtype=torch.int64))),
+}
+"""They compute what Plain does."""
+
+
+def run(model: Any, folder: Path, algo: str = "fedlap_cov") -> Tensor:
+    done = fedsim.run(
+        algo=algo, model=model, clients=3, rounds=2, workers=0, seed=1, quiet=True, out=str(folder)
+    )
+    assert done.status == "done"
+    return parameters_to_vector(done.model().parameters()).detach()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
+    return run(Plain, tmp_path_factory.mktemp("plain") / "run")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LIKE_PLAIN)
+def test_a_model_that_computes_the_same_ends_at_the_same_weights(
+    name: str, plain: Tensor, tmp_path: Path
+) -> None:
+    """To 1e-5 of the largest: strides and compilers may order sums in another way."""
+    found = run(LIKE_PLAIN[name], tmp_path / "run")
+    if name == "unused layer":
+        assert not found[len(plain) :].eq(0).all()  # it stays at its start
+        found = found[: len(plain)]
+    assert float((found - plain).abs().max() / plain.abs().max()) < 1e-5
+
+
+def test_lazy_layers_are_trained(tmp_path: Path) -> None:
+    assert run(changed(lazy), tmp_path / "run").numel() == 64 * 6 + 6 + 6 * 10 + 10
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "fedlap_cov", "ivon_admm", "fedcurv"])
+def test_a_body_without_gradients_stays_where_it_is_and_the_head_is_trained(
+    algo: str, tmp_path: Path
+) -> None:
+    """What has no gradient is moved by a prior alone, and FedAvg has none."""
+    found = run(another(body_without_gradients), tmp_path / "run", algo)
+    torch.manual_seed(1)
+    start = parameters_to_vector(Plain((1, 8, 8), 10).parameters()).detach()
+    body = 64 * 6 + 6
+    assert not torch.allclose(found[body:], start[body:].to(found))
+    if algo == "fedavg":
+        assert torch.equal(found[:body], start[:body])
+    assert torch.isfinite(found).all()
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "script": (changed(torch.jit.script), "is TorchScript"),
+    "trace": (changed(lambda net: torch.jit.trace(net, torch.zeros(2, 1, 8, 8))), "is TorchScript"),
+    "script inside": (changed(lambda net: setattr(net, "a", torch.jit.script(net.a))), "is TorchScript"),
+    "float64": (another(lambda net, x: Plain.forward(net.double(), x.double())), "trains in float32"),
+    "float64 weights": (changed(nn.Module.double), "Double"),
+    "half beside float": (
+        another(
+            lambda net, x: net.c(torch.tanh(net.a(x.flatten(1))).half()).float(),
+            c=lambda: nn.Linear(6, 10).half(),
+        ),
+        r"trains in float32; c\.weight has torch\.float16",
+    ),
+    "complex": (
+        another(
+            lambda net, x: (Plain.forward(net, x) * net.c.weight[0, 0]).real,
+            c=lambda: nn.Linear(1, 1, dtype=torch.complex64),
+        ),
+        r"trains in float32; c\.weight has torch\.complex64",
+    ),
+    "meta": (changed(lambda net: net.to("meta")), "a forward pass of two examples"),
+    "meta inside": (
+        another(Plain.forward, c=lambda: nn.Linear(2, 2, device="meta")),
+        r"c\.weight has no values.*meta device",
+    ),
+    "lazy inside": (
+        another(Plain.forward, c=lambda: nn.LazyLinear(2)),
+        r"c\.weight has no values.*lazy layer",
+    ),
+    "statistics": (
+        another(lambda net, x: net.c(Plain.forward(net, x)), c=lambda: nn.BatchNorm1d(10)),
+        r"running statistics\) in c.*--freeze",
+    ),
+    "tuple": (another(lambda net, x: (Plain.forward(net, x), x)), "it gave a tuple"),
+    "dict": (another(lambda net, x: {"logits": Plain.forward(net, x)}), "it gave a dict"),
+    "named tuple": (another(lambda net, x: Outputs(Plain.forward(net, x))), "it gave a Outputs"),
+    "no gradients": (another(without_gradients), "no trained parameter reaches the model's outputs"),
+    "distributed": (changed(nn.parallel.DistributedDataParallel), "calling it with shape"),
+    "weight by hand": (
+        another(lambda net, x: Plain.forward(net, x) * net.b.weight.norm()),
+        r"layer 'b' \(Linear\): its weight also reaches the outputs outside.*--freeze",
+    ),
+    "weight in a closure": (
+        changed(lambda net: net.a.register_forward_hook(lambda m, args, out, w=net.a.weight: out * w.norm())),
+        r"layer 'a' \(Linear\): its weight also reaches the outputs outside.*--freeze",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_models_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    model, words = REFUSED[name]
+    with pytest.raises(UsageError, match=words) as refused:
+        run(model, tmp_path / "run")
+    assert "\n" not in str(refused.value)
+
+
+SCRIPTED = """
+import torch
+from torch import nn
+
+def net(shape, classes):
+    return torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, classes)))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize(
+    "command",
+    ["describe --model net.py:net", "plan --model net.py:net", "launch --workers 0 --model net.py:net"],
+)
+def test_the_command_line_refuses_torchscript_in_one_line(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(SCRIPTED, encoding="utf-8")
+    done = CliRunner(catch_exceptions=False).invoke(main, command.split())
+    assert done.exit_code == 2
+    assert "--model net:net is TorchScript (torch.jit)" in done.stderr
+    assert "bring the torch.nn.Module" in done.stderr
+
+
+class TiedByReference(Plain):
+    """The weight of b stands in a list, too, and is used from there."""
+
+    def __init__(self, shape: Shape, classes: int) -> None:
+        super().__init__(shape, classes)
+        self.kept = [self.b.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(torch.tanh(self.a(x.flatten(1))), self.kept[0], self.b.bias)
+
+
+def test_a_parameter_that_a_model_holds_twice_is_one_parameter(tmp_path: Path) -> None:
+    """It is trained like the same layer called as usual, and not left at its start."""
+    found = run(TiedByReference, tmp_path / "by reference", "fedavg")
+    assert torch.equal(found, run(Plain, tmp_path / "plain", "fedavg"))
