@@ -8,7 +8,7 @@ root -> its workers      assign (or assign_gone) in the place of task (or gone)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -20,6 +20,15 @@ from fedsim.wire.ledger import Entry
 from workers.protocol_messages import answer
 
 T = TypeVar("T")
+_Count = Annotated[int, msgspec.Meta(ge=-(1 << 53), le=1 << 53)]
+
+
+class _Residual(msgspec.Struct, forbid_unknown_fields=True):
+    """Bytes by direction."""
+
+    down: _Count
+    up: _Count
+
 
 ASSIGNMENTS = {"assign": False, "assign_gone": True}
 """Kinds of tasks to a worker behind an edge server, which puts the broadcast behind them: whether the client
@@ -82,13 +91,14 @@ def read_account(envelope: Envelope) -> tuple[list[Entry], dict[str, int] | None
     Raises:
         WireError: If it cannot be read.
     """
-    return _json(envelope, tuple[list[Entry], dict[str, int] | None])
+    rows, residual = _json(envelope, tuple[list[Entry], _Residual | None])
+    return rows, None if residual is None else {"down": residual.down, "up": residual.up}
 
 
 def _json(envelope: Envelope, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(envelope.frames[0], type=kind)
-    except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as e:
+    except (IndexError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise WireError(f"an unreadable {envelope.header.kind!r}: {e}") from None
 
 

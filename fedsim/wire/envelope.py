@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsim.errors import WireError
 from fedsim.learning.params import Layout
-from fedsim.wire.codecs import Codec, Spec, codec, pack_or_dense, unpack_checked
+from fedsim.wire.codecs import Codec, Spec, check_parts, codec, pack_or_dense, unpack_checked
 from fedsim.wire.header import MAX_HEADER as MAX_HEADER
 from fedsim.wire.header import NONE as NONE
 from fedsim.wire.header import VERSION as VERSION
@@ -180,33 +180,19 @@ def decode(
     Raises:
         WireError: beginning with `owner`; no partial message is ever returned.
     """
-    expected, part = schema(message), optional_group(message)
     headers = envelope.header.fields
-    names = [h.name for h in headers]
-    whole = expected + (schema(part.message) if part else ())
-    has_part = part is not None and names == [f.name for f in whole]
-    if not has_part and names != [f.name for f in expected]:
-        raise WireError(
-            f"{owner}: fields {names} where {message.__qualname__} has {[f.name for f in expected]}"
-        )
+    expected, part = schema(message), optional_group(message)
+    present = _present(message, headers, owner)
+    has_part = part is not None and len(present) > len(expected)
     values: dict[str, Any] = {}
     scales = scaled(codecs)
-    present = whole if has_part else expected
     begins = [0]
     for h in headers:
         begins.append(begins[-1] + len(h.parts))
     for place in _scaled_last(present, codecs):
         f, h, at = present[place], headers[place], begins[place]
         label = f"{owner}: field {f.name!r}"
-        selected = codec(codecs.get(f.name, "dense"))
-        # dense: what its codec would not have made smaller; alone: a broadcast with nothing to refer to
-        if h.codec not in (selected.name, "dense", *([selected.alone] if selected.last else [])):
-            raise WireError(f"{label} is encoded as {h.codec!r}; this run uses {selected.name!r}")
-        sent = codec(h.codec)
-        if h.dtype not in f.dtypes:
-            raise WireError(f"{label} has dtype {h.dtype!r}; its kind {f.kind.name!r} has {f.kind.dtype!r}")
-        if not f.fits(h.shape, dims):
-            raise WireError(f"{label} has shape {h.shape}; the model's layout says {f.shape(dims)}")
+        sent = _agreed(f, h, codecs, dims, label)
         frames = envelope.frames[at : at + len(h.parts)]
         parts = tuple((p.layer, memoryview(frame)) for p, frame in zip(h.parts, frames, strict=True))
         spec, ref = field_spec(f, h.shape, h.dtype, layout, context), reference(sent, f.name, context)
@@ -223,6 +209,60 @@ def decode(
         own = {f.name: values.pop(f.name) for f in schema(part.message)} if has_part else None
         values[part.name] = None if own is None else part.message(**own)
     return message(**values)
+
+
+def check_fields(
+    message: type[Any],
+    headers: Sequence[FieldHeader],
+    codecs: Mapping[str, str],
+    dims: Dims,
+    owner: str,
+    layout: Layout | None = None,
+) -> None:
+    """Check the fields that a header announces as decode does, where their frames are elsewhere.
+
+    Raises:
+        WireError: beginning with `owner`.
+    """
+    for f, h in zip(_present(message, headers, owner), headers, strict=True):
+        label = f"{owner}: field {f.name!r}"
+        _agreed(f, h, codecs, dims, label)
+        spec = field_spec(f, h.shape, h.dtype, layout)
+        check_parts(h.codec, [(p.layer, p.nbytes) for p in h.parts], spec, label)
+
+
+def _present(message: type[Any], headers: Sequence[FieldHeader], owner: str) -> tuple[Field, ...]:
+    """The fields of a message that are there: those of its optional part may be.
+
+    Raises:
+        WireError: beginning with `owner`, if others are, or not all.
+    """
+    expected, part, names = schema(message), optional_group(message), [h.name for h in headers]
+    whole = expected + (schema(part.message) if part else ())
+    if part is not None and names == [f.name for f in whole]:
+        return whole
+    if names != [f.name for f in expected]:
+        raise WireError(
+            f"{owner}: fields {names} where {message.__qualname__} has {[f.name for f in expected]}"
+        )
+    return expected
+
+
+def _agreed(f: Field, h: FieldHeader, codecs: Mapping[str, str], dims: Dims, label: str) -> Codec:
+    """The codec of a field, if codec, dtype and shape are what both sides have agreed on.
+
+    Raises:
+        WireError: beginning with `label`.
+    """
+    selected = codec(codecs.get(f.name, "dense"))
+    # dense: what its codec would not have made smaller; alone: a broadcast with nothing to refer to
+    if h.codec not in (selected.name, "dense", *([selected.alone] if selected.last else [])):
+        raise WireError(f"{label} is encoded as {h.codec!r}; this run uses {selected.name!r}")
+    if h.dtype not in f.dtypes:
+        raise WireError(f"{label} has dtype {h.dtype!r}; its kind {f.kind.name!r} has {f.kind.dtype!r}")
+    if not f.fits(h.shape, dims):
+        raise WireError(f"{label} has shape {h.shape}; the model's layout says {f.shape(dims)}")
+    return codec(h.codec)
 
 
 def _same_rows(fields: tuple[Field, ...], values: Mapping[str, Any], owner: str) -> None:

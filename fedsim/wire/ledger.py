@@ -33,6 +33,11 @@ KINDS = {
 byte as long, to a client that the schedule takes out after the download."""
 
 
+def kind_of(message: str) -> str:
+    """The kind of entry of an envelope's kind."""
+    return KINDS.get(message, "control")
+
+
 class Entry(NamedTuple):
     """One row of ledger.csv."""
 
@@ -81,7 +86,7 @@ class Ledger:
 
         retry: of a task that was given before and whose worker was lost.
         """
-        for entry in self._entries(envelope, worker, direction, retry):
+        for entry in self.rows_of(envelope, worker, direction, retry):
             self._add(entry)
             self._streams[direction] += entry.bytes
 
@@ -93,18 +98,19 @@ class Ledger:
     def book_edge(self, envelope: Envelope, number: int, name: str, direction: str) -> None:
         """Book an envelope between an edge server and the root, by the closed form: where edge servers are no
         processes, no socket carries it. number: of the edge server, in the column worker."""
-        for entry in self._entries(envelope, number, direction, retry=False):
+        for entry in self.rows_of(envelope, number, direction, retry=False):
             self._add(entry._replace(kind="edge", hop=name))
 
     def book_as_retry(self, envelope: Envelope, worker: int) -> None:
         """An upload that was booked does not count: it was a duplicate, or the task is computed once more."""
-        counted = self._entries(envelope, worker, "up", retry=False)
-        for entry, instead in zip(counted, self._entries(envelope, worker, "up", retry=True), strict=True):
+        counted = self.rows_of(envelope, worker, "up", retry=False)
+        for entry, instead in zip(counted, self.rows_of(envelope, worker, "up", retry=True), strict=True):
             self._open.remove(entry)
             self._total(entry, -1)
             self._add(instead)
 
-    def _entries(self, envelope: Envelope, worker: int, direction: str, retry: bool) -> list[Entry]:
+    def rows_of(self, envelope: Envelope, worker: int, direction: str, retry: bool = False) -> list[Entry]:
+        """The rows of an envelope, which are not booked; its frames are not needed."""
         h = envelope.header
         kind, hop = "retry" if retry else self._kinds.get(h.kind, "control"), self.hops.get(worker, "")
         if hop and kind == "algorithm":

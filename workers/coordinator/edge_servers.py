@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fedsim.round_events import EdgeLost, Open
-from fedsim.tree import Tree
-from fedsim.wire.envelope import Envelope
+from fedsim.errors import WireError
+from fedsim.problem import Problem
+from fedsim.round_events import EdgeLost, Open, TaskId
+from fedsim.wire.envelope import NONE, Envelope, Payload, check_fields
 from fedsim.wire.ledger import Ledger
 from workers import edge_messages
+from workers import protocol_messages as messages
+from workers.coordinator.edge_accounts import AccountChecks
+from workers.coordinator.edge_sums import check_sums
 from workers.coordinator.failures import ProtocolViolation
 from workers.transport.edge_addresses import edge_of_worker, workers_behind
 
@@ -37,7 +41,7 @@ class EdgeServers:
 
     def __init__(
         self,
-        tree: Tree,
+        problem: Problem,
         workers: int,
         send: Callable[[int, Envelope, bool], None],
         ledger: Ledger,
@@ -46,6 +50,9 @@ class EdgeServers:
     ) -> None:
         """workers: how many there are. send: to a worker's or an edge server's number, and whether it had it
         before. name: the run's, and this start's number."""
+        assert problem.tree is not None
+        tree = problem.tree
+        self._problem, self._checks = problem, AccountChecks(problem, ledger.mechanism)
         self.tree, self.workers, self._send, self._ledger = tree, workers, send, ledger
         self._run, self._epoch = name
         self._clock, self._heard = clock, dict[int, float]()
@@ -64,6 +71,8 @@ class EdgeServers:
         self._merge: Callable[[int | None], None] = lambda edge: None
         self.residuals: dict[str, Mapping[str, int] | None] = {}
         """The kernel's count minus the ledger, of each that has sent its last account."""
+        self._over = False
+        """Whether the last accounts were asked for."""
         names = tree.names
         ledger.hops = {w: names[self.edge_of(w)] for w in range(workers + len(names))}
 
@@ -156,28 +165,94 @@ class EdgeServers:
                     False,
                 )
 
+    def check_upload(self, upload: Envelope, passed_on: bool) -> None:
+        """Check how an upload has come, and what its header announces: an edge server may have its frames.
+
+        Args:
+            upload: The upload.
+            passed_on: It has come with its frames.
+
+        Raises:
+            ProtocolViolation: If it is none that an edge server of this run sends.
+        """
+        h, problem = upload.header, self._problem
+        if h.kind != "upload" or passed_on == self.merges(h.round):
+            raise ProtocolViolation(f"sent {h.kind!r} in another way than its edge server does")
+        owner = f"sent an upload of client {h.client} in round {h.round}"
+        kind, layout = problem.exchange(h.round, h.exchange).up, problem.net.layout
+        try:
+            check_fields(kind, h.fields, problem.codecs["up"], problem.dims, owner, layout)
+        except WireError as e:
+            raise ProtocolViolation(str(e)) from None
+
     def take(self, worker: int, envelope: Envelope) -> None:
         """Take sums or an account.
 
         Raises:
-            ProtocolViolation: If it was not asked for.
+            ProtocolViolation: If it was not asked for, or is not what it must be; nothing of it is booked.
         """
+        try:
+            self._take(worker, envelope)
+        except WireError as e:
+            self._does_not_count(worker, envelope)
+            raise ProtocolViolation(f"sent {e}") from None
+        except ProtocolViolation:
+            self._does_not_count(worker, envelope)
+            raise
+
+    def _does_not_count(self, worker: int, envelope: Envelope) -> None:
+        if envelope.header.kind == "sums":
+            self._ledger.book_as_retry(envelope, worker)
+
+    def _take(self, worker: int, envelope: Envelope) -> None:
         h, edge = envelope.header, self.edge_of(worker)
-        if h.kind == "account" and h.round < 0:
-            self._ledger.take_over(edge_messages.read_account(envelope)[0])
-            self.residuals[self.tree.names[edge]] = edge_messages.read_account(envelope)[1]
-            return
+        if not self.is_edge(worker) or h.run != self._run:
+            raise ProtocolViolation(f"sent {h.kind}, and is no edge server of this run")
+        if h.kind == "account" and h.round == NONE:
+            return self._take_last(worker, envelope)
         closing = self._closing.get(edge)
         here = (h.round, h.exchange) == (self._opened.round, self._opened.exchange)
         if closing is None or not here or not closing.asked or closing.done:
             raise ProtocolViolation(f"sent {h.kind} of round {h.round}, for which it was not asked")
+        due = bool(closing.clients) and self.merges(h.round)
         if h.kind == "sums":
+            if not due or closing.sums is not None:
+                raise ProtocolViolation(f"sent sums of round {h.round}, for which it was not asked")
+            check_sums(self._problem, envelope, len(closing.clients), f"sums of round {h.round}")
             closing.sums = envelope
-            return
-        if closing.clients and closing.sums is None and self.merges(h.round):
+            return None
+        if due and closing.sums is None:
             raise ProtocolViolation(f"sent no sums of round {h.round}")
-        self._ledger.take_over(edge_messages.read_account(envelope)[0])
+        rows, _ = edge_messages.read_account(envelope)
+        asked = [k for k in self._opened.participants if self.tree.edge_of(k) == edge]
+        uploads = {k: self._answers[k][0] for k in asked if k in self._answers}
+        place, workers = (h.round, h.exchange), self.workers_of(edge)
+        self._checks.exchange(rows, edge, workers, place, self._task(), asked, uploads)
+        self._ledger.take_over(rows)
         closing.done = True
+        self._merge_in_order()
+        return None
+
+    def _take_last(self, worker: int, envelope: Envelope) -> None:
+        edge = self.edge_of(worker)
+        name = self.tree.names[edge]
+        if not self._over or name in self.residuals:
+            raise ProtocolViolation("sent its last account, for which it was not asked")
+        rows, residual = edge_messages.read_account(envelope)
+        self._checks.rest(rows, edge, self.workers_of(edge))
+        self._ledger.take_over(rows)
+        self.residuals[name] = residual
+
+    def _task(self) -> Envelope:
+        """A task of this exchange as an edge server gives it, without frames."""
+        assert self._relayed is not None
+        h = self._relayed.header
+        task = TaskId(h.round, h.exchange, 0, 0)
+        return messages.task(
+            self._run, self._epoch, task, Payload(h.fields, ()), folds=h.folds, asked=h.asked
+        )
+
+    def _merge_in_order(self) -> None:
         while self._to_merge and self._closing[self._to_merge[0]].done:
             edge = self._to_merge.pop(0)
             if self._closing[edge].clients:
@@ -215,6 +290,8 @@ class EdgeServers:
         self._here.discard(edge)
         self._heard.pop(worker, None)
         closing = self._closing.get(edge)
+        if self._over:  # all is folded, and only rows that belong to no exchange are missing
+            self.residuals.setdefault(self.tree.names[edge], None)
         if closing is None or closing.done:
             return []
         if closing.sums is not None:  # without the account that goes with them
@@ -231,7 +308,7 @@ class EdgeServers:
 
     def accounts(self) -> None:
         """Ask all for the rows that belong to no exchange, and for the kernel's count."""
-        self.residuals = {}
+        self.residuals, self._over = {}, True
         for edge in range(len(self.tree.names)):
             self._send(self.workers + edge, edge_messages.ask_account(self._run), False)
 

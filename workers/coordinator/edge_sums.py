@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithm import Exchange
+from fedsim.errors import WireError
 from fedsim.problem import Problem
 from fedsim.round_events import Open
-from fedsim.wire.envelope import VERSION, Envelope, Header, Payload, decode, encode
-from fedsim.wire.schema import Dims, FieldKind, check_values, summed_scalars
+from fedsim.wire.envelope import VERSION, Envelope, Header, Payload, check_fields, decode, encode
+from fedsim.wire.schema import Dims, FieldKind, check_values, schema, summed_scalars
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 
 Rows = Annotated[Tensor, FieldKind("info", ("U", "S"), dtype="f64", elastic=True)]
@@ -86,6 +87,20 @@ def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) ->
     assert exchange.sums is not None
     sums = exchange.sums(**{f.name: getattr(message, f.name) for f in fields(exchange.sums)})
     return sums, getattr(message, "scalars", torch.zeros(uploads, 0, dtype=torch.float64))
+
+
+def check_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> None:
+    """Check what the header of sums announces: fields, sizes, and that they are of so many uploads.
+
+    Raises:
+        WireError: If it is something else; beginning with `owner`.
+    """
+    headers = envelope.header.fields
+    exchange = problem.exchange(envelope.header.round, envelope.header.exchange)
+    check_fields(message_of(exchange), headers, {}, edge_dims(problem, exchange, uploads), owner)
+    for f, h in zip(schema(message_of(exchange)), headers, strict=True):
+        if f.kind.elastic and h.shape[0] != uploads:
+            raise WireError(f"{owner}: {f.name} of {h.shape[0]} uploads where {uploads} count")
 
 
 def own_sums(problem: Problem, command: Open, payload: Payload) -> Any:

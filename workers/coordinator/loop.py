@@ -137,7 +137,7 @@ class Coordinator:
         if workers.edges and problem.tree is not None:
             name, ledger = (identity.name, self.dispatch.epoch), workers.endpoint.ledger
             count = workers.registration.workers - len(problem.tree.names)
-            edges = EdgeServers(problem.tree, count, self.dispatch.send, ledger, name, clock)
+            edges = EdgeServers(problem, count, self.dispatch.send, ledger, name, clock)
             self.dispatch.edges = self.aggregation.edges = edges
             self.machine.seat(problem.tree.edge_of, edges.edge_of)
         self.records = RunRecords(problem, identity, storage, callbacks, self.dispatch, clock)

@@ -157,9 +157,15 @@ class ResponseHandler:
             self.dispatch.endpoint.ledger.book_as_retry(envelope, worker)
 
     def _take(self, worker: int, envelope: Envelope) -> list[Event] | None:
-        if envelope.header.kind == "uploaded":
-            envelope = edge_messages.read_uploaded(envelope)
+        edges, passed_on = self.dispatch.edges, envelope.header.kind != "uploaded"
+        if not passed_on:
+            try:
+                envelope = edge_messages.read_uploaded(envelope)
+            except WireError as e:
+                raise ProtocolViolation(f"sent {e}") from None
         h = envelope.header
+        if h.kind == "upload" and edges is None and not passed_on:
+            raise ProtocolViolation("sent an upload without its frames")
         if h.run != self.dispatch.run:
             raise ProtocolViolation(f"answers for run {h.run!r}, and this is {self.dispatch.run!r}")
         take = {"upload": self._upload, "absent": self._absent, "draft": self._draft, "score": self._score}
@@ -167,6 +173,8 @@ class ResponseHandler:
             raise ProtocolViolation(f"sent an envelope of kind {h.kind!r}")
         if not self.filter.accepts(worker, envelope):
             return None
+        if edges is not None and (h.kind == "upload" or not passed_on):
+            edges.check_upload(envelope, passed_on)
         return take[h.kind](worker, envelope)
 
     def _upload(self, worker: int, envelope: Envelope) -> list[Event]:

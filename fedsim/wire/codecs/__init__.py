@@ -7,7 +7,7 @@ and says so in the header.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -246,6 +246,23 @@ def pack_or_dense(
     return dense.name, plainly
 
 
+def check_parts(name: str, parts: Sequence[tuple[str, int]], spec: Spec, owner: str) -> None:
+    """Check every part's layer and size in bytes against what the codec and the spec demand.
+
+    Raises:
+        WireError: naming the field.
+    """
+    expected = codec(name).bounds(spec)
+    if len(parts) != len(expected):
+        raise WireError(f"{owner}: {len(parts)} frames where codec {name!r} sends {len(expected)}")
+    for (sent, nbytes), (layer, least, most) in zip(parts, expected, strict=True):
+        if sent != layer:
+            raise WireError(f"{owner}: a part of {sent!r} where codec {name!r} sends {layer!r}")
+        if not least <= nbytes <= most:
+            size = f"{most}" if least == most else f"{least} to {most}"
+            raise WireError(f"{owner}: {nbytes} bytes of {layer} where the layout demands {size}")
+
+
 def unpack_checked(
     name: str, parts: tuple[Part, ...], spec: Spec, owner: str, ref: Tensor | None = None
 ) -> Tensor:
@@ -254,17 +271,8 @@ def unpack_checked(
     Raises:
         WireError: naming the field.
     """
-    selected = codec(name)
-    expected = selected.bounds(spec)
-    if len(parts) != len(expected):
-        raise WireError(f"{owner}: {len(parts)} frames where codec {name!r} sends {len(expected)}")
-    for (sent, part), (layer, least, most) in zip(parts, expected, strict=True):
-        if sent != layer:
-            raise WireError(f"{owner}: a part of {sent!r} where codec {name!r} sends {layer!r}")
-        if not least <= part.nbytes <= most:
-            size = f"{most}" if least == most else f"{least} to {most}"
-            raise WireError(f"{owner}: {part.nbytes} bytes of {layer} where the layout demands {size}")
+    check_parts(name, [(layer, part.nbytes) for layer, part in parts], spec, owner)
     try:
-        return selected.unpack(tuple(part for _, part in parts), spec, ref)
+        return codec(name).unpack(tuple(part for _, part in parts), spec, ref)
     except WireError as e:
         raise WireError(f"{owner}: {e}") from None
