@@ -126,20 +126,20 @@ def nearest(name: str, known: Iterable[str], close: float | None = None) -> str 
     """
     names = sorted(known)
     plain = {_plain(other): other for other in reversed(names)}
-    wanted = _plain(name)
+    requested = _plain(name)
     if close is None:
-        close = CLOSE if len(wanted) > 3 else CLOSE_SHORT
-    for candidate in (wanted, *ALIASES.get(wanted, ())):
+        close = CLOSE if len(requested) > 3 else CLOSE_SHORT
+    for candidate in (requested, *ALIASES.get(requested, ())):
         if candidate in plain:
             return plain[candidate]
-    begins = [other for other in plain if other.startswith(wanted)]
-    if len(wanted) > 2 and len({other.partition(".")[0] for other in begins}) == 1:
+    begins = [other for other in plain if other.startswith(requested)]
+    if len(requested) > 2 and len({other.partition(".")[0] for other in begins}) == 1:
         return plain[min(begins, key=len)]
     close = max(close, CLOSE_OF_SEVERAL) if begins else close
-    if near := difflib.get_close_matches(wanted, plain, n=1, cutoff=close):
+    if near := difflib.get_close_matches(requested, plain, n=1, cutoff=close):
         return plain[near[0]]
     behind = {other.rpartition(".")[2]: other for other in reversed(plain)}
-    near = difflib.get_close_matches(wanted, behind, n=1, cutoff=close)
+    near = difflib.get_close_matches(requested, behind, n=1, cutoff=close)
     return plain[behind[near[0]]] if near else None
 
 

@@ -369,7 +369,7 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
     nested: dict[str, Any] = {}
     into: dict[str, Any]
     default: Any
-    said = {names.get(key, key): key for key, _ in dotted(hyperparameters)}
+    spelled = {names.get(key, key): key for key, _ in dotted(hyperparameters)}
     for key, value in dotted(hyperparameters):
         if key not in names:
             raise unknown(f"key in {where}:", key, names)
@@ -379,7 +379,8 @@ def build_algorithm(algorithm: type[T], hyperparameters: Mapping[str, Any]) -> T
             default = getattr(default, part)
             into = into.setdefault(part, asdict(default))
         into[last] = value
-    return convert(algorithm, nested, where, lambda key, value: f"{where}: {said.get(key, key)} = {value!r}")
+    named = lambda key, value: f"{where}: {spelled.get(key, key)} = {value!r}"  # noqa: E731
+    return convert(algorithm, nested, where, named)
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

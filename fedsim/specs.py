@@ -7,7 +7,7 @@ It imports nothing heavy, because options are resolved before the fork server im
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -130,14 +130,19 @@ def whole(text: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() else -1
 
 
-def key_values(text: str, owner: str = "") -> tuple[tuple[str, str], ...]:
+def key_values(text: str, owner: str = "", repeatable: Collection[str] = ()) -> tuple[tuple[str, str], ...]:
     """KEY=VALUE,... as pairs; the value is empty where there is no equals sign.
 
+    Args:
+        text: The pairs.
+        owner: How an error begins.
+        repeatable: Keys that may stand there several times, with different values.
+
     Raises:
-        UsageError: for a key that stands there twice; owner: how the message begins.
+        UsageError: for a key that stands there twice.
     """
     parts = [part.partition("=") for part in text.split(",") if part]
-    keys = [key for key, _, _ in parts]
+    keys = [f"{key}={value}" if key in repeatable else key for key, _, value in parts]
     for key in keys:
         if keys.count(key) > 1:
             raise UsageError(f"{owner or repr(text)}: {key} stands there twice; give it once")

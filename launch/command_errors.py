@@ -35,8 +35,9 @@ class Command(click.Command):
             ctx.meta[_TYPED] = tuple(args)
             _, _, order = self.make_parser(ctx).parse_args(list(args))
             for parameter, times in Counter(order).items():
-                single = isinstance(parameter, click.Option) and not parameter.multiple
-                if times > 1 and single and not (parameter.is_flag or parameter.count):
+                if not isinstance(parameter, click.Option) or parameter.multiple:
+                    continue
+                if times > 1 and not (parameter.is_flag or parameter.count):
                     raise click.UsageError(f"{_typed(parameter, ctx)} stands there twice; give it once", ctx)
         result = super().parse_args(ctx, args)
         for parameter in self.get_params(ctx):
@@ -169,7 +170,7 @@ def _bad_value(e: click.BadParameter, parameter: click.Parameter) -> str:
     return f"{name} {value}: must be {expected}" + (f"; did you mean {meant!r}?" if meant else "")
 
 
-def _expected(kind: click.ParamType) -> str:
+def _expected(kind: Any) -> str:
     """What a value of a type is, in words; '' if that is not known."""
     if isinstance(kind, click.Choice):
         return f"one of {', '.join(map(str, kind.choices))}"
@@ -190,8 +191,8 @@ def _typed(parameter: click.Parameter, ctx: click.Context | None) -> str:
     if not isinstance(parameter, click.Option):
         return str(parameter.metavar or parameter.name).upper().strip("[].")
     words: Sequence[str] = ctx.meta.get(_TYPED, ()) if ctx else ()
-    given = [name for name in parameter.opts if any(w == name or w.startswith(f"{name}=") for w in words)]
-    return given[0] if given else max(parameter.opts, key=len)
+    supplied = [name for name in parameter.opts if any(w == name or w.startswith(f"{name}=") for w in words)]
+    return supplied[0] if supplied else max(parameter.opts, key=len)
 
 
 def _path(ctx: click.Context | None) -> str:

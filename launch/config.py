@@ -312,8 +312,8 @@ def _refuse_unset(experiment: Mapping[str, Any], origins: Origins) -> None:
     for key, least, otherwise in (("rounds", 1, ""), ("eval_samples", 0, "; 0: none")):
         value = experiment.get(key)
         if isinstance(value, int) and value < least:
-            given = origins.named("experiment", key, value)
-            raise UsageError(f"{given}: must be a whole number of at least {least}{otherwise}")
+            supplied = origins.named("experiment", key, value)
+            raise UsageError(f"{supplied}: must be a whole number of at least {least}{otherwise}")
 
 
 def _remote(execution: Execution, here: int) -> Execution:

@@ -38,8 +38,8 @@ def options() -> Mapping[str, str]:
     for kind in (Experiment, Execution):
         hints = get_type_hints(kind, include_extras=True)
         for f in fields(kind):
-            given = (hints[f.name].__metadata__[0].extra or {})["name"]
-            result[f.name] = "--" + f.name.replace("_", "-") if given is None else given
+            supplied = (hints[f.name].__metadata__[0].extra or {})["name"]
+            result[f.name] = "--" + f.name.replace("_", "-") if supplied is None else supplied
     return result
 
 

@@ -150,13 +150,13 @@ def print_table(out: Console, table: Table) -> None:
     below = [n for n in range(len(heads)) if n not in kept]
 
     def part(header: bool) -> Table:
-        made = Table(box=None, pad_edge=False, show_header=header, header_style=table.header_style)
+        created = Table(box=None, pad_edge=False, show_header=header, header_style=table.header_style)
         for n, width in zip(kept, widths, strict=True):
             column = table.columns[n]
-            made.add_column(
+            created.add_column(
                 heads[n], width=width, justify=column.justify, style=column.style, overflow="fold"
             )
-        return made
+        return created
 
     if table.title:
         out.print(table.title, style="table.title", soft_wrap=True)
@@ -217,6 +217,11 @@ def _shared(natural: Sequence[int], least: Sequence[int], room: int) -> list[int
 def counted(n: int, noun: str) -> str:
     """A number and its noun: 1 worker, 1,000 workers."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def percentage(share: float) -> str:
+    """An accuracy, or another share, for people: 0.91834 as 91.8 %. Files for programs have the fraction."""
+    return f"{100 * share:.1f} %"
 
 
 def megabytes(n: float) -> str:

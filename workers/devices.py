@@ -53,17 +53,17 @@ def visible_gpus() -> list[str]:
     asked = os.environ.get(VISIBLE)
     if asked is None or not present:
         return [str(i) for i in range(present)]
-    found: list[str] = []
+    matched: list[str] = []
     names = [name.strip() for name in asked.split(",")]
     prefix = names[0][:4] if names[0].startswith(("GPU-", "MIG-")) else ""
     for name in names:
         gpu = _named(name, prefix) if prefix else _numbered(name, present)
         if gpu is None:
             break
-        if gpu in found:
+        if gpu in matched:
             return []
-        found.append(gpu)
-    return found
+        matched.append(gpu)
+    return matched
 
 
 def _numbered(name: str, present: int) -> str | None:

@@ -85,7 +85,7 @@ class Stored:
             raise self._mismatch("rounds", before.rounds, named("rounds", target.rounds))
         return target, self._execution(supplied)
 
-    def _same_hyperparameter(self, key: str, value: Any, given: str) -> None:
+    def _same_hyperparameter(self, key: str, value: Any, supplied: str) -> None:
         """Refuse another value of a hyperparameter, also for a run that is complete; key: short or dotted.
 
         Raises:
@@ -97,11 +97,11 @@ class Stored:
         if not known:
             raise unknown(f"hyperparameter of {algo}:", key, before)
         if all(before[name] != value for name in known):
-            raise self._mismatch(known[0], before[known[0]], given)
+            raise self._mismatch(known[0], before[known[0]], supplied)
 
-    def _mismatch(self, what: str, was: object, given: str) -> MismatchError:
+    def _mismatch(self, what: str, was: object, supplied: str) -> MismatchError:
         return MismatchError(
-            f"{self.folder} was begun with {what} = {was!r}; this command says {given}. A resumed run may "
+            f"{self.folder} was begun with {what} = {was!r}; this command says {supplied}. A resumed run may "
             "have more rounds, another --until, and be carried out in another way: start a new run"
         )
 

@@ -18,8 +18,8 @@ REPEATED = ("--set", "--codec", "--over", "--where", "--to", "--keep", "--engine
 
 
 def over(*words: str) -> list[str]:
-    """Keep the last of options and keys that stand there twice, which the command refuses. A switch has no value;
-    an option has none here if another one follows."""
+    """Keep the last of options and keys that stand there twice, which the command refuses. A switch has no
+    value; an option has none here if another one follows."""
     pairs: list[list[str]] = []
     for word in words:
         new = word.startswith("--") or not pairs or len(pairs[-1]) == 2 or not pairs[-1][0].startswith("--")

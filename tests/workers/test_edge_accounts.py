@@ -1,4 +1,4 @@
-"""What an edge server sends is compared with what the root knows: its sums, its accounts, and uploads' headers."""
+"""The root compares an edge server's sums, accounts and upload headers with what it knows."""
 
 from __future__ import annotations
 
@@ -45,9 +45,8 @@ class Root:
     merged: list[int | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.edges = EdgeServers(
-            self.problem, WORKERS, lambda w, e, _: self.sent.append((w, e)), self.ledger, ("run", 1), lambda: 0.0
-        )
+        send = lambda w, e, _: self.sent.append((w, e))  # noqa: E731
+        self.edges = EdgeServers(self.problem, WORKERS, send, self.ledger, ("run", 1), lambda: 0.0)
         server = self.problem.algorithm.server_init(self.problem.context(0, 0))
         self.down = self.problem.algorithm.broadcast(server, self.problem.context(1, 1))
         layout = self.problem.net.layout
@@ -89,7 +88,9 @@ class Root:
         self.ledger.book(envelope, worker, "up")
         self.edges.take(worker, envelope)
 
-    def account(self, rows: list[Any] | None = None, place: tuple[int, int] = (1, 1), residual: Any = None) -> None:
+    def account(
+        self, rows: list[Any] | None = None, place: tuple[int, int] = (1, 1), residual: Any = None
+    ) -> None:
         rows = self.rows if rows is None else rows
         fields, frames = blob("rows", msgspec.json.encode([[tuple(row) for row in rows], residual]))
         header = msgspec.structs.replace(
@@ -121,13 +122,17 @@ def changed(**changes: Any) -> Callable[[list[Entry]], list[Any]]:
     """The first row of an upload's values, changed."""
 
     def change(rows: list[Entry]) -> list[Any]:
-        at = next(i for i, r in enumerate(rows) if (r.kind, r.message, r.layer) == ("algorithm", "upload", "values"))
+        at = next(
+            i for i, r in enumerate(rows) if (r.kind, r.message, r.layer) == ("algorithm", "upload", "values")
+        )
         return [*rows[:at], rows[at]._replace(**changes), *rows[at + 1 :]]
 
     return change
 
 
-def more(kind: str, message: str, layer: str = "values", /, **changes: Any) -> Callable[[list[Entry]], list[Any]]:
+def more(
+    kind: str, message: str, layer: str = "values", /, **changes: Any
+) -> Callable[[list[Entry]], list[Any]]:
     """One more row, like the first of its sort."""
 
     def add(rows: list[Entry]) -> list[Any]:
@@ -180,7 +185,8 @@ ACCOUNTS: dict[str, Callable[[list[Entry]], list[Any]]] = {
     "control of another edge server's worker": more("control", "heartbeat", "header", worker=1),
     "more than all runs together": lambda rows: [
         *rows,
-        *[Entry("simulation", 1, 0, NONE, 0, "down", "evaluate", "mean", "values", "dense", 1 << 40, 1 << 40)] * 1025,
+        *[Entry("simulation", 1, 0, NONE, 0, "down", "evaluate", "mean", "values", "dense", 1 << 40, 1 << 40)]
+        * 1025,
     ],
 }
 
@@ -289,7 +295,9 @@ def test_sums_of_another_number_of_clients_are_refused(count: int, problem: Any)
             shape=(0, 1),
             parts=(msgspec.structs.replace(part, nbytes=0),),
         )
-        payload = Payload((*payload.fields[:at], none, *payload.fields[at + 1 :]), (*payload.frames[:at], b""))
+        payload = Payload(
+            (*payload.fields[:at], none, *payload.fields[at + 1 :]), (*payload.frames[:at], b"")
+        )
     with pytest.raises(ProtocolViolation, match=r"scalars.*where 1 count|shape"):
         root.take(edge_messages.sums("run", 1, OPENED, payload))
     assert kinds(root.booked) == {("retry", "sums")}
@@ -343,7 +351,9 @@ def test_a_last_account_has_no_row_of_an_exchange(problem: Any) -> None:
     assert kinds(root.booked) == set()
 
 
-@pytest.mark.parametrize("residual", [{"down": 0}, {"down": 0, "up": 1 << 63}, {"down": 0, "up": 0, "x": 1}, 5])
+@pytest.mark.parametrize(
+    "residual", [{"down": 0}, {"down": 0, "up": 1 << 63}, {"down": 0, "up": 0, "x": 1}, 5]
+)
 def test_a_residual_is_two_numbers(residual: Any, problem: Any) -> None:
     root = Root(problem)
     root.edges.accounts()

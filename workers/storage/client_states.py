@@ -72,7 +72,7 @@ class ClientStates:
             return hit[0]
         owner = f"the state of client {client}, {self.path(client, version)}"
         data = self.mapped(client, version)
-        state = decode_state(self.kind, data, owner)
+        state: Any = decode_state(self.kind, data, owner)
         if expected not in (None, checksum(data)):
             raise WireError(f"{owner}: it holds another state than version {version}")
         return state

@@ -62,12 +62,12 @@ def unmarked(data: memoryview, run: str, client: int, version: int, owner: str) 
         WireError: If the file has a mark, and that is of another state; it begins with `owner`.
     """
     if data.nbytes >= _MARK.size and data[-_MARK.size :][:8] == MAGIC:
-        _, tag, whose, which, written = _MARK.unpack(data[-_MARK.size :])
+        _, tag, owned_by, which, written = _MARK.unpack(data[-_MARK.size :])
         state = data[: -_MARK.size]
         if run and tag not in (_tag(run), _tag("")):
-            raise WireError(f"{owner}: it holds a state of client {whose} of another run")
-        if whose != client:
-            raise WireError(f"{owner}: it holds a state of client {whose}")
+            raise WireError(f"{owner}: it holds a state of client {owned_by} of another run")
+        if owned_by != client:
+            raise WireError(f"{owner}: it holds a state of client {owned_by}")
     elif data.nbytes >= _EARLIER.size and data[-_EARLIER.size :][:8] == EARLIER:
         _, which, written = _EARLIER.unpack(data[-_EARLIER.size :])
         state = data[: -_EARLIER.size]

@@ -78,8 +78,8 @@ class TcpAddress:
         Raises:
             OSError: if its name is not known.
         """
-        found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
-        pairs = dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found)
+        resolved = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+        pairs = dict.fromkeys((family, str(address[0])) for family, _, _, _, address in resolved)
         return sorted(pairs, key=lambda pair: pair[0] != socket.AF_INET)
 
     def allow(self, zmq_socket: zmq.Socket[bytes]) -> None:
@@ -99,15 +99,15 @@ class TcpAddress:
         return f"tcp://{host}:{self.port or '*'}"
 
 
-def checked_url(given: str | None, of_file: str, file: Path) -> str:
+def checked_url(url: str | None, of_file: str, file: Path) -> str:
     """The address to connect to: what --connect says, else the join file.
 
     Raises:
         UsageError: if --connect names none.
         DataError: if the file has none.
     """
-    if given is not None:
-        return str(TcpAddress.to_connect(given))
+    if url is not None:
+        return str(TcpAddress.to_connect(url))
     try:
         return str(TcpAddress.to_connect(of_file, f"{file}: url"))
     except UsageError as e:

@@ -100,7 +100,7 @@ def next_ids(ids: Array, padding: int) -> Array:
 def classes_by_place(splits: Sequence[Any], label: str, length: int, owner: str) -> tuple[list[Array], int]:
     """Targets (n, length) of lists of classes, -1 for none, and the number of classes."""
     rows = []
-    names = [getattr(getattr(s.features[label], "feature", None), "names", None) for s in splits]
+    names: list[Any] = [getattr(getattr(s.features[label], "feature", None), "names", None) for s in splits]
     for (title, split), own in zip(titled(splits), names, strict=True):
         values = [np.asarray(row) for row in split[label]]
         if not all(value.ndim == 1 and (value.dtype.kind in "iub" or not value.size) for value in values):
