@@ -84,9 +84,9 @@ class _Checked(Algorithm[Any, Any, Any, Any]):
 @cache
 def checked(algorithm: type[Algorithm[Any, Any, Any, Any]], spec: str) -> type[Algorithm[Any, Any, Any, Any]]:
     """The same class, whose methods raise a UsageError where they return something wrong."""
-    about = {"_owner": f"--algo {plugins.short(spec)}", "__doc__": algorithm.__doc__}
+    attributes = {"_owner": f"--algo {plugins.short(spec)}", "__doc__": algorithm.__doc__}
     names = {key: getattr(algorithm, key) for key in ("__module__", "__qualname__")}
     created: type[Algorithm[Any, Any, Any, Any]] = type(
-        algorithm.__name__, (_Checked, algorithm), {**about, **names}
+        algorithm.__name__, (_Checked, algorithm), {**attributes, **names}
     )
     return created

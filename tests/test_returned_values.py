@@ -68,7 +68,7 @@ def test_a_wrong_result_names_file_method_and_rule(case: str, tmp_path: Path) ->
             out=str(tmp_path / "run"),
         )
     text = str(wrong.value)
-    assert "--algo mine:Mine" in text and case.split(" ")[0] in text and "\n" not in text
+    assert "mine:Mine" in text and case.split(" ")[0] in text and "\n" not in text
 
 
 def test_a_right_algorithm_gives_the_bits_of_the_class_it_derives_from(tmp_path: Path) -> None:
