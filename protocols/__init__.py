@@ -11,6 +11,7 @@ from typing import Any
 from fedsim import plugins
 from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError, unknown
+from fedsim.returned_values import checked
 from fedsim.wire.schema import all_fields
 from protocols.ama import AMA
 from protocols.bayes_admm import BayesADMM
@@ -101,4 +102,4 @@ def _users(spec: str) -> type[AnyAlgorithm]:
         for exchange in (*built.setup, *built.exchanges):
             for message in (exchange.down, exchange.up):
                 all_fields(message)
-    return result
+    return checked(result, spec)

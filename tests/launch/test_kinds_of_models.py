@@ -36,8 +36,8 @@ def changed(change: Callable[[Plain], object]) -> Callable[[Shape, int], nn.Modu
 
     def build(shape: Shape, classes: int) -> nn.Module:
         net = Plain(shape, classes)
-        made = change(net)
-        return made if isinstance(made, nn.Module) else net
+        other = change(net)
+        return other if isinstance(other, nn.Module) else net
 
     return build
 
@@ -120,11 +120,11 @@ def test_a_model_that_computes_the_same_ends_at_the_same_weights(
     name: str, plain: Tensor, tmp_path: Path
 ) -> None:
     """To 1e-5 of the largest: strides and compilers may order sums in another way."""
-    found = run(LIKE_PLAIN[name], tmp_path / "run")
+    weights = run(LIKE_PLAIN[name], tmp_path / "run")
     if name == "unused layer":
-        assert not found[len(plain) :].eq(0).all()  # it stays at its start
-        found = found[: len(plain)]
-    assert float((found - plain).abs().max() / plain.abs().max()) < 1e-5
+        assert not weights[len(plain) :].eq(0).all()  # it stays at its start
+        weights = weights[: len(plain)]
+    assert float((weights - plain).abs().max() / plain.abs().max()) < 1e-5
 
 
 def test_lazy_layers_are_trained(tmp_path: Path) -> None:
@@ -136,14 +136,14 @@ def test_a_body_without_gradients_stays_where_it_is_and_the_head_is_trained(
     algo: str, tmp_path: Path
 ) -> None:
     """What has no gradient is moved by a prior alone, and FedAvg has none."""
-    found = run(another(body_without_gradients), tmp_path / "run", algo)
+    weights = run(another(body_without_gradients), tmp_path / "run", algo)
     torch.manual_seed(1)
     start = parameters_to_vector(Plain((1, 8, 8), 10).parameters()).detach()
     body = 64 * 6 + 6
-    assert not torch.allclose(found[body:], start[body:].to(found))
+    assert not torch.allclose(weights[body:], start[body:].to(weights))
     if algo == "fedavg":
-        assert torch.equal(found[:body], start[:body])
-    assert torch.isfinite(found).all()
+        assert torch.equal(weights[:body], start[:body])
+    assert torch.isfinite(weights).all()
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -177,7 +177,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "statistics": (
         another(lambda net, x: net.c(Plain.forward(net, x)), c=lambda: nn.BatchNorm1d(10)),
-        r"running statistics\) in c.*--freeze",
+        r"running statistics\) in c.*freeze",
     ),
     "tuple": (another(lambda net, x: (Plain.forward(net, x), x)), "it gave a tuple"),
     "dict": (another(lambda net, x: {"logits": Plain.forward(net, x)}), "it gave a dict"),
@@ -186,11 +186,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "distributed": (changed(nn.parallel.DistributedDataParallel), "calling it with shape"),
     "weight by hand": (
         another(lambda net, x: Plain.forward(net, x) * net.b.weight.norm()),
-        r"layer 'b' \(Linear\): its weight also reaches the outputs outside.*--freeze",
+        r"layer 'b' \(Linear\): its weight also reaches the outputs outside.*freeze",
     ),
     "weight in a closure": (
         changed(lambda net: net.a.register_forward_hook(lambda m, args, out, w=net.a.weight: out * w.norm())),
-        r"layer 'a' \(Linear\): its weight also reaches the outputs outside.*--freeze",
+        r"layer 'a' \(Linear\): its weight also reaches the outputs outside.*freeze",
     ),
 }
 
@@ -242,5 +242,5 @@ class TiedByReference(Plain):
 
 def test_a_parameter_that_a_model_holds_twice_is_one_parameter(tmp_path: Path) -> None:
     """It is trained like the same layer called as usual, and not left at its start."""
-    found = run(TiedByReference, tmp_path / "by reference", "fedavg")
-    assert torch.equal(found, run(Plain, tmp_path / "plain", "fedavg"))
+    weights = run(TiedByReference, tmp_path / "by reference", "fedavg")
+    assert torch.equal(weights, run(Plain, tmp_path / "plain", "fedavg"))

@@ -61,7 +61,7 @@ class Rejected(FedLapCov):
         return draft, CHANGES[self.how](up) if fails else up
 """
 UPLOAD = r"round 2 cannot be folded: upload of client 1 in round 2 from worker \d: "
-WORKER = r"worker \d failed on client 1 in round 2:\n.*"
+WORKER = r"worker \d failed on client 1 in round 2:\s.*"
 SAYS = {
     "mean nan": UPLOAD + "field 'mean' has 1 of 640 values NaN or Inf",
     "mean inf": UPLOAD + "field 'mean' has 1 of 640 values NaN or Inf",

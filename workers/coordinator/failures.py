@@ -52,10 +52,12 @@ def reason(envelope: Envelope) -> str:
 def failure(worker: int, envelope: Envelope) -> FedsimError:
     """Return the error that a worker has reported."""
     h = envelope.header
-    code, what = read_failure(envelope)
+    code, text = read_failure(envelope)
+    what = text.rstrip()
+    what = f"\n{what}" if "\n" in what else f" {what}"  # a traceback stands on lines of its own
     kind = DiskError if code == DiskError.exit_code else TaskError
     if h.round == NONE:
-        return kind(f"worker {worker} could not set itself up:\n{what.rstrip()}")
+        return kind(f"worker {worker} could not set itself up:{what}")
     if h.client == NONE:
-        return kind(f"worker {worker} failed to evaluate round {h.round}:\n{what.rstrip()}")
-    return kind(f"worker {worker} failed on client {h.client} in round {h.round}:\n{what.rstrip()}")
+        return kind(f"worker {worker} failed to evaluate round {h.round}:{what}")
+    return kind(f"worker {worker} failed on client {h.client} in round {h.round}:{what}")

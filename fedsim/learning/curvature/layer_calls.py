@@ -130,7 +130,7 @@ def _reached(logits: Tensor, recorded: list[Call]) -> tuple[list[Call], list[Ten
     """The recorded calls that reach the outputs, in their order; the leaves that do so without passing the
     output of one; and the nodes between."""
     outputs = {(c.output_edge.node, c.output_edge.output_nr): c for c in recorded if c.output_edge}
-    matched: set[Call] = set()
+    reaching: set[Call] = set()
     leaves: list[Tensor] = []
     nodes: set[Node] = set()
     edge = _edge(logits)
@@ -141,15 +141,15 @@ def _reached(logits: Tensor, recorded: list[Call]) -> tuple[list[Call], list[Ten
             continue
         call = outputs.get((node, number))
         if call is not None:
-            if call not in matched and call.input_edge is not None:
+            if call not in reaching and call.input_edge is not None:
                 pending.append((call.input_edge.node, call.input_edge.output_nr))
-            matched.add(call)
+            reaching.add(call)
         elif node not in nodes:
             nodes.add(node)
             pending.extend(node.next_functions)
             if node.name() == "torch::autograd::AccumulateGrad":
                 leaves.append(node.variable)  # type: ignore[attr-defined]
-    return [c for c in recorded if c in matched], leaves, nodes
+    return [c for c in recorded if c in reaching], leaves, nodes
 
 
 def _check_shape(logits: Any, n: int, places: Tensor | None) -> None:
@@ -185,7 +185,8 @@ def _check_parameters(
                 "functional use, its norm, a hook), and terms of the curvature would be lost"
             )
             raise error(name, m, why)
-    hiding = {type(node).__name__ for node in nodes if isinstance(node, BackwardCFunction)}
+    kinds: set[type] = {type(node) for node in nodes}
+    hiding = {kind.__name__ for kind in kinds if issubclass(kind, BackwardCFunction)}
     if "CheckpointFunctionBackward" in hiding:
         raise UsageError(
             "diagonal_ggn: torch.utils.checkpoint hides the model's parameters from the graph; call it with "

@@ -281,10 +281,10 @@ def test_a_layer_without_gradients_or_calls_has_no_curvature() -> None:
         "both": Branches(lambda net, x: under_no_grad(net, x)),
     }
     x = torch.randn(3, 4)
-    created = {name: diagonal_ggn(net, [x]) for name, net in nets.items()}
-    assert not any(h[:20].any() for h in created.values())
-    assert (created["no_grad"][20:] > 0).all()
-    assert not created["both"].any()
+    results = {name: diagonal_ggn(net, [x]) for name, net in nets.items()}
+    assert not any(h[:20].any() for h in results.values())
+    assert (results["no_grad"][20:] > 0).all()
+    assert not results["both"].any()
 
 
 def test_an_in_place_operation_on_a_view_of_a_layers_output_is_exact() -> None:

@@ -328,7 +328,7 @@ def normalised(net: Built, draw: Random) -> Step:
     return lambda h: layer(h)
 
 
-def made_weight(net: Built, draw: Random) -> Step:
+def computed_weight(net: Built, draw: Random) -> Step:
     """The weight of one layer is made of that of another, and is no parameter."""
     layer, source = dense(net, draw), dense(net, draw)
     del layer.weight
@@ -407,7 +407,16 @@ def unknown_layer(net: Built, draw: Random) -> Step:
 
 FORBIDDEN = [
     *(transposed, tied, cosine, bias_again, bias_in_place, twice, forward_and_call, in_its_input),
-    *(by_hand_alone, own_parameter, hooked, hooked_before, held_in_a_list, shared, normalised, made_weight),
+    *(
+        by_hand_alone,
+        own_parameter,
+        hooked,
+        hooked_before,
+        held_in_a_list,
+        shared,
+        normalised,
+        computed_weight,
+    ),
     *(other_values, vectorised, in_training_mode, hidden_by_checkpoint, batch_mean, neighbours),
     *(places_first, folded, recurrent, trained_attention, unknown_layer),
 ]
@@ -452,11 +461,11 @@ def build(seed: int) -> tuple[Built, Tensor, Tensor | None]:
     x = draw.choice([vectors, sequences, words, images])(net, draw)
     for _ in range(draw.randint(1, 4)):
         forbidden = draw.random() < 0.15
-        made = draw.choice(FORBIDDEN if forbidden else ALLOWED)
-        net.steps.append(made(net, draw))
-        net.used.append(made.__name__)
+        new_step = draw.choice(FORBIDDEN if forbidden else ALLOWED)
+        net.steps.append(new_step(net, draw))
+        net.used.append(new_step.__name__)
         if forbidden:
-            net.forbidden.append(made.__name__)
+            net.forbidden.append(new_step.__name__)
     head = net.own(nn.Linear(D, CLASSES))
     places = None
     if x.dim() > 1 and x.shape[1] == T and draw.random() < 0.4:
@@ -514,7 +523,7 @@ def attempt(compute: Callable[[], Tensor], exact: Callable[[], Tensor], what: st
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires")
 def test_a_random_module_is_exact_or_refused() -> None:
     """At least 40 % are exact, all that have no forbidden step are, and every forbidden step is tried."""
-    found, seen = Counter[str](), Counter[str]()
+    counts, seen = Counter[str](), Counter[str]()
     worst = 0.0
     for seed in range(MODULES):
         net, x, places = build(seed)
@@ -526,28 +535,28 @@ def test_a_random_module_is_exact_or_refused() -> None:
             what,
         )
         seen.update(net.used)
-        found["refused" if e is None else "exact"] += 1
+        counts["refused" if e is None else "exact"] += 1
         assert e is not None or net.forbidden, what
         if e is not None:
             assert e < EXACT, f"{what}: relative error {e:.1e}"
             worst = max(worst, e)
             assert "forward" not in {key for m in net.modules() for key in vars(m)}
-    print(f"{dict(found)} of {MODULES}, worst relative error {worst:.1e}")
-    assert found["exact"] >= 0.4 * MODULES
-    assert not {made.__name__ for made in (*ALLOWED, *FORBIDDEN)} - seen.keys()
+    print(f"{dict(counts)} of {MODULES}, worst relative error {worst:.1e}")
+    assert counts["exact"] >= 0.4 * MODULES
+    assert not {new_step.__name__ for new_step in (*ALLOWED, *FORBIDDEN)} - seen.keys()
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires")
-@pytest.mark.parametrize("made", FORBIDDEN, ids=lambda made: made.__name__)
+@pytest.mark.parametrize("new_step", FORBIDDEN, ids=lambda new_step: new_step.__name__)
 @pytest.mark.parametrize("kind", [vectors, sequences])
 def test_a_forbidden_step_alone_is_refused_or_exact(
-    kind: Callable[[Built, Random], Tensor], made: Callable[[Built, Random], Step]
+    kind: Callable[[Built, Random], Tensor], new_step: Callable[[Built, Random], Step]
 ) -> None:
     """Also where the step is the first after the input or the last before the head, and for one example."""
     draw, net = Random(1), Built()
     torch.manual_seed(1)
     x = kind(net, draw).double()
-    net.steps.append(made(net, draw))
+    net.steps.append(new_step(net, draw))
     head = net.own(nn.Linear(D, CLASSES))
     net.steps.append(lambda h: head(h if h.dim() == 2 else h.mean(1)))
     net.double().eval()
@@ -555,7 +564,7 @@ def test_a_forbidden_step_alone_is_refused_or_exact(
         e = attempt(
             lambda: diagonal_ggn(net, [rows]),  # noqa: B023
             lambda: factors(net, rows, None).square().sum(0),  # noqa: B023
-            made.__name__,
+            new_step.__name__,
         )
         assert e is None or e < EXACT
 

@@ -1,0 +1,79 @@
+"""A method of a user's algorithm that returns something wrong is named in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fedsim
+from fedsim.errors import FedsimError
+
+SOURCE = """
+from dataclasses import dataclass
+from fedsim.algorithm import Algorithm
+from fedsim.learning.gaussian import Point
+from protocols.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    '''Wire: P down, P up.'''
+
+    {method}
+"""
+
+WRONG = {
+    "model": ("def model(self, server, ctx): return ctx.start", "a Point, Gaussian or Samples.*a Tensor"),
+    "model of another shape": (
+        "def model(self, server, ctx): return Point(ctx.start[:3])",
+        r"the mean of model must be a tensor of shape \(7510,\); it has \(3,\)",
+    ),
+    "server_init": ("def server_init(self, ctx): pass", r"a \w+; it returned None \(is there a return"),
+    "client_init": ("def client_init(self, ctx, k): return 3", r"a \w+; it returned a int"),
+    "broadcast": (
+        "def broadcast(self, server, ctx): return {'mean': ctx.start}",
+        r"a \w+; it returned a dict",
+    ),
+    "client_update": (
+        "def client_update(self, *given): return FedAvg.client_update(self, *given)[1]",
+        r"two values, the client's state and a \w+; it returned a \w+",
+    ),
+    "client_update of three": (
+        "def client_update(self, *given): return (*FedAvg.client_update(self, *given), 0)",
+        "two values.*it returned 3 values",
+    ),
+    "client_update the wrong way round": (
+        "def client_update(self, *given): return FedAvg.client_update(self, *given)[::-1]",
+        r"client_update must return a \w+; it returned a \w+",
+    ),
+    "client_commit": ("def client_commit(self, *given): pass", r"a \w+; it returned None"),
+    "server_update": (
+        "def server_update(self, server, down, ups, ctx): list(ups)",
+        r"a \w+; it returned None \(is there a return",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_result_names_file_method_and_rule(case: str, tmp_path: Path) -> None:
+    method, words = WRONG[case]
+    (tmp_path / "mine.py").write_text(SOURCE.format(method=method), encoding="utf-8")
+    with pytest.raises(FedsimError, match=words) as wrong:
+        fedsim.run(
+            algo=f"{tmp_path}/mine.py:Mine",
+            clients=2,
+            rounds=1,
+            workers=0,
+            quiet=True,
+            out=str(tmp_path / "run"),
+        )
+    text = str(wrong.value)
+    assert "mine:Mine" in text and case.split(" ")[0] in text and "\n" not in text
+
+
+def test_a_right_algorithm_gives_the_bits_of_the_class_it_derives_from(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE.format(method="pass"), encoding="utf-8")
+    common = {"clients": 2, "rounds": 1, "workers": 0, "quiet": True}
+    mine = fedsim.run(algo=f"{tmp_path}/mine.py:Mine", out=str(tmp_path / "mine"), **common)
+    ours = fedsim.run(algo="fedavg", out=str(tmp_path / "ours"), **common)
+    assert mine.summary["model_sha256"] == ours.summary["model_sha256"]
