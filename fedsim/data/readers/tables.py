@@ -112,7 +112,7 @@ def unknown_column(owner: str, key: str, column: str, names: Sequence[str]) -> U
 def _kind(series: Any) -> str:
     from pandas.api.types import infer_dtype
 
-    return infer_dtype(series, skipna=True).removesuffix("-na")
+    return str(infer_dtype(series, skipna=True)).removesuffix("-na")
 
 
 def features(tables: Sequence[Table], names: Sequence[str], chosen: bool, hint: str = "") -> list[Array]:
