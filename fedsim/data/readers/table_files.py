@@ -156,11 +156,11 @@ class _Part:
 
 
 def _inputs(
-    parts: Sequence[_Part], names: Sequence[str], chosen: bool, owner: str
+    parts: Sequence[_Part], names: Sequence[str], selected: bool, owner: str
 ) -> tuple[list[Array], float]:
     """The inputs of every part, and the number that stands for white (1 where there is none)."""
     if not any(name in parts[0].arrays for name in names):
-        return [*tables.features([part.table for part in parts], names, chosen)], 1.0
+        return [*tables.features([part.table for part in parts], names, selected)], 1.0
     if len(names) > 1:
         raise DataError(f"{owner} has the arrays {', '.join(names)}: say which is the input, input=NAME")
     arrays = [part.arrays[names[0]] for part in parts]
