@@ -246,11 +246,11 @@ def fingerprint(text: str) -> str:
 
 
 def _sha256(path: Path) -> str:
-    status = path.stat()
-    return _hashed(path.resolve(), status.st_size, status.st_mtime_ns)
+    s = path.stat()
+    return _hashed(path.resolve(), (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns))
 
 
 @lru_cache(maxsize=64)
-def _hashed(path: Path, size: int, changed: int) -> str:
+def _hashed(path: Path, state: tuple[int, ...]) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

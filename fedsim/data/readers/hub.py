@@ -120,8 +120,8 @@ class HubDataset:
             targets, classes = self._targets(splits, label, inputs[0].shape[1:])
         else:
             targets = [hub_columns.next_ids(rows, self._padding) for rows in inputs]
-            matched = int(max(i.max() for i in inputs)) + 1
-            classes = max(matched, self.classes, self._vocabulary)
+            outputs = int(max(i.max() for i in inputs)) + 1
+            classes = max(outputs, self.classes, self._vocabulary)
         arrays = {
             "train_inputs": inputs[0],
             "train_targets": targets[0],
@@ -251,8 +251,8 @@ class HubDataset:
     def _targets(self, splits: Sequence[Any], label: str, shape: tuple[int, ...]) -> tuple[list[Array], int]:
         """Targets of every split, and how many outputs they need."""
         if isinstance(splits[0][0][label], list):
-            rows, matched = hub_columns.classes_by_place(splits, label, shape[0], self.owner)
-            return rows, max(matched, self.classes)
+            rows, outputs = hub_columns.classes_by_place(splits, label, shape[0], self.owner)
+            return rows, max(outputs, self.classes)
         parts = [
             hub_columns.table(self.owner, title, split, [label], label)
             for title, split in hub_columns.titled(splits)

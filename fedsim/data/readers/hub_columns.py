@@ -107,13 +107,14 @@ def classes_by_place(splits: Sequence[Any], label: str, length: int, owner: str)
             raise DataError(f"{owner}: column {label} of {title} has rows that are no lists of whole numbers")
         filled = padded(values, length, vocabulary.NO_TARGET)
         if own != names[0]:
-            occurring = [(own or [])[i] for i in np.unique(filled[filled >= 0])] if own and names[0] else None
-            if occurring is None or not set(occurring) <= set(names[0]):
+            there, known = list(own or ()), list(names[0] or ())
+            occurring = {there[i] for i in np.unique(filled[filled >= 0])} if there and known else {""}
+            if not occurring <= set(known):
                 raise DataError(
-                    f"{owner}: column {label} of {title} has the classes {tables.listed(own or ())}; "
-                    f"those of train are {tables.listed(names[0] or ())}"
+                    f"{owner}: column {label} of {title} has the classes {tables.listed(there)}; "
+                    f"those of train are {tables.listed(known)}"
                 )
-            number = [names[0].index(name) if name in names[0] else vocabulary.NO_TARGET for name in own]
+            number = [known.index(name) if name in known else vocabulary.NO_TARGET for name in there]
             filled = np.where(filled >= 0, np.array(number)[filled], filled)
         rows.append(filled)
     return rows, max(len(names[0] or ()), *(int(r.max()) + 1 for r in rows))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedsim.data.arrays import Array, rounded
 from fedsim.errors import DataError, UsageError, unknown
-from fedsim.specs import Form, key_values
+from fedsim.specs import Form
 from fedsim.user_files import other_separator
 
 FEW = 8
@@ -81,7 +81,7 @@ def options(text: str, spec: str, form: Form, keys: Sequence[str]) -> tuple[dict
     """
     values: dict[str, str] = {}
     inputs: list[str] = []
-    for key, value in key_values(text, f"data set {spec!r}", repeatable=("input",)):
+    for key, _, value in (part.partition("=") for part in text.split(",") if part):
         if key not in keys:
             raise unknown(f"key of data set {spec!r}:", key, keys)
         if not value:
@@ -117,7 +117,7 @@ def features(tables: Sequence[Table], names: Sequence[str], selected: bool, hint
     Args:
         tables: The parts.
         names: The columns.
-        chosen: Whether the user named them.
+        selected: Whether the user named them.
         hint: What else a user may do about a column that is no feature.
 
     Raises:
@@ -180,9 +180,9 @@ def _exact(table: Table, name: str) -> Array:
     if kind == "boolean":
         return np.asarray(series.to_numpy(dtype=bool), dtype=np.int64)
     unsigned = getattr(series.dtype, "kind", "") == "u"
-    requested = np.float64 if kind not in _WHOLE else np.uint64 if unsigned else np.int64
+    exact = np.float64 if kind not in _WHOLE else np.uint64 if unsigned else np.int64
     try:
-        values = np.asarray(series.to_numpy(dtype=requested))
+        values = np.asarray(series.to_numpy(dtype=exact))
     except OverflowError:
         raise DataError(
             f"{table.owner}: column {name} of {table.title} has whole numbers of more than 64 bits"
@@ -227,13 +227,13 @@ def targets(tables: Sequence[Table], name: str, classes: int) -> tuple[list[Arra
     """
     kinds = [_kind(_complete(table, name)) for table in tables]
     if all(kind in _NAMES for kind in kinds) and classes != 1:
-        result, matched = _named(tables, name)
+        result, count = _named(tables, name)
     elif all(kind in _NUMBERS for kind in kinds):
         values = [_exact(table, name) for table in tables]
         if classes == 1 or _to_predict(values, classes, f"{tables[0].owner}: column {name}"):
             return [_numbers(table, name)[:, None] for table in tables], 1
         result = [value.astype(np.int64) for value in values]
-        matched = _check_classes(tables, name, result, classes)
+        count = _check_classes(tables, name, result, classes)
     else:
         both = ", ".join(
             f"{_WORDS.get(kind, 'other things')} in {table.title}"
@@ -242,9 +242,9 @@ def targets(tables: Sequence[Table], name: str, classes: int) -> tuple[list[Arra
         raise DataError(
             f"{tables[0].owner}: column {name} has {both}; targets are names, or numbers, in all parts"
         )
-    if classes and matched > classes:
-        raise DataError(f"{tables[0].owner}: classes={classes}, but column {name} has {matched}")
-    return result, max(matched, classes)
+    if classes and count > classes:
+        raise DataError(f"{tables[0].owner}: classes={classes}, but column {name} has {count}")
+    return result, max(count, classes)
 
 
 def _named(tables: Sequence[Table], name: str) -> tuple[list[Array], int]:
@@ -308,20 +308,20 @@ def _check_classes(tables: Sequence[Table], name: str, values: Sequence[Array], 
                 name, low, f"is {value[low.argmax()]}; classes are numbered from 0, or have names"
             )
     seen = [np.unique(value) for value in values]
-    matched = int(max(value.max() for value in seen)) + 1
+    count = int(max(value.max() for value in seen)) + 1
     for table, value in zip(tables, seen, strict=True):
         if not classes and len(new := np.setdiff1d(value, seen[0])):
             raise DataError(
                 f"{table.owner}: column {name} of {table.title} has classes that {tables[0].title} has not: "
                 f"{listed(new.tolist())}; those of {tables[0].title} are {listed(seen[0].tolist())}. "
-                f"If both are numbered alike, say how many classes there are: classes={matched}"
+                f"If both are numbered alike, say how many classes there are: classes={count}"
             )
-    if not classes and matched > max(MANY, len(values[0])):
+    if not classes and count > max(MANY, len(values[0])):
         raise DataError(
-            f"{tables[0].owner}: column {name} has whole numbers up to {matched - 1:,} in {len(values[0]):,} "
-            f"rows: say classes=1 if they are numbers to predict, or classes={matched} if these are classes"
+            f"{tables[0].owner}: column {name} has whole numbers up to {count - 1:,} in {len(values[0]):,} "
+            f"rows: say classes=1 if they are numbers to predict, or classes={count} if these are classes"
         )
-    return matched
+    return count
 
 
 # ---- clients
