@@ -163,15 +163,17 @@ def launch(
                     os.environ["CUDA_VISIBLE_DEVICES"] = placements[0].gpu
             from launch.runs.summary import Start
             from launch.session import Session  # imports torch
+            from workers.process_settings import own_settings
 
             start = Start(started, time.time() - started)
             say("reading and dividing the data")
-            session = Session.prepare(
-                experiment, execution, placements, supervisor, start, quiet, stored, why
-            )
-            fallback = "" if execution.remote_workers else no_gpu_remark(execution.devices)
-            session.remarks = (*session.remarks, *remarks, *([fallback] if fallback else []))
-            session.run(wakeup, signals.started)
+            with own_settings():
+                session = Session.prepare(
+                    experiment, execution, placements, supervisor, start, quiet, stored, why
+                )
+                fallback = "" if execution.remote_workers else no_gpu_remark(execution.devices)
+                session.remarks = (*session.remarks, *remarks, *([fallback] if fallback else []))
+                session.run(wakeup, signals.started)
         except (StopRequested, Interrupted):
             if not signals.starting:
                 raise

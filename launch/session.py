@@ -41,7 +41,7 @@ from workers.coordinator.worker_pool import NoWorkerPool
 from workers.devices import Placement
 from workers.heap import give_back, keep_vectors_apart, set_malloc_thresholds
 from workers.numerics import facts_of_machine, facts_of_process, processor_name
-from workers.probe import probe
+from workers.probe import check_repeatable, probe
 from workers.protocol_messages import WorkerConfig, WorkerManifest, frozen_part, tree_part
 from workers.storage import memory_folder
 from workers.storage.checkpoints import Checkpoints
@@ -139,6 +139,7 @@ class Session:
         fix_numerics(experiment.threads, "cpu" if execution.workers else device, experiment.numerics)
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
         problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
+        check_repeatable(problem, data_dir)
         remarks: tuple[str, ...] = ()
         if auto:
             workers, why = decide(execution.workers, auto, problem)

@@ -1,5 +1,6 @@
 """FedIvon - Pal, Gupta, Sarwar, Rai 2025 (arXiv:2411.18385): clients train with IVON, the server merges their
-Gaussians with their curvatures as weights. IVON-ADMM without duals.
+Gaussians with their curvatures as weights. IVON-ADMM has duals, q_g in the KL's place of N(0, I/delta), the
+prior as start, and no weights N_k.
 
     client:  (m_k, h_k) <- IVON on lambda_k E_q[lbar_k] + KL(q || N(0, I/delta)),  lambda_k = N_k / tau,
              from m = m_g and h = h_g;  h_k is the curvature of the MEAN loss lbar_k

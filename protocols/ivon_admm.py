@@ -11,7 +11,7 @@ Bayesian-ADMM for diagonal Gaussians, the client's problem solved by IVON at the
 
 protocols._dual_rule with gamma separate from rho; rho_server = rho, unless given. The released code's gamma
 is its damping times rho, with damping 0.1 (0.001 on FashionMNIST); so are the defaults (docs/decisions/022),
-which grow as 1/K: the likelihood of one of K clients is a K-th of what rho KL weighs it against.
+which fall as 1/K: the likelihood of one of K clients is a K-th of what rho KL weighs it against.
 With rho = 1, rho_server = 0 and gamma = damping this is IVON-PVI. With all clients in every round and gamma
 = 1/K the average is the mean of the clients' natural parameters for any rho_server, so that rho = 1 is
 IVON-PVI then, too: the released S5 configuration (rho = 1, gamma = 0.1, K = 10) is IVON-PVI at damping 1/K.

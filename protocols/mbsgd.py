@@ -5,7 +5,8 @@
 
 Wire: P down, P up.
 
-There is no local training: a client computes one gradient, and keeps nothing.
+There is no local training: a client computes one gradient, and keeps nothing. SERVERUPDATE is SGD with
+momentum .9 by default.
 
 References:
     Al-Shedivat et al. 2021: https://arxiv.org/abs/2010.05273

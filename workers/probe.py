@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from fedsim import plugins
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
+from fedsim.plugins import MODEL_MODIFIER
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
 from fedsim.seeds import RandomStream
@@ -56,6 +59,38 @@ def probe_digest(problem: Problem) -> str:
             for chunk in state_chunks(state):  # not in one piece: a large one would be there twice
                 hashed.update(chunk)
     return hashed.hexdigest()[:32]
+
+
+def check_repeatable(problem: Problem, data_dir: Path | None) -> None:
+    """Check that a user's own data set and model give the same numbers when they are asked again.
+
+    The bits of a run, and the agreement of its processes, rest on that. Nothing of ours is asked.
+
+    Raises:
+        UsageError: naming the file and what differs.
+    """
+    e = problem.experiment
+    dataset, model = plugins.is_spec(e.dataset), MODEL_MODIFIER.split(e.model)[0]
+    if dataset or plugins.is_spec(model):
+        again = Problem.build(e, problem.algorithm.unwrapped, data_dir)
+        if dataset and again.data_digest != problem.data_digest:
+            raise _other_numbers("--dataset", e.dataset, "data", "numpy.random.default_rng(SEED)")
+        if not torch.equal(again.start, problem.start):
+            raise _other_numbers("--model", model, "weights at the start", SEEDED)
+    if plugins.is_spec(model):
+        first, second = (list(_training(_small(problem))) for _ in range(2))
+        if any(bytes(a) != bytes(b) for a, b in zip(first, second, strict=True)):
+            raise _other_numbers("--model", model, "results of training", SEEDED)
+
+
+SEEDED = "torch's generator (torch.rand, nn.Dropout), which the run seeds"
+
+
+def _other_numbers(option: str, spec: str, what: str, instead: str) -> UsageError:
+    return UsageError(
+        f"{option} {plugins.short(spec)} gives other numbers each time: its {what} differ when it is asked "
+        f"again. Draw from {instead}, not from numpy.random, random or a clock"
+    )
 
 
 def _training(problem: Problem) -> Iterator[Buffer]:

@@ -132,17 +132,17 @@ def test_nothing_is_said_of_a_step_that_fits_or_was_chosen(changes: dict[str, An
 
 
 def test_launch_plan_and_sweep_say_it_unless_they_are_quiet(tmp_path: Path) -> None:
-    chosen = ["--algo", "fedlap", "--clients", "4", "--participation", "2", "--rounds", "1"]
+    options = ["--algo", "fedlap", "--clients", "4", "--participation", "2", "--rounds", "1"]
     run = ["--workers", "0", "--set", "epochs=1", "--out", str(tmp_path / "run")]
     words = "--set 'rho=1/|S|' counts those"
 
-    def said(*arguments: str) -> bool:
+    def mentions(*arguments: str) -> bool:
         result = CliRunner().invoke(main, [*arguments], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         return words in " ".join(result.output.split())
 
-    assert said("launch", *chosen, *run)
-    assert not said("launch", *chosen, *run[:-1], str(tmp_path / "quiet"), "--quiet")
-    assert said("plan", *chosen)
-    sweep = ["sweep", *chosen, "--seeds", "0,1", "--runs", str(tmp_path / "runs"), "--dry-run"]
-    assert said(*sweep) and not said(*sweep, "--set", "rho=1/K")
+    assert mentions("launch", *options, *run)
+    assert not mentions("launch", *options, *run[:-1], str(tmp_path / "quiet"), "--quiet")
+    assert mentions("plan", *options)
+    sweep = ["sweep", *options, "--seeds", "0,1", "--runs", str(tmp_path / "runs"), "--dry-run"]
+    assert mentions(*sweep) and not mentions(*sweep, "--set", "rho=1/K")

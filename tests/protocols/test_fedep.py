@@ -143,8 +143,8 @@ def test_moments_are_exact_where_the_loss_is_quadratic_although_training_stops_e
         rng=RandomStream(0, "test"),
         round=1,
     )
-    for found, exact in ((fit.q.mean, cavity.mean), (fit.q.precision, cavity.precision)):
-        assert torch.allclose(torch.as_tensor(found)[[1, 4]], torch.as_tensor(exact)[[1, 4]], rtol=1e-9)
+    for value, exact in ((fit.q.mean, cavity.mean), (fit.q.precision, cavity.precision)):
+        assert torch.allclose(torch.as_tensor(value)[[1, 4]], torch.as_tensor(exact)[[1, 4]], rtol=1e-9)
 
 
 # ---- the moments of a tilted distribution that is no Gaussian

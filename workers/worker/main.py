@@ -30,6 +30,7 @@ from workers.numerics import facts_of_process, processor_name, records_steps
 from workers.place import place_of_process
 from workers.portable import check_numerics
 from workers.probe import probe
+from workers.process_settings import fix_settings
 from workers.storage.shared_frozen import map_frozen, map_start
 from workers.task_lanes import TaskLanes
 from workers.transport.dealer import Connection
@@ -57,6 +58,7 @@ def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
         UsageError: if `device` is cuda and torch has none, or if `numerics` is portable and comes too late.
     """
     check_numerics(numerics)
+    fix_settings()
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     if device.startswith("cuda"):

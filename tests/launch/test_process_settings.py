@@ -1,0 +1,109 @@
+"""A run does not depend on settings of the program that calls it, nor on a global random generator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import fedsim
+from fedsim.errors import UsageError
+from workers.process_settings import SETTINGS, own_settings
+
+OTHER: dict[str, Any] = {
+    "torch's default dtype": torch.float64,
+    "float32 matmul precision": "medium",
+    "deterministic algorithms": (True, True, False),
+    "autocast on cpu": True,
+    "grad mode": False,
+    "anomaly detection": (True, False),
+    "numpy.seterr": dict.fromkeys(("divide", "over", "under", "invalid"), "raise"),
+}
+
+
+def run(out: Path, **changes: Any) -> str:
+    described = {"algo": "fedlap_cov", "clients": 2, "rounds": 1, "hyperparameters": {"epochs": 1}} | changes
+    return str(fedsim.run(workers=0, quiet=True, out=out, **described).summary["model_sha256"])
+
+
+def test_a_setting_of_the_caller_changes_no_bit_and_is_kept(tmp_path: Path) -> None:
+    expected = run(tmp_path / "plain")
+    changed = [s for s in SETTINGS if s.name in OTHER]
+    assert len(changed) == len(OTHER)
+    before = [s.get() for s in SETTINGS]
+    generators = random.getstate(), torch.get_rng_state()
+    try:
+        for setting in changed:
+            setting.set(OTHER[setting.name])
+        torch.set_default_device("meta")
+        assert run(tmp_path / "changed") == expected
+        with pytest.raises(UsageError):
+            run(tmp_path / "failed", tree="5x5")
+        assert torch.get_default_device().type == "meta"
+        assert [s.get() for s in changed] == [OTHER[s.name] for s in changed]
+    finally:
+        torch.set_default_device(None)
+        for setting, value in zip(SETTINGS, before, strict=True):
+            setting.set(value)
+    assert random.getstate() == generators[0] and torch.equal(torch.get_rng_state(), generators[1])
+
+
+@pytest.mark.parametrize(
+    ("block", "name"),
+    [
+        (lambda: FlopCounterMode(display=False), "FlopCounterMode"),
+        (lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x), "saved_tensors_hooks"),
+    ],
+)
+def test_what_intercepts_torch_is_named(block: Callable[[], Any], name: str) -> None:
+    with block(), pytest.raises(UsageError, match=name), own_settings():
+        pass
+
+
+class Noisy(nn.Module):
+    """It draws from numpy.random: at the start, or in a forward pass of training."""
+
+    at_start = False
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, classes)
+        if self.at_start:
+            nn.init.constant_(self.out.bias, np.random.default_rng().uniform())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        factor = np.random.default_rng().uniform() if self.training and not self.at_start else 1.0
+        return self.out(x.flatten(1) * factor)
+
+
+class NoisyStart(Noisy):
+    at_start = True
+
+
+def drawn() -> fedsim.data.Dataset:
+    x = np.random.default_rng().normal(size=(20, 64)).astype(np.float32)
+    y = np.arange(20) % 2
+    return fedsim.data.Dataset("drawn", x, y, x, y, 2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": Noisy}, "Noisy gives other numbers each time: its results of training"),
+        ({"model": NoisyStart}, "NoisyStart gives other numbers each time: its weights at the start"),
+        ({"dataset": drawn}, "drawn gives other numbers each time: its data"),
+    ],
+)
+def test_what_draws_by_itself_is_refused_and_leaves_no_folder(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        run(tmp_path / "run", algo="fedavg", **changes)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,202 @@
+"""Settings of torch and NumPy that results depend on, and that a user's program or file may have changed.
+
+`fix_settings` gives them the values of a fresh interpreter. Every process that computes calls it, through
+workers.worker.main.fix_numerics. `own_settings` is for the process of a user's program: it puts the caller's
+back, with the states of the global random generators, of which a run uses none.
+
+What is of one thread (the mode of autograd, autocast, the default device) is that of the calling thread;
+threads that a run starts begin with torch's own.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import overrides
+from torch.utils import _python_dispatch
+from torch.utils._device import DeviceContext
+
+from fedsim.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a setting is read and written, and its value in a fresh interpreter."""
+
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+    value: Any
+
+
+def _attribute(owner: str, name: str, value: Any) -> Iterator[Setting]:
+    """A property of torch.backends, if this version of torch has it."""
+    thing: Any = torch.backends
+    for part in filter(None, owner.split(".")):
+        thing = getattr(thing, part, None)
+    if getattr(thing, name, None) is not None:
+        full = ".".join(filter(None, ("torch.backends", owner, name)))
+        yield Setting(full, partial(getattr, thing, name), partial(setattr, thing, name), value)
+
+
+def _matmul_precision() -> str | None:
+    """None if the newer fp32_precision was set to something else, which torch reports as an error."""
+    with suppress(RuntimeError):
+        return torch.get_float32_matmul_precision()
+    return None
+
+
+def _set_matmul_precision(value: str | None) -> None:
+    if value is not None:
+        torch.set_float32_matmul_precision(value)
+
+
+def _deterministic() -> tuple[bool, bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        bool(torch.utils.deterministic.fill_uninitialized_memory),  # type: ignore[attr-defined]
+    )
+
+
+def _set_deterministic(value: tuple[bool, bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+    torch.utils.deterministic.fill_uninitialized_memory = value[2]  # type: ignore[attr-defined]
+
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+def _settings() -> Iterator[Setting]:
+    yield Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32)
+    # before the newer fp32_precision, which it changes
+    yield Setting("float32 matmul precision", _matmul_precision, _set_matmul_precision, "highest")
+    for owner in ("", "cuda.matmul", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"):
+        yield from _attribute(owner, "fp32_precision", "none")
+    yield from _attribute("mkldnn", "deterministic", False)
+    if torch.backends.mkldnn.is_available():
+        enabled = partial(getattr, torch.backends.mkldnn, "enabled")
+        yield Setting("oneDNN (mkldnn)", enabled, torch._C._set_mkldnn_enabled, True)
+    for name in ("enabled", "benchmark", "deterministic", "allow_tf32"):
+        yield from _attribute("cudnn", name, name in ("enabled", "allow_tf32"))
+    for kind in ("fp16", "bf16"):
+        yield from _attribute("cuda.matmul", f"allow_{kind}_reduced_precision_reduction", True)
+    yield Setting("deterministic algorithms", _deterministic, _set_deterministic, (False, False, True))
+    cuda: Any = torch.backends.cuda
+    for name in ("flash", "mem_efficient", "math", "cudnn"):
+        read, write = getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")
+        yield Setting(f"{name} attention", read, write, True)
+    fast = torch.backends.mha
+    yield Setting("the fast path of attention", fast.get_fastpath_enabled, fast.set_fastpath_enabled, True)
+    for kind in ("cpu", "cuda"):
+        read = partial(torch.is_autocast_enabled, kind)
+        yield Setting(f"autocast on {kind}", read, partial(torch.set_autocast_enabled, kind), False)
+    yield Setting("grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled, True)
+    yield Setting(
+        "anomaly detection", _anomaly, lambda v: torch.autograd.set_detect_anomaly(*v), (False, True)
+    )
+    errors = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+    yield Setting("numpy.seterr", np.geterr, lambda v: np.seterr(**v), errors)
+
+
+SETTINGS = tuple(_settings())
+
+
+def fix_settings() -> None:
+    """Give all settings the values of a fresh interpreter.
+
+    Raises:
+        UsageError: if torch's functions are intercepted in this thread, which only the caller can end.
+    """
+    for setting in SETTINGS:
+        if setting.get() != setting.value:
+            setting.set(setting.value)
+    if torch.get_default_device().type != "cpu":
+        torch.set_default_device(None)
+    _refuse(None)
+
+
+def flushes_denormals() -> bool:
+    """Whether this thread takes denormal numbers for zero."""
+    smallest_normal = sys.float_info.min
+    return smallest_normal / 2.0 == 0.0
+
+
+@contextmanager
+def own_settings() -> Iterator[None]:
+    """A block with the settings of a fresh interpreter, after which the caller's are back, also those of
+    fix_numerics: the number of threads and the flushing of denormals.
+
+    Raises:
+        UsageError: if the caller intercepts torch's functions, saying what does.
+    """
+    _refuse("fedsim cannot run in this block")
+    before = [(setting, setting.get()) for setting in SETTINGS]
+    threads, flushes = torch.get_num_threads(), flushes_denormals()
+    generators = (random.getstate(), np.random.get_state(), torch.get_rng_state())  # noqa: NPY002
+    with ExitStack() as closing:
+        closing.enter_context(_without_default_device())
+        closing.enter_context(torch.inference_mode(False))
+        closing.callback(_restore, before, threads, flushes, generators)
+        fix_settings()
+        yield
+
+
+def _restore(
+    before: list[tuple[Setting, Any]], threads: int, flushes: bool, generators: tuple[Any, Any, Any]
+) -> None:
+    for setting, value in before:
+        if setting.get() != value:
+            setting.set(value)
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(flushes)
+    random.setstate(generators[0])
+    np.random.set_state(generators[1])  # noqa: NPY002
+    torch.set_rng_state(generators[2])
+
+
+@contextmanager
+def _without_default_device() -> Iterator[None]:
+    """A block in which tensors are made on the CPU, whatever torch.set_default_device or `with
+    torch.device(...)` says around it."""
+    with ExitStack() as closing:
+        for _ in range(_modes()):
+            closing.enter_context(overrides._pop_mode_temporarily())  # type: ignore[no-untyped-call]
+        yield
+
+
+def _modes() -> int:
+    count: int = torch._C._len_torch_function_stack()
+    return count
+
+
+def _refuse(begin: str | None) -> None:
+    """Refuse what intercepts torch's functions in this thread; `begin`: except the default device.
+
+    Raises:
+        UsageError: saying what does.
+    """
+    devices = DeviceContext if begin else ()
+    modes = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    names = [
+        *(type(mode).__name__ for mode in modes if not isinstance(mode, devices)),
+        *(type(mode).__name__ for mode in _python_dispatch._get_current_dispatch_mode_stack()),
+    ]
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        names.append("torch.func (vmap, grad, ...)")
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        names.append("torch.autograd.graph.saved_tensors_hooks")
+    if names:
+        raise UsageError(
+            f"{begin or 'a run cannot go on'}: {names[-1]} intercepts torch's functions here, and the bits "
+            "would depend on it. Call fedsim outside of it"
+        )
