@@ -102,8 +102,14 @@ class Recorder:
             self._bytes_of_rounds[last] = self.costs.total
             yield entry
 
-    def close_ledger(self) -> None:
-        """Write the rows that belong to no round, such as those of the connections' ends."""
+    def close_ledger(self, whole: bool = True) -> None:
+        """Write the rows that belong to no round, such as those of the connections' ends.
+
+        whole: The run has ended by itself. Otherwise a round may be under way: what it has cost does not
+            count, as nothing else of it does; a resume computes it again.
+        """
+        if not whole:
+            self.ledger.forget(self.last_round)
         self.rundir.append_ledger(self.ledger.close(self.problem.experiment.rounds))
 
     def close_journal(self, journal: Journal) -> None:

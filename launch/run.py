@@ -28,8 +28,10 @@ from launch.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close
 from launch.tracking import check_installed, selected
 from launch.worker_count import by_cores
+from workers import scratch
 from workers.devices import ELSEWHERE, Placement, assign_devices, visible_gpus
 from workers.portable import environment_for
+from workers.storage import memory_folder
 from workers.transport.eventfd import Wakeup
 
 SPARE, PER_WORKER = 128, 4
@@ -149,6 +151,8 @@ def launch(
         try:
             say("starting")
             look_up()
+            scratch.remove_left()
+            memory_folder.remove_left()
             os.environ.update(environment_for(experiment.numerics))
             if execution.workers and not execution.remote_workers:
                 supervisor.start_server(embedded, model_specs.packages(experiment.model))

@@ -50,7 +50,8 @@ from workers.storage.durability import by_size
 from workers.storage.growing_file import JOURNAL, LEDGER, METRICS, TIMELINE
 from workers.storage.journal import Journal
 from workers.storage.recovery import NOTHING, Recovery, recover
-from workers.storage.shared_frozen import map_frozen, map_start, write_frozen, write_start
+from workers.storage.shared_frozen import FILE as FROZEN
+from workers.storage.shared_frozen import START, map_frozen, map_start, write_frozen, write_start
 from workers.storage.upload_archive import uploads_folder
 from workers.transport.edge_addresses import FOLDER as EDGES
 from workers.transport.eventfd import Wakeup
@@ -261,18 +262,20 @@ class Session:
             if self.recovery is not None:
                 checkpoints.adopt(self.recovery.kept)
             closing.callback(checkpoints.close)
+            for left in (JOIN, JOIN_HERE, FROZEN, START):  # by an earlier start that was killed
+                (folder / left).unlink(missing_ok=True)
+            shutil.rmtree(folder / EDGES, ignore_errors=True)
             journal = Journal(folder / JOURNAL)
             closing.callback(lambda: recorder.close_journal(journal))
             endpoint = open_endpoint(problem, e, self.placements, folder, self.run_name, recorder)
             closing.callback(endpoint.close)
             closing.callback((folder / JOIN).unlink, missing_ok=True)  # its keys open nothing any more
-            if e.remote_workers:
-                closing.callback(shutil.rmtree, folder / EDGES, ignore_errors=True)  # nor theirs
+            closing.callback(shutil.rmtree, folder / EDGES, ignore_errors=True)  # nor theirs
             local = self._local_node() if e.remote_workers and e.local_workers else None
             if local is not None:
                 closing.callback((folder / JOIN_HERE).unlink, missing_ok=True)
                 closing.callback(local.end, gently=False)
-            closing.callback(recorder.close_ledger)
+            closing.push(lambda kind, *_: recorder.close_ledger(whole=kind is None))
             remarks = map(escape, self.remarks)
             recorder.display.header([*header(problem, e, self.placements), *remarks])
             pool = recorder.supervisor if self._own_workers else NoWorkerPool(wakeup)

@@ -1,7 +1,9 @@
 """Temporary folders that end with their process.
 
 A process that is killed -9 cannot remove its folder. So a process holds a lock on the folder that it makes,
-which the kernel releases with the process, and first removes the folders of this kind that are not locked.
+which the kernel releases with the process, and whoever makes the next one, or starts a run, removes the
+folders that are not locked. A folder gets its name when it is locked: one that has its name and no lock has
+no process.
 """
 
 from __future__ import annotations
@@ -11,17 +13,25 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
 from fedsim.errors import DiskError
 
+KINDS = tuple(
+    f"fedsim-{use}-" for use in ("listener", "worker", "node", "edge", "replay", "verify", "codecs")
+)
+"""How the names of this program's folders begin."""
+SHORT = "/tmp"
+"""Where a folder of sockets is made if the usual path is too long for them."""
 YOUNG_SECONDS = 60.0
-"""A younger folder is left alone: its process may not have locked it yet."""
+"""A younger folder that has no name yet is left alone: its process may not have locked it yet."""
 
 
 class Scratch:
-    """A folder that only this user can enter, until remove()."""
+    """A folder that only this user can enter, until remove(), or the end of a with block."""
 
     def __init__(self, kind: str, parent: str | None = None) -> None:
         """Make a folder whose name begins with `kind`.
@@ -30,13 +40,23 @@ class Scratch:
             DiskError: If it cannot be made.
         """
         parent = parent or tempfile.gettempdir()
-        _sweep(Path(parent), kind)
+        remove_left((kind, *KINDS), (parent,))
         try:
-            self.path = Path(tempfile.mkdtemp(prefix=kind, dir=parent))
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            made = tempfile.mkdtemp(prefix=f".{kind}", dir=parent)
+            self._lock = os.open(made, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self.path = Path(made).with_name(Path(made).name[1:])
+            os.rename(made, self.path)
         except OSError as e:
             raise DiskError(f"cannot make a temporary folder in {parent}: {e.strerror}") from None
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
 
     def remove(self) -> None:
         """Remove the folder; a second call does nothing."""
@@ -46,16 +66,30 @@ class Scratch:
             self._lock = -1
 
 
-def _sweep(parent: Path, kind: str) -> None:
-    """Remove what killed processes of this user have left."""
-    for path in parent.glob(f"{kind}*"):
-        with suppress(OSError):  # another user's, or removed meanwhile
-            record = path.lstat()
-            if record.st_uid != os.getuid() or time.time() - record.st_mtime < YOUNG_SECONDS:
-                continue
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(handle)
+def remove_left(kinds: Sequence[str] = KINDS, parents: Sequence[str] = ()) -> None:
+    """Remove what killed processes of this user have left.
+
+    Args:
+        kinds: How the folders' names begin.
+        parents: Where they are; by default, where this process would make its own.
+    """
+    now = time.time()
+    for parent in parents or dict.fromkeys((tempfile.gettempdir(), SHORT)):
+        with suppress(OSError), os.scandir(parent) as entries:
+            for entry in entries:
+                if entry.name.removeprefix(".").startswith(tuple(kinds)):
+                    _remove(Path(entry.path), now)
+
+
+def _remove(path: Path, now: float) -> None:
+    with suppress(OSError):  # another user's, locked, or removed meanwhile
+        record = path.lstat()
+        nameless = path.name.startswith(".")
+        if record.st_uid != os.getuid() or (nameless and now - record.st_mtime < YOUNG_SECONDS):
+            return
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(handle)

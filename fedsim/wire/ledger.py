@@ -169,6 +169,17 @@ class Ledger:
             del self.edge_rounds[key]
         return sorted(ready)
 
+    def forget(self, after: int) -> None:
+        """Take back the entries of all later rounds, which will never be committed as they are."""
+        for entry in (e for e in self._open if e.round > after):
+            self._total(entry, -1)
+            if (
+                entry.bytes
+                and not self.totals[key := (entry.kind, entry.direction, entry.field, entry.layer)]
+            ):
+                del self.totals[key]
+        self._open = [e for e in self._open if e.round <= after]
+
     def booked(self, direction: str) -> int:
         """All bytes of a direction, whatever their kind: those on this process's streams."""
         return self._streams[direction]

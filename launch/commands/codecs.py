@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import csv
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -41,6 +40,7 @@ from launch.config import Execution
 from launch.json_output import print_json
 from launch.run import launch
 from launch.runs.restored import Message, StoredRun
+from workers.scratch import Scratch
 
 WIDTH = 110
 """Columns where there is no terminal."""
@@ -96,7 +96,7 @@ def codecs(
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"--csv {file}: there is no folder {file.parent}")
     if folder is None:
-        with tempfile.TemporaryDirectory(prefix="fedsim-codecs-") as temporary:
+        with Scratch("fedsim-codecs-") as temporary:
             execution = Execution(workers=0, devices="cpu", out=f"{temporary}/run")
             trained = launch(Experiment(rounds=ROUNDS), execution, quiet=True)
             return _show(StoredRun.open(trained), fractions, file, as_json)

@@ -12,6 +12,7 @@ from fedsim.wire.ledger import COLUMNS, TREE_COLUMNS
 from launch.commands.output_file import output_file
 from launch.runs.file_checks import check_experiment, check_file, known_files
 from launch.runs.manifest import StoredManifest
+from launch.runs.run_state import rows_until
 from launch.runs.streamed_rows import ledger_rows
 from workers.storage.growing_file import LEDGER
 
@@ -43,7 +44,7 @@ def write_parquet(folder: Path) -> Path:
     schema = arrow.schema([(name, _type(arrow, name)) for name in names])
     path = folder / NAME
     with output_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
-        entries = ledger_rows(folder / LEDGER)
+        entries = ledger_rows(folder / LEDGER, rows_until(folder))
         while rows := list(islice(entries, BATCH)):  # itertools.batched is of Python 3.12
             values = list(zip(*rows, strict=True))[: len(names)]
             columns = zip(schema.types, values, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from launch.runs.restored import StoredRun
 from launch.runs.summary import spread_of
 from workers.replay.recorded_uploads import RecordedUploads
 from workers.replay.round_replayer import RoundReplayer
+from workers.scratch import Scratch
 from workers.storage.atomic_files import at_rest
 from workers.storage.checkpoints import Checkpoint
 from workers.storage.client_states import model_digest
@@ -34,9 +34,9 @@ def replay(folder: Path, data_dir: Path | None) -> None:
         raise UsageError(f"{folder} has no uploads to fold again: fedsim launch --keep-uploads keeps them")
     console = Console(highlight=False, emoji=False, markup=False)
     recorded, faults, created, last = RecordedUploads(folder), [], run.checkpoint, run.last_commit()
-    with at_rest(folder), tempfile.TemporaryDirectory(prefix="fedsim-replay-") as scratch:
+    with at_rest(folder), Scratch("fedsim-replay-") as scratch:
         before = 0
-        for created in RoundReplayer(run.problem, run.name, recorded, Path(scratch)).rounds(None, last):
+        for created in RoundReplayer(run.problem, run.name, recorded, scratch).rounds(None, last):
             text, fault = _compared(run, created)
             faults += [fault] if fault else []
             uploads, before = recorded.read - before, recorded.read

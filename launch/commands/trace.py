@@ -16,6 +16,7 @@ from launch.results.trace import Committed, TracedRun, events
 from launch.runs.file_checks import check_experiment, check_file, known_files
 from launch.runs.manifest import StoredManifest
 from launch.runs.process_rows import process_rows
+from launch.runs.run_state import rows_until
 from launch.runs.streamed_rows import ledger_rows, timeline_rows
 from workers.storage.growing_file import JOURNAL, LEDGER, TIMELINE
 from workers.storage.journal import journal_records
@@ -46,11 +47,12 @@ def trace(folder: Path, out: Path | None = None) -> Path | None:
         _workers(folder),
         _committed(folder / JOURNAL),
     )
-    spans = timeline_rows(folder / TIMELINE)
+    last = rows_until(folder)
+    spans = timeline_rows(folder / TIMELINE, last)
     first = next(spans, None)
     if first is None:
         raise UsageError(f"{folder} has no task in {TIMELINE} yet: trace it after its first round")
-    lines = _lines(run, events(run, chain([first], spans), ledger_rows(folder / LEDGER)))
+    lines = _lines(run, events(run, chain([first], spans), ledger_rows(folder / LEDGER, last)))
     if out == STDOUT:
         for line in lines:
             sys.stdout.write(line)

@@ -6,7 +6,6 @@ last rounds are kept; the first round needs none.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from launch.runs.restored import StoredRun
 from launch.runs.summary import stored_model_digest
 from workers.replay.round_replayer import RoundReplayer
 from workers.replay.task_verifier import Difference, Digests, TaskVerifier, digests
+from workers.scratch import Scratch
 from workers.storage.atomic_files import at_rest
 from workers.storage.checkpoints import Checkpoint
 from workers.storage.client_states import clients_digest
@@ -151,8 +151,7 @@ def _verified(
         earlier = {r: checkpoint for r, checkpoint in origins.items() if checkpoint is not None}
     except DataError as e:
         return Verdict(round, 0, 0, faults=[str(e)])
-    with tempfile.TemporaryDirectory(prefix="fedsim-verify-") as temporary:
-        scratch = Path(temporary)
+    with Scratch("fedsim-verify-") as scratch:
         verifier = TaskVerifier(run.problem, run.folder, run.name, scratch, recorded, only, twice)
         (after,) = RoundReplayer(run.problem, run.name, verifier, scratch).rounds(before, round, earlier)
     verdict = Verdict(round, verifier.compared, verifier.left_out, verifier.differences)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,10 @@ from fedsim import plugins
 from fedsim.errors import DataError, DiskError, FedsimError, Interrupted, UsageError
 from launch.progress_display import ProgressDisplay
 from launch.runs.manifest import NAME, StoredManifest, json_or_empty
-from launch.runs.process_rows import process_rows
+from launch.runs.run_state import KILLED, RUNNING, SUMMARY, state_of
 from launch.terminal import counted
 from workers.storage.growing_file import METRICS
 
-SUMMARY = "summary.json"
 EXIT = {"done": 0, "interrupted": Interrupted.exit_code, "killed": 137}
 """The exit code of a run's status; another one, such as failed, is 1."""
 GRACE = 5.0
@@ -69,13 +67,14 @@ class _Watched:
                 self.seconds += float(line.get("seconds") or 0)
                 self.shown, self.last = line["round"], line
                 yield line
-        status = str(summary.get("status", ""))
-        if not status and not _coordinator_is_gone(self.folder):
+        state = state_of(self.folder, summary)
+        if state != KILLED:
             self._gone = None
-        elif not status:
-            self._gone = now if self._gone is None else self._gone
-            status = "killed" if now - self._gone >= GRACE else ""
-        self.status, self.error = status, str(summary.get("error") or "")
+        elif self._gone is None:
+            self._gone = now
+        starting = self._gone is not None and now - self._gone < GRACE
+        self.status = "" if state == RUNNING or starting else state
+        self.error = str(summary.get("error") or "")
 
     def update(self, now: float) -> str:
         """As look(), for those who do not show the lines; returns the status.
@@ -201,19 +200,6 @@ def _run_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
     return [path.parent for path in sorted(folder.glob(f"*/{NAME}"))]
-
-
-def _coordinator_is_gone(folder: Path) -> bool:
-    """Whether the coordinator ran on this machine and has ended; of another machine, that is not known."""
-    for row in process_rows(folder):
-        if row.get("role") == "coordinator" and row.get("node") == platform.node():
-            try:
-                os.kill(int(row["pid"]), 0)
-            except ProcessLookupError:
-                return True
-            except (OSError, LookupError, TypeError, ValueError):
-                return False
-    return False
 
 
 def _bytes(line: Mapping[str, Any]) -> int:

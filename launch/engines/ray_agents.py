@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +13,7 @@ from fedsim.errors import UsageError
 from launch.engines.job import Job
 from launch.processes.fork_server import die_with_parent
 from workers.place import ENGINE
+from workers.scratch import Scratch
 from workers.transport.join_credentials import JOIN, JoinCredentials
 
 FEDSIM = (sys.executable, "-m", "launch")
@@ -31,8 +30,8 @@ class NodeActor:
         The agent ends with this process, however that ends.
         """
         parent, keys = os.getpid(), msgspec.json.decode(credentials, type=JoinCredentials)
-        with tempfile.TemporaryDirectory(prefix="fedsim-node-") as folder:
-            path = Path(folder) / JOIN
+        with Scratch("fedsim-node-") as folder:
+            path = folder / JOIN
             keys.write(path)
             what = ("node", "--join", str(path), "--workers", str(workers), "--seat", str(keys.first))
             return subprocess.Popen(

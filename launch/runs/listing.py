@@ -10,8 +10,7 @@ from typing import Any
 from fedsim import plugins
 from fedsim.errors import FedsimError, UsageError
 from launch.runs.manifest import StoredManifest, json_of
-from workers.storage.atomic_files import is_locked
-from workers.storage.journal import read_journal
+from launch.runs.run_state import commits_of, state_of
 from workers.storage.metrics_file import metrics_lines
 
 TRACES = ("manifest.json", "journal", "lock", "summary.json")
@@ -84,7 +83,7 @@ def _described(folder: Path) -> ListedRun:
     opened = StoredManifest.read(folder)
     experiment, path = opened.described, folder / "summary.json"
     summary: dict[str, Any] = json_of(path) if path.is_file() else {}
-    state = "running" if is_locked(folder) else str(summary.get("status", "killed"))
+    state = state_of(folder, summary)
     lines = [line for line, _ in metrics_lines(folder / "metrics.jsonl")]
     done, down, up = _progress(folder, summary if state == "done" else {})
     return ListedRun(
@@ -108,8 +107,6 @@ def _progress(folder: Path, summary: dict[str, Any]) -> tuple[int, int, int]:
     """The last committed round, and the algorithm's bytes down and up so far."""
     if summary:
         return int(summary["rounds"]), int(summary["bytes_down"]), int(summary["bytes_up"])
-    journal = folder / "journal"
-    records = read_journal(journal) if journal.is_file() else []
-    commits = {int(r["round"]): r["about"] for r in records if r["what"] == "commit"}
+    commits = commits_of(folder)
     down, up = (sum(int(a[f"bytes_{side}"]) for a in commits.values()) for side in ("down", "up"))
     return max(commits, default=0), down, up

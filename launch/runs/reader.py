@@ -22,6 +22,7 @@ from fedsim.errors import DataError, UsageError
 from fedsim.wire.ledger import COLUMNS, TREE_COLUMNS
 from launch.runs.file_checks import SUMMARY, KnownFiles, check_files, checked_bytes, known_files
 from launch.runs.manifest import StoredManifest, json_of
+from launch.runs.run_state import rows_until
 from workers.storage.growing_file import LEDGER, METRICS
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ class Run:
     def ledger(self) -> pandas.DataFrame:
         """ledger.csv; '' where a text does not apply, -1 where a number does not.
 
-        A last row that is still being written is left out.
+        A last row that is still being written is left out, and so are rows of a round that is not committed.
 
         Raises:
             UsageError: if there is none.
@@ -185,6 +186,9 @@ class Run:
             raise DataError(
                 f"{path} has the columns {', '.join(frame.columns)}; {', '.join(COLUMNS)} are due"
             )
+        last = rows_until(self.path)
+        if last is not None:
+            frame = frame[frame["round"] <= last]
         if self.status in ("done", "interrupted"):  # one that failed may not have written all its rows
             other = differing_sum(frame, self.summary.get("bytes"))
             if other:

@@ -13,26 +13,32 @@ from workers.coordinator.task_timeline import Span
 from workers.storage.atomic_files import disk_errors
 
 
-def ledger_rows(path: Path) -> Iterator[Entry]:
+def ledger_rows(path: Path, last: int | None = None) -> Iterator[Entry]:
     """Rows of a ledger.csv. A last row that is still being written is left out.
+
+    last: the last round whose rows count, None for all (launch.runs.run_state.rows_until).
 
     Raises:
         DataError: naming the line that is no row.
         DiskError: if the disk cannot be read.
     """
     for row in _rows(path, Entry):
-        yield Entry(*row)
+        entry = Entry(*row)
+        if last is None or entry.round <= last:
+            yield entry
 
 
-def timeline_rows(path: Path) -> Iterator[Span]:
-    """Rows of a timeline.csv. A last row that is still being written is left out.
+def timeline_rows(path: Path, last: int | None = None) -> Iterator[Span]:
+    """Rows of a timeline.csv, as ledger_rows.
 
     Raises:
         DataError: naming the line that is no row.
         DiskError: if the disk cannot be read.
     """
     for row in _rows(path, Span):
-        yield Span(*row)
+        span = Span(*row)
+        if last is None or span.round <= last:
+            yield span
 
 
 def _rows(path: Path, kind: type[Any]) -> Iterator[list[Any]]:

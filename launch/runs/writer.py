@@ -28,8 +28,8 @@ from workers.storage.recovery import Recovery
 OWN_NAMES = frozenset(
     {"manifest.json", ".manifest.json", "summary.json", ".summary.json", "processes.json", ".processes.json"}
     | {"metrics.jsonl", "ledger.csv", "timeline.csv", "journal", "checkpoints", "state", "spool", "uploads"}
-    | {"logs", "lock", "edges", "join.json", "revoked.json", "model.safetensors", "frozen", "tracking"}
-    | {"report.html"}
+    | {"logs", "lock", "edges", "join.json", "join-here.json", "revoked.json", "frozen", "start", "tracking"}
+    | {"model.safetensors", "report.html"}
 )
 """What a run's folder holds."""
 

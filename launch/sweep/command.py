@@ -82,6 +82,7 @@ def sweep(
             state = "done" if pool.done(t) else "archived" if t.id in known else "to do"
             console.print(f"{state:8} {escape(t.row.name)}, seed {t.seed}: {pool.folder(t)}", soft_wrap=True)
         return None
+    pool.remove_left()
     execution = recipe.how(str(Path(data_dir).resolve()) if data_dir else None)
     errors: dict[str, str] = {}
     to_run = [t for t in trials if t.id not in known]

@@ -48,15 +48,25 @@ class Pool:
         )
 
     def claim(self, trial: Named) -> int | None:
-        """A descriptor that holds this run for one sweep until it is closed, or None: another has it."""
+        """A descriptor that holds this run for one sweep until release(), or None: another has it."""
         self.path.mkdir(parents=True, exist_ok=True)
-        held = os.open(self.path / f".{trial.id}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(held)
-            return None
-        return held
+        return _locked(self._lock(trial), os.O_CREAT)
+
+    def release(self, trial: Named, claim: int) -> None:
+        """Let other sweeps have a run."""
+        self._lock(trial).unlink(missing_ok=True)
+        os.close(claim)
+
+    def remove_left(self) -> None:
+        """Remove the locks that sweeps have left which were killed."""
+        for path in self.path.glob(".*.lock"):
+            claim = _locked(path)
+            if claim is not None:
+                path.unlink(missing_ok=True)
+                os.close(claim)
+
+    def _lock(self, trial: Named) -> Path:
+        return self.path / f".{trial.id}.lock"
 
     def clear(self, trial: Named) -> None:
         """Remove what an earlier attempt has left."""
@@ -80,3 +90,25 @@ class Pool:
 
     def curve(self, trial: Named) -> Curve:
         return Curve.read(self.folder(trial))
+
+
+def _locked(path: Path, create: int = 0) -> int | None:
+    """A descriptor of a locked file, or None: another process has it, or it is not there.
+
+    Whoever releases a lock removes its file first. One that was removed meanwhile locks nothing.
+    """
+    while True:
+        try:
+            held = os.open(path, create | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(held), path.stat()):
+                return held
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            os.close(held)
+            return None
+        os.close(held)

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -22,6 +23,8 @@ from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, convert
 from launch.config import Execution
 from launch.processes.fork_server import ENVIRONMENT
+from launch.sweep import ends_with_sweep
+from launch.sweep.ends_with_sweep import SWEEP
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Trial, one_numerics
 from workers.portable import environment_for
@@ -86,11 +89,15 @@ def carry_out(
     numerics = one_numerics({trial.experiment.numerics for trial in waiting})
     os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["launch.run", "launch.session"])  # else every run imports them
+    os.environ[SWEEP] = str(os.getpid())
+    # else every run would import them
+    context.set_forkserver_preload([ends_with_sweep.__name__, "launch.run", "launch.session"])
     running: list[Running] = []
     errors: dict[str, str] = {}
+    interrupt = _Interrupt()
     try:
         while waiting or running:
+            interrupt.check()
             remote: list[Trial] = []  # in the hands of another sweep at this moment
             while waiting and len(running) < side_by_side:
                 trial = waiting.pop(0)
@@ -99,7 +106,7 @@ def carry_out(
                     remote.append(trial)
                     continue
                 if pool.done(trial):
-                    os.close(claim)
+                    pool.release(trial, claim)
                     progress.total -= 1
                     continue
                 pool.clear(trial)
@@ -122,7 +129,7 @@ def carry_out(
                 else:
                     errors[r.trial.id] = pool.error(r.trial)
                     progress.failed += 1
-                os.close(r.claim)  # only now: until it is signed, a run is not done
+                pool.release(r.trial, r.claim)  # only now: until it is signed, a run is not done
             progress.running = tuple((r.name, _share(r, pool)) for r in running)
             watch(progress)
     except KeyboardInterrupt:
@@ -132,8 +139,31 @@ def carry_out(
         for r in running:
             r.process.kill()
             r.process.join()
-            os.close(r.claim)
+            pool.release(r.trial, r.claim)
+        interrupt.close()
     return errors
+
+
+class _Interrupt:
+    """Ctrl-C raises KeyboardInterrupt, as ever, and is remembered: where Python calls a finaliser it prints
+    what is raised, and goes on."""
+
+    def __init__(self) -> None:
+        self._came = False
+        self._mine = threading.current_thread() is threading.main_thread()
+        self._before = signal.signal(signal.SIGINT, self._handle) if self._mine else None
+
+    def _handle(self, number: int, frame: object) -> None:
+        self._came = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        if self._came:
+            raise KeyboardInterrupt
+
+    def close(self) -> None:
+        if self._mine:
+            signal.signal(signal.SIGINT, self._before)
 
 
 def _share(r: Running, pool: Pool) -> float:
@@ -166,8 +196,7 @@ def _one(worker_config: str) -> None:
 
 
 def _end_with(sweep: int) -> None:
-    """End this process when the sweep's ends, however that happens: its parent is the fork server, which
-    lives as long as any child, so PR_SET_PDEATHSIG would not do."""
+    """End this process when the sweep's ends, however that happens."""
     with contextlib.suppress(ProcessLookupError):
         ended = select.poll()
         ended.register(os.pidfd_open(sweep), select.POLLIN)

@@ -102,7 +102,7 @@ def carry_out(tasks: Tasks, number: int, embedded: bool = False) -> str:
         pool.sign(task, time.monotonic() - began)
         return ""
     finally:
-        os.close(claim)  # only now: until it is signed, a run is not done
+        pool.release(task, claim)  # only now: until it is signed, a run is not done
 
 
 def main(file: str, number: str) -> int:

@@ -13,16 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.errors import DataError, Interrupted
+from fedsim.errors import ConnectionLost, DataError, Interrupted
 from fedsim.experiment import Experiment
+from fedsim.wire.envelope import Envelope
+from launch.commands.watch import _Watched
 from launch.config import Execution
 from launch.run import launch, resume
+from launch.runs.listing import listed
 from launch.runs.manifest import StoredManifest
 from launch.runs.reader import Run
 from launch.runs.writer import RunDir
+from launch.tracking.run_rows import RunRows
 from tests.mutations import at
 from tests.support.kept_runs import Printed, command, flip
 from tests.support.snapshots import snapshot
+from workers.worker.runtime import WorkerRuntime
 
 FILES = ("ledger.csv", "metrics.jsonl", "timeline.csv", "journal")
 READERS = ("ledger", "report", "trace", "compare", "verify")
@@ -244,3 +249,69 @@ def test_one_opened_manifest_serves_all(run: Path) -> None:
     opened = StoredManifest.open(run)
     assert (opened.experiment.algo, opened.experiment.rounds) == ("fedavg", 4)
     assert opened.starts == [opened.content] and Run.open(run).opened.described == opened.described
+
+
+# ---- a round that was under way
+
+
+def ended_in_round_3(how: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of six rounds that ends while two of four clients have answered in round 3; or whose rows of
+    round 3 are written, and its commit is not."""
+    experiment = Experiment(algo="fedavg", model="logistic", clients=4, rounds=6)
+    execution = Execution(workers=0, devices="cpu", out=str(home / "run"))
+    if how == "killed":
+        with at("committed", 3, lambda: snapshot(home / "run", home / "left")):
+            launch(experiment, execution, quiet=True)
+        return home / "left"
+    train = WorkerRuntime._train
+
+    def disturbed(self: WorkerRuntime, envelope: Envelope) -> Envelope:
+        if (envelope.header.round, envelope.header.client) == (3, 2):
+            raise Interrupted("now") if how == "interrupted" else ConnectionLost("now")
+        return train(self, envelope)
+
+    monkeypatch.setattr(WorkerRuntime, "_train", disturbed)
+    with pytest.raises(Interrupted if how == "interrupted" else ConnectionLost):
+        launch(experiment, execution, quiet=True)
+    monkeypatch.undo()
+    return home / "run"
+
+
+@pytest.mark.parametrize("how", ["interrupted", "failed", "killed"])
+def test_a_round_that_was_under_way_is_nowhere_in_the_numbers(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ended_in_round_3(how, tmp_path, monkeypatch)
+    run = Run.open(folder)
+    own = run.ledger[run.ledger.kind == "algorithm"]
+    total, broadcasts = int(own.bytes.sum()), len(own[(own.message == "task") & (own.layer == "header")])
+    assert (sorted(set(own["round"])), broadcasts) == ([1, 2], 8)
+    assert "retry" not in set(run.ledger.kind)
+    (line,) = listed([folder])
+    assert (line.state, line.rounds_done) == (how, 2)
+    assert line.bytes_down is not None and line.bytes_up is not None
+    assert line.bytes_down + line.bytes_up == total
+    scored = int(own.bytes[own["round"] <= run.lines[-1]["round"]].sum())  # not all committed rounds are
+    assert round(run.metrics["MB"].iloc[-1] * 1e6) == scored
+    watched = _Watched(folder)
+    watched.update(0.0)
+    assert watched.spent == RunRows(folder).new()[-1].numbers["bytes/so_far"] == scored
+    if how != "killed":
+        assert run.summary["rounds"] == 2 and run.summary["participations"] == broadcasts
+        assert run.summary["took_part"] == run.summary["folded"] == [2, 2, 2, 2]
+        assert run.summary["bytes_down"] + run.summary["bytes_up"] == total
+    page, as_json = command("report", folder), command("ledger", folder, "--json")
+    assert page.code == as_json.code == 0
+    by_kind = {of["kind"]: of["down"] + of["up"] for of in json.loads(as_json.out)["by_kind"]}
+    assert by_kind["algorithm"] == total
+    compared = json.loads(command("compare", folder, "--json").out)["groups"][0]
+    assert compared["bytes_mean"] == total
+    out = command("trace", folder, "--out", "-")
+    events = json.loads(out.out)["traceEvents"]
+    assert {e["args"]["round"] for e in events if "round" in e.get("args", {})} == {0, 1, 2}
+    resume(folder, {}, quiet=True)
+    ended = Run.open(folder).checked()
+    own = ended.ledger[ended.ledger.kind == "algorithm"]
+    assert (
+        ended.summary["participations"] == 24 == len(own[(own.message == "task") & (own.layer == "header")])
+    )

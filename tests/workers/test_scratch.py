@@ -44,8 +44,6 @@ def test_a_killed_processs_folder_goes_and_a_living_ones_stays(tmp_path: Path) -
     killed.send_signal(signal.SIGKILL)
     killed.wait(10)
     try:
-        for path in (lost, held):
-            aged(path)
         scratch = Scratch("mine-", str(tmp_path))
         assert not lost.exists()
         assert held.exists()
@@ -62,7 +60,7 @@ def test_a_killed_processs_folder_goes_and_a_living_ones_stays(tmp_path: Path) -
 
 
 def test_young_ones_other_kinds_and_links_are_left_alone(tmp_path: Path) -> None:
-    young = tmp_path / "mine-young"
+    young = tmp_path / ".mine-young"  # it gets its name when it is locked
     other, target = tmp_path / "other-one", tmp_path / "target"
     for path in (young, other, target):
         path.mkdir()

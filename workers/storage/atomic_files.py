@@ -95,7 +95,7 @@ def remove_temporaries(run: Path) -> None:
     with disk_errors(f"cannot remove a temporary file in {run}"):
         for pattern in (
             *("checkpoints/.*.checkpoint.*", "state/*/.*.state.*", "uploads/*/.*.envelope.*"),
-            ".join.json.*",
+            *(".join.json.*", ".join-here.json.*"),
         ):
             for path in run.glob(pattern):
                 path.unlink(missing_ok=True)

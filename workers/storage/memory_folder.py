@@ -38,7 +38,7 @@ def put_in_memory(run: Path, memory: Path = MEMORY) -> Path:
     """
     if not os.access(memory, os.W_OK | os.X_OK):
         raise UsageError(f"--durability none keeps states in {memory}, which is not there; use process")
-    _remove_what_is_left(memory)
+    remove_left(memory)
     folder = memory / f"fedsim-{os.getuid()}-{os.getpid()}-{_begun(os.getpid())}-{run.stat().st_ino}"
     with disk_errors(f"cannot make {folder}"):
         for name in FOLDERS:
@@ -63,7 +63,7 @@ def remove(run: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove_what_is_left(memory: Path) -> None:
+def remove_left(memory: Path = MEMORY) -> None:
     """Remove the folders of this user's runs whose coordinator is gone."""
     for folder in memory.glob(f"fedsim-{os.getuid()}-*-*-*"):
         pid, begun = folder.name.split("-")[2:4]

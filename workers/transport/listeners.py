@@ -15,7 +15,7 @@ import zmq
 
 from fedsim.errors import AccessError, UsageError, WireError
 from fedsim.wire import wire_size
-from workers.scratch import Scratch
+from workers.scratch import SHORT, Scratch
 from workers.transport.dealer import keep_alive
 from workers.transport.handshake import Hello
 from workers.transport.join_credentials import KeyPair, Revocations
@@ -116,7 +116,7 @@ class IpcListener(_TokenListener):
 
     def _bind(self, socket: zmq.Socket[bytes]) -> str:
         short = len(tempfile.gettempdir()) < 60  # a socket's path has at most 107 bytes
-        self._folder = Scratch("fedsim-listener-", None if short else "/tmp")
+        self._folder = Scratch("fedsim-listener-", None if short else SHORT)
         self._address = f"ipc://{self._folder.path}/coordinator"
         socket.bind(self._address)
         return self._address
