@@ -179,8 +179,10 @@ class Ledger:
         """Take back the entries of all later rounds, which will never be committed as they are."""
         for entry in (e for e in self._open if e.round > after):
             self._total(entry, -1)
-            key = (entry.kind, entry.direction, entry.field, entry.layer)
-            if entry.bytes and not self.totals[key]:
+            if (
+                entry.bytes
+                and not self.totals[key := (entry.kind, entry.direction, entry.field, entry.layer)]
+            ):
                 del self.totals[key]
         self._open = [e for e in self._open if e.round <= after]
 

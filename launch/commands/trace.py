@@ -47,11 +47,12 @@ def trace(folder: Path, out: Path | None = None) -> Path | None:
         _workers(folder),
         _committed(folder / JOURNAL),
     )
-    spans = timeline_rows(folder / TIMELINE)
+    last = rows_until(folder)
+    spans = timeline_rows(folder / TIMELINE, last)
     first = next(spans, None)
     if first is None:
         raise UsageError(f"{folder} has no task in {TIMELINE} yet: trace it after its first round")
-    lines = _lines(run, events(run, chain([first], spans), ledger_rows(folder / LEDGER, rows_until(folder))))
+    lines = _lines(run, events(run, chain([first], spans), ledger_rows(folder / LEDGER, last)))
     if out == STDOUT:
         for line in lines:
             sys.stdout.write(line)

@@ -15,7 +15,7 @@ from fedsim.errors import DataError, DiskError, FedsimError, Interrupted, UsageE
 from launch.progress_display import ProgressDisplay
 from launch.runs.manifest import NAME, StoredManifest, json_or_empty
 from launch.runs.run_state import KILLED, RUNNING, SUMMARY, state_of
-from launch.terminal import counted, percentage
+from launch.terminal import counted
 from workers.storage.growing_file import METRICS
 
 EXIT = {"done": 0, "interrupted": Interrupted.exit_code, "killed": 137}

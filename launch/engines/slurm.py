@@ -114,6 +114,7 @@ class Slurm:
     def submit(self, job: Job) -> str:
         """Write script and config beside the run folder, and give the script to sbatch."""
         script = self.plan(job)
+        check_slurm()
         job.write_config()
         number = submit_script(script, job.folder / "job.sh")
         return f"job {number}: {job.folder / 'job.log'} has its output, {job.run} its run folder"
@@ -130,15 +131,22 @@ def one_line(option: str) -> str:
     return option
 
 
+def check_slurm() -> None:
+    """Check that there is a sbatch, before anything is written.
+
+    Raises:
+        UsageError: if not.
+    """
+    if shutil.which("sbatch") is None:
+        raise UsageError("--on slurm: there is no sbatch on this machine; --dry-run prints the script")
+
+
 def submit_script(script: str, path: Path) -> str:
     """Write a batch script and give it to sbatch; returns the job's number.
 
     Raises:
-        UsageError: if there is no Slurm here.
         TaskError: if Slurm refuses it.
         DiskError: if it cannot be written.
     """
-    if shutil.which("sbatch") is None:
-        raise UsageError("--on slurm: there is no sbatch on this machine; --dry-run prints the script")
     write(path, script)
     return asked(["sbatch", "--parsable", str(path)]).strip().partition(";")[0]

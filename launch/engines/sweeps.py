@@ -20,7 +20,7 @@ from typing import Any
 from fedsim.errors import Interrupted, UsageError
 from launch.engines.options import EngineOptions
 from launch.engines.ray import connected
-from launch.engines.slurm import one_line, submit_script
+from launch.engines.slurm import check_slurm, one_line, submit_script
 from launch.sweep.runner import Progress
 from launch.sweep.task import Tasks, carry_out
 
@@ -67,6 +67,7 @@ def submit_array(tasks: Tasks, engine: EngineOptions, file: Path, jobs: int | No
         DiskError: if a file cannot be written.
     """
     script = array_script(tasks, engine, file, jobs)
+    check_slurm()
     tasks.write(file)
     number = submit_script(script, file.with_suffix(".sh"))
     what = f"job {number}: {len(tasks.tasks)} runs, which leave their output beside {file}"

@@ -28,15 +28,17 @@ def ledger_rows(path: Path, last: int | None = None) -> Iterator[Entry]:
             yield entry
 
 
-def timeline_rows(path: Path) -> Iterator[Span]:
-    """Rows of a timeline.csv. A last row that is still being written is left out.
+def timeline_rows(path: Path, last: int | None = None) -> Iterator[Span]:
+    """Rows of a timeline.csv, as ledger_rows.
 
     Raises:
         DataError: naming the line that is no row.
         DiskError: if the disk cannot be read.
     """
     for row in _rows(path, Span):
-        yield Span(*row)
+        span = Span(*row)
+        if last is None or span.round <= last:
+            yield span
 
 
 def _rows(path: Path, kind: type[Any]) -> Iterator[list[Any]]:

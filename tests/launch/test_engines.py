@@ -311,6 +311,7 @@ def test_every_engine_keeps_the_contract(name: str, tmp_path: Path, monkeypatch:
     absent = {"address": "127.0.0.1:1"} if name == "ray" else options
     with pytest.raises(UsageError, match=f"--on {name}: "):
         engine.submit(job(tmp_path, options=absent))
+    assert not [*tmp_path.iterdir()], "nor does a submission that is refused"
     assert set(ENGINES) == set(NAMES)
 
 

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -348,8 +349,30 @@ def test_no_run_outlives_a_killed_sweep(tmp_path: Path) -> None:
         assert len(running) >= 2
     finally:
         sweep.kill()
-        sweep.wait(timeout=DEADLINE)
-    wait_until(lambda: not any(alive(p) for p in running), "the runs to end")
+        sweep.wait(timeout=10)
+    wait_until(lambda: not any(alive(p) for p in running), "the runs and their fork server to end")
+    pool = Pool(runs)
+    assert len(list(runs.glob(".*.lock"))) == 2
+    pool.remove_left()
+    assert not list(runs.glob(".*.lock"))
+
+
+@pytest.mark.process
+def test_an_interrupted_sweep_ends_and_leaves_no_lock(tmp_path: Path) -> None:
+    """While its fork server still imports."""
+    path, runs = recipe(tmp_path, RECIPE.replace("rounds = 2", "rounds = 100000")), tmp_path / "runs"
+    command = [sys.executable, "-m", "launch", "sweep", str(path), "--runs", str(runs), "--jobs", "2"]
+    sweep = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: bool(list(runs.glob(".*.lock"))), "the first run to be claimed")
+        below = children_of(sweep.pid)
+        sweep.send_signal(signal.SIGINT)
+        _, says = sweep.communicate(timeout=120)
+    finally:
+        sweep.kill()
+    assert sweep.returncode == 130 and says.count("\n") == 1 and "interrupted: 0 runs are done" in says
+    wait_until(lambda: not any(alive(p) for p in below), "its processes to end")
+    assert not list(runs.glob(".*.lock"))
 
 
 def wait_until(true: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
@@ -370,9 +393,9 @@ def test_two_sweeps_do_not_take_each_others_runs(tmp_path: Path) -> None:
     try:
         wait_until(lambda: all(pool.done(t) for t in trials[1:]), "the others")
         assert other.poll() is None and not pool.folder(trials[0]).exists()
-        os.close(claim)
-        assert other.wait(timeout=DEADLINE) == 0
-        assert pool.done(trials[0])
+        pool.release(trials[0], claim)
+        assert other.wait(timeout=60) == 0
+        assert pool.done(trials[0]) and not list(runs.glob(".*.lock"))
     finally:
         other.kill()
         other.wait(timeout=DEADLINE)
