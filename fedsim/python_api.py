@@ -93,7 +93,7 @@ class Run(Protocol):
 
 
 class ExecutionOptions(TypedDict, total=False):
-    """The rarer ways to carry a run out; launch.execution.Execution describes them. None changes a bit."""
+    """The rarer ways to carry a run out; launch.config.Execution describes them. None changes a bit."""
 
     remote_workers: int
     bind: str
@@ -239,7 +239,7 @@ def run(
 
 
 def carry_out(experiment: Experiment, quiet: bool, **execution: Any) -> Run:
-    """Run an experiment; execution: fields of launch.execution.Execution.
+    """Run an experiment; execution: fields of launch.config.Execution.
 
     Raises:
         FedsimError: as run.

@@ -15,7 +15,7 @@ from fedsim.problem import Problem
 from launch.config import Execution
 from launch.progress_display import ProgressDisplay
 from launch.target_accuracy import TargetAccuracy, percent
-from launch.terminal import counted, print_table
+from launch.terminal import counted, percentage, print_table
 from workers.devices import Placement
 
 TOO_WIDE = (
@@ -81,23 +81,23 @@ class Display(ProgressDisplay):
         )
         accuracy = summary["test_accuracy"]  # there is none of regression
         if accuracy is not None or summary["test_nll"] is not None:
-            message = [f"test accuracy [bold]{accuracy:.4f}[/]"] if accuracy is not None else []
+            message = [f"test accuracy [bold]{percentage(accuracy)}[/]"] if accuracy is not None else []
             message += [f"NLL {_number(summary['test_nll'])}"]
             message += _calibration(summary, "test")
             rounds = counted(summary["rounds"], "round")
             self.console.print(
                 f"[bold]{summary['status']}[/] after {rounds}: {', '.join(message)}", soft_wrap=True
             )
-            if more := [f"{key} {_number(summary[key])}" for key in EXTRA if key in summary]:
+            if more := [f"{key} {_share(summary[key])}" for key in EXTRA if key in summary]:
                 self.console.print(", ".join(more), soft_wrap=True)
             if summary.get("client_accuracy_worst") is not None:
                 self.console.print(
-                    f"scores by client: mean accuracy {summary['client_accuracy_mean']:.4f}, "
-                    f"worst {summary['client_accuracy_worst']:.4f}"
+                    f"scores by client: mean accuracy {percentage(summary['client_accuracy_mean'])}, "
+                    f"worst {percentage(summary['client_accuracy_worst'])}"
                 )
         if summary.get("ensemble_accuracy") is not None:
             message = [
-                f"accuracy [bold]{summary['ensemble_accuracy']:.4f}[/]",
+                f"accuracy [bold]{percentage(summary['ensemble_accuracy'])}[/]",
                 f"NLL {_number(summary['ensemble_nll'])}",
                 *_calibration(summary, "ensemble"),
             ]
@@ -216,6 +216,10 @@ def _calibration(summary: Mapping[str, Any], what: str) -> list[str]:
     """ECE and Brier score, where the run has them."""
     names = {f"{what}_ece": "ECE", f"{what}_brier": "Brier score"}
     return [f"{name} {_number(summary[key])}" for key, name in names.items() if key in summary]
+
+
+def _share(x: float | None) -> str:
+    return "nan" if x is None else percentage(x)
 
 
 def _number(x: float | None) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from launch.terminal import duration, megabytes
+from launch.terminal import duration, megabytes, percentage
 
 GAP = 2
 """Spaces between parts."""
@@ -81,7 +81,7 @@ def progress_parts(metrics: Mapping[str, Any], bytes_so_far: int | None) -> list
     bytes_so_far: None if they are not known, and left out.
     """
     accuracy, nll = metrics["test_accuracy"], metrics["test_nll"]
-    parts = [Part(f"accuracy {accuracy:.4f}", 0)] if accuracy is not None else []
+    parts = [Part(f"accuracy {percentage(accuracy)}", 0)] if accuracy is not None else []
     down, up = metrics["bytes_down"], metrics["bytes_up"]
     parts.append(Part(f"NLL {'nan' if nll is None else f'{nll:.4f}'}", 3))
     if bytes_so_far is not None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from decimal import ROUND_DOWN, Decimal, InvalidOperation
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.round_events import reaches
-from launch.terminal import megabytes
+from launch.terminal import megabytes, percentage
 
 NONE = "none"
 
@@ -30,10 +31,14 @@ def parsed(text: str, option: str) -> float:
     return value
 
 
-def percent(accuracy: float) -> str:
-    """0.78 as 78 %, 0.763888 as 76.38 %: rounded down, so that less than 78 % is never shown as 78 %."""
-    shown = (100 * Decimal(str(accuracy))).quantize(Decimal("0.01"), ROUND_DOWN)
-    return f"{float(shown):g} %"
+def percent(target: float) -> str:
+    """A target accuracy as it was asked for: 0.78 as 78 %, 0.7825 as 78.25 %."""
+    return f"{float(100 * Decimal(str(target))):.6g} %"
+
+
+def below_target(accuracy: float) -> str:
+    """An accuracy for people, rounded down, so that less than 78 % is never shown as 78.0 %."""
+    return percentage(math.floor(1000 * accuracy + 1e-9) / 1000)
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,6 @@ class TargetAccuracy:
         if self.best is None:
             return f"{percent(self.until)} was not reached; no round was evaluated"
         return (
-            f"{percent(self.until)} was not reached; the best was {percent(self.best)} "
+            f"{percent(self.until)} was not reached; the best was {below_target(self.best)} "
             f"(round {self.best_round})"
         )

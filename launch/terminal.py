@@ -219,6 +219,11 @@ def counted(n: int, noun: str) -> str:
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
+def percentage(share: float) -> str:
+    """An accuracy, or another share, for people: 0.91834 as 91.8 %. Files for programs have the fraction."""
+    return f"{100 * share:.1f} %"
+
+
 def megabytes(n: float) -> str:
     """Bytes for people: 640 B, 21.4 kB, 1.21 MB, 2.50 GB."""
     for unit, size, digits in (("GB", 1e9, 2), ("MB", 1e6, 2), ("kB", 1e3, 1)):

@@ -12,7 +12,7 @@ from rich.table import Table
 from launch.json_output import print_json
 from launch.runs.listing import DAMAGED, ListedRun, listed
 from launch.target_accuracy import percent
-from launch.terminal import console, megabytes, print_table
+from launch.terminal import console, megabytes, percentage, print_table
 
 DEFAULT = Path("runs")
 NONE = "-"
@@ -55,7 +55,7 @@ def _cells(run: ListedRun) -> tuple[str, ...]:
         str(run.seed),
         run.state,
         f"{rounds} to {percent(run.until)}" if run.until else rounds,
-        NONE if run.test_accuracy is None else f"{run.test_accuracy:.4f}",
+        NONE if run.test_accuracy is None else percentage(run.test_accuracy),
         megabytes((run.bytes_down or 0) + (run.bytes_up or 0)),
         f"{datetime.fromisoformat(run.started):%Y-%m-%d %H:%M}",
     )

@@ -16,7 +16,7 @@ from fedsim.errors import DataError, DiskError, FedsimError, Interrupted, UsageE
 from launch.progress_display import ProgressDisplay
 from launch.runs.manifest import NAME, StoredManifest, json_or_empty
 from launch.runs.process_rows import process_rows
-from launch.terminal import counted
+from launch.terminal import counted, percentage
 from workers.storage.growing_file import METRICS
 
 SUMMARY = "summary.json"
@@ -101,7 +101,7 @@ class _Watched:
     def outcome(self) -> str:
         """The end of the run in words."""
         accuracy = self.last.get("test_accuracy")
-        score = f", test accuracy {accuracy:.4f}" if accuracy is not None else ""
+        score = f", test accuracy {percentage(accuracy)}" if accuracy is not None else ""
         why = f": {self.error}" if self.error else ""
         return f"{self.status} after {counted(max(0, self.shown), 'evaluated round')}{score}{why}"
 

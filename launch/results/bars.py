@@ -10,8 +10,9 @@ import numpy as np
 
 from launch.results.downloads import caption
 from launch.results.figures import colour_of, drawing, plain, style
-from launch.results.readings import Read, readings
+from launch.results.readings import Read, number, readings
 from launch.results.statistics import Values
+from launch.terminal import percentage
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ def bar_chart(
     said: Callable[[int], str],
     limits: tuple[float | None, float | None] = (None, None),
     size: tuple[float, float] = (4.2, 2.8),
+    share: bool = False,
 ) -> str:
     """An <svg> element and a link to its numbers; '' without a bar.
 
@@ -45,6 +47,7 @@ def bar_chart(
         said: What is said of the bar in a place, such as "client 3".
         limits: The ends of the x axis.
         size: Inches of 9-point text.
+        share: Whether the heights are shares, which are shown in %.
     """
     if not len(left) or not any(np.isfinite(b.heights).any() for b in bars):
         return ""
@@ -60,19 +63,20 @@ def bar_chart(
         whole = bool((((left + right) / 2) % 1 == 0).all())
         axes.locator_params(axis="x", nbins=7, integer=whole)
         axes.locator_params(axis="y", nbins=5)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        unit = 100 if share else 1
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{unit * value:,.10g}"))
         axes.set_xlim(*limits)
         axes.set_xlabel(axis[0])
-        axes.set_ylabel(axis[1])
+        axes.set_ylabel(f"{axis[1]} (%)" if share else axis[1])
         plain(axes)
 
     middle = (left + right) / 2
 
     def over(figure: Any) -> str:
-        alone = len(bars) == 1
+        alone, form = len(bars) == 1, percentage if share else number
         tops = np.cumsum([np.nan_to_num(b.heights) for b in bars], axis=0)
         read = [
-            Read("" if alone else b.name, colour_of(b.slot), middle, top, said=b.heights)
+            Read("" if alone else b.name, colour_of(b.slot), middle, top, said=b.heights, form=form)
             for b, top in zip(bars, tops, strict=True)
         ]
         return readings(figure.axes[0], read, lambda at: said(int(np.abs(middle - at).argmin())))

@@ -1,18 +1,29 @@
-"""Which group reaches an accuracy with the fewest bytes: a picture, tables, who is ahead at which budget."""
+"""Which group reaches an accuracy with the fewest bytes: pictures, tables, who is ahead at which budget."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from statistics import fmean
 
 import numpy as np
 
 from launch.results import html
 from launch.results.figures import COLOURS, DASHES, Line, chart, wide
-from launch.results.frontier import FrontierPoint, by_budget, cost, winning_ranges
+from launch.results.frontier import Cost, FrontierPoint, by_budget, ranking, winning_ranges
 from launch.results.groups import Group
 from launch.results.statistics import Band
-from launch.results.tables import STOPPED, UNFINISHED, Grid, between, costs, megabytes, name
+from launch.results.tables import (
+    STOPPED,
+    UNFINISHED,
+    Grid,
+    between,
+    costs,
+    megabytes,
+    name,
+    unreached,
+)
 
 
 def slots_of(groups: Sequence[Group]) -> list[int]:
@@ -34,38 +45,41 @@ def against_bytes(
     if not budgets:
         return
     bottom = _bottom(list(budgets.values()), levels)
-    drawn = [line for slot, b in budgets.items() for line in _drawn(lines[slot], slot, b, levels, bottom)]
+    drawn = [line for slot, b in budgets.items() for line in _drawn(lines[slot], slot, b, bottom)]
     picture = chart(
         drawn,
         "megabytes, both directions",
         "best accuracy so far",
         logx=wide([line.x for line in drawn]),
-        size=(6.6, 3.7),
+        size=(5.0, 3.2),
         limits=(bottom, None),
         levels=levels,
+        share=True,
     )
     yield key
     yield f'<figure class="large">{picture}</figure>'
     notes = [
-        "The further left a line is, the fewer bytes it needs. Lines are means over the seeds, bands their "
-        "range."
+        "The further left a line is, the fewer bytes it needs. Lines are means over the seeds; their range "
+        "is said where one points."
     ]
     if levels:
-        notes.append(
-            "A dashed line across is an accuracy; a dot on it is the mean of the bytes with which the seeds "
-            "reach it, its bar their range, for groups of which every seed does."
-        )
+        notes.append("A dashed line across is an accuracy of the tables below.")
     if any(g.stopped for g in groups):
         notes.append(f"{STOPPED} ended (◆) when it had reached its target accuracy.")
     if not all(g.done for g in groups):
         notes.append(f"{UNFINISHED} is not finished (×): it may go on.")
     yield html.soft(" ".join(notes))
-    for grid in costs(groups, levels):
-        yield f"<h3>{escape(grid.title)}</h3>{table_of(grid)}"
+    ranked = [ranking(groups, level) for level in levels]
+    scale = _Scale.of([n for costs in ranked for c in costs if c.whole for n in c.spent])
+    slots = {id(g): slot for slot, g in lines.items()}
+    for grid, costs_ in zip(costs(groups, levels), ranked, strict=True):
+        yield f"<h3>{escape(grid.title)}</h3>{_ranges(groups, costs_, slots, scale)}{table_of(grid)}"
     if levels:
         yield html.soft(
-            "The fewest bytes first. Where only some seeds reach the accuracy, their number stands for the "
-            "mean; a percentage in brackets is the best accuracy of a group that does not."
+            "A dot is the mean of the bytes with which the seeds of a group reach the accuracy, its bar "
+            "their range, for groups of which every seed does. The fewest bytes first. Where only some seeds "
+            "reach the accuracy, their number stands for the mean; a percentage in brackets is the best "
+            "accuracy of a group that does not." + (" The axis is logarithmic." if scale.logarithmic else "")
         )
 
 
@@ -76,8 +90,8 @@ def _bottom(budgets: Sequence[Band], levels: Sequence[float]) -> float:
     return float(max(0.0, lowest - max(0.5 * (highest - lowest), 0.02)))
 
 
-def _drawn(group: Group, slot: int, b: Band, levels: Sequence[float], bottom: float) -> Iterator[Line]:
-    """A group's line, the mark of its end where it might have gone on, and its dots on the levels."""
+def _drawn(group: Group, slot: int, b: Band, bottom: float) -> Iterator[Line]:
+    """A group's line, and the mark of its end where it might have gone on."""
     visible = np.flatnonzero(b.high >= bottom)
     begin = max(0, int(visible[0]) - 1) if len(visible) else len(b.x) - 1  # the rest needs no room
     mean, low, high = (y[begin:] for y in (b.mean, b.low, b.high))
@@ -85,12 +99,56 @@ def _drawn(group: Group, slot: int, b: Band, levels: Sequence[float], bottom: fl
     if not group.done or group.stopped:
         mark = "D" if group.done else "x"
         yield Line(name(group), b.x[-1:], b.mean[-1:], slot=slot, kind="points", mark=mark)
-    for level in levels:
-        c = cost(0, group, level)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Where bytes are on an axis that the pictures of all accuracies share."""
+
+    low: float
+    high: float
+    logarithmic: bool
+
+    @staticmethod
+    def of(counts: Sequence[float]) -> _Scale:
+        """From 0 to the largest, or from the least of bytes that span decades."""
+        if not counts:
+            return _Scale(0.0, 1.0, False)
+        logarithmic = wide([np.array(counts, dtype=np.float64)])
+        return _Scale(float(min(counts)) if logarithmic else 0.0, float(max(counts)), logarithmic)
+
+    def __call__(self, n: float) -> float:
+        """Percent of the axis."""
+        low, high, at = (
+            map(np.log, (self.low, self.high, n)) if self.logarithmic else (self.low, self.high, n)
+        )
+        return float(100 * (at - low) / (high - low)) if high > low else 50.0
+
+
+def _ranges(groups: Sequence[Group], ranked: Sequence[Cost], slots: Mapping[int, int], scale: _Scale) -> str:
+    """One row a group: a dot at the mean of its seeds' bytes and a bar over their range, in its colour."""
+    rows = []
+    for c in ranked:
+        group, track = groups[c.group], ""
         if c.whole:
-            spent = np.array(c.spent) / 1e6
-            x, low, high = (end(keepdims=True) for end in (spent.mean, spent.min, spent.max))
-            yield Line(name(group), x, np.array([level]), low, high, slot, "across")
+            low, high, mean = scale(min(c.spent)), scale(max(c.spent)), scale(fmean(c.spent))
+            colour = f"var(--c{slots.get(id(group), 7) % len(COLOURS)})"
+            track = (
+                f'<i style="left: {low:.2f}%; width: {high - low:.2f}%; background: {colour}"></i>'
+                f'<b style="left: {mean:.2f}%; background: {colour}"></b>'
+            )
+            said = f"{name(group)}: {megabytes(c.spent)} MB"
+            if len(c.spent) > 1:
+                said += f", {between(megabytes([min(c.spent)]), megabytes([max(c.spent)]))}"
+            track = f'<div class="track" title="{escape(said)}">{track}</div>'
+        else:
+            track = f'<div class="soft">{escape(unreached(c))}</div>'
+        rows.append(f"<span>{escape(name(group))}</span>{track}")
+    if not any(c.whole for c in ranked):
+        return ""
+    ends = [megabytes([scale.low]) if scale.low else "0", f"{megabytes([scale.high])} MB"]
+    axis = f'<span></span><div class="ends">{"".join(f"<span>{end}</span>" for end in ends)}</div>'
+    return f'<div class="ranges">{"".join(rows)}{axis}</div>'
 
 
 def winners(groups: Sequence[Group], ahead: Sequence[FrontierPoint]) -> list[list[str]]:

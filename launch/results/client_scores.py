@@ -32,7 +32,10 @@ def client_scores(metrics: pandas.DataFrame) -> Iterator[str]:
         return
     yield html.key(dict(enumerate(NAMES)))
     x, labels = numbers(metrics, "round"), {"accuracy": "accuracy", "nll": "NLL (nats)"}
-    drawn = [chart(_lines(metrics, x, key), "round", label) for key, label in labels.items()]
+    drawn = [
+        chart(_lines(metrics, x, key), "round", label, share=key == "accuracy")
+        for key, label in labels.items()
+    ]
     last = metrics[HISTOGRAM].iloc[-1] if HISTOGRAM in metrics else None
     if isinstance(last, list):
         drawn.append(histogram(np.array(last, dtype=np.float64), int(x[-1])))
@@ -56,14 +59,14 @@ def histogram(counts: Values, round: int) -> str:
     there = np.flatnonzero(counts)
     if not len(there):
         return ""
-    edges = np.arange(HISTOGRAM_BINS + 1) / HISTOGRAM_BINS
-    width = 1 / HISTOGRAM_BINS
+    edges = np.arange(HISTOGRAM_BINS + 1) * 100 / HISTOGRAM_BINS
+    width = 100 / HISTOGRAM_BINS
     return bar_chart(
         "clients by accuracy",
-        (f"accuracy after round {round}", "clients"),
+        (f"accuracy after round {round} (%)", "clients"),
         edges[:-1] + 0.04 * width,
         edges[1:] - 0.04 * width,
         [Bars("clients", counts)],
-        said=lambda n: f"accuracy {edges[n]:g} to {edges[n + 1]:g}",
-        limits=(max(0.0, width * (there[0] - 1)), min(1.0, width * (there[-1] + 2))),
+        said=lambda n: f"accuracy {edges[n]:g} to {edges[n + 1]:g} %",
+        limits=(max(0.0, width * (there[0] - 1)), min(100.0, width * (there[-1] + 2))),
     )

@@ -14,6 +14,7 @@ from launch.results import html
 from launch.results.bars import Bars, bar_chart
 from launch.results.statistics import Values, sides
 from launch.results.tables import NONE
+from launch.terminal import percentage
 
 SPENT = {
     "seconds, simulated": "client_seconds",
@@ -56,7 +57,7 @@ def clients(
         [
             *(str(k), _at(sizes, k), _at(took_part, k), _at(folded, k)),
             *(f"{by[side][k]:,}" for side in DIRECTIONS),
-            *(NONE if values[k] is None else f"{values[k]:.4f}" for values in scores.values()),
+            *(_score(title, values[k]) for title, values in scores.items()),
             *(f"{values[k]:,.4g}" for values in spent.values()),
         ]
         for k in shown
@@ -82,7 +83,7 @@ def clients(
     by_side = [Bars(side, by[side].to_numpy(dtype=np.float64), slot) for slot, side in enumerate(DIRECTIONS)]
     values = [np.array(v, dtype=np.float64) for v in scores.values()]
     scored = [
-        _by_client(f"{title} after round {last['round']}", [Bars(title, v)])
+        _by_client(f"{title} after round {last['round']}", [Bars(title, v)], share=title == "accuracy")
         for title, v in zip(scores, values, strict=True)
     ]
     yield html.charts(_by_client("bytes", by_side), *scored, across=3)
@@ -90,7 +91,13 @@ def clients(
     yield html.folded(f"Table of clients{cut}", html.table(heads, lines, 0), opened=count <= 20)
 
 
-def _by_client(what: str, bars: Sequence[Bars]) -> str:
+def _score(title: str, value: float | None) -> str:
+    if value is None:
+        return NONE
+    return percentage(value) if title == "accuracy" else f"{value:.4f}"
+
+
+def _by_client(what: str, bars: Sequence[Bars], share: bool = False) -> str:
     """A bar for every client; of more than MOST_CLIENTS they touch each other."""
     count = len(bars[0].heights)
     gap = 0.06 if count <= MOST_CLIENTS else 0.0
@@ -98,7 +105,14 @@ def _by_client(what: str, bars: Sequence[Bars]) -> str:
     left, right = np.subtract(places, 0.5 - gap), np.add(places, 0.5 - gap)
     limits = (-0.5 - 0.02 * count, count - 0.5 + 0.02 * count)
     return bar_chart(
-        f"{what} by client", ("client", what), left, right, bars, said=lambda k: f"client {k}", limits=limits
+        f"{what} by client",
+        ("client", what),
+        left,
+        right,
+        bars,
+        said=lambda k: f"client {k}",
+        limits=limits,
+        share=share,
     )
 
 

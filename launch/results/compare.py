@@ -33,7 +33,7 @@ from launch.results.tables import (
     unreached,
     write_csv,
 )
-from launch.target_accuracy import parsed
+from launch.target_accuracy import parsed, percent
 from launch.terminal import print_table
 
 MOST_RANGES = 6
@@ -148,7 +148,7 @@ def _table(groups: Sequence[Group], target: Sequence[float], more: Sequence[str]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", overflow="fold")
     added = [MORE_HEADS[MORE[c]] for c in more]
-    heads = ["seeds", "acc. %", "NLL", *added, "MB", *(f"MB to\n{level:g}" for level in target)]
+    heads = ["seeds", "acc. %", "NLL", *added, "MB", *(f"MB to\n{percent(level)}" for level in target)]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for g in groups:

@@ -24,7 +24,7 @@ def compared_clients(groups: Mapping[int, Group], key: str) -> Iterator[str]:
     spent = {slot: [m.client_bytes / 1e6 for m in g.members] for slot, g in groups.items()}
     scores = {slot: [m.client_accuracies for m in g.members] for slot, g in groups.items()}
     drawn = [
-        chart(_lines(groups, values), "client, sorted", label, marks=True)
+        chart(_lines(groups, values), "client, sorted", label, marks=True, share=values is scores)
         for values, label in ((spent, "megabytes of a client"), (scores, "accuracy of a client"))
     ]
     if any(drawn):

@@ -226,7 +226,9 @@ def _curves(groups: Mapping[int, Group], levels: Sequence[float]) -> str:
             room = 0.03 * (high - low)
             least = min([low, *(level - room for level in across)])
             limits = (least if accurate else None, high if metric == "test_nll" else None)
-            created.append(chart(lines, what, output, logx=logx, logy=logy, limits=limits, levels=across))
+            created.append(
+                chart(lines, what, output, logx=logx, logy=logy, limits=limits, levels=across, share=accurate)
+            )
     return html.charts(*created, across=2)
 
 

@@ -16,6 +16,8 @@ import numpy as np
 from launch.results.downloads import caption
 from launch.results.readings import Read, number, readings
 from launch.results.statistics import Band, Values
+from launch.target_accuracy import percent
+from launch.terminal import percentage
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart, black last
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#000000")
@@ -26,6 +28,8 @@ _SLOTS = tuple(c.lower().replace("#000000", "#000001") for c in COLOURS)
 """Black is what matplotlib leaves out of an SVG, so that no variable could take its place."""
 _VARIABLES = {INK: "var(--ink)", FAINT: "var(--line)"} | {c: f"var(--c{n})" for n, c in enumerate(_SLOTS)}
 _numbers = count()
+WHOLE = ("round", "client, sorted")
+"""Axes whose values are whole numbers."""
 DECADES = 30
 """A positive axis whose ends have at least this ratio is logarithmic, where it may be."""
 
@@ -35,8 +39,8 @@ class Line:
     """A curve with its name and, over seeds, its band from low to high.
 
     slot: what its colour and dashes are chosen by (default: its place; -1: as text). kind: a curve, the
-    steps of what is reached from each point on, or points alone with their range: upwards, or across
-    (low and high are then of x). mark: matplotlib's marker of points.
+    steps of what is reached from each point on, whose range is said and not drawn, or points alone. mark:
+    matplotlib's marker of points.
     """
 
     name: str
@@ -45,7 +49,7 @@ class Line:
     low: Values | None = None
     high: Values | None = None
     slot: int | None = None
-    kind: Literal["curve", "steps", "points", "across"] = "curve"
+    kind: Literal["curve", "steps", "points"] = "curve"
     mark: str = "o"
 
 
@@ -74,11 +78,12 @@ def chart(
     size: tuple[float, float] = (4.2, 2.8),
     limits: tuple[float | None, float | None] = (None, None),
     levels: Sequence[float] = (),
+    share: bool = False,
 ) -> str:
     """An <svg> element that says the values where one points at it, and a link to them as CSV; '' if no line
     has a point. Each line is a group of class l<slot> with its name as tooltip. size: inches of 9-point text;
-    limits: ends of the y axis; levels: values of y with a line across. An axis called round has whole numbers
-    only."""
+    limits: ends of the y axis; levels: values of y with a line across; share: whether y is a share, which is
+    shown in %. Axes of rounds and of clients have whole numbers only."""
     lines = [line for line in lines if np.isfinite(line.y).any()]
     if not lines:
         return ""
@@ -99,7 +104,9 @@ def chart(
                 axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
                 axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
                 axis.set_minor_formatter(NullFormatter())
-        if x == "round":
+        if share:
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g}"))
+        if x in WHOLE:
             axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
         bottom, top = limits
         for level in levels:
@@ -107,17 +114,18 @@ def chart(
                 continue  # its text would take the room of the axes
             axes.axhline(level, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1.5)
             across: Any = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 8}
-            axes.text(1.01, level, f"{level:g}", **across)
+            axes.text(1.01, level, percent(level) if share else f"{level:g}", **across)
         axes.set_ylim(*limits)
         axes.set_xlabel(x)
-        axes.set_ylabel(y)
+        axes.set_ylabel(f"{y} (%)" if share else y)
         plain(axes)
 
     names = [(slot, line.name) for slot, line in zip(slots, lines, strict=True)]
 
     def over(figure: Any) -> str:
         alone = len({line.name for line in lines}) == 1
-        read = [_read(line, slot, alone) for line, slot in zip(lines, slots, strict=True)]
+        form = percentage if share else number
+        read = [_read(line, slot, alone, form) for line, slot in zip(lines, slots, strict=True)]
         return readings(figure.axes[0], read, lambda at: f"{x.partition(',')[0]} {number(at)}")
 
     title = f"{y} against {x}"
@@ -129,11 +137,9 @@ def colour_of(slot: int) -> str:
     return _VARIABLES[style(slot)[0]]
 
 
-def _read(line: Line, slot: int, alone: bool) -> Read:
-    """What is read of a line; the range of points across is one of x, and not said."""
-    low, high = (None, None) if line.kind == "across" else (line.low, line.high)
+def _read(line: Line, slot: int, alone: bool, form: Callable[[float], str]) -> Read:
     name, holds = "" if alone else line.name, line.kind == "steps"
-    return Read(name, colour_of(slot), line.x, line.y, low, high, holds)
+    return Read(name, colour_of(slot), line.x, line.y, line.low, line.high, holds, form=form)
 
 
 def _table(title: str, lines: Sequence[Line], x: str, y: str) -> str:
@@ -202,11 +208,9 @@ def _draw(axes: Any, line: Line, slot: int, gid: str, marks: bool) -> None:
     colour, dash = style(slot)
     ranged = line.low is not None and line.high is not None
     steps = line.kind == "steps"
-    if line.kind in ("points", "across"):
+    if line.kind == "points":
         if ranged:
-            bars = axes.vlines if line.kind == "points" else axes.hlines
-            at = line.x if line.kind == "points" else line.y
-            bars(at, line.low, line.high, color=colour, linewidth=2.2, alpha=0.6, gid=gid)
+            axes.vlines(line.x, line.low, line.high, color=colour, linewidth=2.2, alpha=0.6, gid=gid)
         points: Any = {"linestyle": "", "marker": line.mark, "markersize": 6, "zorder": 4, "gid": gid}
         axes.plot(line.x, line.y, color=colour, **points)
         return
@@ -215,9 +219,8 @@ def _draw(axes: Any, line: Line, slot: int, gid: str, marks: bool) -> None:
     axes.plot(
         line.x, line.y, marker=mark, markersize=4, drawstyle="steps-post" if steps else "default", **drawn
     )
-    if ranged:
-        shade = {"color": colour, "alpha": 0.12, "linewidth": 0, "gid": gid}
-        axes.fill_between(line.x, line.low, line.high, step="post" if steps else None, **shade)
+    if ranged and not steps:  # the bands of steps are rectangles that hide each other
+        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.12, linewidth=0, gid=gid)
 
 
 def _inline(svg: str, label: str, names: Sequence[tuple[int, str]]) -> str:

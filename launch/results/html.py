@@ -88,16 +88,18 @@ def pairs(values: Mapping[str, object]) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int = 1) -> str:
-    """A cell between ** is bold, as in Markdown."""
+    """A cell between ** is bold, as in Markdown. On a narrow page a row is a block: its first cell,
+    and below it the others, each behind its head (report.css)."""
 
     def text(cell: str) -> str:
         bold = len(cell) > 4 and cell.startswith("**") and cell.endswith("**")
         return f"<b>{escape(cell[2:-2])}</b>" if bold else escape(cell)
 
     def line(tag: str, cells: Sequence[str]) -> str:
+        labels = [f' data-head="{escape(head)}"' if head and tag == "td" else "" for head in heads]
         created = (
-            f'<{tag} class="{"n" if n >= numbers_from else "t"}">{text(c)}</{tag}>'
-            for n, c in enumerate(cells)
+            f'<{tag} class="{"n" if n >= numbers_from else "t"}"{label}>{text(c)}</{tag}>'
+            for n, (c, label) in enumerate(zip(cells, labels, strict=True))
         )
         return f"<tr>{''.join(created)}</tr>"
 

@@ -24,12 +24,17 @@ LEADING = 9.0
 """Points between two lines of text."""
 
 
+def number(value: float) -> str:
+    """Whole numbers in full, others with four digits."""
+    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+
+
 @dataclass(frozen=True)
 class Read:
     """A line that is read: its name, what colours it (a CSS colour), its points, and their ranges if any.
 
     holds: its value holds from each point to the next one, as that of steps does. said: the values that are
-    said instead of y, as those of bars on top of each other.
+    said instead of y, as those of bars on top of each other. form: how a value is written.
     """
 
     name: str
@@ -40,6 +45,7 @@ class Read:
     high: Values | None = None
     holds: bool = False
     said: Values | None = None
+    form: Callable[[float], str] = number
 
 
 def readings(axes: Any, lines: Sequence[Read], head: Callable[[float], str]) -> str:
@@ -127,15 +133,10 @@ def _strip(
 def _texts(there: Sequence[tuple[Read, int, float, float]], x: float) -> Iterator[tuple[str, str]]:
     """A colour and a text for each line: the value, then as much of the name as there is room for."""
     for line, at, _, _ in there:
-        text = number(float((line.y if line.said is None else line.said)[at]))
+        text = line.form(float((line.y if line.said is None else line.said)[at]))
         if line.low is not None and line.high is not None and line.low[at] < line.high[at]:
-            text += f" ({number(float(line.low[at]))} to {number(float(line.high[at]))})"
+            text += f" ({line.form(float(line.low[at]))} to {line.form(float(line.high[at]))})"
         if not line.holds and not np.isclose(line.x[at], x, rtol=1e-9, atol=0):
             text += f" at {number(float(line.x[at]))}"
         text = f"{text} {line.name}".rstrip()
         yield line.colour, text if len(text) <= TEXT else f"{text[: TEXT - 1]}…"
-
-
-def number(value: float) -> str:
-    """Whole numbers in full, others with four digits."""
-    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"

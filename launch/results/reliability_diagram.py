@@ -17,6 +17,7 @@ from launch.results.downloads import caption
 from launch.results.figures import FAINT, INK, colour_of, drawing, plain, style
 from launch.results.readings import Read, readings
 from launch.results.statistics import Values
+from launch.terminal import percentage
 
 TABLES = {"reliability": "at the mean", "ensemble_reliability": "averaged over posterior samples"}
 """Keys of metrics.jsonl."""
@@ -58,6 +59,8 @@ def diagram(
         return ""
 
     def draw(figure: Any) -> None:
+        from matplotlib.ticker import FuncFormatter
+
         rows: Any = {"height_ratios": (3, 1)} if counts else {}
         both = figure.subplots(2 if counts else 1, 1, sharex=True, squeeze=False, **rows)[:, 0]
         upper = both[0]
@@ -72,18 +75,23 @@ def diagram(
             upper.scatter(x, y, areas, color=colour, linewidth=0, zorder=4, gid=f"line-{n}")
         upper.set_xlim(0, 1)
         upper.set_ylim(0, 1.02)
-        upper.set_ylabel("accuracy")
+        upper.set_ylabel("accuracy (%)")
         if title:
             upper.set_title(title, fontsize=9)
         if counts:
             _bars(both[1], drawn)
-        both[-1].set_xlabel("confidence")
+        both[-1].set_xlabel("confidence (%)")
+        for axis in (both[-1].xaxis, upper.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g}"))
         for axes in both:
             plain(axes)
 
     def over(figure: Any) -> str:
-        read = [Read("" if len(drawn) == 1 else d.name, colour_of(d.slot), *_points(d)) for d in drawn]
-        return readings(figure.axes[0], read, lambda x: f"confidence {x:.3f}")
+        read = [
+            Read("" if len(drawn) == 1 else d.name, colour_of(d.slot), *_points(d), form=percentage)
+            for d in drawn
+        ]
+        return readings(figure.axes[0], read, lambda x: f"confidence {percentage(x)}")
 
     label = "accuracy against confidence"
     svg = drawing(label, [(d.slot, d.name) for d in drawn], draw, over, size=size)

@@ -14,6 +14,7 @@ from launch.results.figures import Line, chart, wide
 from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
 from launch.results.statistics import Values
 from launch.runs.reader import every_round
+from launch.terminal import percentage
 from workers.storage.round_record import EDGE_BYTES, LISTS
 
 ACCURACIES = {"test_accuracy": "at the mean", "ensemble_accuracy": "averaged over posterior samples"}
@@ -49,7 +50,7 @@ def learning(metrics: pandas.DataFrame, level: float = 0.0) -> str:
     levels = [level] if level else []
     drawn = [
         *(
-            chart(_lines(metrics, x, ACCURACIES), axis, "accuracy", levels=levels)
+            chart(_lines(metrics, x, ACCURACIES), axis, "accuracy", levels=levels, share=True)
             for axis, x in timed.items()
         ),
         *(chart(_lines(metrics, x, NLLS), axis, "NLL (nats)") for axis, x in axes.items()),
@@ -100,12 +101,13 @@ def diagnostics(metrics: pandas.DataFrame) -> Iterator[str]:
     x, drawn, constant = numbers(metrics, "round"), [], []
     for name in _others(metrics):
         y = numbers(metrics, name)
-        values = np.unique(y[np.isfinite(y)])
+        values, share = np.unique(y[np.isfinite(y)]), name in EXTRA
         if len(values) > 1:
             logy = bool((values > 0).all()) and wide([values])
-            drawn.append(chart([Line(title(name), x, y, slot=0)], "round", title(name), logy=logy))
+            line = Line(title(name), x, y, slot=0)
+            drawn.append(chart([line], "round", title(name), logy=logy and not share, share=share))
         elif len(values):
-            constant.append(f"{title(name)} {values[0]:g}")
+            constant.append(f"{title(name)} {percentage(values[0]) if share else format(values[0], 'g')}")
     yield html.charts(*drawn, across=3)
     if constant:
         yield html.soft(f"The same in every round: {', '.join(constant)}.")

@@ -25,6 +25,8 @@ from launch.results.staleness import staleness
 from launch.results.tables import NONE
 from launch.results.timeline import timeline
 from launch.runs.reader import Run
+from launch.target_accuracy import percent
+from launch.terminal import percentage
 from workers.numerics import DRIFT
 from workers.storage.round_record import LISTS
 
@@ -119,7 +121,7 @@ def _ended(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> s
     after = f"{rounds} of {asked} rounds"
     if run.status == "done":
         until = run.experiment.get("until")
-        why = f": it reached its target accuracy, {until:g}" if until and rounds < asked else ""
+        why = f": it reached its target accuracy, {percent(until)}" if until and rounds < asked else ""
         return html.soft(f"done after {f'{asked} rounds' if rounds == asked else after}{why}")
     error = f": {summary['error']}" if summary.get("error") else ""
     return (
@@ -146,13 +148,13 @@ def _figures(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) ->
         value = known.get(key)
         if not isinstance(value, int | float) or value != value:  # NaN
             return NONE
-        return format(value * scale, form)
+        return percentage(value) if form == "%" else format(value * scale, form)
 
     if_there = {
         "ECE": figure("test_ece", ".4f"),
         "Brier score": figure("test_brier", ".4f"),
-        "accuracy, worst client": figure("client_accuracy_worst", ".2%"),
-        "accuracy, posterior samples": figure("ensemble_accuracy", ".2%"),
+        "accuracy, worst client": figure("client_accuracy_worst", "%"),
+        "accuracy, posterior samples": figure("ensemble_accuracy", "%"),
         "NLL, posterior samples": figure("ensemble_nll", ".4f"),
         "ECE, posterior samples": figure("ensemble_ece", ".4f"),
         "Brier, posterior samples": figure("ensemble_brier", ".4f"),
@@ -162,7 +164,7 @@ def _figures(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) ->
         "J, all clients": figure("client_joules_total", ",.4g"),
     }
     return {
-        "accuracy": figure("test_accuracy", ".2%"),
+        "accuracy": figure("test_accuracy", "%"),
         "NLL": figure("test_nll", ".4f"),
         **{key: text for key, text in if_there.items() if text != NONE},
         "rounds": figure("rounds", ",.0f"),

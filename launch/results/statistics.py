@@ -33,6 +33,7 @@ import pandas
 from fedsim.errors import UsageError
 from launch.results.coding_limits import LIMITS, at_limit
 from launch.runs.reader import SUMS, Curve
+from launch.target_accuracy import percent as target_text
 
 Values = npt.NDArray[np.float64]
 
@@ -126,6 +127,10 @@ def shown(expression: str, values: Sequence[float]) -> str:
 
 
 def heading(expression: str) -> str:
+    """An expression for people; a target accuracy is in %."""
+    if (result := _TO.fullmatch(expression)) and percent(result[3] or "accuracy"):
+        level = target_text(float(result[4] or result[5]))
+        expression = f"{expression.removesuffix(result[4] or result[5])}{level}"
     words = expression.replace("test_", "").replace("_", " ").replace("nll", "NLL")
     return re.sub(r"\bece\b", "ECE", words).replace("brier", "Brier")
 

@@ -14,6 +14,8 @@ from fedsim.learning.likelihoods import CALIBRATION, EXTRA
 from launch.results.frontier import Cost, ranking, reaching
 from launch.results.groups import Group
 from launch.results.statistics import heading, lower_is_better, percent, shown
+from launch.target_accuracy import below_target
+from launch.target_accuracy import percent as target_text
 
 NONE = "–"
 FIRM = "\N{NO-BREAK SPACE}"
@@ -136,8 +138,8 @@ def costs(groups: Sequence[Group], levels: Sequence[float]) -> list[Grid]:
     """For every accuracy, megabytes and rounds until it is reached, the fewest megabytes first."""
     return [
         Grid(
-            f"Bytes to an accuracy of {level:g}",
-            ("", f"MB{FIRM}to{FIRM}{level:g}", "range", "× the least", "seeds", "rounds"),
+            f"Bytes to an accuracy of {target_text(level)}",
+            ("", f"MB to {target_text(level)}".replace(" ", FIRM), "range", "× the least", "seeds", "rounds"),
             tuple(_costs(groups, ranking(groups, level))),
         )
         for level in levels
@@ -163,7 +165,7 @@ def unreached(c: Cost) -> str:
         return f"{len(c.spent)}{FIRM}of{FIRM}{c.seeds}"
     if math.isnan(c.best):
         return NONE
-    return f"{NONE}{FIRM}({math.floor(1000 * c.best + 1e-9) / 10:.1f}{FIRM}%)"
+    return f"{NONE}{FIRM}({below_target(c.best).replace(' ', FIRM)})"
 
 
 def between(low: str, high: str) -> str:
