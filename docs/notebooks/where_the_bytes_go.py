@@ -81,7 +81,8 @@ for codec in ("bf16", "log8", "best:0.1"):
     sizes[codec] = precisions_up(small)
     accuracy[codec] = small.summary["test_accuracy"]
 for codec, size in sizes.items():
-    print(f"{codec:9} {100 * size / sizes['dense']:6.2f} % of the bytes, accuracy {accuracy[codec]:.3f}")
+    share, right = 100 * size / sizes["dense"], 100 * accuracy[codec]
+    print(f"{codec:9} {share:6.2f} % of the bytes, accuracy {right:.1f} %")
 assert sizes["bf16"] * 2 == sizes["dense"]
 assert sizes["best:0.1"] < sizes["log8"] < sizes["bf16"]
 

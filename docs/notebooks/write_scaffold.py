@@ -144,7 +144,7 @@ class Scaffold(fedsim.Algorithm[Server, Client, Down, Up]):
 run = fedsim.run(algo=Scaffold, clients=5, rounds=5, out="runs/mine", quiet=True)
 unit = 4 * run.summary["params"] * 5 * 5
 down, up = (run.metrics[f"bytes_{side}"].sum() / unit for side in ("down", "up"))
-print(f"{down:.2f} P down, {up:.2f} P up, accuracy {run.summary['test_accuracy']:.3f}")
+print(f"{down:.2f} P down, {up:.2f} P up, accuracy {100 * run.summary['test_accuracy']:.1f} %")
 assert 2.0 < down < 2.02
 assert 1.0 < up < 1.02
 

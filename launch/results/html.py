@@ -96,9 +96,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int
         return f"<b>{escape(cell[2:-2])}</b>" if bold else escape(cell)
 
     def line(tag: str, cells: Sequence[str]) -> str:
-        labels = [
-            f' data-head="{escape(head)}"' if head and tag == "td" else "" for n, head in enumerate(heads)
-        ]
+        labels = [f' data-head="{escape(head)}"' if head and tag == "td" else "" for head in heads]
         created = (
             f'<{tag} class="{"n" if n >= numbers_from else "t"}"{label}>{text(c)}</{tag}>'
             for n, (c, label) in enumerate(zip(cells, labels, strict=True))

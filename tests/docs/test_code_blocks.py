@@ -162,3 +162,17 @@ def test_a_mark_holds_for_its_block_alone_and_a_pages_for_all(tmp_path: Path) ->
 
     assert read(text) == [("fedsim runs", "no\nreason"), ("fedsim watch RUN", None)]
     assert read(text + "\n<!-- this page: not run: why -->\n")[1] == ("fedsim watch RUN", "why")
+
+
+def test_the_code_beside_the_paper_in_the_readme_is_in_the_file() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Code that reads like the paper")[2].partition("\n## ")[0]
+    file = re.search(r"\]\((protocols/\w+\.py)\) on the\s+right", section)
+    assert file is not None
+    code = "".join((ROOT / file[1]).read_text(encoding="utf-8").split()).replace(",)", ")")
+    lines = section.partition("```\n")[2].partition("```")[0].splitlines()
+    right = [line[59:] for line in lines]
+    assert len(right) >= 5 and all(right)
+    for line in right:
+        parts = ["".join(part.split()) for part in line.split("...")]
+        assert re.search(".{,400}?".join(map(re.escape, parts)), code), line

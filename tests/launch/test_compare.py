@@ -219,7 +219,7 @@ def test_the_page_stands_by_itself(make: Make, tmp_path: Path) -> None:
     assert text.count('role="img"') == 7  # accuracy and NLL over rounds, MB, seconds; the frontier
     assert "seconds, simulated" in text and "prefers-color-scheme: dark" in text
     # fedavg reaches 0.6 after 4 MB, fedlap after 18 MB, and is ahead from 36 MB on
-    for printed in ("an accuracy of 0.6", "an accuracy of 0.9", "2.00 to 36.0", "from 36.0", "36,000,000"):
+    for printed in ("an accuracy of 60 %", "an accuracy of 90 %", "2.00 to 36.0", "from 36.0", "36,000,000"):
         assert printed in text
 
 

@@ -112,10 +112,10 @@ def test_a_run_that_ended_at_its_target_is_marked_and_no_end_is_bold(make: Make,
     assert not any("**" in cell for line in results(groups).lines for cell in line)
     output = printed(runs, "--out", tmp_path / "p.html")
     assert "† ended when it reached its target accuracy (--until)" in output.replace("\n", " ")
-    assert "MB to" in output and " 0.8" in output  # the target is the level that is asked for
+    assert "MB to" in output and " 80 %" in output  # the target is the level that is asked for
     assert "most accurate" not in output, "how much more fedavg would have reached is not known"
     page = (tmp_path / "p.html").read_text()
-    assert "fedavg †" in page and "an accuracy of 0.8<" in page and "ended (◆)" in page
+    assert "fedavg †" in page and "an accuracy of 80 %<" in page and "ended (◆)" in page
     assert "Most accurate for a budget" not in page
 
 
@@ -128,7 +128,7 @@ def test_a_real_run_with_a_target_accuracy_is_marked(launched: Callable[..., Pat
     output = printed(folder, "--out", tmp_path / "p.html")
     (line,) = [line for line in output.splitlines() if line.startswith("fedavg †")]
     assert line.split()[-1] == line.split()[-2], "what it spent in all is what it spent to get there"
-    assert "it reached its target accuracy, 0.5" in render(Run.open(folder))
+    assert "it reached its target accuracy, 50 %" in render(Run.open(folder))
 
 
 def test_an_accuracy_that_is_not_known_takes_no_part(make: Make, tmp_path: Path) -> None:
@@ -149,17 +149,20 @@ def test_bold_is_the_best_of_several_and_never_the_only_one(make: Make) -> None:
     assert len(accuracies) == 2 and not any("**" in cell for cell in accuracies)
 
 
-def test_the_levels_and_the_dots_on_them_are_in_the_picture(make: Make, tmp_path: Path) -> None:
+def test_the_levels_are_in_the_pictures_and_a_row_of_each_group_below(make: Make, tmp_path: Path) -> None:
     make("a0", (0.1, 0.5, 0.8), seed=0)
     make("a1", (0.1, 0.6, 0.9), seed=1)
     runs = make("b", (0.1, 0.6, 0.7), algo="fedlap", cost=3 * MB).parent
     printed(runs, "--to", "0.55", "--to", "0.75", "--out", tmp_path / "p.html")
     page = (tmp_path / "p.html").read_text()
     pictures = re.findall(r"<svg role=.*?</svg>", page, re.S)
-    drawn = [picture for picture in pictures if ">0.75</text>" in picture]
+    drawn = [picture for picture in pictures if ">75 %</text>" in picture]
     assert len(drawn) == 3, "the picture at the top, accuracy over rounds and over megabytes"
     assert "best accuracy so far" in drawn[0] and page.index(drawn[0]) < page.index("<h2>Results")
-    assert drawn[0].count("<title>fedavg</title>") > drawn[0].count("<title>fedlap</title>")
+    assert drawn[0].count("<title>fedavg</title>") == 1, "a line without a band and without dots"
+    rows = page.partition("accuracy of 75 %</h3>")[2].partition("<table>")[0]
+    assert '<span>fedavg</span><div class="track" title="fedavg: 4.00 MB, 4.00">' in rows
+    assert rows.count('class="track"') == 1 and '<span>fedlap</span><div class="soft">' in rows
 
 
 def test_the_axis_of_rounds_has_whole_numbers_only() -> None:

@@ -14,8 +14,7 @@ from rich.table import Table
 
 from launch.display import Display
 from launch.progress_line import ProgressLine, fitted, progress_parts
-from launch.terminal import console, counted, duration, megabytes, print_table
-from tests.support.commands import DEADLINE
+from launch.terminal import console, counted, duration, megabytes, percentage, print_table
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = "launch launch --clients 2 --rounds 6 --model logistic --set local.epochs=1"
@@ -81,12 +80,12 @@ def test_the_progress_line_fits_and_always_has_the_round(width: int) -> None:
 
 
 def test_the_progress_line_leaves_out_what_matters_least() -> None:
-    assert _line(60) == "round 12/20  accuracy 0.9352  14.50 MB so far  0:16 left"
+    assert _line(60) == "round 12/20  accuracy 93.5 %  14.50 MB so far  0:16 left"
     assert re.fullmatch(
-        "round 12/20  [━╸╺ ]{8,}  accuracy 0.9352  NLL 0.2913  14.50 MB so far  0:16 left", _line(80)
+        "round 12/20  [━╸╺ ]{8,}  accuracy 93.5 %  NLL 0.2913  14.50 MB so far  0:16 left", _line(80)
     )
     assert re.fullmatch(
-        "round 12/20  [━╸╺ ]{8,}  accuracy 0.9352  NLL 0.2913  14.50 MB so far  "
+        "round 12/20  [━╸╺ ]{8,}  accuracy 93.5 %  NLL 0.2913  14.50 MB so far  "
         "this round 0.60 MB down, 0.60 MB up  0.04 s  0:16 left",
         _line(160),
     )
@@ -147,6 +146,10 @@ def test_a_table_in_a_pipe_has_one_line_for_each_row(monkeypatch: pytest.MonkeyP
     table.add_row("word " * 200)
     print_table(console(file=file), table)
     assert len(file.getvalue().splitlines()) == 2
+
+
+def test_an_accuracy_for_people_is_per_cent_with_one_decimal() -> None:
+    assert [percentage(x) for x in (0.91834, 0.9, 1.0, 0.0)] == ["91.8 %", "90.0 %", "100.0 %", "0.0 %"]
 
 
 def test_numbers_for_people() -> None:

@@ -19,7 +19,7 @@ from launch.cli import main
 from launch.runs.manifest import digest
 from launch.runs.reader import Run
 from launch.sweep.recipe import Recipe
-from launch.target_accuracy import TargetAccuracy, parsed, percent
+from launch.target_accuracy import TargetAccuracy, below_target, parsed, percent
 from launch.terminal import megabytes
 from tests.support.commands import fedsim as command
 from tests.support.commands import start
@@ -38,9 +38,12 @@ def test_an_accuracy_is_a_share_or_a_percentage() -> None:
             parsed(text, "--until")
 
 
-def test_a_percentage_is_never_rounded_up() -> None:
-    assert [percent(x) for x in (0.78, 0.7638, 0.77999, 1.0, 0.07)] == [
-        *("78 %", "76.38 %", "77.99 %", "100 %", "7 %")
+def test_a_target_is_shown_as_it_was_asked_for_and_what_was_reached_is_never_rounded_up() -> None:
+    assert [percent(x) for x in (0.78, 0.7638, 0.7825, 1.0, 0.07)] == [
+        *("78 %", "76.38 %", "78.25 %", "100 %", "7 %")
+    ]
+    assert [below_target(x) for x in (0.78, 0.77999, 0.7638, 1.0)] == [
+        *("78.0 %", "77.9 %", "76.3 %", "100.0 %")
     ]
 
 
