@@ -31,6 +31,15 @@ def parsed(text: str, option: str) -> float:
     return value
 
 
+def parsed_until(text: str) -> float:
+    """Read --until: an accuracy, such as 0.78 or 78%; none is 0.
+
+    Raises:
+        UsageError: for another text.
+    """
+    return 0.0 if text == NONE else parsed(text, "--until")
+
+
 def percent(target: float) -> str:
     """A target accuracy as it was asked for: 0.78 as 78 %, 0.7825 as 78.25 %."""
     return f"{float(100 * Decimal(str(target))):.6g} %"

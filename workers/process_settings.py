@@ -83,7 +83,7 @@ def _settings() -> Iterator[Setting]:
     for owner in ("", "cuda.matmul", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"):
         yield from _attribute(owner, "fp32_precision", "none")
     yield from _attribute("mkldnn", "deterministic", False)
-    if torch.backends.mkldnn.is_available():
+    if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         enabled = partial(getattr, torch.backends.mkldnn, "enabled")
         yield Setting("oneDNN (mkldnn)", enabled, torch._C._set_mkldnn_enabled, True)
     for name in ("enabled", "benchmark", "deterministic", "allow_tf32"):
@@ -170,7 +170,7 @@ def _without_default_device() -> Iterator[None]:
     torch.device(...)` says around it."""
     with ExitStack() as closing:
         for _ in range(_modes()):
-            closing.enter_context(overrides._pop_mode_temporarily())  # type: ignore[no-untyped-call]
+            closing.enter_context(overrides._pop_mode_temporarily())
         yield
 
 

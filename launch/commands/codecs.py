@@ -40,6 +40,7 @@ from launch.config import Execution
 from launch.json_output import print_json
 from launch.run import launch
 from launch.runs.restored import Message, StoredRun
+from launch.terminal import print_table
 from workers.scratch import Scratch
 
 WIDTH = 110

@@ -14,7 +14,7 @@ from fedsim import plugins
 from fedsim.errors import DataError, DiskError, FedsimError, Interrupted, UsageError
 from launch.progress_display import ProgressDisplay
 from launch.runs.manifest import NAME, StoredManifest, json_or_empty
-from launch.runs.process_rows import process_rows
+from launch.runs.run_state import KILLED, RUNNING, SUMMARY, state_of
 from launch.terminal import counted, percentage
 from workers.storage.growing_file import METRICS
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from launch.display import Display
 from launch.progress_line import ProgressLine, fitted, progress_parts
 from launch.terminal import console, counted, duration, megabytes, percentage, print_table
+from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = "launch launch --clients 2 --rounds 6 --model logistic --set local.epochs=1"
