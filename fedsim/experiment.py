@@ -236,11 +236,23 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str, named: Named |
     for key, value in dotted(values):
         if isinstance(value, float) and not math.isfinite(value):
             raise UsageError(f"{named(key, value)}: must be a finite number")
+        if isinstance(value, str) and not is_utf8(value):
+            raise UsageError(f"{named(key, value)!a}: must be UTF-8; rename the file or folder")
     try:
         return msgspec.convert(values, type=kind)
     except msgspec.ValidationError as e:
         key, value, reason = _what_is_wrong(kind, values, str(e))
         raise UsageError(f"{named(key, value) if key else where}: {reason}") from None
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written to a file of a run: a path from the system may have bytes of another
+    encoding, which Python holds as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def plain_number(value: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from fedsim.errors import DiskError, FedsimError, Interrupted, UsageError, nearest, unknown
+from fedsim.experiment import is_utf8
 from launch import terminal
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -79,6 +80,9 @@ class Commands(Group):
         """Parse what stands before the command; --help and --version end here."""
         terminal.open_standard_files()
         try:
+            for word in args:
+                if not is_utf8(word):
+                    raise click.UsageError(f"{word!a} is not UTF-8; rename the file or folder")
             return super().make_context(info_name, args, parent, **extra)
         except click.exceptions.NoArgsIsHelpError:
             raise

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedsim import model_specs
 from fedsim.errors import Interrupted, UsageError
-from fedsim.experiment import Experiment
+from fedsim.experiment import Experiment, is_utf8
 from launch.config import AUTO, Execution
 from launch.listen_address import check_bind
 from launch.processes.fork_server import ENVIRONMENT
@@ -134,6 +134,8 @@ def launch(
         FedsimError: any FedsimError, after summary.json has been written with the status.
     """
     started = time.time() if started is None else started
+    if not is_utf8(os.getcwd()):
+        raise UsageError(f"the working folder {os.getcwd()!a} is not UTF-8; run fedsim in another one")
     why = ""
     if execution.workers == AUTO:
         gpus = sum(p.gpu is not None for p in assign_devices(execution.devices, len(visible_gpus()) or 1, 1))

@@ -35,10 +35,12 @@ class OutputThatMayClose:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or do nothing; returns the number of characters."""
+        """Write, or do nothing; returns the number of characters. What its encoding lacks becomes '?'."""
         try:
             if self._stream is not None:
                 self._stream.write(text)
+        except UnicodeEncodeError as e:
+            self.write(text.encode(e.encoding, "replace").decode(e.encoding))
         except (OSError, ValueError):  # ValueError: the stream is closed
             self._stream = None
         return len(text)
@@ -52,8 +54,8 @@ class OutputThatMayClose:
             self._stream = None
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
-        with suppress(ValueError):
+        """Whether it is a terminal; a program may have put an object with write and flush alone here."""
+        with suppress(ValueError, AttributeError):
             return self._stream is not None and self._stream.isatty()
         return False
 
@@ -112,7 +114,7 @@ class Status:
 
 
 def _is_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    return OutputThatMayClose(sys.stdout).isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def console(**options: Any) -> Console:

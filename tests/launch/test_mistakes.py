@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+import fedsim
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment, convert
 from launch.cli import main
@@ -153,3 +155,48 @@ def test_the_help_of_resume_and_plan_shows_what_they_use() -> None:
 def test_plan_takes_every_option_of_launch() -> None:
     done = CliRunner().invoke(main, ["plan", "--workers", "2", "--lease", "5", "--rounds", "2"])
     assert done.exit_code == 0, done.output
+
+
+LATIN_1 = "caf\udce9"
+"""The name café as a shell in Latin-1 passes it."""
+
+
+@pytest.mark.parametrize(
+    "words", [["launch", "--out", LATIN_1], ["report", LATIN_1], ["plan", "--data-dir", LATIN_1]]
+)
+def test_a_path_that_is_not_utf_8_is_refused_in_one_line(words: list[str]) -> None:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert done.stderr == "fedsim: 'caf\\udce9' is not UTF-8; rename the file or folder\n"
+
+
+def test_a_run_in_python_refuses_a_path_that_is_not_utf_8() -> None:
+    with pytest.raises(UsageError, match=r"out.*must be UTF-8"):
+        fedsim.run(algo="fedavg", rounds=1, workers=0, quiet=True, out=LATIN_1)
+
+
+class WriteAndFlush:
+    """What scripts put in the place of sys.stdout: nothing but write and flush."""
+
+    def __init__(self, encoding: str = "utf-8") -> None:
+        self.text, self._encoding = "", encoding
+
+    def write(self, text: str) -> int:
+        self.text += text.encode(self._encoding).decode(self._encoding)
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_output_needs_write_and_flush_alone(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Characters that an encoding lacks are replaced, and the rest of the output is there."""
+    stream = WriteAndFlush(encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    run = fedsim.run(algo="fedavg", model="logistic", clients=2, rounds=1, workers=0, out=tmp_path / "run")
+    assert run.status == "done"
+    assert "run folder" in stream.text or "done after 1 round" in stream.text
