@@ -149,6 +149,19 @@ def path_and_name(spec: str) -> tuple[Path, str]:
     return Path(f"{head}.py").expanduser().resolve(), name
 
 
+@contextmanager
+def executed_anew() -> Iterator[None]:
+    """Execute users' files once more where this block loads them; afterwards the earlier modules are back."""
+    files = dict(_files)
+    _files.clear()
+    try:
+        yield
+    finally:
+        _files.clear()
+        _files.update(files)
+        sys.modules.update({file.module.__name__: file.module for file in files.values()})
+
+
 def _executed(path: Path, spec: str, option: str) -> _File:
     if not path.is_file():
         raise UsageError(f"{option} {short(spec)}: there is no file {path}")

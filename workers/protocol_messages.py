@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import torch
 
+from fedsim import plugins
 from fedsim.errors import FedsimError, WireError
 from fedsim.evaluation import ChunkScore
 from fedsim.learning.gaussian import (
@@ -36,13 +37,17 @@ from fedsim.learning.gaussian import (
     packed,
     unpacked,
 )
+from fedsim.problem import Problem
 from fedsim.round_events import TaskId
 from fedsim.tree import Tree
+from fedsim.wire.codecs import raw_bytes
 from fedsim.wire.envelope import NONE, VERSION, Envelope, Header, Payload, blob, decode, pack
 from fedsim.wire.schema import Dims, Draws, FullPrecision, Mean, Precision
 from workers.place import Place, Printable
 
 NO_PAYLOAD = Payload((), ())
+NUMBERS = "numbers of "
+"""How the names in WorkerManifest.sources begin whose digests are not of files."""
 
 # ---- registration
 
@@ -92,6 +97,11 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return f"its partitioned data has the digest {self.data}; this run's has {other.data}"
         for path, digest in other.sources.items():
             theirs = self.sources.get(path, "none")
+            if theirs != digest and path.startswith(NUMBERS):
+                return (
+                    f"{path.removeprefix(NUMBERS)} gives other numbers in every process: draw them from a "
+                    "generator with a fixed seed, and not from numpy.random, random, a clock or a set's order"
+                )
             if theirs != digest:
                 return f"its {path} has the sha256 {theirs[:12]}; this run's has {digest[:12]}"
         return ""
@@ -100,6 +110,16 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def frozen_part(digest: str) -> dict[str, str]:
     """What WorkerManifest.sources has of the parameters that are not trained, if there are any."""
     return {"frozen parameters": digest} if digest else {}
+
+
+def own_part(problem: Problem) -> dict[str, str]:
+    """What WorkerManifest.sources has of the numbers that a user's data set, partition and model give."""
+    e, model = problem.experiment, plugins.MODEL_MODIFIER.split(problem.experiment.model)[0]
+    data = [plugins.short(choice) for choice in (e.dataset, e.partition) if plugins.is_spec(choice)]
+    numbers = {" and ".join(data): problem.data_digest} if data else {}
+    if plugins.is_spec(model):
+        numbers[f"{plugins.short(model)} at the start"] = hashlib.sha256(raw_bytes(problem.start)).hexdigest()
+    return {f"{NUMBERS}{name}": digest for name, digest in numbers.items()}
 
 
 def tree_part(tree: Tree | None) -> dict[str, str]:

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedsim
 from fedsim.errors import UsageError
+from launch.cli import main
+from tests.support.commands import fedsim as fedsim_command
 from workers.process_settings import SETTINGS, own_settings
 
 OTHER: dict[str, Any] = {
@@ -107,3 +110,52 @@ def test_what_draws_by_itself_is_refused_and_leaves_no_folder(
     with pytest.raises(UsageError, match=words):
         run(tmp_path / "run", algo="fedavg", **changes)
     assert not (tmp_path / "run").exists()
+
+
+FILE = """
+import numpy as np
+import torch
+from torch import nn
+import fedsim
+
+{draw}
+
+def data():
+    x = np.full((20, 64), SHIFT, dtype=np.float32) + np.arange(20, dtype=np.float32)[:, None]
+    y = np.arange(20) % 2
+    return fedsim.data.Dataset("drawn", x, y, x, y, 2, 1.0)
+
+class Net(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.out = nn.Linear(64, classes)
+        nn.init.constant_(self.out.bias, SHIFT)
+
+    def forward(self, x):
+        return self.out(x.flatten(1))
+"""
+COMMON = ("--algo", "fedavg", "--clients", "2", "--rounds", "1")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"), [("--dataset", "own:data gives other"), ("--model", "own:Net gives other")]
+)
+def test_a_draw_at_the_top_of_a_file_is_noticed(option: str, words: str, tmp_path: Path) -> None:
+    """A process executes a file once, so the file is executed again."""
+    (tmp_path / "own.py").write_text(FILE.format(draw="SHIFT = np.random.default_rng().uniform()"))
+    name = "data" if option == "--dataset" else "Net"
+    options = (option, f"{tmp_path / 'own.py'}:{name}", "--workers", "0", "--out", str(tmp_path / "run"))
+    done = CliRunner(catch_exceptions=False).invoke(main, ["launch", *COMMON, *options])
+    assert (done.exit_code, (tmp_path / "run").exists()) == (2, False)
+    assert words in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("drift", [(), ("--allow-drift",)], ids=["", "allow-drift"])
+def test_numbers_that_differ_between_processes_are_no_drift(drift: tuple[str, ...], tmp_path: Path) -> None:
+    """Here by the process's number, as the order of a set would differ."""
+    (tmp_path / "own.py").write_text(FILE.format(draw="import os\nSHIFT = float(os.getpid())"))
+    options = ("--dataset", f"{tmp_path / 'own.py'}:data", "--workers", "2", "--out", str(tmp_path / "run"))
+    output = fedsim_command("launch", *COMMON, *options, *drift, code=4)
+    assert "own:data gives other numbers in every process" in output
+    assert "Traceback" not in output and "machines of one kind" not in output

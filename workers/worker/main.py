@@ -170,6 +170,7 @@ def announce_problem(
             {(names or {}).get(path, path): sha for path, sha in sources}
             | model_specs.sources(e.model)
             | messages.frozen_part(problem.frozen_digest)
+            | messages.own_part(problem)
             | messages.tree_part(problem.tree),
             facts_of_process(problem.net.device.type, probe(problem)),
             processor_name(),
