@@ -128,7 +128,7 @@ class Commands(Group):
 def _complain(error: FedsimError | type[FedsimError], text: str) -> int:
     """Say what is wrong; returns the exit code."""
     with suppress(OSError):
-        click.echo(f"fedsim: {text}", err=True)
+        terminal.say(f"fedsim: {text}", err=True)
     return error.exit_code
 
 

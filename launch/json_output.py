@@ -12,7 +12,8 @@ from typing import Any
 
 def print_json(document: Any) -> None:
     """Print a document: dataclasses as objects, numbers of numpy as numbers, NaN and infinity as null."""
-    print(json.dumps(plain(document), indent=1, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(plain(document), indent=1, ensure_ascii=False, allow_nan=False)
+    print("".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text))
 
 
 def plain(value: Any) -> Any:

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
-
 from fedsim.errors import AccessError, FedsimError, Interrupted, TaskError, UsageError
 from launch.processes.supervisor import Supervisor
 from launch.stop_signals import StopRequested, StopSignals
-from launch.terminal import counted
+from launch.terminal import counted, say
 from workers.coordinator.worker_pool import ProcessExit
 from workers.devices import assign_devices, remark
 from workers.portable import environment_for
@@ -114,9 +112,9 @@ class Node:
         supervisor.start_workers(specs, placements)
         signals.started()
         places = ", ".join(dict.fromkeys(map(str, placements)))
-        click.echo(f"{platform.node()}: {counted(len(specs), 'worker')} ({places})")
+        say(f"{platform.node()}: {counted(len(specs), 'worker')} ({places})")
         if fallback := remark(self.devices):
-            click.echo(fallback)
+            say(fallback)
         self._watch(supervisor, len(specs))
 
     def _watch(self, supervisor: Supervisor, running: int) -> None:
@@ -135,7 +133,7 @@ class Node:
                 continue
             killed[ended.worker] += ended.killed
             if ended.killed and killed[ended.worker] < MAX_RESTARTS:
-                click.echo(f"worker process {ended.worker} {ended.how}; it is started again")
+                say(f"worker process {ended.worker} {ended.how}; it is started again")
                 supervisor.replace(ended.worker, "")
                 continue
             running -= 1

@@ -11,6 +11,7 @@ from typing import Any
 from rich.markup import escape
 
 from fedsim.errors import FedsimError, Interrupted
+from fedsim.printable import one_line
 from fedsim.problem import Problem
 from fedsim.round_events import Commit
 from fedsim.wire.ledger import Entry, Ledger
@@ -124,7 +125,7 @@ class Recorder:
     def joined(self, worker: int, hello: Hello) -> None:
         """Record that a worker has joined."""
         if self.remote:
-            self.display.note(f"{self._who(worker)} comes from {hello.host}, process {hello.pid}")
+            self._show([f"{self._who(worker)} comes from {hello.host}, process {hello.pid}"])
             role, number = self._role(worker)
             self.supervisor.note_remote(worker, f"remote {role}", number, hello.pid, hello.host)
 
@@ -155,16 +156,16 @@ class Recorder:
         if after != before:
             self.rundir.write_json(manifest.NAME, after)
         if drift:
-            self.display.note(f"worker {worker} may compute other bits ({drift}): {DRIFT}")
+            self._show([f"worker {worker} may compute other bits ({drift}): {DRIFT}"])
 
     def left(self, worker: int, why: str) -> None:
         """Record that a worker or an edge server has left."""
-        self.display.note(f"{self._who(worker)} is gone: {why}")
+        self._show([f"{self._who(worker)} is gone: {why}"])
         self.supervisor.note_left(worker)
 
     def waits(self, why: str) -> None:
         """Say what a run that has not begun waits for."""
-        self.display.note(why)
+        self._show([why])
 
     def committed(self, commit: Commit, entries: list[Entry]) -> tuple[FileDigest, ...]:
         """Record a committed round; returns what the run's files hold then."""
@@ -198,8 +199,8 @@ class Recorder:
             self.display.status("")
 
     def _show(self, notes: Iterable[str]) -> None:
-        for note in notes:
-            self.display.note(escape(note))
+        for note in notes:  # what others say is no markup, and stays on its line
+            self.display.note(escape(one_line(note)))
 
     def _bytes_until(self, round: int) -> int:
         """The algorithm's bytes up to a round, which is evaluated now."""

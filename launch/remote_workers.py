@@ -9,11 +9,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
 from fedsim.errors import Interrupted, UsageError
 from launch.listen_address import check_bind
 from launch.runs.manifest import StoredManifest
+from launch.terminal import say
 from workers.devices import assign_devices, remark
 from workers.storage.atomic_files import RunLock
 from workers.transport.edge_credentials import EdgeCredentials, edge_join_file
@@ -52,14 +51,14 @@ def join(
     worker = _worker(seat)
     [*_, placed] = assign_devices(devices, max(1, (worker or 0) - JoinCredentials.read(file).first + 1), 1)
     if fallback := remark(devices):
-        click.echo(fallback)
+        say(fallback)
     os.environ["CUDA_VISIBLE_DEVICES"] = placed.gpu or ""
     from workers.worker.remote import remote_worker  # imports torch
 
     try:
         remote_worker(
             file, seat=worker, url=url, data_dir=data_dir, patience=patience, choices=choices, codecs=codecs
-        ).run(click.echo)
+        ).run(say)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the run goes on without this worker") from None
 
@@ -103,7 +102,7 @@ def join_edge(
         credentials, checked_url(url, credentials.url, file), bind, beside, folder, patience, files
     )
     try:
-        edge.run(click.echo)
+        edge.run(say)
     except KeyboardInterrupt:
         raise Interrupted(
             "interrupted; the run goes on once this edge server is started again with the same file"
@@ -137,7 +136,7 @@ def revoke(run: Path, workers: Sequence[int]) -> None:
             raise UsageError(f"{run} has no worker {worker}; it has workers 0 to {keys - 1}")
     Revocations(run / REVOKED).add(workers)
     for worker in sorted(set(workers)):
-        click.echo(f"worker {worker}: its key opens nothing any more, and its connection is ended")
+        say(f"worker {worker}: its key opens nothing any more, and its connection is ended")
 
 
 def _keys(run: Path) -> int:

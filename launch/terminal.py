@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from fedsim.printable import one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,6 +104,15 @@ def open_standard_files() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
+def say(text: object, err: bool = False) -> None:
+    """Print a line on standard output or standard error, without control characters.
+
+    Lines behind the first are indented, so that none of them can pass for another message.
+    """
+    first, *rest = printable(str(text)).split("\n")
+    click.echo("\n".join([first, *(f"  {line}" if line else "" for line in rest)]), err=err)
+
+
 class Status:
     """A line on a terminal that the next one replaces; nothing elsewhere."""
 
@@ -109,7 +122,7 @@ class Status:
     def __call__(self, text: str) -> None:
         """Show the text; '' shows nothing."""
         if self._shown:
-            sys.stdout.write(CLEAR + text)
+            sys.stdout.write(CLEAR + one_line(text))
             sys.stdout.flush()
 
 
@@ -118,11 +131,20 @@ def _is_terminal() -> bool:
 
 
 def console(**options: Any) -> Console:
-    """A console of rich; where NO_COLOR is set, it has no styles at all."""
+    """A console of rich; where NO_COLOR is set, it has no styles at all.
+
+    Text that it prints has no control characters but those of rich's own styles.
+    """
     from rich.console import Console
+    from rich.segment import Segment
+
+    class Printable(Console):
+        def render(self, *args: Any, **keywords: Any) -> Iterable[Segment]:
+            for segment in super().render(*args, **keywords):
+                yield segment if segment.control else segment._replace(text=printable(segment.text))
 
     plain = {"color_system": None} if os.environ.get("NO_COLOR") else {}
-    out = Console(**{"highlight": False, "emoji": False, **plain, **options})
+    out = Printable(**{"highlight": False, "emoji": False, **plain, **options})
     if not (out.is_terminal or "width" in options or os.environ.get("COLUMNS")):
         out.width = UNFOLDED
     return out

@@ -37,6 +37,7 @@ from fedsim.learning.gaussian import (
     packed,
     unpacked,
 )
+from fedsim.printable import printable
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
 from fedsim.tree import Tree
@@ -73,8 +74,8 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     place: where it is, which is not compared.
     """
 
-    data: str
-    sources: dict[str, str]
+    data: Printable
+    sources: dict[str, Printable]
     facts: dict[Printable, Printable] = {}
     processor: Printable = ""
     place: Place = Place()
@@ -254,9 +255,10 @@ def failed(run: str, error: Exception, of: Header | None = None) -> Envelope:
 def read_failure(envelope: Envelope) -> tuple[int, str]:
     """Return exit code and text of a failed message; code 1 if it cannot be read."""
     try:
-        return msgspec.json.decode(envelope.frames[0], type=tuple[int, str])
+        code, text = msgspec.json.decode(envelope.frames[0], type=tuple[int, str])
     except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
         return 1, "(its message cannot be read)"
+    return code, printable(text)
 
 
 def answer(kind: str, of: Header, fields: Any = (), frames: Any = (), micros: int = 0) -> Envelope:

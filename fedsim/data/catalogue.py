@@ -100,9 +100,7 @@ _ALL = (
         scale=255.0,
         files=tuple(f"cifar-10-batches-bin/{name}" for name in _CIFAR10_FILES),
         default_inputs="scaled",
-        source="unpack cifar-10-binary.tar.gz into DIR, or "
-        "torchvision.datasets.CIFAR10(DIR, download=True); no licence stated, "
-        "cite Krizhevsky 2009",
+        source="unpack cifar-10-binary.tar.gz into DIR; no licence stated, cite Krizhevsky 2009",
     ),
     DatasetInfo(
         name="cifar100",
@@ -112,9 +110,7 @@ _ALL = (
         scale=255.0,
         files=("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
         default_inputs="scaled",
-        source="unpack cifar-100-binary.tar.gz into DIR, or "
-        "torchvision.datasets.CIFAR100(DIR, download=True); no licence stated, "
-        "cite Krizhevsky 2009",
+        source="unpack cifar-100-binary.tar.gz into DIR; no licence stated, cite Krizhevsky 2009",
     ),
     DatasetInfo(
         name="cifar10_jpeg",

@@ -168,8 +168,10 @@ def _cifar_source(info: DatasetInfo, root: Path) -> tuple[tuple[Path, ...], Call
     pickled = root / {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[info.name]
     binary = root / Path(info.files[0]).parent
     if not binary.is_dir() and pickled.is_dir():
-        files = tuple(sorted(path for path in pickled.iterdir() if path.is_file()))
-        return files, partial(cifar.read_torchvision, root, info.name)
+        raise DataError(
+            f"data set {info.name!r}: {pickled} holds pickles, which are not read, because a pickle can run "
+            f"code; the publisher has the same images as binary files: {info.source} (DIR is {root})"
+        )
     files = _source_files(info, root)
     return files, partial(cifar.read_binary, files, label_bytes)
 

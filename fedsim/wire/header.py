@@ -25,6 +25,7 @@ import xxhash
 from msgspec import Meta
 
 from fedsim.errors import WireError
+from fedsim.printable import one_line
 
 VERSION = 3
 MAX_HEADER = 64 * 1024
@@ -275,11 +276,16 @@ def _checked(wire: _WireHeader) -> Header:
     """The header that the lists of `wire` describe.
 
     Raises:
-        ValueError: if a number is out of its range, or two fields have one name.
+        ValueError: if a number is out of its range, a name has control characters, or two fields have one
+            name.
     """
     epoch, round, exchange, client, base, folds, asked, micros = _NUMBERS.unpack(wire.numbers)
     if min(folds, asked, micros) < 0:
         raise ValueError(f"{folds} folds, {asked} asked and {micros} micros; none is ever negative")
+    names = (s for f in wire.fields for s in (f.name, f.codec, f.dtype, *(p.layer for p in f.parts)))
+    for name in (wire.kind, wire.run, *names):  # they go into the ledger and into messages
+        if one_line(name) != name:
+            raise ValueError(f"{name!r} has control characters")
     fields = tuple(_checked_field(f) for f in wire.fields)
     if len({f.name for f in fields}) != len(fields):
         raise ValueError("two of its fields have the same name")

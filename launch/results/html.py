@@ -9,6 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
 from fedsim.errors import DiskError
+from fedsim.printable import printable
 from launch.results.figures import COLOURS, DASHES
 
 _DARK = ("#4c9be8", "#ff8a50", "#2fc79a", "#f0a3cf", "#f0b73f", "#a5dcf5", "#b565d8", "#dddddd")
@@ -108,12 +109,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], numbers_from: int
 
 
 def save(path: Path, text: str) -> None:
-    """Write a text file.
+    """Write a text file; control characters in it are escaped, whoever has named something so.
 
     Raises:
         DiskError: if the disk cannot be read or written.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(printable(text), encoding="utf-8")
     except OSError as e:
         raise DiskError(f"cannot write {path}: {e.strerror}") from None

@@ -136,8 +136,8 @@ def more(
     """One more row, like the first of its sort."""
 
     def add(rows: list[Entry]) -> list[Any]:
-        found = next(r for r in rows if (r.kind, r.message, r.layer) == (kind, message, layer))
-        return [*rows, found._replace(**changes)]
+        first = next(r for r in rows if (r.kind, r.message, r.layer) == (kind, message, layer))
+        return [*rows, first._replace(**changes)]
 
     return add
 

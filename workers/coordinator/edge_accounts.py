@@ -96,8 +96,8 @@ class AccountChecks:
         """
         due: Counter[Entry] = Counter()
         for k in clients:
-            given = _about(task, k, "task" if k in uploads else "gone")
-            due.update(self._ledger.rows_of(given, 0, "down"))
+            task_of_client = _retargeted(task, k, "task" if k in uploads else "gone")
+            due.update(self._ledger.rows_of(task_of_client, 0, "down"))
             if k in uploads:
                 due.update(self._ledger.rows_of(uploads[k], 0, "up"))
         self._others(rows, edge, workers, place[0])
@@ -202,7 +202,7 @@ class AccountChecks:
         return dict(most), range(max(exact) + 1) if f.kind.elastic else exact
 
 
-def _about(task: Envelope, client: int, kind: str) -> Envelope:
+def _retargeted(task: Envelope, client: int, kind: str) -> Envelope:
     """The same task of another client: its header has the same length."""
     return Envelope(msgspec.structs.replace(task.header, client=client, kind=kind), task.head, ())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from fedsim.errors import WireError
+from fedsim.printable import one_line
 from fedsim.wire.envelope import VERSION, Envelope, Header, blob, pack
 
 
@@ -33,9 +34,10 @@ def read_hello(envelope: Envelope) -> Hello:
         WireError: If it cannot be read.
     """
     try:
-        return msgspec.json.decode(envelope.frames[0], type=Hello)
+        claimed = msgspec.json.decode(envelope.frames[0], type=Hello)
     except (IndexError, msgspec.DecodeError, UnicodeDecodeError) as e:
         raise WireError(f"an unreadable hello: {e}") from None
+    return msgspec.structs.replace(claimed, host=one_line(claimed.host)[:500])
 
 
 def refusal(reason: str) -> Envelope:
@@ -46,7 +48,7 @@ def refusal(reason: str) -> Envelope:
 
 def refusal_reason(envelope: Envelope) -> str:
     """Return the reason that a refusal gives."""
-    return bytes(envelope.frames[0]).decode(errors="replace")
+    return one_line(bytes(envelope.frames[0]).decode(errors="replace"))
 
 
 def rejoin() -> Envelope:

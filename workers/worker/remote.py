@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from fedsim.errors import AccessError, ConnectionLost, FedsimError, TaskError, UsageError, WireError
+from fedsim.printable import one_line
 from fedsim.wire.envelope import Envelope
 from workers import protocol_messages as messages
 from workers.scratch import Scratch
@@ -248,9 +249,9 @@ def run_joined(spec: Mapping[str, Any]) -> int:
     }
     try:
         worker = remote_worker(Path(spec["join"]), seat=spec["seat"], **options)
-        worker.run(lambda text: print(text, flush=True))
+        worker.run(lambda text: print(one_line(text), flush=True))
     except FedsimError as e:
-        print(f"fedsim: {e}", file=sys.stderr, flush=True)
+        print(one_line(f"fedsim: {e}"), file=sys.stderr, flush=True)
         return e.exit_code
     return 0
 

@@ -1,9 +1,8 @@
-"""CIFAR-10 and CIFAR-100: the binary files, torchvision's folder, and a lossy JPEG copy.
+"""CIFAR-10 and CIFAR-100: the binary files, and a lossy JPEG copy.
 
 The binary files are rows of label byte(s) (CIFAR-10: the class; CIFAR-100: coarse, then fine) and
-3072 pixel bytes, red, green, blue, each 32 x 32 in row order. They are preferred: the other public
-layout is a pickle, which fedsim itself never reads. torchvision reads it, and only after checking
-the md5 that the publisher's file must have.
+3072 pixel bytes, red, green, blue, each 32 x 32 in row order. The other public
+layout is a pickle, which is not read.
 """
 
 from __future__ import annotations
@@ -39,32 +38,6 @@ def read_binary(files: tuple[Path, ...], label_bytes: int) -> Arrays:
         np.concatenate([images for images, _ in train]),
         np.concatenate([labels for _, labels in train]),
         *test,
-    )
-
-
-def read_torchvision(root: Path, name: str) -> Arrays:
-    """torchvision's CIFAR10 / CIFAR100 in `root`, after its md5 check."""
-    try:
-        from torchvision import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{name} in torchvision's layout needs the package torchvision; or unpack the binary "
-            f"version into {root}"
-        ) from error
-    reader = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
-    try:
-        train, test = (reader(root=str(root), train=part, download=False) for part in (True, False))
-    except RuntimeError as error:
-        raise DataError(
-            f"torchvision refuses {name} in {root / reader.base_folder}: a file is missing or its "
-            "md5 is not the publisher's. Fetch it again; for the JPEG copy use the data set "
-            "'cifar10_jpeg'"
-        ) from error
-    return bundle(
-        np.asarray(train.data).transpose(0, 3, 1, 2),
-        np.asarray(train.targets),
-        np.asarray(test.data).transpose(0, 3, 1, 2),
-        np.asarray(test.targets),
     )
 
 

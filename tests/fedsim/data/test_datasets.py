@@ -9,7 +9,6 @@ import os
 import struct
 import subprocess
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,40 +206,29 @@ def test_cifar100_binary_takes_the_fine_label(tmp_path: Path) -> None:
     assert dataset.test_targets.tolist() == [42]
 
 
-def test_cifar_through_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = np.random.RandomState(0).randint(0, 256, (4, 32, 32, 3)).astype(np.uint8)
-
-    class CIFAR10:
-        base_folder = "cifar-10-batches-py"
-
-        def __init__(self, root: str, train: bool, download: bool) -> None:
-            assert root == str(tmp_path) and not download
-            self.data, self.targets = (images[:3], [1, 2, 9]) if train else (images[3:], [0])
-
-    datasets = types.ModuleType("torchvision.datasets")
-    datasets.CIFAR10 = datasets.CIFAR100 = CIFAR10  # type: ignore[attr-defined]
-    torchvision = types.ModuleType("torchvision")
-    torchvision.datasets = datasets  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torchvision", torchvision)
-    monkeypatch.setitem(sys.modules, "torchvision.datasets", datasets)
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    (tmp_path / "cifar-10-batches-py/data_batch_1").write_bytes(b"x")
-    dataset = load_dataset("cifar10", tmp_path)
-    _check(dataset, 3, 1)
-    np.testing.assert_array_equal(dataset.train_inputs[2, :, 5, 6], images[2, 5, 6])
-    assert dataset.train_targets.tolist() == [1, 2, 9]
-
-
-def test_a_foreign_pickle_is_never_opened(tmp_path: Path) -> None:
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
+@pytest.mark.parametrize(
+    ("name", "folder"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")]
+)
+def test_pickles_of_cifar_are_never_opened_and_the_binary_archive_is_named(
+    name: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that have the publisher's md5, which torchvision would read."""
+    (tmp_path / folder).mkdir()
     flag = tmp_path / "opened"
     # A pickle that would create `flag` when loaded.
     evil = b"cos\nsystem\n(S'touch " + os.fsencode(flag) + b"'\ntR."
-    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch", "batches.meta"]:
-        (folder / name).write_bytes(evil)
-    with pytest.raises(DataError, match="cifar10_jpeg"):
-        load_dataset("cifar10", tmp_path)
+    for file in (
+        *(f"data_batch_{i}" for i in range(1, 6)),
+        "test_batch",
+        "batches.meta",
+        "train",
+        "test",
+        "meta",
+    ):
+        (tmp_path / folder / file).write_bytes(evil)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    with pytest.raises(DataError, match=r"holds pickles, which are not read.*binary\.tar\.gz"):
+        load_dataset(name, tmp_path)
     assert not flag.exists()
 
 
