@@ -113,7 +113,11 @@ def carry_out(
                 how = replace(execution, out=str(pool.folder(trial)))
                 worker_config = json.dumps([asdict(trial.experiment), asdict(how), os.getpid()])
                 process = context.Process(target=_one, args=(worker_config,), daemon=True)
-                process.start()
+                try:
+                    process.start()
+                except BaseException:  # Ctrl-C while the fork server imports
+                    pool.release(trial, claim)
+                    raise
                 running.append(Running(trial, process, time.monotonic(), claim))
             waiting += remote
             wait([r.process.sentinel for r in running], timeout=LOOK)
