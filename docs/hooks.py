@@ -32,7 +32,8 @@ ROOT_PAGES = {
 }
 LANGUAGES = {".py": "python", ".toml": "toml", ".cfg": "ini", ".yml": "yaml", ".md": "markdown"}
 LINK = re.compile(
-    r"^```.*?^```|`[^`\n]*`|(?P<text>\]\()(?P<target>[^)\s]+)(?P<end>\))", re.DOTALL | re.MULTILINE
+    r"^```.*?^```|`[^`\n]*`|(?P<less>\\<)|(?P<text>\]\()(?P<target>[^)\s]+)(?P<end>\))",
+    re.DOTALL | re.MULTILINE,
 )
 ITEM = re.compile(r"(?:[-*+]|\d+\.) +(?=\S)")
 
@@ -53,12 +54,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Points links that are written for the repository to pages of the site."""
+    """Points links that are written for the repository to pages of the site.
+
+    Python-Markdown shows the backslash of GitHub's `\\<`, and that of `\\|` in a table's code: neither stays.
+    """
     here = page.file.src_uri
 
     def pointed(match: re.Match[str]) -> str:
+        if match["less"]:
+            return "&lt;"
         if match["target"] is None:
-            return match[0]
+            row = markdown.startswith("|", markdown.rfind("\n", 0, match.start()) + 1)
+            return match[0].replace("\\|", "|") if row else match[0]
         file, anchor = _in_repository(here, match["target"])
         if file is None:
             return match[0]
