@@ -85,7 +85,7 @@ def _described(folder: Path) -> ListedRun:
     summary: dict[str, Any] = json_of(path) if path.is_file() else {}
     state = state_of(folder, summary)
     lines = [line for line, _ in metrics_lines(folder / "metrics.jsonl")]
-    done, down, up = _progress(folder, summary)
+    done, down, up = _progress(folder, summary if state == "done" else {})
     return ListedRun(
         run=folder,
         state=state,
