@@ -20,7 +20,7 @@ from fedsim.experiment import Experiment
 from launch.config import Execution
 from launch.run import launch
 from tests.fedsim.data.federated_files import many_posts, write_cifar100, write_emnist, write_stackoverflow
-from tests.support.commands import DEADLINE
+from tests.support.commands import DEADLINE, over
 from tests.support.reproducible import without_seconds
 
 pytestmark = pytest.mark.slow
@@ -140,6 +140,6 @@ def test_a_mistake_is_one_sentence(arguments: str, words: str, files: Path, tmp_
 
     job = f"launch --workers 0 --algo fedavg --model mlp_small --partition natural {arguments}"
     job += f" --data-dir {files} --out {tmp_path / 'run'}"
-    done = CliRunner(catch_exceptions=False).invoke(main, job.split())
+    done = CliRunner(catch_exceptions=False).invoke(main, over(*job.split()))
     assert done.exit_code == 2
     assert words in done.stderr and len(done.stderr.splitlines()) == 1
