@@ -309,7 +309,7 @@ def test_columns_that_are_named_are_the_features(tmp_path: Path) -> None:
     assert load_dataset("hf:d,input=z,input=x", tmp_path).train_inputs.tolist() == [[1, 0.5], [2, 1.5]]
     assert load_dataset("hf:d,input=z", tmp_path).train_inputs.tolist() == [[1], [2]]
     for spec in ("hf:d,label=x,label=label", "hf:d,input=x,input=x"):
-        with pytest.raises(UsageError, match="comes after another"):
+        with pytest.raises(UsageError, match="stands there twice"):
             load_dataset(spec, tmp_path)
 
 
