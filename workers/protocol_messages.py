@@ -245,10 +245,11 @@ def idle(run: str) -> Envelope:
 def failed(run: str, error: Exception, of: Header | None = None) -> Envelope:
     """Return the message of a worker that could not carry out `of`, or not set itself up (None)."""
     if isinstance(error, FedsimError):
-        notice = (error.exit_code, str(error))
+        code, text = error.exit_code, str(error)
     else:
-        notice = (FedsimError.exit_code, "".join(traceback.format_exception(error)))
+        code, text = FedsimError.exit_code, "".join(traceback.format_exception(error))
     header = msgspec.structs.replace(of, run=run) if of else Header(VERSION, "failed", run)
+    notice = (code, printable(text))  # a lone surrogate has no UTF-8
     return answer("failed", header, *blob("error", msgspec.json.encode(notice)))
 
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from fedsim.printable import printable
+
 EMBEDDED = 400_000
 """Bytes of a CSV file up to which a page has it."""
 CHART = 100_000
@@ -39,7 +41,7 @@ def saved(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) ->
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(heads)
     writer.writerows([_cell(value) for value in row] for row in rows)
-    content = written.getvalue().encode()
+    content = printable(written.getvalue()).encode()
     if len(content) > CHART:
         return ""
     name = re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")

@@ -13,6 +13,7 @@ import pandas
 
 from fedsim.errors import UsageError
 from fedsim.experiment import dotted
+from fedsim.printable import printable
 from launch.results import html
 from launch.results.client_scores import client_scores
 from launch.results.clients_section import clients
@@ -188,7 +189,9 @@ def _data(run: Run, metrics: pandas.DataFrame) -> Iterator[str]:
     """Links to the numbers behind the charts: in the page where they are small, else the files' names."""
     if len(metrics):
         table = metrics.drop(columns=["participants", *LISTS], errors="ignore")
-        yield _download("metrics.csv", table.to_csv(index=False).encode(), "one line per evaluated round")
+        yield _download(
+            "metrics.csv", printable(table.to_csv(index=False)).encode(), "one line per evaluated round"
+        )
     files = {
         "ledger.csv": "every byte by round, client, field and layer",
         "timeline.csv": "when each task ran",

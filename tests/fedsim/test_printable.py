@@ -43,6 +43,14 @@ def test_control_and_format_characters_are_escaped(text: str) -> None:
     assert json.loads(f'"{one_line(text)}"'.replace("\\U000e0041", "\U000e0041")) == text
 
 
+def test_a_lone_surrogate_is_escaped_on_a_page_and_in_the_error_of_a_task(tmp_path: Path) -> None:
+    assert printable("a\ud800b") == "a\\ud800b"
+    html.save(tmp_path / "page.html", html.page("a\ud800b", []))
+    assert "a\\ud800b" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    for error in (TaskError("a\ud800b"), ValueError("a\ud800b")):
+        assert "a\\ud800b" in str(failures.failure(3, messages.failed("run", error)))
+
+
 def test_other_text_stays_as_it_is() -> None:
     text = "Größe 漢字 🎉 a\\u001b\n\tb"
     assert printable(text) == text
