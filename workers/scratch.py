@@ -42,11 +42,11 @@ class Scratch:
         parent = parent or tempfile.gettempdir()
         remove_left((kind, *KINDS), (parent,))
         try:
-            made = tempfile.mkdtemp(prefix=f".{kind}", dir=parent)
-            self._lock = os.open(made, os.O_RDONLY | os.O_CLOEXEC)
+            unnamed = tempfile.mkdtemp(prefix=f".{kind}", dir=parent)
+            self._lock = os.open(unnamed, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            self.path = Path(made).with_name(Path(made).name[1:])
-            os.rename(made, self.path)
+            self.path = Path(unnamed).with_name(Path(unnamed).name[1:])
+            os.rename(unnamed, self.path)
         except OSError as e:
             raise DiskError(f"cannot make a temporary folder in {parent}: {e.strerror}") from None
 

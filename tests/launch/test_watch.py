@@ -20,6 +20,7 @@ from launch.commands import watch as module
 from launch.commands.watch import GRACE, watch
 from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.kept_runs import command, files, kept_run
+from workers.storage.atomic_files import RunLock
 
 OPTIONS = ("--workers", "1", "--algo", "fedavg", "--model", "logistic", "--clients", "2", "--devices", "cpu")
 
@@ -160,6 +161,17 @@ def looked(run: Path, *times: float) -> list[str]:
 def test_a_resume_may_begin_before_a_run_counts_as_killed(run: Path) -> None:
     unended(run, ended_process())
     assert looked(run, 0.0, GRACE / 2, GRACE) == ["", "", "killed"]
+
+
+def test_the_lock_says_whether_a_run_is_running_and_not_a_process_id(run: Path) -> None:
+    """Another process may have the id by now; and a run without worker processes writes none down."""
+    unended(run, os.getpid())
+    assert looked(run, 0.0, GRACE) == ["", "killed"]
+    (run / "processes.json").unlink()
+    assert looked(run, 0.0, GRACE) == ["", "killed"]
+    lock = RunLock(run)
+    assert looked(run, 0.0, 100 * GRACE) == ["", ""]
+    lock.release()
 
 
 def test_of_a_coordinator_on_another_machine_nothing_is_known(run: Path) -> None:
