@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import math
+import resource
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 import click
 
-from fedsim.errors import DiskError, FedsimError, Interrupted, UsageError, nearest, unknown
+from fedsim.errors import DiskError, FedsimError, Interrupted, TaskError, UsageError, nearest, unknown
 from fedsim.experiment import is_utf8
 from launch import terminal
 
@@ -24,6 +25,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 _NO_FOLDER = "No usable temporary directory"
 """The words of tempfile.gettempdir; dill calls it while torch imports it."""
+_NO_MEMORY = ("failed to map segment", "annot allocate memory")
+"""The words of the dynamic loader where a library, such as torch's, does not fit."""
 
 
 class Command(click.Command):
@@ -111,6 +114,10 @@ class Commands(Group):
             if not isinstance(e, BrokenPipeError) and not isinstance(e.__context__, BrokenPipeError):
                 raise
             # whoever read the output has enough of it
+        except (ImportError, MemoryError) as e:
+            if isinstance(e, ImportError) and not any(words in str(e) for words in _NO_MEMORY):
+                raise
+            code = _complain(TaskError, _out_of_memory(e))
         except OSError as e:
             if e.filename is None and e.errno in _FULL:
                 code = _complain(DiskError, f"the output cannot be written: {e.strerror}")
@@ -123,6 +130,14 @@ class Commands(Group):
             code = _complain(DiskError, f"the output cannot be written: {lost.strerror}")
         if code:
             sys.exit(code)
+
+
+def _out_of_memory(e: ImportError | MemoryError) -> str:
+    """What to do where a library cannot be loaded, or an array not be made, for want of memory."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limit = f"this shell allows {soft / 1e9:.1f} GB of addresses (ulimit -v); torch needs 4 GB and more"
+    what = " ".join(str(e).split()) or "an array was too large"
+    return f"out of memory: {what}: {limit if soft != resource.RLIM_INFINITY else 'give the run more of it'}"
 
 
 def _complain(error: FedsimError | type[FedsimError], text: str) -> int:

@@ -102,3 +102,19 @@ def test_the_wall_clock_is_for_people_only() -> None:
         if "time.time()" in p.read_text() or "datetime.now(" in p.read_text()
     }
     assert reading == known
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_an_address_space_that_torch_does_not_fit_into_is_one_line(workers: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "launch", "--workers", workers, "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (2 * 10**9, 2 * 10**9)),
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("fedsim: out of memory: ") and "allows 2.0 GB of addresses" in done.stderr
+    assert not out.exists()
