@@ -26,8 +26,8 @@ def unknown_settings(text: str) -> list[str]:
             if algo is not None and ".py" in algo[1]:
                 continue  # the user's own file
             known = algorithms[algo[1]] if algo is not None else set().union(*algorithms.values())
-            found = set(re.findall(r"--set ([\w.]+)=", command)) - PLACEHOLDERS
-            wrong += sorted(found - known)
+            matches = set(re.findall(r"--set ([\w.]+)=", command)) - PLACEHOLDERS
+            wrong += sorted(matches - known)
     return wrong
 
 
@@ -58,7 +58,7 @@ def exists(dotted: str) -> bool:
 
 def test_every_hyperparameter_that_a_page_sets_exists() -> None:
     wrong = {page.name: unknown_settings(page.read_text(encoding="utf-8")) for page in PAGES}
-    assert {page: found for page, found in wrong.items() if found} == {}
+    assert {page: matches for page, matches in wrong.items() if matches} == {}
     assert unknown_settings("fedsim launch --algo bregman_admm --set silent=last --set rho=1") == ["silent"]
     assert unknown_settings("a `--set sillent=last` b") == ["sillent"]
 
@@ -73,8 +73,8 @@ def test_the_page_on_asynchronous_rounds_names_members_with_the_option_silent() 
 
 def test_every_dotted_name_of_a_page_exists() -> None:
     texts = {page.name: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "fedsim/python_api.py"]}
-    found = [(page, name) for page, text in texts.items() for name in DOTTED.findall(text)]
-    assert len(found) > 20
-    assert [(page, name) for page, name in found if not exists(name)] == []
+    matches = [(page, name) for page, text in texts.items() for name in DOTTED.findall(text)]
+    assert len(matches) > 20
+    assert [(page, name) for page, name in matches if not exists(name)] == []
     assert not exists("launch.execution.Execution") and not exists("launch.config.Executoin")
     assert exists("launch.config.Execution")

@@ -38,7 +38,7 @@ UUIDS = ("GPU-aa11-1", "GPU-aa22-2", "GPU-bb33-3")
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Makes a machine with so many GPUs of this one, as /dev and the driver show them."""
 
-    def made(gpus: int) -> None:
+    def created(gpus: int) -> None:
         (tmp_path / "dev").mkdir()
         (tmp_path / "dev" / "nvidiactl").touch()
         for i in range(gpus):
@@ -50,7 +50,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], 
         monkeypatch.setattr(devices, "_torch_has_cuda", lambda: True)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return made
+    return created
 
 
 def test_worker_i_is_on_gpu_i_mod_n(monkeypatch: pytest.MonkeyPatch, machine: Callable[[int], None]) -> None:

@@ -347,16 +347,16 @@ def test_a_clients_terms_are_those_of_the_formula(send: bool) -> None:
         assert term is not None
         w = torch.randn(P, generator=torch.Generator().manual_seed(k))
 
-        def formula(w: Tensor, *given: Tensor) -> Tensor:
-            at, (all_, tau, model, mine, tau_k, model_k) = w.clone().requires_grad_(), given
+        def formula(w: Tensor, *supplied: Tensor) -> Tensor:
+            at, (all_, tau, model, mine, tau_k, model_k) = w.clone().requires_grad_(), supplied
             everywhere = cross_entropy(probabilities(all_, model), all_, at, 0.7 * tau)
             here = cross_entropy(probabilities(mine, model_k), mine, at, 0.7 * tau_k)
             return torch.autograd.grad(everywhere - here, at)[0]
 
         server, client = (memory.inputs, memory.weights, step.down.mean), (own.inputs, own.weights)
-        given = (w, *server, *client, created[k].up.mean)
-        exact = formula(*(x.double() for x in given))
-        error = moved(formula, *given, roundings=2 * INPUTS + len(memory.weights) + 60)
+        supplied = (w, *server, *client, created[k].up.mean)
+        exact = formula(*(x.double() for x in supplied))
+        error = moved(formula, *supplied, roundings=2 * INPUTS + len(memory.weights) + 60)
         assert float(exact.norm()) > 1
         assert float((gradient_of(problem, w, term) - exact).norm()) < error < 1e-3 * float(exact.norm())
 

@@ -239,9 +239,9 @@ def test_a_clients_public_term_is_that_of_the_formula() -> None:
             at = w.clone().requires_grad_()
             return torch.autograd.grad(-(0.7 / 15) * (labels * logs(at, x)).sum(), at)[0]
 
-        given = (w, step.down.mean, created[k].up.mean, inputs)
-        exact = formula(*(x.double() for x in given))
-        error = moved(formula, *given, roundings=2 * inputs.shape[1] + len(inputs) + 60)
+        supplied = (w, step.down.mean, created[k].up.mean, inputs)
+        exact = formula(*(x.double() for x in supplied))
+        error = moved(formula, *supplied, roundings=2 * inputs.shape[1] + len(inputs) + 60)
         problem.net.load(w)
         problem.net.module.eval()
         problem.net.grads.zero_()
