@@ -105,7 +105,7 @@ def _described(folder: Path) -> ListedRun:
 
 def _progress(folder: Path, summary: dict[str, Any]) -> tuple[int, int, int]:
     """The last committed round, and the algorithm's bytes down and up so far."""
-    if {"rounds", "bytes_down", "bytes_up"} <= summary.keys():  # else a sweep has written it for the run
+    if summary:
         return int(summary["rounds"]), int(summary["bytes_down"]), int(summary["bytes_up"])
     commits = commits_of(folder)
     down, up = (sum(int(a[f"bytes_{side}"]) for a in commits.values()) for side in ("down", "up"))

@@ -134,7 +134,10 @@ def test_runs_are_in_the_order_in_which_they_were_begun(folder: Path) -> None:
         ("summary.json", '{"status": "done"}'),
     ],
 )
-def test_a_damaged_run_is_one_line_and_the_others_are_listed(folder: Path, name: str, content: str) -> None:
+def test_a_damaged_run_is_one_line_and_the_others_are_listed(
+    folder: Path, name: str, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")  # a line holds the longest path
     shutil.copytree(folder / "one", folder / "broken")
     (folder / "broken" / name).write_text(content)
     result = runs(str(folder))

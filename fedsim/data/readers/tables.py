@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fedsim.data.arrays import Array, rounded
 from fedsim.errors import DataError, UsageError, unknown
-from fedsim.specs import Form
+from fedsim.specs import Form, key_values
 from fedsim.user_files import other_separator
 
 FEW = 8
@@ -81,7 +81,7 @@ def options(text: str, spec: str, form: Form, keys: Sequence[str]) -> tuple[dict
     """
     values: dict[str, str] = {}
     inputs: list[str] = []
-    for key, _, value in (part.partition("=") for part in text.split(",") if part):
+    for key, value in key_values(text, f"data set {spec!r}", repeatable=("input",)):
         if key not in keys:
             raise unknown(f"key of data set {spec!r}:", key, keys)
         if not value:
