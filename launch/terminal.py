@@ -5,6 +5,8 @@ It imports nothing heavy, because a run says that it is starting before it impor
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +31,22 @@ PROSE = 28
 GAP, INDENT = 2, 4
 
 
+REPLACED = "fedsim.replaced"
+"""The name of the error handler of an encoding that lacks characters."""
+_SIMILAR = {ord("█"): "#", ord("·"): ".", ord("→"): ">", ord("━"): "-", ord("…"): "~", ord("×"): "x"}
+
+
+def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
+    """One character for each that is lacking, so that columns stay where they are; marks stay distinct."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end].translate(_SIMILAR)
+    return "".join(c if c.isascii() else "?" for c in lacking), error.end
+
+
+codecs.register_error(REPLACED, _replaced)
+
+
 class OutputThatMayClose:
     """Standard output that falls silent when it cannot be written: closed, a broken pipe, a full disk.
 
@@ -39,12 +57,13 @@ class OutputThatMayClose:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or do nothing; returns the number of characters. What its encoding lacks becomes '?'."""
+        """Write, or do nothing; returns the number of characters. What its encoding lacks is
+        replaced."""
         try:
             if self._stream is not None:
                 self._stream.write(text)
         except UnicodeEncodeError as e:
-            self.write(text.encode(e.encoding, "replace").decode(e.encoding))
+            self.write(text.encode(e.encoding, REPLACED).decode(e.encoding))
         except (OSError, ValueError):  # ValueError: the stream is closed
             self._stream = None
         return len(text)
@@ -96,12 +115,17 @@ def finish_output() -> OSError | None:
 
 
 def open_standard_files() -> None:
-    """Open /dev/null in the place of closed standard files, or the next file to be opened would take it."""
+    """Open /dev/null in the place of closed standard files, or the next file to be opened would take it.
+
+    What the encoding of standard output lacks is replaced: rich would raise an error of its own.
+    """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors=REPLACED)
 
 
 def say(text: object, err: bool = False) -> None:

@@ -488,7 +488,7 @@ def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "chmod 600" in output
     bind = ("--bind", "tcp://127.0.0.1:*")
     output = answer("launch", "--remote-workers", "2", *bind, "--join-within", "0.5", code=1)
-    assert "0 of 2 workers were ready after 0.5 s; missing: 0, 1" in output
+    assert "0 of 2 workers were ready after 0.5 s; missing: worker 0, worker 1" in output
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -61,6 +62,27 @@ def test_commands_that_print_end_silently_at_a_broken_pipe_and_fail_at_a_full_di
     done = _shell("fedsim launch list algorithms > /dev/full")
     assert done.returncode == 5
     assert done.stderr == "fedsim: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("encoding", "absent"), [("ascii", "."), ("latin-1", "\xb7"), ("utf-8", "\xb7")])
+def test_characters_that_an_encoding_lacks_are_replaced_and_marks_stay_distinct(
+    encoding: str, absent: str
+) -> None:
+    command = [sys.executable, "-m", "launch", "schedule", "0.3", "--clients", "3", "--rounds", "4"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        encoding=encoding,
+        timeout=DEADLINE,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    folded = "\N{FULL BLOCK}" if encoding == "utf-8" else "#"
+    marks = [line.split()[2] for line in done.stdout.splitlines() if line.startswith("client")]
+    assert [len(text) for text in marks] == [4] * 3 and set("".join(marks)) == {folded, absent}
+    assert f"{folded} folded" in done.stdout and f"{absent} absent" in done.stdout
 
 
 def _line(width: int, parts: int = 9) -> str:

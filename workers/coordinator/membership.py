@@ -174,7 +174,7 @@ class Membership:
                 f"{len(registration.ready)} of {self.size} workers can take part; refused: "
                 + "; ".join(dict.fromkeys(registration.refused))
             )
-        missing = ", ".join(map(str, registration.missing))
+        missing = ", ".join(f"worker {worker}" for worker in registration.missing)
         return TaskError(
             f"{len(registration.ready)} of {self.size} workers were ready after "
             f"{self.timeouts.join_within:g} s; missing: {missing}"
