@@ -106,3 +106,13 @@ def test_a_broken_link_is_named_until_it_is_mended(tmp_path: Path) -> None:
         "\n\n".join(f"[a]({link})" for link in mended) + "\n\n`[code](is/no.link)`\n", encoding="utf-8"
     )
     assert complaints(page, tmp_path) == []
+
+
+def test_the_site_loads_no_script_of_another_machine() -> None:
+    """The plugin `offline` takes one of a content network where no polyfill of its name is configured."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert re.search(r"^  - offline\b", text, re.MULTILINE)
+    listed = re.search(r"^  polyfills: \[(.*?)\]", text, re.MULTILINE)
+    assert listed is not None and "iframe-worker" in listed[1]
+    assert all((ROOT / "docs" / script.strip()).is_file() for script in listed[1].split(","))
+    assert not re.search(r"https?://", "\n".join(line.partition(" #")[0] for line in text.splitlines()))
