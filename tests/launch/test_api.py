@@ -219,7 +219,7 @@ def test_numbers_of_numpy_and_torch_are_numbers() -> None:
     assert one.manifest["experiment"] == other.manifest["experiment"]
     assert fedsim.resume(other, rounds=np.int64(2), quiet=True).status == "done"  # type: ignore[arg-type]
     for wrong in (np.array([2, 3]), np.ma.masked, np.float64(2.5), True):
-        with pytest.raises(UsageError, match=r"clients = .*: must be a whole number of at least 1"):
+        with pytest.raises(UsageError, match=r"clients=.*: must be a whole number of at least 1"):
             fedsim.run(**(SMALL | {"clients": wrong}))
 
 

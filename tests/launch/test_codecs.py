@@ -276,7 +276,7 @@ def test_a_state_that_is_gone(run: Path) -> None:
 
 
 def test_options(run: Path, tmp_path: Path) -> None:
-    assert "the fraction to keep" in output(run, "--keep", "1.5")
+    assert "--keep 1.5: must be a number above 0 and at most 1" in output(run, "--keep", "1.5")
     assert "there is no folder" in output(run, "--csv", tmp_path / "nowhere" / "file.csv")
 
 
