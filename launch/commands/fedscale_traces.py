@@ -122,7 +122,7 @@ def _entries(file: Path) -> dict[str, Mapping[str, Any]]:
         content = json.loads(read_text(file))
     except OSError as e:
         raise UsageError(f"{file}: {e.strerror}") from None
-    except ValueError:
+    except (ValueError, DataError):
         raise DataError(
             f"{file} is no JSON. FedScale's own file is a pickle, which is not read: export it first "
             "(docs/devices.md)"

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from launch.cli import main
 from launch.runs.reader import Run
-from tests.support.commands import fedsim
+from tests.support.commands import fedsim, over
 
 HEADS = "client,compute,noise,up,down,rtt,jitter,joules_up,joules_down,joules_example"
 LINES = (
@@ -42,7 +42,7 @@ def file_of(folder: Path, *lines: str) -> str:
 
 def launched(folder: Path, *options: str, workers: str = "0", rounds: str = "4") -> Run:
     command = ("launch", *SMALL, "--rounds", rounds, "--workers", workers, "--out", str(folder), *options)
-    done = CliRunner().invoke(main, [*command, "--quiet"])
+    done = CliRunner().invoke(main, [*over(*command), "--quiet"])
     assert done.exit_code == 0, done.output
     return Run.open(folder)
 
@@ -53,7 +53,7 @@ def spent(run: Run) -> dict[str, Any]:
 
 
 def planned(*options: str) -> dict[str, Any]:
-    done = CliRunner().invoke(main, ["plan", *options, "--json"])
+    done = CliRunner().invoke(main, ["plan", *over(*options), "--json"])
     assert done.exit_code == 0, done.output
     measured: dict[str, Any] = json.loads(done.stdout)["devices"]
     return measured
@@ -164,7 +164,9 @@ def test_a_plan_is_the_run_where_nothing_is_drawn(options: tuple[str, ...], tmp_
     server += ("edge,,,1mbit,10mbit,20ms", "edge edge0,,,2mbit") if "--tree" in options else ()
     still = [",".join(c if i not in (2, 6) else "" for i, c in enumerate(x.split(","))) for x in LINES[:-1]]
     options = (*SMALL, "--rounds", "4", *options, "--link", file_of(tmp_path, *still, *server))
-    done = CliRunner().invoke(main, ["launch", *options, "--workers", "0", "--out", str(tmp_path / "run")])
+    done = CliRunner().invoke(
+        main, ["launch", *over(*options), "--workers", "0", "--out", str(tmp_path / "run")]
+    )
     assert done.exit_code == 0, done.output
     measured, plan = spent(Run.open(tmp_path / "run")), planned(*options)
     assert plan["simulated_seconds"] == pytest.approx(measured["simulated_seconds"], rel=1e-9)

@@ -161,7 +161,7 @@ def test_mistakes(plain: Path, tmp_path: Path) -> None:
     for options, says in (
         (("--clients", "0,x"), "'x' is no client; they are 0 to 2"),
         (("--clients", "3"), "'3' is no client"),
-        (("--rounds", "0"), "0 is not in the range"),
+        (("--rounds", "0"), "--rounds 0: must be a whole number of at least 1"),
     ):
         output = command("verify", plain, *options)
         assert output.code == 2 and says in output.err
