@@ -119,14 +119,18 @@ class _Presence:
 def _entries(file: Path) -> dict[str, Mapping[str, Any]]:
     """The export's entries by client, at least one."""
     try:
-        content = json.loads(read_text(file))
+        with file.open("rb") as start:
+            no_json = start.read(1) == b"\x80"  # as a pickle begins
+        content = None if no_json else json.loads(read_text(file))
     except OSError as e:
         raise UsageError(f"{file}: {e.strerror}") from None
-    except (ValueError, DataError):
+    except ValueError:
+        no_json = True
+    if no_json:
         raise DataError(
             f"{file} is no JSON. FedScale's own file is a pickle, which is not read: export it first "
             "(docs/devices.md)"
-        ) from None
+        )
     if not isinstance(content, dict) or not content:
         raise DataError(f"{file} is no object with an entry per client")
     for name, entry in content.items():
