@@ -206,7 +206,7 @@ def test_a_resumed_run_that_is_killed_is_not_taken_for_complete(tmp_path: Path) 
 def test_a_run_that_has_passed_a_new_target_is_refused(tmp_path: Path) -> None:
     run = fedsim.run(**SMALL, rounds=2, out=tmp_path / "run")
     (run.path / "summary.json").unlink()
-    with pytest.raises(UsageError, match=r"has reached 20 % after round 1 already; give a higher --until"):
+    with pytest.raises(UsageError, match=r"has reached 20 % after round 1 already; give a higher until="):
         fedsim.resume(run, rounds=5, until=0.2, quiet=True)
 
 
