@@ -14,7 +14,7 @@ import pytest
 
 from launch.runs.reader import Run
 from tests.launch.test_remote_workers import Federation, answer, ends, eventually, here
-from tests.support.commands import Command
+from tests.support.commands import Command, over
 from workers.transport.edge_credentials import EdgeCredentials
 from workers.transport.join_credentials import KeyPair
 
@@ -103,7 +103,8 @@ def begun(sites: Sites, *options: str) -> tuple[Command, list[Command], list[Com
     launched = sites.root(*LONG, *options)
     edges = [sites.edge(e) for e in range(2)]
     workers = [sites.worker(0), sites.worker(0), sites.worker(1)]
-    launched.wait_for(" 1/")
+    everything = over(*LONG, *options)
+    launched.wait_for(f" 1/{everything[everything.index('--rounds') + 1]} ")
     return launched, edges, workers
 
 

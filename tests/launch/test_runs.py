@@ -37,7 +37,7 @@ def folder(finished: fedsim.Run, tmp_path: Path) -> Path:
 
 
 def runs(*arguments: str) -> Result:
-    result = CliRunner().invoke(main, ["runs", *arguments])
+    result = CliRunner(env={"COLUMNS": "240"}).invoke(main, ["runs", *arguments])
     assert result.exit_code == 0, result.output
     return result
 

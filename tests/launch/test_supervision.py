@@ -147,12 +147,16 @@ from pathlib import Path
 from torch import nn
 
 def turn(name):
+    # how many processes were here before this one, however often each comes
     for number in range(99):
+        file = Path(__file__).with_suffix(f".{name}.{number}")
         try:
-            Path(__file__).with_suffix(f".{name}.{number}").touch(exist_ok=False)
+            with open(file, "x") as created:
+                created.write(str(os.getpid()))
             return number
         except FileExistsError:
-            pass
+            if file.read_text() == str(os.getpid()):
+                return number
 
 def plain(inputs, outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
