@@ -123,6 +123,15 @@ def all_choices(experiment: Experiment) -> tuple[str, ...]:
     return (*computing_choices(experiment), traces.split(experiment.participation)[0])
 
 
+def options_with_files(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """Yield the options that name a user's file or object, with their values."""
+    e = experiment
+    values = zip(("--algo", "--model", "--dataset", "--partition"), computing_choices(e), strict=False)
+    for option, choice in (*values, *(("--codec", codec) for codec in e.codecs.values())):
+        if is_spec(choice):
+            yield option, choice
+
+
 @contextmanager
 def user_code_errors(spec: str, option: str, doing: str) -> Iterator[None]:
     """Turn what a user's code raises in this block into a UsageError that says where and what.

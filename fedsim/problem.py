@@ -36,6 +36,7 @@ from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
 from fedsim.network import lanes_of, network_of
 from fedsim.participation import Schedule, schedule
+from fedsim.process_settings import settings_kept
 from fedsim.round_events import version
 from fedsim.seeds import RandomStream
 from fedsim.tree import Tree, check_tree, tree
@@ -81,6 +82,9 @@ class Problem:
             DataError: If data do not exist or do not fit; the message names them.
         """
         experiment = resolved(experiment, algorithm)
+        with settings_kept(), torch.random.fork_rng(devices=[]):  # a file is executed when it is first named
+            for option, choice in plugins.options_with_files(experiment):
+                plugins.load(choice, option)
         dataset = load_dataset(experiment.dataset, data_dir)
         _check_until(experiment, dataset)
         clients = partition(

@@ -25,7 +25,7 @@ from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Stored
 from launch.runs.source_commit import commit, look_up
 from launch.stop_signals import StopRequested, StopSignals
-from launch.terminal import Status, output_that_may_close
+from launch.terminal import Status, output_that_may_close, say
 from launch.tracking import check_installed, selected
 from launch.worker_count import by_cores
 from workers import scratch
@@ -83,7 +83,7 @@ def resume(
     experiment, execution = stored.configure(options)
     if complete := stored.nothing_left(experiment):
         if not quiet:
-            print(complete, flush=True)
+            say(complete)
         return folder
     return launch(experiment, execution, quiet=quiet, stored=stored, started=started, embedded=embedded)
 
@@ -163,9 +163,9 @@ def launch(
                 os.environ.update(ENVIRONMENT)
                 if placements[0].gpu is not None and not execution.workers:
                     os.environ["CUDA_VISIBLE_DEVICES"] = placements[0].gpu
+            from fedsim.process_settings import own_settings
             from launch.runs.summary import Start
             from launch.session import Session  # imports torch
-            from workers.process_settings import own_settings
 
             start = Start(started, time.time() - started)
             say("reading and dividing the data")

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from fedsim import model_specs, plugins
 from fedsim.errors import FedsimError, Interrupted, UsageError
-from fedsim.experiment import Experiment, build_algorithm
+from fedsim.experiment import Experiment
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
 from launch.config import Execution
@@ -32,7 +32,7 @@ from launch.terminal import counted
 from launch.tracking import selected
 from launch.tracking.processes import Tracking
 from launch.worker_count import decide
-from protocols import find
+from workers.assembly import assemble
 from workers.coordinator.loop import Coordinator, Outcome
 from workers.coordinator.membership import Timeouts, Workers
 from workers.coordinator.registration import Registration
@@ -56,7 +56,6 @@ from workers.storage.upload_archive import uploads_folder
 from workers.transport.edge_addresses import FOLDER as EDGES
 from workers.transport.eventfd import Wakeup
 from workers.transport.join_credentials import JOIN, JOIN_HERE
-from workers.worker.main import fix_numerics
 
 
 def check_edges(problem: Problem, execution: Execution) -> None:
@@ -134,11 +133,8 @@ class Session:
         """
         device: Literal["cpu", "cuda"] = "cuda" if placements[0].gpu is not None else "cpu"
         experiment = replace(experiment, device=device)
-        # before denormals are flushed: "> 0" is stored as ">= the smallest denormal", which would be 0
-        algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
-        fix_numerics(experiment.threads, "cpu" if execution.workers else device, experiment.numerics)
         data_dir = Path(execution.data_dir).resolve() if execution.data_dir else None
-        problem = Problem.build(experiment, algorithm, data_dir, "cpu" if execution.workers else device)
+        problem = assemble(experiment, data_dir, "cpu" if execution.workers else device)
         check_repeatable(problem, data_dir)
         remarks: tuple[str, ...] = ()
         if auto:

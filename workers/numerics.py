@@ -58,7 +58,7 @@ def records_steps() -> bool:
 
 
 def facts_of_process(device: str, probe: Mapping[str, str]) -> dict[str, str]:
-    """All facts of this process, after workers.worker.main.fix_numerics.
+    """All facts of this process, after workers.assembly.fix_numerics.
 
     Args:
         device: The kind of device that it computes on, cpu or cuda.

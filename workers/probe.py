@@ -48,7 +48,7 @@ def probe_digest(problem: Problem) -> str:
     Every probe has an epoch of training and an evaluation of the run's own model, and its diagonal GGN where
     targets are classes. With an algorithm of the registry it also has one round of that algorithm with one
     client: set-up, local training, dual step and fold. A user's own algorithm is not called, because its code
-    may keep something from call to call. Call workers.worker.main.fix_numerics before.
+    may keep something from call to call. Call workers.assembly.fix_numerics before.
     """
     hashed = sha256()
     small = _small(problem)

@@ -208,7 +208,9 @@ def _users(spec: str) -> Dataset:
     """The data set of a user's file."""
     dataset, owner = plugins.load(spec, "--dataset"), f"--dataset {plugins.short(spec)}"
     if callable(dataset):
-        with plugins.user_code_errors(spec, "--dataset", "calling it"):
+        from fedsim.process_settings import settings_kept  # imports torch
+
+        with settings_kept(), plugins.user_code_errors(spec, "--dataset", "calling it"):
             dataset = dataset()
     if not isinstance(dataset, Dataset):
         raise UsageError(

@@ -12,7 +12,7 @@ from rich.table import Table
 from launch.json_output import print_json
 from launch.runs.listing import DAMAGED, ListedRun, listed
 from launch.target_accuracy import percent
-from launch.terminal import console, megabytes, percentage, print_table
+from launch.terminal import console, megabytes, percentage, print_table, say
 
 DEFAULT = Path("runs")
 NONE = "-"
@@ -28,7 +28,7 @@ def show(folders: Sequence[Path], as_json: bool) -> None:
     if as_json:
         return print_json(runs)
     if not runs:
-        print(f"no runs in {', '.join(map(str, folders or [DEFAULT]))}")
+        say(f"no runs in {', '.join(map(str, folders or [DEFAULT]))}")
         return None
     out = console()
     table = Table(box=None, pad_edge=False, header_style="bold")

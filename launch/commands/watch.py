@@ -24,6 +24,9 @@ GRACE = 5.0
 """So many seconds pass before a run without coordinator is killed, or a sweep without running runs has ended:
 a resume, or the sweep's next run, may be starting."""
 
+SHOWN = {"seconds", "test_accuracy", "test_nll", "bytes_down", "bytes_up"}
+"""What is shown of a round."""
+
 
 @dataclass
 class _Watched:
@@ -120,7 +123,7 @@ class _Watched:
         for text in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             try:
                 line = json.loads(text)
-                whole = isinstance(line["round"], int)
+                whole = isinstance(line["round"], int) and line.keys() >= SHOWN
             except (ValueError, LookupError, TypeError):
                 whole = False
             if not whole:

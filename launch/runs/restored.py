@@ -11,7 +11,6 @@ import torch
 
 from fedsim import model_specs, plugins
 from fedsim.errors import DataError, DiskError, WireError
-from fedsim.experiment import build_algorithm
 from fedsim.problem import Problem
 from fedsim.round_events import TaskId
 from fedsim.wire.envelope import decode_own, encode
@@ -20,7 +19,7 @@ from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
 from launch.runs import manifest
 from launch.runs.manifest import StoredManifest
-from protocols import find
+from workers.assembly import assemble
 from workers.numerics import DRIFT
 from workers.probe import probe
 from workers.storage.checkpoints import Checkpoint, read_checkpoint
@@ -28,7 +27,6 @@ from workers.storage.client_states import ClientStates
 from workers.storage.journal import read_journal
 from workers.storage.recovery import checkpoint_path
 from workers.task_execution import execute
-from workers.worker.main import fix_numerics
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,9 @@ class StoredRun:
         """
         opened = StoredManifest.open_states(folder)
         result, described, experiment = opened.content, opened.described, opened.experiment
-        algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)  # see Session.prepare
         device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
-        fix_numerics(experiment.threads, device, experiment.numerics)
         kept = result.get("execution", {}).get("data_dir")
-        problem = Problem.build(experiment, algorithm, data_dir or (Path(kept) if kept else None), device)
+        problem = assemble(experiment, data_dir or (Path(kept) if kept else None), device)
         for name, now in (("params", problem.net.layout.size), ("client_sizes", list(problem.sizes))):
             if name in described and described[name] != now:
                 raise DataError(f"{folder}: its {name} was {described[name]}; with this data it is {now}")

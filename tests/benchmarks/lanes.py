@@ -27,7 +27,7 @@ from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.learning.stack import Stack
 from fedsim.seeds import RandomStream, seeded_torch
 from tests.benchmarks.common import alternately, options_of, spread
-from workers.worker.main import fix_numerics
+from workers.assembly import fix_numerics
 
 N, BATCH = 320, 32
 MODELS = {"logistic": (1, 8, 8), "mlp_small": (1, 8, 8), "mlp": (1, 28, 28)}

@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fedsim
 from fedsim.errors import UsageError
+from fedsim.process_settings import SETTINGS, own_settings
 from launch.cli import main
 from tests.support.commands import fedsim as fedsim_command
-from workers.process_settings import SETTINGS, own_settings
 
 OTHER: dict[str, Any] = {
     "torch's default dtype": torch.float64,
@@ -56,6 +56,43 @@ def test_a_setting_of_the_caller_changes_no_bit_and_is_kept(tmp_path: Path) -> N
         for setting, value in zip(SETTINGS, before, strict=True):
             setting.set(value)
     assert random.getstate() == generators[0] and torch.equal(torch.get_rng_state(), generators[1])
+
+
+def test_inference_mode_of_the_caller_changes_nothing(tmp_path: Path) -> None:
+    expected = run(tmp_path / "plain")
+    with torch.inference_mode():
+        assert run(tmp_path / "inside") == expected
+        assert torch.is_inference_mode_enabled()
+
+
+SETS = """
+import torch
+from torch import nn
+
+{changes}
+
+def model(shape, classes):
+    {changes}
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes, dtype=torch.float32))
+"""
+CHANGES = (
+    "torch.set_default_dtype(torch.float64); torch.set_float32_matmul_precision('medium'); "
+    "torch.set_num_threads(2); torch.set_flush_denormal(False); torch.set_grad_enabled(False)"
+)
+
+
+@pytest.mark.process
+def test_a_setting_that_a_file_changes_holds_nowhere(tmp_path: Path) -> None:
+    ends = set()
+    for name, changes in (("plain", "pass"), ("changed", CHANGES)):
+        file = tmp_path / f"{name}.py"
+        file.write_text(SETS.format(changes=changes))
+        for workers in (0, 1):
+            described = {"algo": "fedlap_cov", "clients": 2, "rounds": 1, "hyperparameters": {"epochs": 1}}
+            out = tmp_path / f"{name}{workers}"
+            ran = fedsim.run(workers=workers, quiet=True, out=out, model=f"{file}:model", **described)
+            ends.add((ran.summary["model_sha256"], ran.summary["clients_sha256"]))
+    assert len(ends) == 1
 
 
 @pytest.mark.parametrize(

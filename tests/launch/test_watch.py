@@ -226,7 +226,8 @@ def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
     for folder, text in ((tmp_path / "empty", "no run"), (tmp_path / "nothing", "there is no folder")):
         output = command("watch", folder)
         assert output.code == 2 and text in output.err and len(output.err.splitlines()) == 1
-    (run / "metrics.jsonl").write_text("nonsense\n")
-    output = command("watch", run)
-    assert output.code == 2 and "metrics.jsonl is damaged" in output.err
+    for line in ("nonsense", '{"round": 1, "test_accuracy": 0.5}'):  # the second as of another program
+        (run / "metrics.jsonl").write_text(f"{line}\n")
+        output = command("watch", run)
+        assert output.code == 2 and "metrics.jsonl is damaged" in output.err
     assert command("watch", run, "--interval", "0").code == 2

@@ -24,7 +24,7 @@ from protocols.fedlap import FedLap
 from protocols.fedlap_func import FedLapFunc
 from tests.support.harness import CLIENTS, Run, listed, play, steps
 from tests.support.tolerances import moved, term_gradient
-from workers.worker.main import fix_numerics
+from workers.assembly import fix_numerics
 
 P, CLASSES, INPUTS = 640, 10, 64
 F16 = {"down.logits": "f16"}

@@ -9,11 +9,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from fedsim.experiment import Experiment, build_algorithm, convert
+from fedsim.experiment import Experiment, convert
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
-from protocols import find
 from workers import protocol_messages as messages
+from workers.assembly import assemble
 from workers.edge.edge_server import EdgeEndpoint, EdgeServer
 from workers.heap import set_malloc_thresholds
 from workers.transport.dealer import Connection
@@ -21,7 +21,7 @@ from workers.transport.edge_addresses import Address, address_file, write_addres
 from workers.transport.handshake import Hello
 from workers.transport.listeners import LocalTcpListener
 from workers.worker.heartbeat import while_it_starts
-from workers.worker.main import JOIN_DEADLINE, announce_problem, fix_numerics, warm_up
+from workers.worker.main import JOIN_DEADLINE, announce_problem, warm_up
 
 AHEAD = 64
 """Uploads that a worker may have sent that were not taken from it yet."""
@@ -74,10 +74,7 @@ def build_problem(config: messages.WorkerConfig) -> Problem:
         FedsimError: any FedsimError.
     """
     experiment = convert(Experiment, config.experiment, "the root's experiment")
-    algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
-    fix_numerics(experiment.threads, "cpu", experiment.numerics)
-    data_dir = Path(config.data_dir) if config.data_dir else None
-    problem = Problem.build(experiment, algorithm, data_dir, "cpu")
+    problem = assemble(experiment, Path(config.data_dir) if config.data_dir else None, "cpu")
     warm_up(problem)
     return problem
 

@@ -1,4 +1,4 @@
-"""A worker process, from its first connection to its last envelope, and its settings of torch."""
+"""A worker process, from its first connection to its last envelope."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ import numpy as np
 import torch
 
 from fedsim import model_specs, plugins
-from fedsim.errors import AccessError, ConnectionLost, Interrupted, UsageError, WireError
-from fedsim.experiment import Experiment, build_algorithm, convert
+from fedsim.errors import AccessError, ConnectionLost, Interrupted, WireError
+from fedsim.experiment import Experiment, convert
 from fedsim.learning.recorded_step import cuda_graphs
 from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.problem import Problem
 from fedsim.seeds import RandomStream
 from fedsim.wire.envelope import Envelope
-from protocols import find
 from workers import protocol_messages as messages
+from workers.assembly import assemble
 from workers.heap import give_back, set_malloc_thresholds
 from workers.numerics import facts_of_process, processor_name, records_steps
 from workers.place import place_of_process
-from workers.portable import check_numerics
 from workers.probe import probe
-from workers.process_settings import fix_settings
 from workers.storage.shared_frozen import map_frozen, map_start
 from workers.task_lanes import TaskLanes
 from workers.transport.dealer import Connection
@@ -46,30 +44,6 @@ IDLE = 5.0
 it up meanwhile, its answer is that it must join again; else it answers with the same."""
 UNANSWERED = 3
 """So often in a row it may say so and hear nothing. Then the connection is as good as lost."""
-
-
-def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
-    """Fix the settings that float results depend on; every process that computes calls it first.
-
-    Denormals are flushed to zero: saturated units give gradients near 1e-20 whose squares would be
-    denormal, and slow. Threads that are started afterwards inherit the flag.
-
-    Raises:
-        UsageError: if `device` is cuda and torch has none, or if `numerics` is portable and comes too late.
-    """
-    check_numerics(numerics)
-    fix_settings()
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(True)
-    if device.startswith("cuda"):
-        if not torch.cuda.is_available():
-            raise UsageError("this installation of torch cannot use the GPU here; give --devices cpu")
-        # cuBLAS reads it at its first use; without it torch 2.6 refuses matrix products
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -120,10 +94,7 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
             raise WireError("the coordinator's welcome names no folder for clients' states")
         experiment = convert(Experiment, config.experiment, "the coordinator's experiment")
         with while_it_starts(connection, run):
-            algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
-            fix_numerics(experiment.threads, device, experiment.numerics)
-            data_dir = Path(config.data_dir) if config.data_dir else None
-            problem = Problem.build(experiment, algorithm, data_dir, device)
+            problem = assemble(experiment, Path(config.data_dir) if config.data_dir else None, device)
             map_frozen(problem.net.module, Path(config.run_dir))
             map_start(problem.start, Path(config.run_dir))
             problem.lanes  # noqa: B018  (copies the network, which has no hooks yet)

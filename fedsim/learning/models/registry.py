@@ -38,6 +38,7 @@ from fedsim.learning.models.paper_models import (
 )
 from fedsim.learning.models.tff_models import cnn_emnist, lstm, resnet18_gn
 from fedsim.model_specs import ModelSpec, is_model_spec
+from fedsim.process_settings import settings_kept
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,14 @@ def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.M
     """A new module from the callable NAME(shape, classes) of a user's file, tried on two blank examples,
     of which it must make a tensor of the `expected` shape."""
     owner = f"--model {plugins.short(spec)}"
-    with torch.random.fork_rng(devices=[]):  # executing the file may draw, but only the first time
-        build = plugins.load(spec, "--model")
+    build = plugins.load(spec, "--model")
     if not callable(build) or isinstance(build, nn.Module):
         raise UsageError(
             f"{owner} is a {type(build).__name__}; name a class or function that makes a new torch.nn.Module "
             "from (shape, classes)"
         )
-    with plugins.user_code_errors(spec, "--model", f"calling it with shape {shape} and {classes} classes"):
+    calling = f"calling it with shape {shape} and {classes} classes"
+    with settings_kept(), plugins.user_code_errors(spec, "--model", calling):
         module = build(shape, classes)
     if not isinstance(module, nn.Module):
         raise UsageError(f"{owner} must return a torch.nn.Module; it returned a {type(module).__name__}")

@@ -1,8 +1,9 @@
 """Settings of torch and NumPy that results depend on, and that a user's program or file may have changed.
 
 `fix_settings` gives them the values of a fresh interpreter. Every process that computes calls it, through
-workers.worker.main.fix_numerics. `own_settings` is for the process of a user's program: it puts the caller's
-back, with the states of the global random generators, of which a run uses none.
+workers.assembly. `settings_kept` is for code of a user that may change them. `own_settings` is for the
+process of a user's program: it puts the caller's back, with the states of the global random generators, of
+which a run uses none.
 
 What is of one thread (the mode of autograd, autocast, the default device) is that of the calling thread;
 threads that a run starts begin with torch's own.
@@ -140,28 +141,38 @@ def own_settings() -> Iterator[None]:
         UsageError: if the caller intercepts torch's functions, saying what does.
     """
     _refuse("fedsim cannot run in this block")
-    before = [(setting, setting.get()) for setting in SETTINGS]
-    threads, flushes = torch.get_num_threads(), flushes_denormals()
-    generators = (random.getstate(), np.random.get_state(), torch.get_rng_state())  # noqa: NPY002
     with ExitStack() as closing:
         closing.enter_context(_without_default_device())
         closing.enter_context(torch.inference_mode(False))
-        closing.callback(_restore, before, threads, flushes, generators)
+        generators = (random.getstate(), np.random.get_state(), torch.get_rng_state())  # noqa: NPY002
+        closing.callback(_restore, generators)
+        closing.enter_context(settings_kept())
         fix_settings()
         yield
 
 
-def _restore(
-    before: list[tuple[Setting, Any]], threads: int, flushes: bool, generators: tuple[Any, Any, Any]
-) -> None:
-    for setting, value in before:
-        if setting.get() != value:
-            setting.set(value)
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(flushes)
+def _restore(generators: tuple[Any, Any, Any]) -> None:
     random.setstate(generators[0])
     np.random.set_state(generators[1])  # noqa: NPY002
     torch.set_rng_state(generators[2])
+
+
+@contextmanager
+def settings_kept() -> Iterator[None]:
+    """A block after which the settings, the number of threads and the flushing of denormals are what they
+    were before, and there is no default device."""
+    before = [(setting, setting.get()) for setting in SETTINGS]
+    threads, flushes = torch.get_num_threads(), flushes_denormals()
+    try:
+        yield
+    finally:
+        if torch.get_default_device().type != "cpu":
+            torch.set_default_device(None)
+        for setting, value in before:
+            if setting.get() != value:
+                setting.set(value)
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(flushes)
 
 
 @contextmanager

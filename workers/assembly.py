@@ -1,0 +1,56 @@
+"""Build an experiment's problem: the same steps, in the same order, in every process that computes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from fedsim.errors import UsageError
+from fedsim.experiment import Experiment, build_algorithm
+from fedsim.problem import Problem
+from fedsim.process_settings import fix_settings
+from protocols import find
+from workers.portable import check_numerics
+
+
+def assemble(experiment: Experiment, data_dir: Path | None, device: str) -> Problem:
+    """Fix the process's numerics, and build the problem. A user's file cannot change them.
+
+    Args:
+        experiment: The experiment.
+        data_dir: The folder of the data files.
+        device: Where the network is: "cpu", or "cuda" with or without a number.
+
+    Raises:
+        FedsimError: any FedsimError.
+    """
+    # before denormals are flushed: "> 0" is stored as ">= the smallest denormal", which would be 0
+    algorithm = build_algorithm(find(experiment.algo), experiment.hyperparameters)
+    fix_numerics(experiment.threads, device, experiment.numerics)
+    return Problem.build(experiment, algorithm, data_dir, device)
+
+
+def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
+    """Fix the settings that float results depend on; every process that computes calls it first.
+
+    Denormals are flushed to zero: saturated units give gradients near 1e-20 whose squares would be
+    denormal, and slow. Threads that are started afterwards inherit the flag.
+
+    Raises:
+        UsageError: if `device` is cuda and torch has none, or if `numerics` is portable and comes too late.
+    """
+    check_numerics(numerics)
+    fix_settings()
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)
+    if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise UsageError("this installation of torch cannot use the GPU here; give --devices cpu")
+        # cuBLAS reads it at its first use; without it torch 2.6 refuses matrix products
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
