@@ -11,6 +11,7 @@ import os
 import resource
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,10 +167,13 @@ def launch(
             from fedsim.process_settings import own_settings
             from launch.runs.summary import Start
             from launch.session import Session  # imports torch
+            from workers.exact_roots import use_exact_roots
 
             start = Start(started, time.time() - started)
             say("reading and dividing the data")
-            with own_settings():
+            with ExitStack() as closing:
+                closing.enter_context(own_settings())
+                closing.callback(use_exact_roots, False)
                 session = Session.prepare(
                     experiment, execution, placements, supervisor, start, quiet, stored, why
                 )

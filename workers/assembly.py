@@ -12,6 +12,7 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from fedsim.process_settings import fix_settings
 from protocols import find
+from workers.exact_roots import use_exact_roots
 from workers.portable import check_numerics
 
 
@@ -43,6 +44,7 @@ def fix_numerics(threads: int, device: str, numerics: str = "native") -> None:
     """
     check_numerics(numerics)
     fix_settings()
+    use_exact_roots(numerics == "portable")
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     if device.startswith("cuda"):

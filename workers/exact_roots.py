@@ -1,0 +1,80 @@
+"""Square roots and arcs that do not depend on the make of the processor, for numerics = portable.
+
+On CPUs torch takes sqrt, acos, asin and atan of tensors from MKL's vector functions. These begin with the
+processor's approximate instructions (rsqrtps), which Intel and AMD round differently; neither MKL_CBWR nor
+ATEN_CPU_CAPABILITY changes that. A few of the roots are off by one unit in the last place, not the same ones
+on every processor. numpy's sqrt is the one of IEEE 754.
+
+Sources: IEEE 754-2019, section 5.4.1 (squareRoot is correctly rounded); ATen/cpu/vml.h of PyTorch;
+https://docs.pytorch.org/docs/stable/library.html
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.library import Library
+
+FUNCTIONS: dict[str, np.ufunc] = {
+    "sqrt": np.sqrt,
+    "acos": np.arccos,
+    "asin": np.arcsin,
+    "atan": np.arctan,
+}
+WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+"""numpy has no bfloat16; torch, too, computes both in float32."""
+
+_libraries: list[Library] = []
+
+
+def use_exact_roots(exact: bool) -> None:
+    """Replace torch's functions in this process, or put them back.
+
+    A power of 0.5 is not replaced: write sqrt.
+    """
+    if exact and not _libraries:
+        library = Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        with warnings.catch_warnings():  # that a kernel is replaced
+            warnings.simplefilter("ignore")
+            for name, function in FUNCTIONS.items():
+                compute = _of(function)
+                forms = {name: compute, f"{name}_": _in_place(compute), f"{name}.out": _into(compute)}
+                for form, kernel in forms.items():
+                    library.impl(form, kernel, "CPU")  # type: ignore[no-untyped-call]
+        _libraries.append(library)
+    elif not exact:
+        while _libraries:
+            _libraries.pop()._destroy()  # type: ignore[no-untyped-call]
+
+
+def _of(function: np.ufunc) -> Callable[[Tensor], Tensor]:
+    def compute(x: Tensor) -> Tensor:
+        floating = x.is_floating_point() or x.is_complex()
+        dtype = x.dtype if floating else torch.get_default_dtype()
+        wide = x.detach().resolve_neg().resolve_conj().to(WIDER.get(dtype, dtype))
+        result = torch.empty_like(wide)
+        with np.errstate(all="ignore"):
+            function(wide.numpy(), out=result.numpy())
+        return result.to(dtype)
+
+    return compute
+
+
+def _in_place(compute: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def change(x: Tensor) -> Tensor:
+        return x.copy_(compute(x))
+
+    return change
+
+
+def _into(compute: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    def write(x: Tensor, *, out: Tensor) -> Tensor:
+        result = compute(x)
+        return out.resize_(result.shape).copy_(result)
+
+    return write
