@@ -21,7 +21,7 @@ from types import TracebackType
 from fedsim.errors import DiskError
 
 KINDS = tuple(
-    f"fedsim-{use}-" for use in ("listener", "worker", "node", "edge", "replay", "verify", "codecs")
+    f"fedsim-{use}-" for use in ("listener", "worker", "node", "edge", "replay", "verify", "codecs", "sweep")
 )
 """How the names of this program's folders begin."""
 SHORT = "/tmp"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
@@ -15,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,6 +30,7 @@ from launch.sweep.ends_with_sweep import SWEEP
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Trial, one_numerics
 from workers.portable import environment_for
+from workers.scratch import Scratch
 
 LOOK = 1.0
 """Seconds between two looks at how far the running ones have come; nothing waits for it."""
@@ -88,6 +91,7 @@ def carry_out(
         return {}
     numerics = one_numerics({trial.experiment.numerics for trial in waiting})
     os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
+    _sockets_in_scratch()
     context = multiprocessing.get_context("forkserver")
     os.environ[SWEEP] = str(os.getpid())
     # else every run would import them
@@ -146,6 +150,17 @@ def carry_out(
             pool.release(r.trial, r.claim)
         interrupt.close()
     return errors
+
+
+@cache
+def _sockets_in_scratch() -> None:
+    """Let multiprocessing have its sockets in a folder that goes even if this process is killed.
+
+    Its fork server lives, with its socket, as long as this process.
+    """
+    scratch = Scratch("fedsim-sweep-")
+    multiprocessing.current_process()._config.setdefault("tempdir", str(scratch.path))  # type: ignore[attr-defined]
+    atexit.register(scratch.remove)
 
 
 class _Interrupt:

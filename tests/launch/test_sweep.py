@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from launch.sweep.recipe import Recipe
 from launch.sweep.runner import leave_summary
 from tests.support.commands import DEADLINE
 from tests.support.process_tree import alive, children_of
+from workers.scratch import remove_left
 from workers.storage.client_states import ClientStates
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -341,7 +343,10 @@ def test_no_run_outlives_a_killed_sweep(tmp_path: Path) -> None:
     text = RECIPE.replace("rounds = 2", "rounds = 100000").replace("seeds = [0, 1]", "seeds = [0]")
     path, runs = recipe(tmp_path, text), tmp_path / "runs"
     command = [sys.executable, "-m", "launch", "sweep", str(path), "--runs", str(runs), "--jobs", "2"]
-    sweep = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    sweep = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     try:
         wait_until(lambda: len(list(runs.glob("*/metrics.jsonl"))) == 2, "two runs to start")
         running = [p for p in children_of(sweep.pid) if p != sweep.pid]
@@ -354,6 +359,8 @@ def test_no_run_outlives_a_killed_sweep(tmp_path: Path) -> None:
     assert len(list(runs.glob(".*.lock"))) == 2
     pool.remove_left()
     assert not list(runs.glob(".*.lock"))
+    remove_left(parents=[str(temporary)])  # what the next run of fedsim does
+    assert not list(temporary.iterdir())
 
 
 @pytest.mark.process
@@ -361,7 +368,11 @@ def test_an_interrupted_sweep_ends_and_leaves_no_lock(tmp_path: Path) -> None:
     """While its fork server still imports."""
     path, runs = recipe(tmp_path, RECIPE.replace("rounds = 2", "rounds = 100000")), tmp_path / "runs"
     command = [sys.executable, "-m", "launch", "sweep", str(path), "--runs", str(runs), "--jobs", "2"]
-    sweep = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    (tmp_path / "tmp").mkdir()
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+    sweep = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    )
     try:
         wait_until(lambda: bool(list(runs.glob(".*.lock"))), "the first run to be claimed")
         below = children_of(sweep.pid)
@@ -371,7 +382,7 @@ def test_an_interrupted_sweep_ends_and_leaves_no_lock(tmp_path: Path) -> None:
         sweep.kill()
     assert sweep.returncode == 130 and says.count("\n") == 1 and "interrupted: 0 runs are done" in says
     wait_until(lambda: not any(alive(p) for p in below), "its processes to end")
-    assert not list(runs.glob(".*.lock"))
+    assert not list(runs.glob(".*.lock")) and not list((tmp_path / "tmp").iterdir())
 
 
 def wait_until(true: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
