@@ -167,7 +167,7 @@ class Recipe:
             for seed in self.seeds:
                 for point in _points(self.repeat):
                     whole = Row(row.variant, {**row.point, **point})
-                    yield Trial(row, seed, self.configure(whole, seed))
+                    yield Trial(row, seed, self.configure(whole, seed), point)
 
     def configure(self, row: Row, seed: int) -> Experiment:
         """The experiment of a row, everything resolved: equal configurations are equal values."""
@@ -249,11 +249,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep."""
+    """One run of a sweep; repetition: its point of [repeat]."""
 
     row: Row
     seed: int
     experiment: Experiment
+    repetition: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

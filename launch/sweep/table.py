@@ -91,22 +91,29 @@ def _setting(x: object) -> str:
 
 
 def write_csv(path: Path, results: Results) -> None:
-    """One line per finished run and evaluated round: what a plotting program wants."""
+    """One line per finished run and evaluated round: what a plotting program wants.
+
+    Only a recipe with [repeat] has the column `repetition`.
+    """
+    repeated = ["repetition"] if results.recipe.repeat else []
     with path.open("w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(
-            ["variant", "settings", "seed", "round", "test_accuracy", "test_nll", "MB_down", "MB_up"]
-        )
+        numbers = ["round", "test_accuracy", "test_nll", "MB_down", "MB_up"]
+        out.writerow(["variant", "settings", *repeated, "seed", *numbers])
         for trial in results.trials:
             if trial.id not in results.finished:
                 continue
             curve, point = results.finished[trial.id].curve, trial.row.point
             down, up = curve.metric("MB down"), curve.metric("MB up")
-            settings = "; ".join(f"{key}={_setting(x)}" for key, x in point.items())
+            settings, repetition = _settings(point), [_settings(trial.repetition) for _ in repeated]
             for at, line in enumerate(curve.lines):
-                numbers = [line["round"], line["test_accuracy"], line["test_nll"]]
+                scores = [line["round"], line["test_accuracy"], line["test_nll"]]
                 traffic = [f"{down[at]:.6f}", f"{up[at]:.6f}"]
-                out.writerow([trial.row.variant.label, settings, trial.seed, *numbers, *traffic])
+                out.writerow([trial.row.variant.label, settings, *repetition, trial.seed, *scores, *traffic])
+
+
+def _settings(point: Mapping[str, Any]) -> str:
+    return "; ".join(f"{key}={_setting(x)}" for key, x in point.items())
 
 
 def write_tables(path: Path, results: Results) -> None:
@@ -117,7 +124,7 @@ def write_tables(path: Path, results: Results) -> None:
         out.writerow(["table", "variant", "settings", "column", "mean", "sd", "runs", "published"])
         for table in results.recipe.table:
             for row in results.rows(table.only, table.at):
-                settings = "; ".join(f"{key}={_setting(x)}" for key, x in row.point.items())
+                settings = _settings(row.point)
                 for column in table.columns:
                     scale = 100 if percent(column) else 1
                     if values := results.values(row, column, table.window):

@@ -20,10 +20,12 @@ from fedsim.errors import DiskError, UsageError
 from launch.cli import main
 from launch.results.statistics import heading, shown, value
 from launch.runs.reader import Curve
+from launch.sweep.finished import FinishedRun, Number
 from launch.sweep.from_options import recipe_of
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import leave_summary
+from launch.sweep.table import Results, write_csv
 from tests.support.commands import DEADLINE
 from tests.support.process_tree import alive, children_of
 from workers.scratch import remove_left
@@ -152,6 +154,19 @@ def test_repetitions_are_averaged_over(tmp_path: Path) -> None:
     assert {(t.seed, t.experiment.evaluate_on) for t in first} == {
         (s, f) for s in (0, 1) for f in ("fold:1/2", "fold:2/2")
     }
+    metrics: dict[str, list[Number]] = {
+        "round": [0],
+        "test_accuracy": [0.5],
+        "test_nll": [1.0],
+        "bytes_down": [8],
+        "bytes_up": [4],
+    }
+    finished = {t.id: FinishedRun(t.id, t.row.name, t.seed, 1.0, "", "", {}, metrics) for t in trials}
+    write_csv(tmp_path / "curves.csv", Results(read, tuple(trials), finished))
+    lines = list(csv.DictReader((tmp_path / "curves.csv").read_text().splitlines()))
+    keys = {tuple(line[k] for k in ("variant", "settings", "seed", "repetition")) for line in lines}
+    assert len(keys) == len(lines) == len(trials)
+    assert {line["repetition"] for line in lines} == {f"experiment.evaluate_on=fold:{n}/2" for n in (1, 2)}
 
 
 def test_a_variants_group_does_not_replace_the_recipes(tmp_path: Path) -> None:
