@@ -82,7 +82,7 @@ class Problem:
             DataError: If data do not exist or do not fit; the message names them.
         """
         experiment = resolved(experiment, algorithm)
-        with settings_kept(), torch.random.fork_rng(devices=[]):  # a file is executed when it is first named
+        with settings_kept():  # a file is executed when it is first named
             for option, choice in plugins.options_with_files(experiment):
                 plugins.load(choice, option)
         dataset = load_dataset(experiment.dataset, data_dir)

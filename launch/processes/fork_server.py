@@ -55,6 +55,11 @@ and more lie on huge pages: a fresh one of 65 MB costs a third (docs/decisions/0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def _pristine() -> bool:
+    """Whether nothing can have run in torch or numpy here."""
+    return "torch" not in sys.modules and "numpy" not in sys.modules
+
+
 def die_with_parent(parent: int) -> None:
     """SIGKILL this process when its parent ends; at once if the parent has ended already."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -171,7 +176,7 @@ class ForkServer:
         self._packages = tuple(packages)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._output: IO[bytes] = _temporary_file()
-        pristine = not fresh and "torch" not in sys.modules and "numpy" not in sys.modules
+        pristine = not fresh and _pristine()
         if pristine:  # Ctrl-C ends it
             os.environ.update(ENVIRONMENT)
             importlib.import_module("workers.worker.main")

@@ -1,4 +1,8 @@
-"""The fedsim command as a process: until it ends, or until it has said something."""
+"""The fedsim command as a process: until it ends, or until it has said something.
+
+It is forked from a process that has imported torch (tests.support.preloaded), or a new interpreter where
+libraries have to read other variables. Tests that are about the start of an interpreter use subprocess.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,12 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+
+from tests.support import preloaded
 
 DEADLINE = 600.0
 """Seconds after which a test gives up a process that hangs. On an idle machine nothing takes ten, so
@@ -33,19 +40,54 @@ def over(*words: str) -> list[str]:
 
 
 def fedsim(*arguments: str, code: int = 0) -> str:
-    """What it printed. Fails if it does not end with `code`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "launch", *over(*arguments)], capture_output=True, text=True, timeout=DEADLINE
+    """Return what it printed. Fails if it does not end with `code`."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = _started(over(*arguments), out.fileno(), err.fileno())
+        try:
+            status = process.wait(DEADLINE)
+        except BaseException:
+            process.kill()
+            process.wait(DEADLINE)
+            raise
+        output, errors = (file.seek(0) or file.read().decode() for file in (out, err))
+    assert status == code, errors
+    return output + errors
+
+
+def _started(words: list[str], stdout: int, stderr: int) -> preloaded.Process | subprocess.Popen[bytes]:
+    """The command in a fork, or in a new interpreter where libraries must read the environment anew."""
+    if "portable" not in words and _at_import() == AT_IMPORT:
+        with open(os.devnull, "rb") as nothing:
+            return preloaded.Process(words, nothing.fileno(), stdout, stderr)
+    return subprocess.Popen([sys.executable, "-m", "launch", *words], stdout=stdout, stderr=stderr)
+
+
+def _at_import() -> dict[str, str]:
+    """The variables that libraries read when they are imported."""
+    kinds = (
+        "ATEN_",
+        "MKL_",
+        "OMP_",
+        "NPY_",
+        "ONEDNN_",
+        "DNNL_",
+        "OPENBLAS_",
+        "PYTHON",
+        "LD_",
+        "GLIBC_",
+        "KMP_",
     )
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
+    return {name: value for name, value in os.environ.items() if name.startswith(kinds)}
+
+
+AT_IMPORT = _at_import()
 
 
 @dataclass
 class Command:
     """A running one; stdout and stderr together."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | preloaded.Process
     lines: list[str] = field(default_factory=lambda: [""])
 
     def wait_for(self, text: str) -> None:
@@ -105,10 +147,20 @@ class Command:
 
 def start(*arguments: str, before: tuple[str, ...] = (), **env: str) -> Command:
     """before: what stands before the command, such as another program that runs it."""
-    process = subprocess.Popen(
-        [*before, sys.executable, "-m", "launch", *over(*arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **env},
-    )
+    words = over(*arguments)
+    if before or env:
+        return Command(
+            subprocess.Popen(
+                [*before, sys.executable, "-m", "launch", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **env},
+            )
+        )
+    ours, theirs = os.pipe()
+    try:
+        process = _started(words, theirs, theirs)
+    finally:
+        os.close(theirs)
+    process.stdout = os.fdopen(ours, "rb", 0)
     return Command(process)

@@ -106,7 +106,8 @@ def _users_model(spec: str, shape: Shape, classes: int, expected: Shape) -> nn.M
     """A new module from the callable NAME(shape, classes) of a user's file, tried on two blank examples,
     of which it must make a tensor of the `expected` shape."""
     owner = f"--model {plugins.short(spec)}"
-    build = plugins.load(spec, "--model")
+    with torch.random.fork_rng(devices=[]):  # executing the file may draw, but only the first time
+        build = plugins.load(spec, "--model")
     if not callable(build) or isinstance(build, nn.Module):
         raise UsageError(
             f"{owner} is a {type(build).__name__}; name a class or function that makes a new torch.nn.Module "
