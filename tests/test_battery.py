@@ -62,9 +62,9 @@ from tests.support.harness import (
     short_settings,
     steps,
 )
+from workers.assembly import fix_numerics
 from workers.storage import client_states
 from workers.transport.endpoint import Endpoint
-from workers.worker.main import fix_numerics
 from workers.worker.runtime import WorkerRuntime
 
 EVERYONE = Participation((0, 1, 2))

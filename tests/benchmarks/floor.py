@@ -17,8 +17,8 @@ from fedsim.learning.solvers.first_order import minimise
 from fedsim.problem import Problem
 from launch.processes.fork_server import ENVIRONMENT
 from protocols import find
+from workers.assembly import fix_numerics
 from workers.heap import set_malloc_thresholds
-from workers.worker.main import fix_numerics
 
 DEADLINE = 900.0
 

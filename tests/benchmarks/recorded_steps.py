@@ -22,7 +22,7 @@ from fedsim.learning.shards import Shard
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.seeds import RandomStream, seeded_torch
 from tests.benchmarks.common import options_of, spread
-from workers.worker.main import fix_numerics
+from workers.assembly import fix_numerics
 
 N, BATCH = 640, 32
 MODELS = {"mlp_small": (1, 8, 8), "mlp": (1, 28, 28), "cnn_mcmahan": (1, 28, 28)}

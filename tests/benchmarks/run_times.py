@@ -27,7 +27,7 @@ from fedsim.problem import Problem
 from protocols import find
 from tests.benchmarks.common import options_of, spread
 from tests.support.harness import carried
-from workers.worker.main import fix_numerics
+from workers.assembly import fix_numerics
 
 CANDIDATES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "fedavg": ("fedavg", {}),
