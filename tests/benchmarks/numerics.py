@@ -16,8 +16,9 @@ from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from protocols import find
 from tests.benchmarks.common import FEW, FULL, fashion_shaped, launch, options_of, spread, summary
-from workers.assembly import fix_numerics, warm_up
+from workers.assembly import fix_numerics
 from workers.probe import probe_digest
+from workers.worker.main import warm_up
 
 ALGORITHMS = ("fedavg", "fedlap_cov", "ivon_admm")
 
