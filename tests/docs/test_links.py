@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
@@ -75,9 +74,9 @@ def complaints(page: Path, root: Path) -> list[str]:
     return [f"{link} {complaint}" for link, complaint in results if complaint is not None]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
-    assert complaints(page, ROOT) == []
+def test_every_link_of_a_page_leads_somewhere() -> None:
+    results = {str(page.relative_to(ROOT)): complaints(page, ROOT) for page in PAGES}
+    assert not {page: lines for page, lines in results.items() if lines}
 
 
 def test_a_broken_link_is_named_until_it_is_mended(tmp_path: Path) -> None:
