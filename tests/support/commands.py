@@ -14,6 +14,7 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.support import preloaded
 
@@ -56,27 +57,22 @@ def fedsim(*arguments: str, code: int = 0) -> str:
 
 def _started(words: list[str], stdout: int, stderr: int) -> preloaded.Process | subprocess.Popen[bytes]:
     """The command in a fork, or in a new interpreter where libraries must read the environment anew."""
-    if "portable" not in words and _at_import() == AT_IMPORT:
+    if not _portable(words) and _at_import() == AT_IMPORT:
         with open(os.devnull, "rb") as nothing:
             return preloaded.Process(words, nothing.fileno(), stdout, stderr)
     return subprocess.Popen([sys.executable, "-m", "launch", *words], stdout=stdout, stderr=stderr)
 
 
+def _portable(words: list[str]) -> bool:
+    """Whether the command says portable numerics, or a run or a join file that it names does."""
+    files = [file for word in words for file in (Path(word), Path(word) / "manifest.json") if file.is_file()]
+    return "portable" in words or any(b'"portable"' in file.read_bytes() for file in files)
+
+
 def _at_import() -> dict[str, str]:
     """The variables that libraries read when they are imported."""
-    kinds = (
-        "ATEN_",
-        "MKL_",
-        "OMP_",
-        "NPY_",
-        "ONEDNN_",
-        "DNNL_",
-        "OPENBLAS_",
-        "PYTHON",
-        "LD_",
-        "GLIBC_",
-        "KMP_",
-    )
+    blas = ("ATEN_", "MKL_", "OMP_", "KMP_", "NPY_", "ONEDNN_", "DNNL_", "OPENBLAS_")
+    kinds = (*blas, "PYTHON", "LD_", "GLIBC_")
     return {name: value for name, value in os.environ.items() if name.startswith(kinds)}
 
 

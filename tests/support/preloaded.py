@@ -98,6 +98,7 @@ def _server() -> socket.socket:
         stdin=subprocess.DEVNULL,
     ).returncode = 0  # nobody waits for it
     theirs.close()
+    atexit.register(ours.close)
     return ours
 
 
