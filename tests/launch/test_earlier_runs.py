@@ -110,6 +110,7 @@ def written_with(lanes: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def test_a_run_of_several_lanes_is_read_and_not_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where compare leaves its page
     left = written_with(3, tmp_path, monkeypatch)
     for run in (left, tmp_path / "run"):
         before = files(run)
