@@ -123,7 +123,6 @@ class Experiment:
         ),
     ] = UNSET
     threads: Annotated[int, option("Threads per task; may change bits.", "T", ge=1)] = 1
-    lanes: Annotated[int, option("Clients that a worker computes at once; may change bits.", "L", ge=1)] = 1
     numerics: Annotated[
         Literal["native", "portable"],
         option("portable: the same bits on x86 machines of all makes, more slowly."),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from fedsim.learning.gaussian import Model
 from fedsim.learning.likelihoods import Likelihood, likelihood
 from fedsim.learning.params import Net
 from fedsim.learning.shards import Shard, as_floats
-from fedsim.network import lanes_of, network_of
+from fedsim.network import network_of
 from fedsim.participation import Schedule, schedule
 from fedsim.process_settings import settings_kept
 from fedsim.round_events import version
@@ -45,9 +45,6 @@ from fedsim.wire.codec_selection import select_codecs, unfit
 from fedsim.wire.codecs import Codec, codec
 from fedsim.wire.schema import TRIANGLE, Dims, FieldKind, all_fields
 from fedsim.wire.wire_size import RUN_NAME, envelope_size
-
-if TYPE_CHECKING:
-    from fedsim.learning.lanes import Lanes
 
 
 @dataclass(frozen=True)
@@ -318,20 +315,15 @@ class Problem:
         """What the network's device keeps between tasks."""
         return DeviceCopies(self.net.device)
 
-    @cached_property
-    def lanes(self) -> Lanes | None:
-        """Where several clients are computed at once; None with one lane, which is `net`."""
-        return lanes_of(self.net, self.experiment.lanes, self.sizes)
-
     def shard(self, client: int) -> Shard:
-        """A client's examples, with the network of the lane in which this is called, if it is in one."""
+        """A client's examples, with the network that all clients share."""
 
         def stored() -> tuple[Tensor, Tensor]:
             data, rows = self.dataset, self.clients[client]
             return torch.from_numpy(data.train_inputs[rows]), torch.from_numpy(data.train_targets[rows])
 
         inputs, targets = self.copies.get(("examples", client), 0, stored)
-        return Shard((self.lanes and self.lanes.current) or self.net, inputs, targets, self.scale)
+        return Shard(self.net, inputs, targets, self.scale)
 
     # ---- evaluation
 

@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import DataError, UsageError, unknown
+from fedsim.errors import DataError, MismatchError, UsageError, unknown
 from fedsim.experiment import Experiment, dotted, read_toml
 from fedsim.user_files import read_text
 from launch.presets import Preset
@@ -32,6 +32,7 @@ def read_config(text: str) -> Tables:
     Raises:
         UsageError: naming the file and what is wrong in it.
         DataError: if a manifest is damaged.
+        MismatchError: as check_lanes.
     """
     path, label = _split(text)
     if path.is_dir() or path.suffix == ".json":
@@ -109,6 +110,21 @@ def _of_manifest(path: Path) -> Tables:
         raise UsageError(f"--config {path}: {e.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise DataError(f"--config {path} is no manifest of a run, or it is damaged") from None
+    check_lanes(described, f"--config {path}")
     own.pop("device", None)  # follows from --devices
     tables = {name: own.pop(name, None) or {} for name in ("hyperparameters", "codecs")}
     return merged({"experiment": own}, tables)
+
+
+def check_lanes(described: Mapping[str, Any], owner: str) -> None:
+    """Check that the experiment of a manifest is none of those whose workers computed several clients in one
+    launch (`lanes`, docs/decisions/050-no-lanes-on-cpus.md).
+
+    Raises:
+        MismatchError: if it is, because other bits would come out.
+    """
+    if (lanes := described.get("lanes", 1)) != 1:
+        raise MismatchError(
+            f"{owner} has lanes = {lanes}: lanes are no longer computed on CPUs, and without them the bits "
+            "are others; use the fedsim that began it (versions.fedsim in its manifest), or start a new run"
+        )

@@ -30,7 +30,7 @@ STATE_FACTOR = 16
 """A client's state, which remote workers borrow, is at most so many times as long as a message's field."""
 FRAME_SLACK = 1 << 16
 HELD = 2
-"""Uploads of a worker that may wait for the coordinator, per lane: one, and that of a task in advance."""
+"""Uploads of a worker that may wait for the coordinator: one, and that of a task in advance."""
 
 
 def curve_endpoint(
@@ -43,7 +43,6 @@ def curve_endpoint(
     pending: Callable[[int], int],
     note: Callable[[str], None],
     numerics: str,
-    lanes: int,
     edges: int = 0,
 ) -> Endpoint:
     """Open the CURVE listener and write RUN/join.json, or with edge servers a join file for each of them.
@@ -61,7 +60,6 @@ def curve_endpoint(
         pending: The bytes that one worker may have on their way, for the longest state, in bytes.
         note: Prints a line.
         numerics: The run's.
-        lanes: How many tasks a worker computes at once.
         edges: How many edge servers there are on other machines, through which all workers come.
     """
     path, revocations = folder / JOIN, Revocations(folder / REVOKED)
@@ -74,7 +72,7 @@ def curve_endpoint(
         keys = RunKeys.new(execution.workers + edges)
     listener = CurveListener(execution.bind, keys.server, keys.workers, revocations)
     largest = STATE_FACTOR * max_frame
-    endpoint = ZmqEndpoint(ledger, listener, largest, pending(largest), lanes)
+    endpoint = ZmqEndpoint(ledger, listener, largest, pending(largest))
     try:
         if edges:
             for_edges(folder, keys, edges, run, endpoint.address, max(largest, to_workers), numerics)
@@ -140,7 +138,7 @@ def open_endpoint(
     """
     ledger = recorder.ledger
     if not execution.workers:
-        return Loopback(ledger, WorkerRuntime(problem, folder, run, 0), problem.lanes)
+        return Loopback(ledger, WorkerRuntime(problem, folder, run, 0))
     largest = max(problem.largest_field, 4 * problem.net.layout.size)
     max_frame = 2 * largest + FRAME_SLACK
     # a model to evaluate may be made of samples; workers get it, nobody sends it back
@@ -148,11 +146,10 @@ def open_endpoint(
     # a field with its indices is never longer than dense, so its frames together are not above max_frame
     envelope = max_frame * max(len(all_fields(e.up)) for e in problem.exchanges)
     edges = len(problem.tree.names) if problem.tree and execution.edge_processes else 0
-    lanes = problem.experiment.lanes
     if execution.remote_workers:
 
         def pending(state: int) -> int:
-            return HELD * lanes * (envelope + state)  # a draft before each
+            return HELD * (envelope + state)  # a draft before each
 
         return curve_endpoint(
             folder,
@@ -164,11 +161,10 @@ def open_endpoint(
             pending,
             recorder.display.note,
             problem.experiment.numerics,
-            lanes,
             edges,
         )
     listener = local_listener(execution.transport)
-    endpoint = ZmqEndpoint(ledger, listener, max_frame, HELD * lanes * envelope, lanes)
+    endpoint = ZmqEndpoint(ledger, listener, max_frame, HELD * envelope)
     try:
         specs = _specs(placements, folder, endpoint.address, listener.token, to_workers, edges)
         recorder.supervisor.start_workers(specs, (*placements, *[placements[0]] * edges))

@@ -32,16 +32,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "freeze",
         "seed",
     ),
-    "The algorithm": (
-        "algo",
-        "hyperparameters",
-        "rounds",
-        "threads",
-        "lanes",
-        "numerics",
-        "preset",
-        "config",
-    ),
+    "The algorithm": ("algo", "hyperparameters", "rounds", "threads", "numerics", "preset", "config"),
     "On the wire": ("codecs", "error_feedback", "bad_uploads", "max_norm", "transport", "verify_bytes"),
     "Participation and the virtual clock": (
         *("participation", "link", "compute", "deadline", "asynchronous", "tree"),

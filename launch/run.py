@@ -140,7 +140,7 @@ def launch(
     why = ""
     if execution.workers == AUTO:
         gpus = sum(p.gpu is not None for p in assign_devices(execution.devices, len(visible_gpus()) or 1, 1))
-        workers, why = by_cores(experiment.threads, experiment.clients, gpus, experiment.lanes)
+        workers, why = by_cores(experiment.threads, experiment.clients, gpus)
         execution = replace(execution, workers=workers)
     allow_open_files(execution.workers)
     if execution.remote_workers:

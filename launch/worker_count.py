@@ -18,7 +18,7 @@ VECTORS, PER_STATE_VECTOR = 20, 6
 (docs/benchmarks.md, "Models of millions of parameters")."""
 
 
-def by_cores(threads: int, clients: int, gpus: int, lanes: int = 1) -> tuple[int, str]:
+def by_cores(threads: int, clients: int, gpus: int) -> tuple[int, str]:
     """The number before the model is known: one a GPU, or one for every `threads` cores; at most as many as
     it takes to have all clients in work.
 
@@ -26,7 +26,6 @@ def by_cores(threads: int, clients: int, gpus: int, lanes: int = 1) -> tuple[int
         threads: Threads of a worker.
         clients: Clients of the experiment.
         gpus: GPUs that the run uses; 0: it computes on the CPU.
-        lanes: Clients that a worker computes at once.
 
     Returns:
         The number, and why.
@@ -35,24 +34,17 @@ def by_cores(threads: int, clients: int, gpus: int, lanes: int = 1) -> tuple[int
     workers, why = (gpus, f"{gpus} GPUs") if gpus else (max(1, cores // threads), f"{cores} cores")
     if not gpus and threads > 1:
         why += f" with {threads} threads a worker"
-    needed = -(-clients // lanes)
-    if workers <= needed:
-        return workers, why
-    return needed, f"{clients} clients" + (f" in {lanes} lanes a worker" if lanes > 1 else "")
+    return (workers, why) if workers <= clients else (clients, f"{clients} clients")
 
 
 def by_memory(problem: Problem) -> int:
-    """How many workers fit into the memory that is available, beside the coordinator; at least 1.
-
-    A worker has the vectors and the state of every lane; the coordinator has no lanes.
-    """
+    """How many workers fit into the memory that is available, beside the coordinator; at least 1."""
     from fedsim.wire.state_file import state_chunks
 
     state = problem.algorithm.client_init(problem.context(0, 0), 0)
     held = sum(memoryview(chunk).nbytes for chunk in state_chunks(state))
-    vectors = VECTORS * 4 * problem.net.layout.size + PER_STATE_VECTOR * held
-    worker = PROCESS_BYTES + problem.experiment.lanes * vectors
-    return max(1, (int(SHARE * available_memory()) - PROCESS_BYTES - vectors) // worker)
+    process = PROCESS_BYTES + VECTORS * 4 * problem.net.layout.size + PER_STATE_VECTOR * held
+    return max(1, int(SHARE * available_memory()) // process - 1)
 
 
 def available_memory() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from fedsim.device_copies import to_cpu
@@ -48,10 +47,6 @@ def execute(
     Returns:
         What the task gives. Committing uses the decoded message, because the server folds that one.
     """
-    if problem.lanes and problem.lanes.current is None:
-        alone = partial(execute, problem, of, state, down, folds, asked, copied)
-        result: TaskResult = problem.lanes.alone(alone)
-        return result
     algorithm, device = problem.algorithm, problem.net.device
     codecs, dims, layout = problem.codecs["up"], problem.dims, problem.net.layout
     task = problem.task(of.round, of.exchange, of.client, folds, asked)

@@ -84,19 +84,15 @@ class Net:
         self.layout = Layout.of(module)
         self.weights = torch.cat([p.detach().reshape(-1) for _, p in _trained(module)])
         self.grads = torch.zeros_like(self.weights)
-        self._bind()
+        grads = self.layout.unflatten(self.grads)
+        for name, view in self.layout.unflatten(self.weights).items():
+            leaf = module.get_parameter(name)  # the same object: a model may hold it elsewhere, too
+            leaf.data, leaf.grad = view, grads[name]
         self._evaluating = kept_in_evaluation(module)
         self.stochastic = any(_may_draw(m) for m in module.modules())
         """A forward pass in training mode may draw from torch's own generators."""
         self.recorder: Recorder | None = None
         """If there is one, training steps are recorded with it where that is possible."""
-
-    def _bind(self) -> None:
-        """Make the trained leaves views of the buffers."""
-        grads = self.layout.unflatten(self.grads)
-        for name, view in self.layout.unflatten(self.weights).items():
-            leaf = self.module.get_parameter(name)  # the same object: a model may hold it elsewhere, too
-            leaf.data, leaf.grad = view, grads[name]
 
     def noise(self, key: int) -> AbstractContextManager[None]:
         """A block in which the module's own draws (dropout) are those of `key`, and no one else's change."""
@@ -107,9 +103,6 @@ class Net:
         self.module.train()
         for part in self._evaluating:
             part.eval()
-
-    def expect(self, rows: int) -> None:
-        """Take note of how many examples the next batches have at most; a lane's network needs it."""
 
     def load(self, weights: Tensor) -> None:
         self.acquire()

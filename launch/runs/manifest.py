@@ -17,6 +17,7 @@ from fedsim import model_specs, plugins, traces
 from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment, codec_options, convert, resolved_hyperparameters
 from launch.config import Execution
+from launch.config_files import check_lanes
 from launch.runs.source_commit import commit
 from workers.devices import gpu_models
 from workers.numerics import HERE, PROBE, Difference, Facts, differences, facts_of_machine, processor_name
@@ -56,14 +57,11 @@ def describe(
 def described(problem: Problem) -> dict[str, Any]:
     """Describe an experiment with every default resolved.
 
-    `sources` has the user's own files and their sha256. `lanes` is there if there are several.
+    `sources` has the user's own files and their sha256.
     """
     experiment = problem.experiment
     files = {text for text in (experiment.link, experiment.tree) if text.endswith((".csv", ".toml"))}
-    fields = asdict(experiment)
-    if experiment.lanes == 1:
-        del fields["lanes"]  # so that such an experiment keeps the digest that it had before there were lanes
-    return fields | {
+    return asdict(experiment) | {
         "hyperparameters": resolved_hyperparameters(problem.algorithm.unwrapped),
         "codecs": codec_options(problem.algorithm.default_codecs, experiment.codecs),
         "params": problem.net.layout.size,
@@ -240,8 +238,9 @@ class StoredManifest:
         """The experiment alone.
 
         Raises:
-            UsageError: if this version of fedsim cannot carry it out.
+            UsageError, MismatchError: if this version of fedsim cannot carry it out.
         """
+        check_lanes(self.described, str(self.folder))
         known = {f.name for f in fields(Experiment)}
         described = {k: v for k, v in self.described.items() if k in known}
         return convert(Experiment, described, f"the experiment of {self.folder / NAME}")

@@ -51,7 +51,6 @@ PRINTS = {
         r"^fedavg, a state on the disk: 8 bytes",
     ],
     "ivon_cost": [r"^ivon-opt +\d+ us", r"^ours, duals / adam: [\d.]+ "],
-    "lanes": [r"^\| logistic \| 1 \| \d+ ", r"^\| mlp \| 4 \| \d+ ", r"^aligned stacks: 0 of 60"],
     "model_size": [
         r"^fedavg: ratio [\d.]+ ",
         r"^fedlap_cov: memory [\d,]+ MB, [\d,]+ vectors",

@@ -19,8 +19,13 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import main
+from launch.runs import manifest
+from launch.runs.reader import Run
 from launch.runs.restored import StoredRun
+from tests.mutations import at
 from tests.support.commands import fedsim
+from tests.support.kept_runs import command, files, kept_run
+from tests.support.snapshots import snapshot
 from workers.probe import probe_digest
 
 EARLIER = sorted((Path(__file__).parent / "earlier").glob("*.tar.gz"))
@@ -42,13 +47,13 @@ def test_a_run_of_another_wire_format_is_refused_in_one_line_and_left_as_it_is(
         packed.extractall(tmp_path, filter="data")
     run = tmp_path / "run"
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for command in (
+    for arguments in (
         ["resume", str(run)],
         ["verify", str(run)],
         ["codecs", str(run)],
         ["revoke", str(run), "0"],
     ):
-        done = CliRunner(catch_exceptions=False).invoke(main, command)
+        done = CliRunner(catch_exceptions=False).invoke(main, arguments)
         assert done.exit_code == 3 and done.stderr.count("\n") == 1
         assert f"was begun with wire format {OTHER_WIRE[name]}; this fedsim speaks 3" in done.stderr
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
@@ -87,6 +92,70 @@ def test_a_run_of_an_earlier_version_goes_on(created: Path, tmp_path: Path) -> N
         assert len(expected) == 2
     for key, value in expected.items():
         assert summary[key] == value, key
+
+
+# ---- lanes, which computed several clients in one launch
+
+
+def written_with(lanes: int, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of a version whose manifests said how many lanes a worker has, as it was in its fourth round."""
+    described = manifest.described
+    with monkeypatch.context() as earlier:
+        earlier.setattr(manifest, "described", lambda problem: described(problem) | {"lanes": lanes})
+        with at("evaluated", 3, lambda: snapshot(home / "run", home / "left")):
+            kept_run(home / "run", algo="fedavg", rounds=4)
+    return home / "left"
+
+
+def test_a_run_of_several_lanes_is_read_and_not_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where compare leaves its page
+    left = written_with(3, tmp_path, monkeypatch)
+    for run in (left, tmp_path / "run"):
+        before = files(run)
+        for name in ("resume", "verify", "replay", "codecs"):
+            done = command(name, run)
+            assert done.code == 3 and done.err.count("\n") == 1, name
+            assert f"{run} has lanes = 3: lanes are no longer computed on CPUs" in done.err
+        assert files(run) == before
+    run, plain = tmp_path / "run", kept_run(tmp_path / "plain", algo="fedavg", rounds=4)
+    for name, others in {"ledger": (), "report": (), "trace": (), "watch": (), "compare": (plain,)}.items():
+        assert command(name, run, *others).code == 0, name
+    assert command("runs", tmp_path).out.count(" fedavg ") == 3
+    assert Run.open(run).checked().summary["status"] == "done"
+
+
+def test_a_run_of_one_lane_goes_on_as_one_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = written_with(1, tmp_path, monkeypatch)
+    plain = Run.open(kept_run(tmp_path / "plain", algo="fedavg", rounds=4))
+    assert command("resume", left).code == 0
+    run = Run.open(left).checked()
+    assert run.experiment == Run.open(tmp_path / "run").experiment == {**plain.experiment, "lanes": 1}
+    for digest in ("model_sha256", "clients_sha256"):
+        assert run.summary[digest] == plain.summary[digest]
+    for name in ("verify", "replay", "report", "ledger"):
+        assert command(name, left).code == 0, name
+    again = CliRunner().invoke(main, ["launch", "--config", str(left), "--out", str(tmp_path / "again")])
+    assert again.exit_code == 0, again.stderr
+    assert Run.open(tmp_path / "again").summary["experiment_sha256"] == plain.summary["experiment_sha256"]
+
+
+def test_lanes_are_no_option_of_a_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, recipe, earlier = tmp_path / "job.toml", tmp_path / "recipe.toml", tmp_path / "run"
+    job.write_text("[experiment]\nlanes = 2\n")
+    recipe.write_text('title = "t"\n[[variant]]\nlabel = "a"\nexperiment = {algo = "fedavg", lanes = 2}\n')
+    written_with(2, tmp_path, monkeypatch)
+    for arguments, code, why in (
+        (("launch", "--lanes", 2), 2, "--lanes is no option of fedsim launch"),
+        (("launch", "--config", job), 2, f"unknown key in [experiment] of {job}: 'lanes'"),
+        (("launch", "--config", f"{recipe}:a"), 2, f"unknown key in [experiment] of {recipe}:a: 'lanes'"),
+        (("sweep", recipe), 2, "'lanes'"),
+        (("launch", "--config", earlier), 3, f"{earlier / 'manifest.json'} has lanes = 2: lanes are no"),
+    ):
+        done = CliRunner().invoke(main, [*map(str, arguments), "--out", str(tmp_path / "new")])
+        assert done.exit_code == code and done.stderr.count("\n") == 1 and why in done.stderr, done.stderr
+        assert not (tmp_path / "new").exists()
 
 
 def test_there_is_one() -> None:

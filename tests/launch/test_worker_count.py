@@ -31,6 +31,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
         (3, 10, 0, (2, "8 cores with 3 threads a worker")),
         (16, 10, 0, (1, "8 cores with 16 threads a worker")),
         (1, 5, 0, (5, "5 clients")),
+        (1, 8, 0, (8, "8 cores")),
         (1, 10, 2, (2, "2 GPUs")),
     ],
 )
@@ -40,17 +41,8 @@ def test_the_least_of_cores_gpus_and_clients(
     assert by_cores(threads, clients, gpus) == expected
 
 
-@pytest.mark.usefixtures("cores")
-@pytest.mark.parametrize(
-    ("clients", "lanes", "expected"),
-    [(10, 4, (3, "10 clients in 4 lanes a worker")), (100, 4, (8, "8 cores")), (8, 1, (8, "8 cores"))],
-)
-def test_lanes_need_fewer_workers(clients: int, lanes: int, expected: tuple[int, str]) -> None:
-    assert by_cores(1, clients, 0, lanes) == expected
-
-
-def problem(algo: str, lanes: int = 1) -> Problem:
-    experiment = Experiment(algo=algo, model="mlp_small", clients=4, lanes=lanes)
+def problem(algo: str) -> Problem:
+    experiment = Experiment(algo=algo, model="mlp_small", clients=4)
     return Problem.build(experiment, build_algorithm(find(algo), {}), None)
 
 
@@ -60,8 +52,6 @@ def test_memory_counts_vectors_and_the_state_of_a_client(monkeypatch: pytest.Mon
     monkeypatch.setattr(worker_count, "available_memory", lambda: int(210 * vector / worker_count.SHARE))
     assert by_memory(problem("fedavg")) == 9  # ten processes, of which one is the coordinator
     assert by_memory(problem("fedlap_cov")) == 3  # its state has four vectors of float32
-    # and the coordinator, which has no lanes: nine lanes and one process
-    assert by_memory(problem("fedavg", lanes=3)) == 3
     monkeypatch.setattr(worker_count, "available_memory", lambda: 0)
     assert by_memory(problem("fedavg")) == 1
 

@@ -111,7 +111,6 @@ class Coordinator:
             edges=workers.edges,
             chunks=problem.chunks,
             eval_every=problem.experiment.eval_every,
-            lanes=problem.experiment.lanes,
             ahead=not frugal,
             setup=len(algorithm.setup),
             round=before.round if before else 0,

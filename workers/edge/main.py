@@ -47,8 +47,7 @@ def run_edge(spec: dict[str, Any]) -> int:
             folder = Path(config.run_dir or ".")
             path = address_file(folder, spec["edge"])
             listener = LocalTcpListener()
-            lanes, largest = problem.experiment.lanes, spec["max_frame"]
-            endpoint = EdgeEndpoint(Ledger(), listener, largest, AHEAD * lanes * largest, lanes)
+            endpoint = EdgeEndpoint(Ledger(), listener, spec["max_frame"], AHEAD * spec["max_frame"])
         except Exception as e:
             root.send(messages.failed(run, e))
             raise

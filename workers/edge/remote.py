@@ -107,7 +107,7 @@ class RemoteEdge:
                 here = msgspec.structs.replace(config, experiment=local, data_dir=data_dir)
                 with while_it_starts(connection, run):
                     problem = build_problem(here)
-                endpoint = self._listen(scratch.path, problem.experiment.lanes)
+                endpoint = self._listen(scratch.path)
                 closing.callback(endpoint.close)
                 self.credentials.of_workers(endpoint.address).write(self.workers_file)
             except FedsimError as e:
@@ -131,7 +131,7 @@ class RemoteEdge:
             f"{self.bind}: fedsim worker --join {self.workers_file.resolve()}"
         )
 
-    def _listen(self, folder: Path, lanes: int) -> ZmqEndpoint:
+    def _listen(self, folder: Path) -> ZmqEndpoint:
         """Open the port; one that the system has chosen stays the same if it is opened again.
 
         Raises:
@@ -144,7 +144,7 @@ class RemoteEdge:
         keys.mkdir()
         self.revocations = Revocations(keys / REVOKED)
         listener = CurveListener(self.bind, c.port, c.workers, self.revocations, c.first)
-        endpoint = ZmqEndpoint(Ledger(), listener, c.max_frame, AHEAD * lanes * c.max_frame, lanes)
+        endpoint = ZmqEndpoint(Ledger(), listener, c.max_frame, AHEAD * c.max_frame)
         self.bind = endpoint.address
         return endpoint
 

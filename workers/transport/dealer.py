@@ -16,8 +16,7 @@ from workers.transport.handshake import Hello
 from workers.transport.tcp_address import TcpAddress
 
 SEND_QUEUE = 8
-"""Envelopes queued for one worker, per lane: it never holds more than two tasks for each, and a few small
-envelopes."""
+"""Envelopes queued for one worker; it never holds more than two tasks and a few small envelopes."""
 HELLO_DEADLINE = 30.0
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -199,10 +198,10 @@ class Connection:
         self._context.term()
 
 
-def bound(socket: zmq.Socket[bytes], max_frame: int, lanes: int = 1) -> None:
+def bound(socket: zmq.Socket[bytes], max_frame: int) -> None:
     """Set what both ends have: no lingering, short queues, no frame above `max_frame` bytes."""
     socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE * lanes)
+    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE)
     socket.setsockopt(zmq.RCVHWM, SEND_QUEUE)
     socket.setsockopt(zmq.MAXMSGSIZE, max_frame)
 

@@ -8,17 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import zmq
 
 from fedsim.wire.envelope import Envelope, unpack
 from fedsim.wire.ledger import Ledger
-from workers.task_lanes import TaskLanes
 from workers.transport.handshake import Hello
-
-if TYPE_CHECKING:
-    from fedsim.learning.lanes import Lanes
 
 
 @dataclass(frozen=True)
@@ -91,10 +87,9 @@ class Worker(Protocol):
 class Loopback(Endpoint):
     """One worker in this process: envelopes are encoded, checked and booked as on the wire."""
 
-    def __init__(self, ledger: Ledger, runtime: Worker, lanes: Lanes | None = None) -> None:
+    def __init__(self, ledger: Ledger, runtime: Worker) -> None:
         super().__init__(ledger)
         self.runtime = runtime
-        self._tasks = TaskLanes(lanes, lambda envelope: self.runtime.handle(envelope))
         self._queue: deque[Envelope] = deque()
 
     def send(self, worker: int, envelope: Envelope, retry: bool = False) -> None:
@@ -105,22 +100,12 @@ class Loopback(Endpoint):
         poller = zmq.Poller()
         for fd in fds:
             poller.register(fd, zmq.POLLIN)
-        busy = self._queue or self._tasks.computing
-        ready = [int(fd) for fd, _ in poller.poll(0 if busy else int(timeout * 1000))]
-        if ready or not busy:
+        ready = [int(fd) for fd, _ in poller.poll(0 if self._queue else int(timeout * 1000))]
+        if ready or not self._queue:
             return [], ready
-        replies: list[Envelope | None] = []
-        while not replies and (self._queue or self._tasks.computing):
-            if self._queue and self._tasks.takes:
-                replies = self._tasks.take(self._queue.popleft())
-            else:
-                replies = self._tasks.advance()
-        return [self._arrived(reply) for reply in replies if reply is not None], []
-
-    def _arrived(self, reply: Envelope) -> Incoming:
+        reply = self.runtime.handle(self._queue.popleft())
+        if reply is None:
+            return [], []
         envelope = unpack([reply.head, *reply.frames], "loopback")
         self._book(envelope, 0, "up")
-        return Incoming(0, envelope)
-
-    def close(self) -> None:
-        self._tasks.close()
+        return [Incoming(0, envelope)], []

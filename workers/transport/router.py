@@ -43,9 +43,7 @@ class ZmqEndpoint(Endpoint):
     envelope to a vanished worker is an error and not lost.
     """
 
-    def __init__(
-        self, ledger: Ledger, listener: Listener, max_frame: int, ahead: int | None = None, lanes: int = 1
-    ) -> None:
+    def __init__(self, ledger: Ledger, listener: Listener, max_frame: int, ahead: int | None = None) -> None:
         """Open a listener.
 
         Args:
@@ -54,7 +52,6 @@ class ZmqEndpoint(Endpoint):
             max_frame: The largest frame that a peer may send, in bytes.
             ahead: How many bytes a worker may have sent that were not taken from it yet; behind a port, a
                 connection that sends more is ended.
-            lanes: How many tasks a worker computes at once.
 
         Raises:
             UsageError: If the listener cannot be opened.
@@ -65,7 +62,7 @@ class ZmqEndpoint(Endpoint):
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, SOCKETS)
         self._socket = self._context.socket(zmq.ROUTER)
-        bound(self._socket, max_frame, lanes)
+        bound(self._socket, max_frame)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if listener.watched else None

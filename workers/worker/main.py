@@ -6,8 +6,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from workers.numerics import facts_of_process, processor_name, records_steps
 from workers.place import place_of_process
 from workers.probe import probe
 from workers.storage.shared_frozen import map_frozen, map_start
-from workers.task_lanes import TaskLanes
 from workers.transport.dealer import Connection
 from workers.transport.edge_addresses import wait_for_address
 from workers.transport.handshake import Hello, refusal_reason
@@ -97,7 +95,6 @@ def set_up(connection: Connection, run: str, config: messages.WorkerConfig, devi
             problem = assemble(experiment, Path(config.data_dir) if config.data_dir else None, device)
             map_frozen(problem.net.module, Path(config.run_dir))
             map_start(problem.start, Path(config.run_dir))
-            problem.lanes  # noqa: B018  (copies the network, which has no hooks yet)
             warm_up(problem)
             if device.startswith("cuda") and records_steps():
                 problem.net.recorder = cuda_graphs()
@@ -184,45 +181,28 @@ def serve(
         ConnectionLost: if the connection has ended.
         Interrupted: if the run was.
     """
-    heartbeat, lanes = Heartbeat(connection), runtime.problem.lanes
+    heartbeat, unanswered = Heartbeat(connection), 0
 
-    def answer(envelope: Envelope) -> list[Envelope]:
+    def answer(envelope: Envelope) -> None:
+        """In a function of its own, so that no name keeps a large upload while the next task computes."""
         heartbeat.begin(envelope.header)
         try:
-            return handle(envelope)
+            replies = handle(envelope)
         finally:
             heartbeat.end(envelope.header)
+        for reply in replies:
+            connection.send(reply)
 
     runtime.problem.net.module.register_forward_pre_hook(heartbeat)
-    if lanes is not None:
-        lanes.watch(heartbeat)
     if runtime.problem.net.recorder is not None:
         runtime.problem.net.recorder.before = heartbeat
-    tasks = TaskLanes(lanes, answer)
-    try:
-        _serve(connection, runtime.run, tasks, idle)
-    finally:
-        tasks.close()
-
-
-def _send(connection: Connection, replies: Iterable[list[Envelope]]) -> None:
-    """Send what tasks have given. No name in the caller keeps a large upload while the next task computes."""
-    for reply in chain.from_iterable(replies):
-        connection.send(reply)
-
-
-def _serve(connection: Connection, run: str, tasks: TaskLanes[list[Envelope]], idle: float | None) -> None:
-    unanswered = 0
     while True:
-        envelope = connection.receive(0.0 if tasks.computing else idle or 60.0) if tasks.takes else None
-        if envelope is None and tasks.computing:
-            _send(connection, tasks.advance())
-            continue
+        envelope = connection.receive(idle or 60.0)
         if envelope is None:
             if idle and unanswered == UNANSWERED:
                 raise ConnectionLost(f"nothing was heard of {connection.address} for {idle * UNANSWERED:g} s")
             if idle:  # about no task: it renews no lease, for a task may have been lost on its way
-                connection.offer(messages.idle(run))
+                connection.offer(messages.idle(runtime.run))
                 unanswered += 1
             continue
         unanswered = 0
@@ -233,7 +213,7 @@ def _serve(connection: Connection, run: str, tasks: TaskLanes[list[Envelope]], i
             return
         if envelope.header.kind == "refused":
             raise AccessError(f"refused: {refusal_reason(envelope)}")
-        _send(connection, tasks.take(envelope))
+        answer(envelope)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class WorkerRuntime:
             return messages.failed(self.run, e, h)
 
     def _train(self, envelope: Envelope) -> Envelope:
-        began = self._clock()
+        began = time.monotonic_ns()
         h, problem = envelope.header, self.problem
         answered = problem.asynchrony.answered(h.round, h.client)
         stream = codec_stream(problem.experiment.seed, answered, h.exchange)
@@ -78,7 +78,7 @@ class WorkerRuntime:
         self.states.save(h.client, version, result.committed)
         problem.copies.keep(("state", h.client), version, result.committed)
         self.states.forget(h.client, h.base)
-        return messages.upload(h, result.payload, (self._clock() - began) // 1000)
+        return messages.upload(h, result.payload, (time.monotonic_ns() - began) // 1000)
 
     def _state(self, client: int, version: int) -> Any:
         """Return a client's state on the network's device; the caller has the only reference to one that is
@@ -94,11 +94,6 @@ class WorkerRuntime:
             return problem.algorithm.client_init(problem.context(0, 0), client)
 
         return problem.copies.get(("state", client), version, stored)
-
-    def _clock(self) -> int:
-        """Nanoseconds of this task's computation, from any moment on."""
-        lanes = self.problem.lanes
-        return time.monotonic_ns() if lanes is None else lanes.clock()
 
     def _decoded(self, envelope: Envelope, context: MessageContext) -> Any:
         h, problem = envelope.header, self.problem
