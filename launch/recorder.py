@@ -14,7 +14,8 @@ from fedsim.errors import FedsimError, Interrupted
 from fedsim.printable import one_line
 from fedsim.problem import Problem
 from fedsim.round_events import Commit
-from fedsim.wire.ledger import Entry, Ledger
+from fedsim.wire.ledger import Ledger
+from fedsim.wire.ledger_rows import Entry
 from launch.display import Display
 from launch.processes.supervisor import Supervisor
 from launch.runs import manifest

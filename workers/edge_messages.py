@@ -16,7 +16,7 @@ from fedsim.errors import WireError
 from fedsim.round_events import Open
 from fedsim.wire.envelope import VERSION, Envelope, Header, Payload, blob, pack
 from fedsim.wire.header import read_header
-from fedsim.wire.ledger import Entry
+from fedsim.wire.ledger_rows import Entry
 from workers.protocol_messages import answer
 
 T = TypeVar("T")

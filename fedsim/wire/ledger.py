@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from fedsim.wire.envelope import NONE, Envelope
+from fedsim.wire.ledger_rows import Entry
 from fedsim.wire.schema import DTYPES
 from fedsim.wire.wire_size import NULL, Mechanism, framing
 
@@ -36,31 +36,6 @@ byte as long, to a client that the schedule takes out after the download."""
 def kind_of(message: str) -> str:
     """The kind of entry of an envelope's kind."""
     return KINDS.get(message, "control")
-
-
-class Entry(NamedTuple):
-    """One row of ledger.csv."""
-
-    kind: str
-    round: int
-    exchange: int
-    client: int
-    worker: int
-    direction: str
-    message: str
-    field: str
-    layer: str
-    codec: str
-    dense_bytes: int
-    bytes: int
-    hop: str = ""
-    """The edge server whose connection to the root carried the envelope; empty: that of a client."""
-
-
-TREE_COLUMNS = Entry._fields
-"""The columns of a run with edge servers."""
-COLUMNS = TREE_COLUMNS[:-1]
-"""Of any other."""
 
 
 class Ledger:

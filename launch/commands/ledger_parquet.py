@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.extras import needed
-from fedsim.wire.ledger import COLUMNS, TREE_COLUMNS
+from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
 from launch.commands.output_file import output_file
 from launch.runs.file_checks import check_experiment, check_file, known_files
 from launch.runs.manifest import StoredManifest

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from fedsim.wire.ledger import Entry
+from fedsim.wire.ledger_rows import Entry
 from workers.coordinator.task_timeline import Span
 
 Event = dict[str, Any]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas
 
     from fedsim.algorithm import Algorithm
-    from fedsim.wire.ledger import Entry
+    from fedsim.wire.ledger_rows import Entry
 
 SIDES = ("down", "up")
 Sent = tuple[int, str, str]

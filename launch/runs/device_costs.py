@@ -18,7 +18,7 @@ from fedsim.edge_links import Hops, Ints
 from fedsim.problem import Problem
 from fedsim.tree import Tree
 from fedsim.virtual_clock import Clock, indices
-from fedsim.wire.ledger import Entry
+from fedsim.wire.ledger_rows import Entry
 
 Sent = dict[tuple[int, int], dict[int, list[int]]]
 """Bytes down and up of every client, by round and exchange."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pandas
 
 from fedsim.errors import DataError, UsageError
-from fedsim.wire.ledger import COLUMNS, TREE_COLUMNS
+from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
 from launch.runs.file_checks import SUMMARY, KnownFiles, check_files, checked_bytes, known_files
 from launch.runs.manifest import StoredManifest, json_of
 from launch.runs.run_state import rows_until

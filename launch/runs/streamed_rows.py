@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any, get_type_hints
 
 from fedsim.errors import DataError
-from fedsim.wire.ledger import Entry
+from fedsim.wire.ledger_rows import Entry
 from workers.coordinator.task_timeline import Span
 from workers.storage.atomic_files import disk_errors
 

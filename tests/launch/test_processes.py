@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from fedsim.wire.ledger import COLUMNS
+from fedsim.wire.ledger_rows import COLUMNS
 from tests.support.commands import DEADLINE
 from tests.support.process_tree import alive
 from tests.support.reproducible import without_seconds

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.errors import Interrupted
-from fedsim.wire.ledger import Entry
+from fedsim.wire.ledger_rows import Entry
 from launch.results.trace import COORDINATOR, FOLDS, KINDS, WORKERS, Committed, TracedRun, events
 from launch.run import resume
 from tests.mutations import at

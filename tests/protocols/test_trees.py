@@ -13,7 +13,7 @@ import torch
 from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError
 from fedsim.problem import Problem
-from fedsim.wire.ledger import Entry
+from fedsim.wire.ledger_rows import Entry
 from launch.commands.plan import plan
 from protocols import REGISTRY
 from tests.support.harness import Run, leaves, play, problem_of

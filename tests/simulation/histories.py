@@ -26,7 +26,8 @@ from fedsim.errors import DataError, FedsimError
 from fedsim.participation import schedule
 from fedsim.problem import Problem
 from fedsim.round_events import Commit
-from fedsim.wire.ledger import Entry, Ledger
+from fedsim.wire.ledger import Ledger
+from fedsim.wire.ledger_rows import Entry
 from launch.runs.writer import RunDir
 from protocols import find
 from tests.simulation.answers import Answers

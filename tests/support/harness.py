@@ -24,7 +24,8 @@ from fedsim.participation import Participation, Schedule
 from fedsim.problem import Problem
 from fedsim.round_events import Commit
 from fedsim.wire.envelope import VERSION, Envelope, Header, decode, encode, pack, unpack
-from fedsim.wire.ledger import Entry, Ledger
+from fedsim.wire.ledger import Ledger
+from fedsim.wire.ledger_rows import Entry
 from fedsim.wire.message_context import NOTHING, MessageContext, of_upload
 from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state

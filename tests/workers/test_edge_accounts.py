@@ -14,7 +14,8 @@ import torch
 from fedsim.errors import WireError
 from fedsim.round_events import Open, TaskId
 from fedsim.wire.envelope import NONE, Envelope, Payload, blob, encode, pack
-from fedsim.wire.ledger import Entry, Ledger
+from fedsim.wire.ledger import Ledger
+from fedsim.wire.ledger_rows import Entry
 from protocols import find
 from tests.support.harness import problem_of
 from workers import edge_messages

@@ -23,7 +23,8 @@ from fedsim.problem import Problem
 from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import NONE, Envelope, field_spec
 from fedsim.wire.header import MAX_FIELDS, MAX_HEADER, MAX_PARTS
-from fedsim.wire.ledger import Entry, Ledger, kind_of
+from fedsim.wire.ledger import Ledger, kind_of
+from fedsim.wire.ledger_rows import Entry
 from fedsim.wire.schema import DTYPES, Field, schema
 from fedsim.wire.wire_size import Mechanism
 from workers.coordinator.failures import ProtocolViolation

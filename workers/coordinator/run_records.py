@@ -12,7 +12,7 @@ from fedsim.learning.gaussian import Model, Point
 from fedsim.problem import Problem
 from fedsim.round_events import Commit, Open, evaluates
 from fedsim.virtual_clock import Spent
-from fedsim.wire.ledger import Entry
+from fedsim.wire.ledger_rows import Entry
 from workers.coordinator.aggregation import Fold
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.round_log import RoundLog

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import NONE, VERSION, Envelope, FieldHeader, Header, PartHeader, blob, digest, pack
-from fedsim.wire.ledger import COLUMNS, KINDS, Entry, Ledger, total
+from fedsim.wire.ledger import KINDS, Ledger, total
+from fedsim.wire.ledger_rows import COLUMNS, Entry
 from fedsim.wire.wire_size import CURVE, NULL, framing
 from tests.support.commands import DEADLINE
 
