@@ -10,10 +10,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class RandomStream:
 
     def torch(self, part: str) -> torch.Generator:
         """A CPU generator; draws are made on the CPU so that they do not depend on the device."""
+        import torch  # not above: schedules are drawn without it
+
         return torch.Generator().manual_seed(self.key(part))
 
     def numpy(self, part: str) -> np.random.Generator:
@@ -72,6 +77,8 @@ def seeded_torch(key: int, device: torch.device | None = None) -> Iterator[None]
 
     Only for code that offers no generator argument: parameter initialisation, dropout and ivon-opt.
     """
+    import torch
+
     devices = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(key)

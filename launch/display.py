@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedsim import plugins
 from fedsim.experiment import Experiment
-from fedsim.learning.likelihoods import EXTRA
+from fedsim.learning.score_names import EXTRA
 from fedsim.problem import Problem
 from launch.config import Execution
 from launch.progress_display import ProgressDisplay

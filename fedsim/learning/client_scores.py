@@ -26,16 +26,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsim.learning.score_names import CLIENT_LISTS, CLIENT_NUMBERS
+
 Values = npt.NDArray[np.float64]
-
-CLIENT_NUMBERS = (
-    *("client_accuracy_mean", "client_accuracy_worst", "client_accuracy_spread"),
-    *("client_nll_mean", "client_nll_worst", "client_nll_spread"),
-)
-"""Keys of metrics.jsonl."""
-
-CLIENT_LISTS = ("client_accuracies", "client_nlls")
-"""Keys of metrics.jsonl."""
 
 MOST_LISTED = 100
 """Clients up to which metrics.jsonl has the scores of every one."""

@@ -328,12 +328,6 @@ LIKELIHOODS: Mapping[str, Likelihood] = MappingProxyType(
 SEQUENCES = ("tokens", "token_classes")
 """The likelihoods with outputs at every place of a row of ids."""
 
-CALIBRATION = ("test_ece", "test_brier")
-"""Keys of metrics.jsonl that the likelihoods of classes have."""
-
-EXTRA = ("recall_at_5", "micro_recall_at_5", "precision", "micro_f1", "macro_f1")
-"""Keys of metrics.jsonl that some likelihoods have besides test_accuracy and test_nll."""
-
 
 def likelihood(name: str) -> Likelihood:
     """The likelihood of a name.

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from fedsim.errors import UsageError, WireError
 from fedsim.wire.codecs import from_bytes, raw_bytes
+from fedsim.wire.state_header import MAGIC, MAX_HEADER, opened_state
 
-MAGIC = b"FEDSTATE"
 _DTYPES = {
     "f32": torch.float32,
     "f64": torch.float64,
@@ -34,8 +34,6 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 MAX_DIMS = 8
-MAX_HEADER = 1 << 19
-"""Bytes; of a foreign file they may become seventy times as many in memory before they are refused."""
 S = TypeVar("S")
 
 
@@ -125,42 +123,11 @@ def decode_state(kind: type[S], data: bytes | memoryview, owner: str) -> S:
     Raises:
         WireError: beginning with `owner`.
     """
-    header, body = _opened(data, owner)
+    header, body = opened_state(data, owner)
     reader = _Reader(body, owner)
     state: S = reader.value(kind, header, kind.__qualname__)
     reader.finish()
     return state
-
-
-def state_header(data: bytes, owner: str) -> dict[str, Any]:
-    """The fields of a state whose class is not known.
-
-    As decode_state, but tensors and nested states are plain lists and mappings that describe them.
-
-    Raises:
-        WireError: beginning with `owner`.
-    """
-    header, _ = _opened(data, owner)
-    if not isinstance(header, dict):
-        raise WireError(f"{owner}: its header is no mapping")
-    return header
-
-
-def _opened(data: bytes | memoryview, owner: str) -> tuple[Any, memoryview]:
-    """The header of a state and the bytes of its tensors."""
-    if data[:8] != MAGIC or len(data) < 20:
-        raise WireError(f"{owner}: not a fedsim state")
-    body = memoryview(data)[16:]
-    if struct.unpack(">Q", data[8:16])[0] != xxhash.xxh3_64_intdigest(body):
-        raise WireError(f"{owner}: the checksum does not match; the state is damaged")
-    (length,) = struct.unpack(">I", body[:4])
-    if length > MAX_HEADER:
-        raise WireError(f"{owner}: a header of {length} bytes; the limit is {MAX_HEADER}")
-    try:
-        header = msgspec.msgpack.decode(body[4 : 4 + length])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise WireError(f"{owner}: unreadable header: {e}") from None
-    return header, body[4 + length :]
 
 
 class _Reader:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas
 
-from fedsim.learning.client_scores import CLIENT_LISTS
+from fedsim.learning.score_names import CLIENT_LISTS
 from launch.display import on_the_clock
 from launch.results import html
 from launch.results.bars import Bars, bar_chart

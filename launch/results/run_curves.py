@@ -7,15 +7,14 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas
 
-from fedsim.learning.client_scores import CLIENT_NUMBERS
-from fedsim.learning.likelihoods import EXTRA
+from fedsim.learning.score_names import CLIENT_NUMBERS, EXTRA
 from launch.results import html
 from launch.results.figures import Line, chart, wide
 from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
 from launch.results.statistics import Values
 from launch.runs.reader import every_round
 from launch.terminal import percentage
-from workers.storage.round_record import EDGE_BYTES, LISTS
+from workers.storage.metrics_file import EDGE_BYTES, LISTS
 
 ACCURACIES = {"test_accuracy": "at the mean", "ensemble_accuracy": "averaged over posterior samples"}
 NLLS = {"test_nll": "at the mean", "ensemble_nll": "averaged over posterior samples"}

@@ -29,7 +29,7 @@ from launch.runs.reader import Run
 from launch.target_accuracy import percent
 from launch.terminal import percentage
 from workers.numerics import DRIFT
-from workers.storage.round_record import LISTS
+from workers.storage.metrics_file import LISTS
 
 
 def report(folder: Path, out: Path | None = None) -> Path:

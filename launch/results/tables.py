@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 from fedsim.errors import DiskError
-from fedsim.learning.likelihoods import CALIBRATION, EXTRA
+from fedsim.learning.score_names import CALIBRATION, EXTRA
 from launch.results.frontier import Cost, ranking, reaching
 from launch.results.groups import Group
 from launch.results.statistics import heading, lower_is_better, percent, shown

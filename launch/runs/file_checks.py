@@ -16,6 +16,7 @@ import msgspec
 from fedsim.errors import DataError, DiskError, UsageError, WireError
 from launch.runs.manifest import NAME, StoredManifest, digest, json_of, lasting_digest
 from workers.storage.atomic_files import disk_errors
+from workers.storage.committed_files import read_committed_files
 from workers.storage.growing_file import FileDigest
 
 SUMMARY = "summary.json"
@@ -51,8 +52,6 @@ def known_files(folder: Path) -> KnownFiles:
     """
     if (folder / SUMMARY).is_file():
         return _summed_up(folder / SUMMARY)
-    from workers.storage.checkpoints import read_committed_files  # imports torch
-
     for path in sorted((folder / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
         try:
             committed = read_committed_files(path)

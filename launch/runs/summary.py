@@ -24,7 +24,7 @@ from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
 from workers.storage.descriptors import patiently
-from workers.storage.round_record import OPTIONAL_SCORES
+from workers.storage.metrics_file import OPTIONAL_SCORES
 
 
 class Start(NamedTuple):

@@ -12,7 +12,7 @@ from fedsim.wire.schema import all_fields
 from launch.results.statistics import SUMMED, Column, parsed
 from launch.sweep.recipe import Recipe, Row, Trial
 from protocols import AnyAlgorithm, find
-from workers.storage.round_record import OPTIONAL_SCORES
+from workers.storage.metrics_file import OPTIONAL_SCORES
 
 EVERY_RUN = (
     *("test_accuracy", "test_nll", *OPTIONAL_SCORES),

@@ -21,7 +21,7 @@ from launch.cli import main
 from launch.device_commands import devices
 from launch.sweep.recipe import Plot, Recipe, Table, Variant
 from protocols import REGISTRY
-from workers.storage.round_record import RESERVED
+from workers.storage.metrics_file import RESERVED
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")

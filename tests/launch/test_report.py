@@ -24,7 +24,7 @@ from launch.results.run_page import render, report
 from launch.results.staleness import histogram
 from launch.results.timeline import timeline
 from launch.runs.reader import Run
-from workers.storage.round_record import LISTS
+from workers.storage.metrics_file import LISTS
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
 

@@ -13,10 +13,12 @@ from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore
 from fedsim.learning.calibration import SIZE
 from fedsim.learning.client_scores import LabelShares
-from fedsim.learning.likelihoods import EXTRA, LIKELIHOODS
+from fedsim.learning.likelihoods import LIKELIHOODS
+from fedsim.learning.score_names import EXTRA
 from tests.support.reproducible import without_seconds
 from workers.coordinator.round_log import RoundLog
-from workers.storage.round_record import RESERVED, RoundRecord
+from workers.storage.metrics_file import RESERVED
+from workers.storage.round_record import RoundRecord
 
 CATEGORICAL = LIKELIHOODS["categorical"]
 CLASSES = 2

@@ -16,14 +16,15 @@ from dataclasses import dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import msgspec
 import torch
 from torch import Tensor
 
-from fedsim.errors import DiskError, WireError
-from fedsim.wire.state_file import decode_state, state_chunks, state_header
+from fedsim.errors import DiskError
+from fedsim.wire.state_file import decode_state, state_chunks
+from fedsim.wire.state_header import state_header
 from workers.storage.atomic_files import SPARE, disk_errors, remove_or_spare, write_atomically
 from workers.storage.client_states import ClientStates
+from workers.storage.committed_files import checkpoint_bytes
 from workers.storage.durability import Durability, NoSyncer, Syncer, Written
 from workers.storage.growing_file import LEDGER, FileDigest
 
@@ -83,16 +84,6 @@ class Checkpoint(Generic[Server]):
         return {file.name: file.bytes for file in self.files}
 
 
-@dataclass(frozen=True)
-class CommittedFiles:
-    """What a checkpoint says of the run's other files; see Checkpoint."""
-
-    round: int
-    files: tuple[FileDigest, ...]
-    experiment: str
-    run: str = ""
-
-
 def read_checkpoint(
     path: Path, server_type: type[Server], broadcast_type: type | None = None
 ) -> Checkpoint[Server]:
@@ -104,7 +95,7 @@ def read_checkpoint(
         WireError: if the file is damaged or of another algorithm.
         DiskError: if it is not there.
     """
-    data, owner = _bytes(path), f"checkpoint {path}"
+    data, owner = checkpoint_bytes(path), f"checkpoint {path}"
     common: list[tuple[str, Any]] = [("round", int), ("versions", Tensor), ("server", server_type)]
     header = state_header(data, owner)
     if "ledger" in header:
@@ -119,27 +110,6 @@ def read_checkpoint(
         more += [("broadcast", (broadcast_type or server_type) | None), ("broadcast_round", int)]
     read: Any = decode_state(make_dataclass("Checkpoint", [*common, *more], frozen=True), data, owner)
     return Checkpoint(**{f.name: getattr(read, f.name) for f in fields(read)})
-
-
-def read_committed_files(path: Path) -> CommittedFiles:
-    """Read what a checkpoint says of the run's other files, whatever its algorithm.
-
-    Raises:
-        WireError: if the file is damaged, or of an earlier fedsim, which did not record it.
-        DiskError: if it is not there.
-    """
-    owner = f"checkpoint {path}"
-    header = state_header(_bytes(path), owner)
-    try:
-        known = {f.name: header[f.name] for f in fields(CommittedFiles) if f.name in header}
-        return msgspec.convert(known, CommittedFiles)
-    except msgspec.ValidationError:
-        raise WireError(f"{owner}: it has no digests of the run's files") from None
-
-
-def _bytes(path: Path) -> bytes:
-    with disk_errors(f"checkpoint {path}"):
-        return path.read_bytes()
 
 
 class Checkpoints:

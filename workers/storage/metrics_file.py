@@ -7,6 +7,47 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedsim.learning.score_names import CALIBRATION, CLIENT_LISTS, CLIENT_NUMBERS, EXTRA
+
+LISTS = (
+    *("reliability", "ensemble_reliability", "client_accuracy_histogram", *CLIENT_LISTS),
+    *("staleness", "limits"),
+)
+"""Names in metrics.jsonl of what is no number: reliability tables, scores by client and a histogram of them,
+one number per participant, and fedsim.wire.limits."""
+
+OPTIONAL_SCORES = (
+    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
+    *CALIBRATION,
+    *CLIENT_NUMBERS,
+    *EXTRA,
+)
+"""Scores that some runs have besides test_accuracy and test_nll."""
+
+RESERVED = {
+    *(
+        "round",
+        "participants",
+        "folded",
+        "late",
+        "refused",
+        "simulated_seconds",
+        "joules",
+        "test_accuracy",
+        "test_nll",
+        "bytes_down",
+        "bytes_up",
+        "edge_bytes_down",
+        "edge_bytes_up",
+    ),
+    *OPTIONAL_SCORES,
+    *LISTS,
+}
+"""Names in metrics.jsonl that an algorithm must not report."""
+
+EDGE_BYTES = ("edge_bytes_down", "edge_bytes_up")
+"""Names of what a round has cost between edge servers and the root, down and up."""
+
 
 def metrics_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
     """The whole lines of metrics.jsonl and where each ends, until one is damaged."""

@@ -9,48 +9,10 @@ from typing import Any
 
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore
-from fedsim.learning.client_scores import CLIENT_LISTS, CLIENT_NUMBERS, LabelShares
+from fedsim.learning.client_scores import LabelShares
 from fedsim.learning.gaussian import Model
-from fedsim.learning.likelihoods import CALIBRATION, EXTRA, Likelihood, Tally, added
-
-LISTS = (
-    *("reliability", "ensemble_reliability", "client_accuracy_histogram", *CLIENT_LISTS),
-    *("staleness", "limits"),
-)
-"""Names in metrics.jsonl of what is no number: reliability tables, scores by client and a histogram of them,
-one number per participant, and fedsim.wire.limits."""
-
-OPTIONAL_SCORES = (
-    *("ensemble_accuracy", "ensemble_nll", "ensemble_ece", "ensemble_brier"),
-    *CALIBRATION,
-    *CLIENT_NUMBERS,
-    *EXTRA,
-)
-"""Scores that some runs have besides test_accuracy and test_nll."""
-
-RESERVED = {
-    *(
-        "round",
-        "participants",
-        "folded",
-        "late",
-        "refused",
-        "simulated_seconds",
-        "joules",
-        "test_accuracy",
-        "test_nll",
-        "bytes_down",
-        "bytes_up",
-        "edge_bytes_down",
-        "edge_bytes_up",
-    ),
-    *OPTIONAL_SCORES,
-    *LISTS,
-}
-"""Names in metrics.jsonl that an algorithm must not report."""
-
-
-EDGE_BYTES = ("edge_bytes_down", "edge_bytes_up")
+from fedsim.learning.likelihoods import Likelihood, Tally, added
+from workers.storage.metrics_file import EDGE_BYTES, RESERVED
 
 KEPT = (
     *("number", "participants", "folded", "late", "refused", "simulated", "joules", "staleness"),

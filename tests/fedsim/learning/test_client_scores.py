@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsim.learning.client_scores import CLIENT_NUMBERS, MOST_LISTED, LabelShares
+from fedsim.learning.client_scores import MOST_LISTED, LabelShares
 from fedsim.learning.likelihoods import LIKELIHOODS, Tally
+from fedsim.learning.score_names import CLIENT_NUMBERS
 
 CLASSES = 4
 CATEGORICAL = LIKELIHOODS["categorical"]

@@ -15,7 +15,8 @@ from torch import Tensor
 from fedsim.data.arrays import ARRAY_RULES, vocabulary
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.gaussian import Gaussian, Point
-from fedsim.learning.likelihoods import CALIBRATION, EXTRA, LIKELIHOODS, SEQUENCES, Tally, added, likelihood
+from fedsim.learning.likelihoods import LIKELIHOODS, SEQUENCES, Tally, added, likelihood
+from fedsim.learning.score_names import CALIBRATION, EXTRA
 from fedsim.problem import Problem
 from protocols.fedavg import FedAvg
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from fedsim.errors import UsageError, WireError
 from fedsim.wire.schema import Mean
-from fedsim.wire.state_file import MAGIC, MAX_HEADER, decode_state, encode_state
+from fedsim.wire.state_file import decode_state, encode_state
+from fedsim.wire.state_header import MAGIC, MAX_HEADER
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=80)
 DTYPES = (torch.float64, torch.float32, torch.uint8, torch.int64, torch.bool)

@@ -1,0 +1,21 @@
+"""The names of scores, which are keys of metrics.jsonl.
+
+Nothing here imports torch: whoever reads a run needs them.
+"""
+
+from __future__ import annotations
+
+CALIBRATION = ("test_ece", "test_brier")
+"""Keys of metrics.jsonl that the likelihoods of classes have."""
+
+EXTRA = ("recall_at_5", "micro_recall_at_5", "precision", "micro_f1", "macro_f1")
+"""Keys of metrics.jsonl that some likelihoods have besides test_accuracy and test_nll."""
+
+CLIENT_NUMBERS = (
+    *("client_accuracy_mean", "client_accuracy_worst", "client_accuracy_spread"),
+    *("client_nll_mean", "client_nll_worst", "client_nll_spread"),
+)
+"""Keys of what is summed up over clients."""
+
+CLIENT_LISTS = ("client_accuracies", "client_nlls")
+"""Keys of lists with a score for each client."""

@@ -1,0 +1,50 @@
+"""The header of a state's bytes (fedsim.wire.state_file), which is read without torch."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import xxhash
+
+from fedsim.errors import WireError
+
+MAGIC = b"FEDSTATE"
+MAX_HEADER = 1 << 19
+"""Bytes; of a foreign file they may become seventy times as many in memory before they are refused."""
+
+
+def state_header(data: bytes, owner: str) -> dict[str, Any]:
+    """The fields of a state whose class is not known.
+
+    As decode_state, but tensors and nested states are plain lists and mappings that describe them.
+
+    Raises:
+        WireError: beginning with `owner`.
+    """
+    header, _ = opened_state(data, owner)
+    if not isinstance(header, dict):
+        raise WireError(f"{owner}: its header is no mapping")
+    return header
+
+
+def opened_state(data: bytes | memoryview, owner: str) -> tuple[Any, memoryview]:
+    """The header of a state and the bytes of its tensors.
+
+    Raises:
+        WireError: beginning with `owner`.
+    """
+    if data[:8] != MAGIC or len(data) < 20:
+        raise WireError(f"{owner}: not a fedsim state")
+    body = memoryview(data)[16:]
+    if struct.unpack(">Q", data[8:16])[0] != xxhash.xxh3_64_intdigest(body):
+        raise WireError(f"{owner}: the checksum does not match; the state is damaged")
+    (length,) = struct.unpack(">I", body[:4])
+    if length > MAX_HEADER:
+        raise WireError(f"{owner}: a header of {length} bytes; the limit is {MAX_HEADER}")
+    try:
+        header = msgspec.msgpack.decode(body[4 : 4 + length])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        raise WireError(f"{owner}: unreadable header: {e}") from None
+    return header, body[4 + length :]

@@ -1,0 +1,49 @@
+"""What a checkpoint says of the run's other files: for readers of a run, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import msgspec
+
+from fedsim.errors import WireError
+from fedsim.wire.state_header import state_header
+from workers.storage.atomic_files import disk_errors
+from workers.storage.growing_file import FileDigest
+
+
+@dataclass(frozen=True)
+class CommittedFiles:
+    """What a checkpoint says of the run's other files; see workers.storage.checkpoints.Checkpoint."""
+
+    round: int
+    files: tuple[FileDigest, ...]
+    experiment: str
+    run: str = ""
+
+
+def read_committed_files(path: Path) -> CommittedFiles:
+    """Read what a checkpoint says of the run's other files, whatever its algorithm.
+
+    Raises:
+        WireError: if the file is damaged, or of an earlier fedsim, which did not record it.
+        DiskError: if it is not there.
+    """
+    owner = f"checkpoint {path}"
+    header = state_header(checkpoint_bytes(path), owner)
+    try:
+        known = {f.name: header[f.name] for f in fields(CommittedFiles) if f.name in header}
+        return msgspec.convert(known, CommittedFiles)
+    except msgspec.ValidationError:
+        raise WireError(f"{owner}: it has no digests of the run's files") from None
+
+
+def checkpoint_bytes(path: Path) -> bytes:
+    """Read the file.
+
+    Raises:
+        DiskError: if it is not there.
+    """
+    with disk_errors(f"checkpoint {path}"):
+        return path.read_bytes()
