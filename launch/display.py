@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -11,12 +11,14 @@ from rich.table import Table
 from fedsim import plugins
 from fedsim.experiment import Experiment
 from fedsim.learning.score_names import EXTRA
-from fedsim.problem import Problem
 from launch.config import Execution
 from launch.progress_display import ProgressDisplay
 from launch.target_accuracy import TargetAccuracy, percent
 from launch.terminal import counted, percentage, print_table
 from workers.devices import Placement
+
+if TYPE_CHECKING:
+    from fedsim.problem import Problem
 
 TOO_WIDE = (
     "  far worse than at the mean: the posterior is too wide where the data say little. A larger prior "

@@ -35,6 +35,7 @@ class Name:
         form: How it is parsed.
         hyperparameters: Of an algorithm, what --set may name.
         fields: Of an algorithm, the fields of its messages.
+        once: Of an algorithm, what a client gets or sends once: exchange, direction and field.
         steps: Of an algorithm, hyperparameters whose default, such as 1/K, counts all clients, although the
             same with |S| in the place of K is possible.
     """
@@ -44,6 +45,7 @@ class Name:
     form: Form
     hyperparameters: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
+    once: tuple[tuple[int, str, str], ...] = ()
     steps: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -62,6 +64,7 @@ def names(kind: str) -> Mapping[str, Name]:
             Form(name, tuple(entry.get("arguments", ())), entry.get("optional", 0), entry.get("help", "")),
             tuple(entry.get("hyperparameters", ())),
             tuple(entry.get("fields", ())),
+            tuple((exchange, side, field) for exchange, side, field in entry.get("once", ())),
             entry.get("steps", {}),
         )
         for name, entry in _file()[kind].items()

@@ -20,6 +20,7 @@ from fedsim.wire.codecs import CODECS
 from fedsim.wire.schema import all_fields
 from launch import names
 from launch.commands.catalogue import all_exchanges
+from launch.runs.client_costs import sent_once
 from protocols import REGISTRY, AnyAlgorithm
 
 
@@ -66,6 +67,7 @@ def _algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
         "cells": [*costs, algorithm.paper],
         "hyperparameters": sorted(hyperparameter_names(type(algorithm))),
         "fields": sorted(set(_fields(algorithm))),
+        **({"once": once} if (once := sorted(sent_once(algorithm))) else {}),
         **({"steps": steps} if (steps := dict(_steps(algorithm))) else {}),
     }
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.errors import FedsimError, UsageError, unknown
-from fedsim.experiment import Experiment, build_algorithm
+from fedsim.errors import UsageError, unknown
+from fedsim.experiment import Experiment
+from launch import names
 from launch.results.labels import labels, natural
 from launch.results.statistics import Values, sides, value
-from launch.runs.client_costs import ClientCosts, Sent, of_ledger, sent_once
+from launch.runs.client_costs import ClientCosts, Sent, of_ledger
 from launch.runs.reader import Curve, Run
 
 FOLLOWS = ("seed", "client_sizes", "data")
@@ -186,10 +187,10 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...
         key = repr(sorted(described.items()))
         settings.setdefault(key, described)
         result.setdefault(key, []).append(ComparedRun(run))
-    names = labels(list(settings.values()))
+    headings = labels(list(settings.values()))
     groups = [
         _group(name, settings[key], members)
-        for name, (key, members) in zip(names, result.items(), strict=True)
+        for name, (key, members) in zip(headings, result.items(), strict=True)
     ]
     algorithms = list(dict.fromkeys(g.settings["algo"] for g in groups))
     return tuple(sorted(groups, key=lambda g: (algorithms.index(g.settings["algo"]), natural(g.label))))
@@ -261,11 +262,5 @@ def _last(key: str) -> str:
 
 def _sent_once(run: Run) -> frozenset[Sent]:
     """Of the run's algorithm; of a user's own file, which a comparison does not execute, nothing is known."""
-    from protocols import REGISTRY
-
-    kinds = [kind for kind in REGISTRY if kind.name == run.experiment["algo"]]
-    try:
-        settings = run.experiment.get("hyperparameters") or {}
-        return sent_once(build_algorithm(kinds[0], settings)) if kinds else frozenset()
-    except FedsimError:  # an earlier version had other hyperparameters
-        return sent_once(kinds[0]())
+    known = names.names("algorithms").get(str(run.experiment["algo"]))
+    return frozenset(known.once) if known else frozenset()
