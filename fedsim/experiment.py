@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -18,6 +18,7 @@ from typing import (
     Annotated,
     Any,
     Literal,
+    Protocol,
     TypeVar,
     Union,
     Unpack,
@@ -410,6 +411,37 @@ def codec_options(own: Mapping[str, str], named: Mapping[str, str]) -> dict[str,
     """
     left = {key: name for key, name in own.items() if not {key, key.rpartition(".")[2]} & named.keys()}
     return left | dict(named)
+
+
+class LeftToAlgorithm(Protocol):
+    """What an experiment that does not say it takes from its algorithm (fedsim.algorithm.Algorithm)."""
+
+    @property
+    def default_model(self) -> str: ...
+
+    @property
+    def default_rounds(self) -> int: ...
+
+    @property
+    def eval_samples(self) -> int: ...
+
+    @property
+    def centralised(self) -> bool: ...
+
+
+def resolved(experiment: Experiment, algorithm: LeftToAlgorithm) -> Experiment:
+    """The experiment with what it leaves to the algorithm and the data set filled in."""
+    from fedsim.data.catalogue import DATASETS  # its package imports numpy
+
+    info = DATASETS.get(experiment.dataset)
+    return replace(
+        experiment,
+        model=experiment.model or algorithm.default_model,
+        inputs=experiment.inputs or (info.default_inputs if info else "scaled"),
+        rounds=algorithm.default_rounds if experiment.rounds < 0 else experiment.rounds,
+        eval_samples=algorithm.eval_samples if experiment.eval_samples < 0 else experiment.eval_samples,
+        participation="full" if algorithm.centralised else experiment.participation,
+    )
 
 
 def resolved_hyperparameters(algorithm: Any) -> dict[str, Any]:

@@ -20,14 +20,14 @@ from fedsim import plugins
 from fedsim.algorithm import Algorithm, Context, Exchange, Task
 from fedsim.asynchrony import Asynchrony, asynchrony
 from fedsim.data.arrays import data_digest
-from fedsim.data.datasets import DATASETS, Dataset, load_dataset
+from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.data.holdout import hold_out, set_aside
 from fedsim.data.partitions import partition
 from fedsim.device_copies import DeviceCopies
 from fedsim.error_feedback import error_feedback
 from fedsim.errors import UsageError
 from fedsim.evaluation import ChunkScore, Evaluation
-from fedsim.experiment import Experiment, codec_options, resolved_hyperparameters
+from fedsim.experiment import Experiment, codec_options, resolved, resolved_hyperparameters
 from fedsim.learning.client_scores import LabelShares
 from fedsim.learning.frozen import frozen_digest
 from fedsim.learning.gaussian import Model
@@ -361,19 +361,6 @@ class Problem:
     def score(self, model: Model, chunk: int, round: int) -> ChunkScore:
         """The score of one test chunk (Evaluation.score)."""
         return self.evaluation.score(model, chunk, round)
-
-
-def resolved(experiment: Experiment, algorithm: Algorithm[Any, Any, Any, Any]) -> Experiment:
-    """The experiment with what it leaves to the algorithm and the data set filled in."""
-    info = DATASETS.get(experiment.dataset)
-    return replace(
-        experiment,
-        model=experiment.model or algorithm.default_model,
-        inputs=experiment.inputs or (info.default_inputs if info else "scaled"),
-        rounds=algorithm.default_rounds if experiment.rounds < 0 else experiment.rounds,
-        eval_samples=algorithm.eval_samples if experiment.eval_samples < 0 else experiment.eval_samples,
-        participation="full" if algorithm.centralised else experiment.participation,
-    )
 
 
 def _held_by(

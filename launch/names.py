@@ -26,6 +26,21 @@ KINDS = ("algorithms", "datasets", "models", "partitions", "codecs", "schedules"
 
 
 @dataclass(frozen=True)
+class Defaults:
+    """What an experiment takes from an algorithm of which it says nothing but the name.
+
+    Attributes:
+        hyperparameters: By dotted name.
+    """
+
+    hyperparameters: Mapping[str, Any]
+    default_model: str
+    default_rounds: int
+    eval_samples: int
+    centralised: bool
+
+
+@dataclass(frozen=True)
 class Name:
     """A choice: how it is written, and its line of `fedsim list`.
 
@@ -36,6 +51,7 @@ class Name:
         hyperparameters: Of an algorithm, what --set may name.
         fields: Of an algorithm, the fields of its messages.
         once: Of an algorithm, what a client gets or sends once: exchange, direction and field.
+        defaults: Of an algorithm, what holds if an experiment does not say it.
         steps: Of an algorithm, hyperparameters whose default, such as 1/K, counts all clients, although the
             same with |S| in the place of K is possible.
     """
@@ -47,6 +63,7 @@ class Name:
     fields: tuple[str, ...] = ()
     once: tuple[tuple[int, str, str], ...] = ()
     steps: Mapping[str, str] = field(default_factory=dict)
+    defaults: Defaults | None = None
 
 
 @cache
@@ -66,6 +83,7 @@ def names(kind: str) -> Mapping[str, Name]:
             tuple(entry.get("fields", ())),
             tuple((exchange, side, field) for exchange, side, field in entry.get("once", ())),
             entry.get("steps", {}),
+            Defaults(**entry["defaults"]) if "defaults" in entry else None,
         )
         for name, entry in _file()[kind].items()
     }

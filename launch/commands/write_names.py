@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 from fedsim import model_specs
@@ -68,6 +69,10 @@ def _algorithm(algorithm: AnyAlgorithm) -> dict[str, Any]:
         "hyperparameters": sorted(hyperparameter_names(type(algorithm))),
         "fields": sorted(set(_fields(algorithm))),
         **({"once": once} if (once := sorted(sent_once(algorithm))) else {}),
+        "defaults": {
+            "hyperparameters": resolved_hyperparameters(algorithm),
+            **{f.name: getattr(algorithm, f.name) for f in fields(names.Defaults)[1:]},
+        },
         **({"steps": steps} if (steps := dict(_steps(algorithm))) else {}),
     }
 

@@ -25,15 +25,18 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas
 
 from fedsim.errors import UsageError
 from launch.results.coding_limits import LIMITS, at_limit
 from launch.runs.reader import SUMS, Curve
 from launch.target_accuracy import percent as target_text
+
+if TYPE_CHECKING:
+    import pandas
 
 Values = npt.NDArray[np.float64]
 

@@ -16,8 +16,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas
-
 from fedsim.errors import DataError, UsageError
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
 from launch.runs.file_checks import SUMMARY, KnownFiles, check_files, checked_bytes, known_files
@@ -26,6 +24,7 @@ from launch.runs.run_state import rows_until
 from workers.storage.growing_file import LEDGER, METRICS
 
 if TYPE_CHECKING:
+    import pandas
     from torch import nn
 
 TEXT = ("kind", "direction", "message", "field", "layer", "codec", "hop")
@@ -159,6 +158,8 @@ class Run:
     @cached_property
     def metrics(self) -> pandas.DataFrame:
         """One line per evaluated round, as `lines`; MB_down, MB_up and MB are sums so far."""
+        import pandas
+
         frame = pandas.DataFrame(list(self.lines))
         for side in ("down", "up"):
             frame[f"MB_{side}"] = frame[f"bytes_{side}"].cumsum() / 1e6 if len(frame) else []
@@ -175,6 +176,8 @@ class Run:
             UsageError: if there is none.
             DataError: if it is damaged, or its sums are not those of summary.json.
         """
+        import pandas
+
         path, written = self.path / LEDGER, checked_bytes(self.path, LEDGER, self.known)
         whole = BytesIO(written[: written.rfind(b"\n") + 1])
         types = {name: "str" if name in TEXT else "int64" for name in TREE_COLUMNS}

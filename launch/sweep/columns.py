@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from fedsim.algorithm import Algorithm
 from fedsim.errors import UsageError, nearest
 from fedsim.experiment import Experiment
 from fedsim.round_events import evaluates
-from fedsim.wire.schema import all_fields
 from launch.results.statistics import SUMMED, Column, parsed
 from launch.sweep.recipe import Recipe, Row, Trial
-from protocols import AnyAlgorithm, find
 from workers.storage.metrics_file import OPTIONAL_SCORES
+
+if TYPE_CHECKING:
+    from protocols import AnyAlgorithm
 
 EVERY_RUN = (
     *("test_accuracy", "test_nll", *OPTIONAL_SCORES),
@@ -63,8 +64,10 @@ def _check(column: Column, text: str, trials: Iterable[Trial], place: str) -> No
                 f"{place}: column {text!r}: {trial.row.name} has no evaluated round {column.round} "
                 f"({e.rounds} rounds{every})"
             )
-        if column.metric in SUMMED:
+        if column.metric in SUMMED or column.metric in EVERY_RUN:
             continue
+        from protocols import find  # imports torch: the metric is the algorithm's own, or misspelt
+
         algorithm = find(trial.experiment.algo)
         known = sorted({*EVERY_RUN, *_scalars(algorithm)})
         if column.metric in known:
@@ -84,6 +87,8 @@ def _evaluated(round: int, experiment: Experiment) -> bool:
 
 def _scalars(algorithm: type[AnyAlgorithm]) -> Iterator[str]:
     """The scalars of an algorithm's uploads, which are summed up into metrics.jsonl."""
+    from fedsim.wire.schema import all_fields
+
     built = algorithm()
     for exchange in (*built.setup, *built.exchanges):
         for field in all_fields(exchange.up):
@@ -93,4 +98,6 @@ def _scalars(algorithm: type[AnyAlgorithm]) -> Iterator[str]:
 
 def _reports(algorithm: type[AnyAlgorithm]) -> bool:
     """Whether the algorithm adds numbers of its own, whose names only a run tells."""
+    from fedsim.algorithm import Algorithm
+
     return algorithm.report is not Algorithm.report

@@ -39,14 +39,14 @@ from fedsim.experiment import (
     build_algorithm,
     convert,
     read_toml,
+    resolved,
     resolved_hyperparameters,
 )
-from fedsim.problem import resolved
+from launch import names
 from launch.config import Execution, absolute_choice, absolute_users_files
 from launch.config_files import merged
 from launch.presets import Preset
 from launch.tracking import selected
-from protocols import find
 
 TABLES = ("experiment", "hyperparameters", "codecs")
 FIRST = (
@@ -172,6 +172,13 @@ class Recipe:
     def configure(self, row: Row, seed: int) -> Experiment:
         """The experiment of a row, everything resolved: equal configurations are equal values."""
         created = self.described(row, seed)
+        names.check(created)
+        known = names.names("algorithms").get(created.algo)
+        if known and known.defaults and not created.hyperparameters:
+            named = {**known.defaults.hyperparameters}
+            return resolved(replace(created, hyperparameters=named), known.defaults)
+        from protocols import find  # imports torch: only the algorithm itself can check hyperparameters
+
         algorithm = build_algorithm(find(created.algo), created.hyperparameters)
         return resolved(replace(created, hyperparameters=resolved_hyperparameters(algorithm)), algorithm)
 
