@@ -47,11 +47,15 @@ def _say(path: Path | None, quiet: bool) -> None:
 
 
 def _numerics_of(run: Path | None) -> str:
-    """What a run folder's manifest says; native if it cannot be read, which is said later."""
-    from launch.runs.manifest import NAME, json_or_empty
+    """What a run's manifest says; native where there is no run.
 
-    experiment = json_or_empty(run / NAME).get("experiment") if run else None
-    return str(experiment.get("numerics", "native")) if isinstance(experiment, dict) else "native"
+    Raises:
+        UsageError, DataError, MismatchError: as StoredManifest.open_states, before torch is imported.
+    """
+    from launch.runs.manifest import StoredManifest
+
+    experiment = StoredManifest.open_states(run).described if run else {}
+    return str(experiment.get("numerics", "native"))
 
 
 @main.command(cls=Configured, short_help="Run an experiment with real worker processes.")
@@ -170,14 +174,15 @@ def describe(
     if (algo is None) == (model is None):
         raise click.UsageError("name an algorithm (fedsim describe fedlap_cov), or a model with --model")
     if algo is None:
-        prepare_torch()
         from fedsim.experiment import Experiment
-        from launch.commands.model_parameters import describe_model
         from launch.config import absolute_paths
 
         selected = absolute_paths({"algo": "fedavg", "clients": 1, "model": model, **choices})
         experiment = Experiment(**selected)
         names.check(experiment)
+        prepare_torch()
+        from launch.commands.model_parameters import describe_model
+
         return describe_model(experiment, data_dir, as_json)
     names.check_name("algorithms", algo)
     from launch.commands.catalogue import describe

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from fedsim.errors import UsageError
+from fedsim.experiment import build_algorithm, resolved_hyperparameters
 from launch import names
 from launch.commands import write_names
 from launch.config import resolve
+from launch.runs.client_costs import sent_once
+from launch.sweep.recipe import Recipe, Row, Variant
 from protocols import REGISTRY
 from tests.support.commands import DEADLINE
 
@@ -26,6 +29,28 @@ def test_the_file_is_what_the_registries_say() -> None:
 
 def test_every_algorithm_is_listed_in_the_order_of_the_registry() -> None:
     assert list(names.names("algorithms")) == [kind.name for kind in REGISTRY]
+
+
+def test_what_a_client_gets_once_does_not_depend_on_switches() -> None:
+    tried = 0
+    for kind in REGISTRY:
+        switches = [key for key, value in resolved_hyperparameters(kind()).items() if isinstance(value, bool)]
+        for key in switches:
+            built = build_algorithm(kind, {key: not resolved_hyperparameters(kind())[key]})
+            tried += len(once := names.names("algorithms")[kind.name].once)
+            assert sent_once(built) == set(once), (kind.name, key)
+    assert tried  # send_global_labels of fedlap_func, among others
+
+
+def test_a_sweeps_experiment_is_the_same_whether_a_default_is_named_or_not() -> None:
+    recipe, seed = Recipe("", ()), 7
+    for algo, known in names.names("algorithms").items():
+        assert known.defaults
+        left, named = (
+            recipe.configure(Row(Variant("", {"algo": algo}, hyperparameters), {}), seed)
+            for hyperparameters in ({}, dict(list(known.defaults.hyperparameters.items())[:1]))
+        )
+        assert left == named and left.hyperparameters
 
 
 def _imports(*arguments: str) -> tuple[list[str], str]:

@@ -1,0 +1,132 @@
+"""Reading a run, and refusing wrong input, where torch cannot be imported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsim.errors import MismatchError, UsageError
+from launch.runs.reader import run_experiment
+from tests.support.commands import DEADLINE
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import json, sys
+sys.modules["torch"] = None  # an import of it raises ModuleNotFoundError
+from click.testing import CliRunner
+from launch.cli import main
+done = [CliRunner().invoke(main, arguments) for arguments in json.loads(sys.argv[1])]
+ended = [(d.exit_code, d.output, repr(d.exception)) for d in done]
+print(json.dumps([ended, [name for name in ("numpy", "pandas") if name in sys.modules]]))
+"""
+Lines = tuple[str, ...]
+"""Command lines. RUN has ended, KILLED has no summary, RUNS has both, EMPTY is no run, OUT is a folder."""
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What stands in the command lines for folders."""
+    runs, empty, out = (tmp_path_factory.mktemp(name) for name in ("runs", "empty", "out"))
+    run_experiment(algo="fedlap_func", model="logistic", clients=3, rounds=2, out=runs / "ended")
+    shutil.copytree(runs / "ended", runs / "killed")
+    (runs / "killed" / "summary.json").unlink()
+    names = {"RUN": runs / "ended", "KILLED": runs / "killed", "RUNS": runs, "EMPTY": empty, "OUT": out}
+    return {name: str(path) for name, path in names.items()}
+
+
+def _carried_out(lines: Lines, places: dict[str, str]) -> tuple[list[tuple[int, str, str]], list[str]]:
+    """How each command line ends (code, output, exception) in one process, and what that has imported."""
+    words = [[_placed(word, places) for word in line.split()] for line in lines]
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stderr
+    ended, imported = json.loads(done.stdout)
+    return ended, imported
+
+
+def _placed(word: str, places: dict[str, str]) -> str:
+    first, slash, rest = word.partition("/")
+    return places.get(first, first) + slash + rest
+
+
+READ: dict[str, tuple[Lines, Lines, Lines]] = {
+    "ledger": (
+        ("ledger RUN", "ledger RUN --json", "ledger KILLED --by client --all", "ledger RUN --csv OUT/x.csv"),
+        ("ledger EMPTY", "ledger RUN --by x", "ledger RUN --by hop"),
+        ("numpy", "pandas"),
+    ),
+    "trace": (
+        ("trace RUN --out OUT/x.json", "trace KILLED --out -"),
+        ("trace EMPTY", "trace"),
+        (),
+    ),
+    "report": (
+        ("report RUN --out OUT/x.html", "report KILLED --out OUT/x.html"),
+        ("report EMPTY", "report"),
+        ("numpy", "pandas"),
+    ),
+    "compare": (
+        ("compare RUN --out OUT/c.html --csv OUT/c.csv", "compare KILLED --json --out OUT/c.html"),
+        ("compare EMPTY", "compare RUN --where nope=1", "compare RUN --to x"),
+        ("numpy", "pandas"),
+    ),
+    "watch": (("watch RUN",), ("watch EMPTY", "watch RUN --interval x"), ()),
+    "runs": (("runs RUNS", "runs RUNS --json"), ("runs EMPTY/no", "runs --all"), ()),
+    "schedule": (
+        ("schedule 0.5", "schedule coin:0.3+lost:0.1 --json"),
+        ("schedule ful", "schedule coin:x", "schedule robin:99", "schedule 0.5 --rounds 0"),
+        ("numpy",),
+    ),
+    "sweep": (
+        (
+            "sweep --dry-run --seeds 0,1 --runs OUT",
+            "sweep --dry-run --over algo=fedavg,ivon_admm --over participation=full,0.5 --runs OUT",
+        ),
+        (
+            *("sweep --dry-run", "sweep EMPTY/no.toml", "sweep --seeds x", "sweep --over algo=fedvag"),
+            *("sweep --over lrr=1,2", "sweep --over dataset=mnits", "sweep --over rounds=x"),
+        ),
+        ("numpy",),
+    ),
+}
+"""By command: what is read, what is refused, and which packages that may import."""
+
+REFUSED: Lines = (
+    *("launch --algo fedvag", "launch --rounds x", "launch --set delt=1", "launch --dataset mnits"),
+    *("launch --codec mean=bf17", "launch --model nope", "launch --partition iidd", "launch --until 2"),
+    *("launch --participation ful", "launch --devices x", "launch --workers x", "launch --preset nope"),
+    *("launch --config EMPTY/no.toml", "launch --onn slurm", "plan --algo fedvag", "plan --rounds x"),
+    *("resume EMPTY", "resume RUN --rounds 1", "resume RUN --algo fedavg", "verify EMPTY", "replay EMPTY"),
+    *("codecs EMPTY", "codecs --keep 7", "describe fedvag", "describe --model nope", "list nope", "nope"),
+    *("worker --join EMPTY/no", "revoke EMPTY x", "devices generate --clients x"),
+)
+"""Wrong input of the other commands."""
+
+
+@pytest.mark.parametrize("command", READ)
+def test_a_run_is_read_and_wrong_input_refused_without_torch(command: str, places: dict[str, str]) -> None:
+    good, wrong, allowed = READ[command]
+    ended, imported = _carried_out((*good, *wrong), places)
+    for line, (code, output, exception) in zip((*good, *wrong), ended, strict=True):
+        due = 0 if line in good else UsageError.exit_code
+        assert code == due and output.strip(), (line, code, output, exception)
+    assert set(imported) <= set(allowed)
+
+
+def test_other_commands_refuse_wrong_input_without_torch(places: dict[str, str]) -> None:
+    ended, imported = _carried_out(REFUSED, places)
+    for line, (code, output, exception) in zip(REFUSED, ended, strict=True):
+        due = MismatchError.exit_code if line.startswith("resume RUN") else UsageError.exit_code
+        assert code == due and len(output.splitlines()) == 1, (line, code, output, exception)
+    assert imported == []
