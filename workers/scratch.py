@@ -30,6 +30,12 @@ YOUNG_SECONDS = 60.0
 """A younger folder that has no name yet is left alone: its process may not have locked it yet."""
 
 
+def parent_of_sockets() -> str:
+    """Where a folder of sockets is made: a socket's path has at most 107 bytes."""
+    usual = tempfile.gettempdir()
+    return usual if len(os.fsencode(usual)) < 60 else SHORT
+
+
 class Scratch:
     """A folder that only this user can enter, until remove(), or the end of a with block."""
 

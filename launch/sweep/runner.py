@@ -30,7 +30,7 @@ from launch.sweep.ends_with_sweep import SWEEP
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Trial, one_numerics
 from workers.portable import environment_for
-from workers.scratch import Scratch
+from workers.scratch import Scratch, parent_of_sockets
 
 LOOK = 1.0
 """Seconds between two looks at how far the running ones have come; nothing waits for it."""
@@ -158,7 +158,7 @@ def _sockets_in_scratch() -> None:
 
     Its fork server lives, with its socket, as long as this process.
     """
-    scratch = Scratch("fedsim-sweep-")
+    scratch = Scratch("fedsim-sweep-", parent_of_sockets())
     multiprocessing.current_process()._config.setdefault("tempdir", str(scratch.path))  # type: ignore[attr-defined]
     atexit.register(scratch.remove)
 

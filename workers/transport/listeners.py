@@ -8,14 +8,13 @@ libzmq itself refuses peers that do not speak ZMTP 3 (workers.transport.zap).
 from __future__ import annotations
 
 import secrets
-import tempfile
 from typing import Literal, Protocol
 
 import zmq
 
 from fedsim.errors import AccessError, UsageError, WireError
 from fedsim.wire import wire_size
-from workers.scratch import SHORT, Scratch
+from workers.scratch import Scratch, parent_of_sockets
 from workers.transport.dealer import keep_alive
 from workers.transport.handshake import Hello
 from workers.transport.join_credentials import KeyPair, Revocations
@@ -116,8 +115,7 @@ class IpcListener(_TokenListener):
         return self._bind(socket)  # no unbind of the old one: it would end the connections made there
 
     def _bind(self, socket: zmq.Socket[bytes]) -> str:
-        short = len(tempfile.gettempdir()) < 60  # a socket's path has at most 107 bytes
-        self._folder = Scratch("fedsim-listener-", None if short else SHORT)
+        self._folder = Scratch("fedsim-listener-", parent_of_sockets())
         self._address = f"ipc://{self._folder.path}/coordinator"
         socket.bind(self._address)
         return self._address
