@@ -18,6 +18,7 @@ import launch
 import protocols
 import workers
 from fedsim.algorithm import Algorithm
+from tests import conftest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (fedsim, protocols, workers, launch)
@@ -272,3 +273,9 @@ def test_no_identifier_has_a_private_word() -> None:
         for line in _private_names(file.relative_to(ROOT), file.read_text(encoding="utf-8"))
     ]
     assert not bad, "\n".join(["", *bad])
+
+
+def test_every_long_test_exists() -> None:
+    for name in conftest.LONG:
+        file, _, function = name.partition("::")
+        assert f"\ndef {function}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), name

@@ -31,7 +31,7 @@ def test_the_distribution_has_a_name_of_its_own_and_the_packages_keep_theirs(
 ) -> None:
     assert setup["metadata"]["name"] == NAME
     assert setup["options.packages.find"]["include"].split()[0] == "fedsim"
-    assert f"{NAME}[test,docs]" in setup["options.extras_require"]["dev"].split()
+    assert f"{NAME}[ci,docs]" in setup["options.extras_require"]["dev"].split()
 
 
 def test_the_wheel_has_every_file_of_the_four_packages(monkeypatch: pytest.MonkeyPatch) -> None:
