@@ -47,6 +47,13 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """The options of launch, plan and resume in the order of the help. Others stand under "Other options"."""
 
+USUAL = frozenset(
+    {"algo", "hyperparameters", "preset", "dataset", "data_dir", "model", "clients", "rounds", "seed"}
+    | {"participation", "codecs", "until", "workers", "out", "quiet"}
+)
+"""The options of an experiment that --help shows; --help-all shows the others, too."""
+_EVERY = "fedsim.every_option"
+
 _FILES: tuple[Callable[[Function], Function], ...] = (
     click.option(
         "--preset",
@@ -103,9 +110,27 @@ RESUMED = frozenset(
 class Configured(Command):
     """A command with the options of a configuration: its help has sections, and --lr is told --set lr."""
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The parameters, with --help and --help-all."""
+        every = click.Option(
+            ["--help-all"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_every_option,
+            help="Show every option, and exit.",
+        )
+        return [*super().get_params(ctx), every]
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options by section."""
+        """Write the usual options, or all of them by section."""
         left = {p.name: p for p in self.get_params(ctx) if isinstance(p, click.Option)}
+        if not ctx.meta.get(_EVERY):
+            unusual = {name for members in SECTIONS.values() for name in members} - USUAL
+            usual = [p.get_help_record(ctx) for name, p in left.items() if name not in unusual]
+            with formatter.section("Usual options"):
+                formatter.write_dl([record for record in usual if record is not None])
+            return
         sections = [
             (title, [left.pop(name) for name in members if name in left])
             for title, members in SECTIONS.items()
@@ -136,6 +161,13 @@ class Configured(Command):
                 "(fedsim describe ALGO lists them)",
                 ctx,
             ) from None
+
+
+def _show_every_option(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        ctx.meta[_EVERY] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 def configuration(command: Function) -> Function:

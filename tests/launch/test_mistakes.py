@@ -123,7 +123,7 @@ def test_by_default_there_are_no_more_workers_than_clients() -> None:
 
 def _sections(command: str) -> dict[str, list[str]]:
     """The options of a command's help, by section."""
-    text = CliRunner().invoke(main, [command, "--help"]).stdout
+    text = CliRunner().invoke(main, [command, "--help-all"]).stdout
     sections: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line.endswith(":") and not line.startswith(" "):
@@ -135,11 +135,18 @@ def _sections(command: str) -> dict[str, list[str]]:
 
 def test_the_help_of_launch_has_every_option_in_a_section() -> None:
     sections = _sections("launch")
-    assert sections.pop("Other options") == ["-h", "--help"]
+    assert sections.pop("Other options") == ["-h", "--help", "--help-all"]
     assert {option for options in sections.values() for option in options} == {
         option for p in main.commands["launch"].params for option in p.opts
     }
     assert "--codec" in sections["On the wire"] and "--workers" in sections["How it is carried out"]
+
+
+@pytest.mark.parametrize("command", ["launch", "plan", "resume", "sweep"])
+def test_the_help_shows_the_usual_options_on_one_screen(command: str) -> None:
+    text = CliRunner(env={"COLUMNS": "80"}).invoke(main, [command, "--help"]).stdout
+    assert len(text.splitlines()) <= 50 and "--help-all" in text and "Usual options" in text
+    assert "--max-norm" not in text and "--rounds" in text
 
 
 def test_the_help_of_resume_and_plan_shows_what_they_use() -> None:

@@ -309,7 +309,7 @@ def test_percentages_are_the_same_in_a_schedule() -> None:
     [
         (["--roundz", "3"], "--roundz is no option of fedsim launch; did you mean '--rounds'? (all: fedsim"),
         (["--num-clients", "3"], "did you mean '--clients'"),
-        (["--zzz"], "--zzz is no option of fedsim launch (all: fedsim launch --help)"),
+        (["--zzz"], "--zzz is no option of fedsim launch (all: fedsim launch --help-all)"),
         (["--rounds"], "--rounds: its value is missing"),
         (["--quiet=3"], "--quiet: it takes no value"),
         (["extra"], "unexpected argument (extra): fedsim launch [OPTIONS]"),
