@@ -64,7 +64,7 @@ LONG: Mapping[str, int] = {
     "workers/test_histories.py::test_any_letter_may_be_the_last": 1,
     "workers/test_large_messages.py::test_a_state_of_more_than_two_gibibytes_is_kept": 0,
 }
-"""By the name of a test, or of a case: how many of its cases README's command runs. The others are marked long."""
+"""By the name of a test, or of a case: how many of its cases README's command runs. The others are marked long."""  # noqa: E501
 
 
 @pytest.hookimpl(tryfirst=True)
