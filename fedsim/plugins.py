@@ -112,24 +112,24 @@ def sources(choices: Iterable[str]) -> dict[str, str]:
     return files | {choice: live_objects.digest(choice) for choice in selected if live_objects.known(choice)}
 
 
-def computing_choices(experiment: Experiment) -> tuple[str, ...]:
-    """The choices of an experiment that every process resolves, and that may name a user's file."""
+def computing_options(experiment: Experiment) -> tuple[tuple[str, str], ...]:
+    """The options, with their values, that every process resolves, and that may name a user's file."""
     e = experiment
-    return (e.algo, MODEL_MODIFIER.split(e.model)[0], e.dataset, e.partition, *e.codecs.values())
+    return (
+        *(("--algo", e.algo), ("--model", MODEL_MODIFIER.split(e.model)[0])),
+        *(("--dataset", e.dataset), ("--partition", e.partition)),
+        *(("--codec", codec) for codec in e.codecs.values()),
+    )
+
+
+def computing_choices(experiment: Experiment) -> tuple[str, ...]:
+    """Their values."""
+    return tuple(choice for _, choice in computing_options(experiment))
 
 
 def all_choices(experiment: Experiment) -> tuple[str, ...]:
     """These, and the schedule, which only the coordinator resolves."""
     return (*computing_choices(experiment), traces.split(experiment.participation)[0])
-
-
-def options_with_files(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    """Yield the options that name a user's file or object, with their values."""
-    e = experiment
-    values = zip(("--algo", "--model", "--dataset", "--partition"), computing_choices(e), strict=False)
-    for option, choice in (*values, *(("--codec", codec) for codec in e.codecs.values())):
-        if is_spec(choice):
-            yield option, choice
 
 
 @contextmanager

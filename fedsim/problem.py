@@ -80,8 +80,9 @@ class Problem:
         """
         experiment = resolved(experiment, algorithm)
         with settings_kept():  # a file is executed when it is first named
-            for option, choice in plugins.options_with_files(experiment):
-                plugins.load(choice, option)
+            for option, choice in plugins.computing_options(experiment):
+                if plugins.is_spec(choice):
+                    plugins.load(choice, option)
         dataset = load_dataset(experiment.dataset, data_dir)
         _check_until(experiment, dataset)
         clients = partition(

@@ -112,15 +112,7 @@ class Configured(Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The parameters, with --help and --help-all."""
-        every = click.Option(
-            ["--help-all"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_show_every_option,
-            help="Show every option, and exit.",
-        )
-        return [*super().get_params(ctx), every]
+        return [*super().get_params(ctx), _HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the usual options, or all of them by section."""
@@ -168,6 +160,16 @@ def _show_every_option(ctx: click.Context, parameter: click.Parameter, asked: bo
         ctx.meta[_EVERY] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
+
+
+_HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_every_option,
+    help="Show every option, and exit.",
+)
 
 
 def configuration(command: Function) -> Function:

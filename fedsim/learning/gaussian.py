@@ -116,8 +116,8 @@ class Gaussian:
             if root is not None:  # S = LL', so L'^-1 noise has covariance S^-1
                 yield mean + torch.linalg.solve_triangular(root, noise[:, None], upper=True)[:, 0]
             else:
-                square = self.precision
-                yield mean + noise / (square.sqrt() if isinstance(square, Tensor) else square**0.5)
+                precision = self.precision
+                yield mean + noise / (precision.sqrt() if isinstance(precision, Tensor) else precision**0.5)
 
     def __mul__(self, other: Gaussian) -> Gaussian:
         return Gaussian(self.shift + other.shift, self.precision + other.precision)

@@ -9,8 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -353,19 +354,24 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
     assert sum(Pool(runs).done(t) for t in Recipe.read(path).trials()) == 3
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files, of a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.process
-def test_no_run_outlives_a_killed_sweep(tmp_path: Path) -> None:
+def test_no_run_outlives_a_killed_sweep(tmp_path: Path, temporary: Path) -> None:
     text = RECIPE.replace("rounds = 2", "rounds = 100000").replace("seeds = [0, 1]", "seeds = [0]")
     path, runs = recipe(tmp_path, text), tmp_path / "runs"
     command = [sys.executable, "-m", "launch", "sweep", str(path), "--runs", str(runs), "--jobs", "2"]
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
     environment = os.environ | {"TMPDIR": str(temporary)}
     sweep = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     try:
         wait_until(lambda: len(list(runs.glob("*/metrics.jsonl"))) == 2, "two runs to start")
         running = [p for p in children_of(sweep.pid) if p != sweep.pid]
-        assert len(running) >= 2
+        assert len(running) >= 2 and list(temporary.glob("fedsim-sweep-*"))
     finally:
         sweep.kill()
         sweep.wait(timeout=10)
@@ -379,12 +385,11 @@ def test_no_run_outlives_a_killed_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_an_interrupted_sweep_ends_and_leaves_no_lock(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_ends_and_leaves_no_lock(tmp_path: Path, temporary: Path) -> None:
     """While its fork server still imports."""
     path, runs = recipe(tmp_path, RECIPE.replace("rounds = 2", "rounds = 100000")), tmp_path / "runs"
     command = [sys.executable, "-m", "launch", "sweep", str(path), "--runs", str(runs), "--jobs", "2"]
-    (tmp_path / "tmp").mkdir()
-    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+    environment = os.environ | {"TMPDIR": str(temporary)}
     sweep = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
     )
@@ -397,7 +402,7 @@ def test_an_interrupted_sweep_ends_and_leaves_no_lock(tmp_path: Path) -> None:
         sweep.kill()
     assert sweep.returncode == 130 and says.count("\n") == 1 and "interrupted: 0 runs are done" in says
     wait_until(lambda: not any(alive(p) for p in below), "its processes to end")
-    assert not list(runs.glob(".*.lock")) and not list((tmp_path / "tmp").iterdir())
+    assert not list(runs.glob(".*.lock")) and not list(temporary.iterdir())
 
 
 def wait_until(true: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
