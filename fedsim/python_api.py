@@ -99,7 +99,7 @@ class Run(Protocol):
 
 
 class ExecutionOptions(TypedDict, total=False):
-    """The rarer ways to carry a run out; launch.config.Execution describes them. None changes a bit."""
+    """The rarer options of execution (launch.configuration.config.Execution). None changes a bit."""
 
     remote_workers: int
     bind: str
@@ -243,7 +243,7 @@ def run(
 
 
 def carry_out(experiment: Experiment, quiet: bool, **execution: Any) -> Run:
-    """Run an experiment; execution: fields of launch.config.Execution.
+    """Run an experiment; execution: fields of launch.configuration.config.Execution.
 
     Raises:
         FedsimError: as run.

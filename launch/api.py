@@ -23,9 +23,8 @@ from fedsim import live_objects
 from fedsim.errors import Interrupted, UsageError, nearest, unknown
 from fedsim.experiment import Experiment, convert
 from fedsim.python_api import plain_hyperparameters
-from launch import names
-from launch import run as runs
-from launch.config import (
+from launch.configuration import names
+from launch.configuration.config import (
     EXECUTION,
     Execution,
     Overrides,
@@ -35,9 +34,10 @@ from launch.config import (
     general_first,
     plain_numbers,
 )
-from launch.origins import PYTHON, Origins
-from launch.presets import experiment_of, remarks
+from launch.configuration.origins import PYTHON, Origins
+from launch.configuration.presets import experiment_of, remarks
 from launch.runs.resume import Stored
+from launch.session import run as runs
 
 if TYPE_CHECKING:
     from launch.opened_run import OpenedRun

@@ -8,12 +8,24 @@ from typing import Any
 import click
 
 import fedsim
-from launch import PROGRAM_START, names
-from launch.command_errors import Commands
-from launch.completion import named, run_folders
-from launch.device_commands import devices
-from launch.engines import options as engine_options
-from launch.options import (
+from launch import PROGRAM_START
+from launch.commands.devices import devices
+from launch.commands.errors import Commands
+from launch.commands.watch_commands import trace, watch
+from launch.commands.worker_commands import (
+    FILE,
+    FOLDER,
+    PATH,
+    edge,
+    node,
+    prepare_torch,
+    revoke,
+    run_argument,
+    worker,
+)
+from launch.configuration import names
+from launch.configuration.completion import named, run_folders
+from launch.configuration.options import (
     PLANNED,
     RESUMED,
     Configured,
@@ -21,8 +33,7 @@ from launch.options import (
     configuration_of,
     sweep_configuration,
 )
-from launch.watch_commands import trace, watch
-from launch.worker_commands import FILE, FOLDER, PATH, edge, node, prepare_torch, revoke, run_argument, worker
+from launch.engines import options as engine_options
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -72,7 +83,7 @@ def launch(quiet: bool, **options: Any) -> None:
     Precedence: this command line, then --config, then the defaults in brackets. The result is the
     same, bit for bit, for any number of workers and either transport.
     """
-    from launch.config import Overrides
+    from launch.configuration.config import Overrides
 
     engine = engine_options.EngineOptions.taken(options)
     overrides = Overrides.of(options)
@@ -81,7 +92,7 @@ def launch(quiet: bool, **options: Any) -> None:
 
         return say(overrides, engine)
     experiment, execution = overrides.resolve()
-    from launch import run
+    from launch.session import run
 
     remarks = overrides.remarks(experiment)
     with overrides.origins.own_words():
@@ -99,7 +110,7 @@ def resume(run: Path, quiet: bool, **options: Any) -> None:
     Options may change how it is carried out and give it more --rounds, or another --until. Anything that the
     bits depend on stays as it was begun. A run that is complete stays as it is.
     """
-    from launch.run import resume
+    from launch.session.run import resume
 
     _say(resume(run, options, quiet=quiet, started=PROGRAM_START), quiet)
 
@@ -175,7 +186,7 @@ def describe(
         raise click.UsageError("name an algorithm (fedsim describe fedlap_cov), or a model with --model")
     if algo is None:
         from fedsim.experiment import Experiment
-        from launch.config import absolute_paths
+        from launch.configuration.config import absolute_paths
 
         selected = absolute_paths({"algo": "fedavg", "clients": 1, "model": model, **choices})
         experiment = Experiment(**selected)
@@ -329,7 +340,7 @@ def plan(as_json: bool, **options: Any) -> None:
     Equal to the ledger of the run to the byte where no codec's size depends on the values; at most that
     elsewhere. Costs a million clients, too: fedsim plan --clients 1000000 --rounds 1000 --participation 0.001
     """
-    from launch.config import Overrides
+    from launch.configuration.config import Overrides
 
     overrides = Overrides.of(options)
     experiment, execution = overrides.resolve()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from launch import terminal
-from launch.progress_line import ProgressLine, fitted, progress_parts
+from launch.terminal import duration, megabytes, percentage
 
 KEPT_LINES = 10
 """So many rounds, about, stay on a terminal; metrics.jsonl has all."""
@@ -64,3 +69,95 @@ class ProgressDisplay:
         if self._live:
             self._live.stop()
             self._live = None
+
+
+GAP = 2
+"""Spaces between parts."""
+LEAST_BAR = 8
+"""Of a narrower bar little can be seen: there is none."""
+NEEDED = 2
+"""Parts up to this rank matter more than the bar."""
+RECENT = 10
+"""Rounds whose mean duration estimates the time that is left."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the line; of a narrow line, those of high rank are left out."""
+
+    text: str
+    rank: int
+
+
+@dataclass
+class ProgressLine:
+    """What rich renders: round, scores and bytes of the last evaluated round, time left, bar.
+
+    Attributes:
+        rounds: How many there are.
+        parts: Of the last evaluated round.
+    """
+
+    rounds: int
+    parts: Sequence[Part] = ()
+    _done: int = 0
+    _ends: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT + 1))
+
+    def committed(self, round: int, now: float) -> None:
+        """Count a committed round; now: in seconds, of any clock."""
+        self._done = round
+        self._ends.append(now)
+
+    @property
+    def time_left(self) -> float | None:
+        """The estimate in seconds; None before two rounds are committed, and at the end."""
+        left = self.rounds - self._done
+        if len(self._ends) < 2 or not left:
+            return None
+        return left * (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        label = f"round {self._done:>{len(str(self.rounds))}}/{self.rounds}"
+        seconds = self.time_left
+        parts = [*self.parts, *([Part(f"{duration(seconds)} left", 2)] if seconds is not None else [])]
+        room = options.max_width - 1 - len(label) - GAP  # a terminal may wrap a line that is full
+        needed = [part for part in parts if part.rank <= NEEDED]
+        with_bar = len(_joined("", needed)) <= room - LEAST_BAR - GAP
+        text = fitted("", parts, room - (LEAST_BAR + GAP if with_bar else 0))
+        bar = room - (len(text) + GAP if text else 0)
+        line = Table.grid(padding=(0, GAP, 0, 0))
+        cells: list[Any] = [label]
+        if with_bar:
+            cells.append(ProgressBar(total=max(1, self.rounds), completed=self._done, width=bar))
+        line.add_row(*cells, text)
+        yield line
+
+
+def progress_parts(metrics: Mapping[str, Any], bytes_so_far: int | None) -> list[Part]:
+    """An evaluated round: scores, bytes of this round and of all so far (both directions), seconds.
+
+    bytes_so_far: None if they are not known, and left out.
+    """
+    accuracy, nll = metrics["test_accuracy"], metrics["test_nll"]
+    parts = [Part(f"accuracy {percentage(accuracy)}", 0)] if accuracy is not None else []
+    down, up = metrics["bytes_down"], metrics["bytes_up"]
+    parts.append(Part(f"NLL {'nan' if nll is None else f'{nll:.4f}'}", 3))
+    if bytes_so_far is not None:
+        parts.append(Part(f"{megabytes(bytes_so_far)} so far", 1))
+    return [
+        *parts,
+        Part(f"this round {megabytes(down)} down, {megabytes(up)} up", 5),
+        Part(f"{metrics['seconds']:.2f} s", 4),
+    ]
+
+
+def fitted(label: str, parts: Sequence[Part], width: int) -> str:
+    """The label and those parts that fit, in their order, of the lowest ranks."""
+    kept = list(parts)
+    while kept and len(_joined(label, kept)) > width:
+        kept.remove(max(kept, key=lambda part: part.rank))
+    return _joined(label, kept)
+
+
+def _joined(label: str, parts: Sequence[Part]) -> str:
+    return (" " * GAP).join([*([label] if label else []), *(part.text for part in parts)])

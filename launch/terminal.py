@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import codecs
 import io
+import json
+import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 import click
 
+from fedsim.errors import UsageError
 from fedsim.printable import one_line, printable
+from workers.storage.atomic_files import disk_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -285,3 +291,51 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def print_json(document: Any) -> None:
+    """Print a document: dataclasses as objects, numbers of numpy as numbers, NaN and infinity as null."""
+    text = json.dumps(plain(document), indent=1, ensure_ascii=False, allow_nan=False)
+    print("".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text))
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in value]
+    if isinstance(value, Path):
+        return str(value)
+    if type(value).__module__ == "numpy":
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def output_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file under another name, and rename it when the block has ended without an error.
+
+    A pipe or a device is written to and stays what it is, and so does a link.
+
+    Raises:
+        UsageError: if the path is a folder.
+        DiskError: if it cannot be written.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file")
+    with disk_errors(f"cannot write {path}"):
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            with target.open("wb") as file:
+                yield file
+            return
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with temporary.open("wb") as file:
+                yield file
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -23,10 +23,10 @@ from typing import Any
 
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment
-from launch.config import Execution
-from launch.recorder import Recorder
-from launch.run import launch, resume
+from launch.configuration.config import Execution
 from launch.runs.reader import Run
+from launch.session.recorder import Recorder
+from launch.session.run import launch, resume
 from tests.support.reproducible import without_seconds
 from tests.support.snapshots import snapshot
 

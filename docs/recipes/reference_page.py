@@ -20,8 +20,8 @@ from msgspec import Meta
 
 from fedsim.experiment import Experiment
 from launch.cli import main as fedsim
-from launch.config import Execution
-from launch.options import SECTIONS, Configured
+from launch.configuration.config import Execution
+from launch.configuration.options import SECTIONS, Configured
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = "reference.md"

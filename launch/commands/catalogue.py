@@ -12,8 +12,7 @@ from rich.table import Table
 
 from fedsim.experiment import resolved_hyperparameters
 from fedsim.wire.schema import Field, optional_group, schema
-from launch.json_output import print_json
-from launch.terminal import console, print_table
+from launch.terminal import console, print_json, print_table
 from protocols import AnyAlgorithm, find
 
 

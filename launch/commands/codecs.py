@@ -36,11 +36,10 @@ from fedsim.wire.envelope import field_spec, reference
 from fedsim.wire.message_context import SCALES, scale_of
 from fedsim.wire.schema import DTYPES, Field, values_of
 from launch import terminal
-from launch.config import Execution
-from launch.json_output import print_json
-from launch.run import launch
+from launch.configuration.config import Execution
 from launch.runs.restored import Message, StoredRun
-from launch.terminal import print_table
+from launch.session.run import launch
+from launch.terminal import print_json, print_table
 from workers.scratch import Scratch
 
 WIDTH = 110

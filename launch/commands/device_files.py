@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.commands.output_file import output_file
+from launch.terminal import output_file
 
 UNITS = {"up": (1.0, "bit"), "down": (1.0, "bit")} | dict.fromkeys(("rtt", "jitter", "compute"), (1e3, "ms"))
 """The factor and the unit in which a column is written; a column that is not here has none."""

@@ -13,10 +13,9 @@ from rich.table import Table
 from fedsim.errors import DiskError, UsageError
 from launch import terminal
 from launch.commands.ledger_parquet import write_parquet
-from launch.json_output import print_json
 from launch.results.statistics import messages, sides
 from launch.runs.reader import Run
-from launch.terminal import print_table
+from launch.terminal import print_json, print_table
 
 SIDES = ("down", "up")
 SHOWN = 12

@@ -9,11 +9,11 @@ from typing import Any
 from fedsim.errors import UsageError
 from fedsim.extras import needed
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
-from launch.commands.output_file import output_file
 from launch.runs.file_checks import check_experiment, check_file, known_files
 from launch.runs.manifest import StoredManifest
 from launch.runs.run_state import rows_until
 from launch.runs.streamed_rows import ledger_rows
+from launch.terminal import output_file
 from workers.storage.growing_file import LEDGER
 
 NAME = "ledger.parquet"

@@ -1,4 +1,4 @@
-"""fedsim list: from launch.names, because importing what the names stand for takes seconds."""
+"""fedsim list: from launch.configuration.names, because importing what the names stand for takes seconds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
-from launch import names, presets
-from launch.json_output import print_json
-from launch.terminal import console, print_table
+from launch.configuration import names, presets
+from launch.terminal import console, print_json, print_table
 
 
 def show(kind: str, as_json: bool = False) -> None:
-    """Print all names of a kind (one of launch.names.KINDS), or the presets."""
+    """Print all names of a kind (one of launch.configuration.names.KINDS), or the presets."""
     if as_json:
         return print_json(document(kind))
     if kind == "presets":

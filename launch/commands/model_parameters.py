@@ -10,8 +10,7 @@ from rich.table import Table
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.learning.frozen import frozen_tensors
 from fedsim.problem import Problem
-from launch.json_output import print_json
-from launch.terminal import console, print_table
+from launch.terminal import console, print_json, print_table
 from protocols import find
 
 

@@ -21,12 +21,12 @@ from fedsim.problem import Problem
 from fedsim.tree import Tree
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 from launch.commands.planned_devices import DevicePlan, sentence
-from launch.config import Execution
-from launch.display import Display, population
-from launch.json_output import print_json
-from launch.presets import step_remark
+from launch.configuration.config import Execution
+from launch.configuration.presets import step_remark
+from launch.configuration.target_accuracy import percent
 from launch.runs.client_costs import ClientCosts, sent_once
-from launch.target_accuracy import percent
+from launch.session.display import Display, population
+from launch.terminal import print_json
 from protocols import find
 from workers.coordinator.edge_sums import sums_size
 

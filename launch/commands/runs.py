@@ -9,10 +9,9 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from launch.json_output import print_json
+from launch.configuration.target_accuracy import percent
 from launch.runs.listing import DAMAGED, ListedRun, listed
-from launch.target_accuracy import percent
-from launch.terminal import console, megabytes, percentage, print_table, say
+from launch.terminal import console, megabytes, percentage, print_json, print_table, say
 
 DEFAULT = Path("runs")
 NONE = "-"

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from fedsim.participation import Participation, Schedule, schedule
 from launch import terminal
-from launch.json_output import print_json
+from launch.terminal import print_json
 
 FOLDED, LOST, GONE, ABSENT = "█", "x", "o", "·"
 MOST_LINES = 40

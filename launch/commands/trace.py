@@ -11,13 +11,13 @@ from pathlib import Path
 import fedsim
 from fedsim import plugins
 from fedsim.errors import DataError, UsageError
-from launch.commands.output_file import output_file
 from launch.results.trace import Committed, TracedRun, events
 from launch.runs.file_checks import check_experiment, check_file, known_files
 from launch.runs.manifest import StoredManifest
 from launch.runs.process_rows import process_rows
 from launch.runs.run_state import rows_until
 from launch.runs.streamed_rows import ledger_rows, timeline_rows
+from launch.terminal import output_file
 from workers.storage.growing_file import JOURNAL, LEDGER, TIMELINE
 from workers.storage.journal import journal_records
 

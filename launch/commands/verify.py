@@ -16,11 +16,11 @@ from rich.console import Console
 from fedsim import plugins
 from fedsim.errors import DataError, DiskError, FedsimError, UsageError, WireError
 from launch import terminal
-from launch.json_output import print_json
 from launch.runs.file_checks import checked_bytes, known_files
 from launch.runs.reader import Run
 from launch.runs.restored import StoredRun
 from launch.runs.summary import stored_model_digest
+from launch.terminal import print_json
 from workers.replay.round_replayer import RoundReplayer
 from workers.replay.task_verifier import Difference, Digests, TaskVerifier, digests
 from workers.scratch import Scratch

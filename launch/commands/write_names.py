@@ -19,8 +19,8 @@ from fedsim.participation import BASES, SPECS
 from fedsim.specs import Form
 from fedsim.wire.codecs import CODECS
 from fedsim.wire.schema import all_fields
-from launch import names
 from launch.commands.catalogue import all_exchanges
+from launch.configuration import names
 from launch.runs.client_costs import sent_once
 from protocols import REGISTRY, AnyAlgorithm
 

@@ -22,7 +22,8 @@ class Job:
     """A run on an engine.
 
     run: the run folder, on a file system that all machines share. tables: what a config file of the run holds
-    (launch/config_files.py). nodes: machines. workers: worker processes in all. threads: cores for each.
+    (launch/configuration/config_files.py). nodes: machines. workers: worker processes in all. threads: cores
+    for each.
     gpus_per_worker: 0 for none; a share of one, or whole ones. options: of the engine's own, by name.
     """
 

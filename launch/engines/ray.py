@@ -25,9 +25,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsim.errors import Interrupted, TaskError, UsageError
+from launch.configuration.listen_address import own_address
 from launch.engines.job import JOIN_WITHIN, Job
 from launch.engines.ray_agents import FEDSIM, RayAgents
-from launch.listen_address import own_address
 from launch.processes.fork_server import die_with_parent
 from workers.transport.join_credentials import JOIN
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from fedsim.errors import UsageError
-from launch.config import AUTO, Overrides
+from launch.configuration.config import AUTO, Overrides
 from launch.engines.job import Engine, Job
 from launch.engines.kubernetes import Kubernetes
 from launch.engines.options import EngineOptions

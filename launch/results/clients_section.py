@@ -9,11 +9,11 @@ import numpy as np
 import pandas
 
 from fedsim.learning.score_names import CLIENT_LISTS
-from launch.display import on_the_clock
 from launch.results import html
 from launch.results.bars import Bars, bar_chart
 from launch.results.statistics import Values, sides
 from launch.results.tables import NONE
+from launch.session.display import on_the_clock
 from launch.terminal import percentage
 
 SPENT = {

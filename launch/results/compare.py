@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedsim.errors import DiskError
 from launch import terminal
-from launch.json_output import print_json
+from launch.configuration.target_accuracy import parsed, percent
 from launch.results import html
 from launch.results.budget_picture import winners
 from launch.results.comparison_page import below, comparable, remarks, render, warnings
@@ -33,8 +33,7 @@ from launch.results.tables import (
     unreached,
     write_csv,
 )
-from launch.target_accuracy import parsed, percent
-from launch.terminal import print_table
+from launch.terminal import print_json, print_table
 
 MOST_RANGES = 6
 """Budgets whose winner the terminal names; the page names all."""

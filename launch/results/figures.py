@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from launch.configuration.target_accuracy import percent
 from launch.results.downloads import caption
 from launch.results.readings import Read, number, readings
 from launch.results.statistics import Band, Values
-from launch.target_accuracy import percent
 from launch.terminal import percentage
 
 # Okabe and Ito's palette, which people with any colour vision can tell apart, black last

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedsim.errors import UsageError, unknown
 from fedsim.experiment import Experiment
-from launch import names
+from launch.configuration import names
 from launch.results.labels import labels, natural
 from launch.results.statistics import Values, sides, value
 from launch.runs.client_costs import ClientCosts, Sent, of_ledger

@@ -14,6 +14,7 @@ import pandas
 from fedsim.errors import UsageError
 from fedsim.experiment import dotted
 from fedsim.printable import printable
+from launch.configuration.target_accuracy import percent
 from launch.results import html
 from launch.results.client_scores import client_scores
 from launch.results.clients_section import clients
@@ -26,7 +27,6 @@ from launch.results.staleness import staleness
 from launch.results.tables import NONE
 from launch.results.timeline import timeline
 from launch.runs.reader import Run
-from launch.target_accuracy import percent
 from launch.terminal import percentage
 from workers.numerics import DRIFT
 from workers.storage.metrics_file import LISTS

@@ -31,9 +31,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsim.errors import UsageError
+from launch.configuration.target_accuracy import percent as target_text
 from launch.results.coding_limits import LIMITS, at_limit
 from launch.runs.reader import SUMS, Curve
-from launch.target_accuracy import percent as target_text
 
 if TYPE_CHECKING:
     import pandas

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from fedsim import model_specs, plugins, traces
 from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment, codec_options, convert, resolved_hyperparameters
-from launch.config import Execution
-from launch.config_files import check_lanes
+from launch.configuration.config import Execution
+from launch.configuration.config_files import check_lanes
 from launch.runs.source_commit import commit
 from workers.devices import gpu_models
 from workers.numerics import HERE, PROBE, Difference, Facts, differences, facts_of_machine, processor_name

@@ -310,8 +310,8 @@ def run_experiment(
     Raises:
         FedsimError: any FedsimError.
     """
-    from launch.config import Overrides
-    from launch.run import launch
+    from launch.configuration.config import Overrides
+    from launch.session.run import launch
 
     folders = {key: str(path) for key, path in (("out", out), ("data_dir", data_dir)) if path is not None}
     return Run.open(

@@ -15,10 +15,10 @@ from typing import Any
 
 from fedsim.errors import MismatchError, UsageError, unknown
 from fedsim.experiment import Experiment, convert, dotted
-from launch.config import Execution, Overrides, check_execution
+from launch.configuration.config import Execution, Overrides, check_execution
+from launch.configuration.target_accuracy import TargetAccuracy, percent
 from launch.runs import manifest
 from launch.runs.manifest import StoredManifest, json_or_empty
-from launch.target_accuracy import TargetAccuracy, percent
 from launch.terminal import counted
 from workers.numerics import Difference
 from workers.storage.growing_file import METRICS

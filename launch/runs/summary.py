@@ -19,8 +19,8 @@ from fedsim.learning.gaussian import Model, Point, Samples, is_full
 from fedsim.learning.params import Layout
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
+from launch.configuration.target_accuracy import TargetAccuracy
 from launch.runs.client_costs import ClientCosts
-from launch.target_accuracy import TargetAccuracy
 from workers.coordinator.loop import Outcome
 from workers.storage.client_states import ClientStates, clients_digest, model_digest
 from workers.storage.descriptors import patiently

@@ -17,9 +17,9 @@ from rich.table import Table as RichTable
 from fedsim.data.catalogue import DATASETS
 from fedsim.errors import DiskError, TaskError, UsageError
 from launch import terminal
+from launch.configuration.presets import step_remark
 from launch.engines.options import EngineOptions
 from launch.engines.sweeps import run_on_ray, submit_array
-from launch.presets import step_remark
 from launch.results.tables import Grid
 from launch.sweep.columns import check_columns
 from launch.sweep.figures import draw

@@ -14,10 +14,10 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from fedsim import plugins
 from fedsim.errors import UsageError
 from fedsim.experiment import DEFAULTS, Experiment, convert, parse_setting
-from launch import names
-from launch.config import Overrides, plain_numbers
+from launch.configuration import names
+from launch.configuration.config import Overrides, plain_numbers
+from launch.configuration.target_accuracy import parsed
 from launch.sweep.recipe import Recipe, Table, Variant
-from launch.target_accuracy import parsed
 
 FIXED = ("seed", "hyperparameters", "codecs", "device")
 """Fields of Experiment that have another place in a grid."""

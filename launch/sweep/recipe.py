@@ -42,10 +42,10 @@ from fedsim.experiment import (
     resolved,
     resolved_hyperparameters,
 )
-from launch import names
-from launch.config import Execution, absolute_choice, absolute_users_files
-from launch.config_files import merged
-from launch.presets import Preset
+from launch.configuration import names
+from launch.configuration.config import Execution, absolute_choice, absolute_users_files
+from launch.configuration.config_files import merged
+from launch.configuration.presets import Preset
 from launch.tracking import selected
 
 TABLES = ("experiment", "hyperparameters", "codecs")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, convert
-from launch.config import Execution
+from launch.configuration.config import Execution
 from launch.processes.fork_server import ENVIRONMENT
 from launch.sweep import ends_with_sweep
 from launch.sweep.ends_with_sweep import SWEEP
@@ -95,7 +95,7 @@ def carry_out(
     context = multiprocessing.get_context("forkserver")
     os.environ[SWEEP] = str(os.getpid())
     # else every run would import them
-    context.set_forkserver_preload([ends_with_sweep.__name__, "launch.run", "launch.session"])
+    context.set_forkserver_preload([ends_with_sweep.__name__, "launch.session.run", "launch.session.session"])
     running: list[Running] = []
     errors: dict[str, str] = {}
     interrupt = _Interrupt()
@@ -196,7 +196,7 @@ def _share(r: Running, pool: Pool) -> float:
 
 def _one(worker_config: str) -> None:
     """A child process: one run; its exit code is the command line's."""
-    from launch.run import launch
+    from launch.session.run import launch
 
     described, how, sweep = json.loads(worker_config)
     threading.Thread(target=_end_with, args=(sweep,), daemon=True).start()

@@ -18,7 +18,7 @@ import msgspec
 
 from fedsim.errors import FedsimError
 from fedsim.experiment import Experiment, convert
-from launch.config import Execution
+from launch.configuration.config import Execution
 from launch.engines.job import write
 from launch.processes.fork_server import ENVIRONMENT
 from launch.sweep.pool import Pool
@@ -81,7 +81,7 @@ def carry_out(tasks: Tasks, number: int, embedded: bool = False) -> str:
         number: Which one.
         embedded: This process is an engine's, and will carry out others.
     """
-    from launch.run import launch
+    from launch.session.run import launch
     from launch.sweep.runner import leave_summary
 
     task, pool = tasks.tasks[number], Pool(Path(tasks.pool), tasks.keeps_states)

@@ -26,9 +26,9 @@ from fedsim.seeds import RandomStream
 from fedsim.wire.codecs import Spec, codec, pack_or_dense
 from fedsim.wire.message_context import scale_of
 from launch.commands.codecs import errors, fastest, indices_floor
-from launch.config import Execution
-from launch.run import launch
+from launch.configuration.config import Execution
 from launch.runs.restored import StoredRun
+from launch.session.run import launch
 from tests.benchmarks.common import FEW, fashion_shaped, options_of
 
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)

@@ -20,9 +20,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from fedsim.experiment import Experiment
-from launch.config import Execution
-from launch.run import launch
+from launch.configuration.config import Execution
 from launch.runs.reader import Run
+from launch.session.run import launch
 from tests.benchmarks import steady_state as steady
 from tests.benchmarks.common import FEW, FULL, fashion_shaped, options_of
 from tests.support.commands import fedsim, start
@@ -39,7 +39,7 @@ def nothing_kept() -> Iterator[None]:
         patches.enter_context(patch.object(Checkpoints, "commit", lambda *_: None))
         patches.enter_context(patch.object(Journal, "append", lambda *_, **__: None))
         patches.enter_context(patch("workers.storage.client_states.write_atomically", lambda *_, **__: 0))
-        patches.enter_context(patch("launch.recorder.summarise", lambda *_, **__: SUMMARY))
+        patches.enter_context(patch("launch.session.recorder.summarise", lambda *_, **__: SUMMARY))
         yield
 
 
@@ -51,7 +51,7 @@ def round_seconds(experiment: Experiment, folder: Path, data: Path | None, kept:
     with ExitStack() as how:
         if not kept:
             how.enter_context(nothing_kept())
-            how.enter_context(patch("launch.display.Display.traffic_summary", lambda *_: None))
+            how.enter_context(patch("launch.session.display.Display.traffic_summary", lambda *_: None))
         launch(
             experiment,
             Execution(workers=0, out=str(folder), data_dir=str(data) if data else None),

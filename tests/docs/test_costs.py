@@ -15,7 +15,7 @@ import pytest
 from fedsim.problem import Problem
 from fedsim.wire.wire_size import EnvelopeSize, envelope_size
 from launch.commands.plan import RUN_NAME
-from launch.config import resolve
+from launch.configuration.config import resolve
 from launch.runs.reader import run_experiment
 from protocols import REGISTRY
 

@@ -49,7 +49,11 @@ def test_the_wheel_has_every_file_of_the_four_packages(monkeypatch: pytest.Monke
     )
     tree = {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()}
     assert built == tree
-    assert {"workers/edge/edge_server.py", "launch/names.json", "launch/results/page.html"} <= built
+    assert {
+        "workers/edge/edge_server.py",
+        "launch/configuration/names.json",
+        "launch/results/page.html",
+    } <= built
 
 
 def test_the_version_is_read_without_the_distributions_name() -> None:

@@ -7,7 +7,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from launch.names import names
+from launch.configuration.names import names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -76,5 +76,5 @@ def test_every_dotted_name_of_a_page_exists() -> None:
     matches = [(page, name) for page, text in texts.items() for name in DOTTED.findall(text)]
     assert len(matches) > 20
     assert [(page, name) for page, name in matches if not exists(name)] == []
-    assert not exists("launch.execution.Execution") and not exists("launch.config.Executoin")
-    assert exists("launch.config.Execution")
+    assert not exists("launch.execution.Execution") and not exists("launch.configuration.config.Executoin")
+    assert exists("launch.configuration.config.Execution")

@@ -18,7 +18,7 @@ from fedsim import errors
 from fedsim.algorithm import Algorithm
 from fedsim.wire.schema import all_fields
 from launch.cli import main
-from launch.device_commands import devices
+from launch.commands.devices import devices
 from launch.sweep.recipe import Plot, Recipe, Table, Variant
 from protocols import REGISTRY
 from workers.storage.metrics_file import RESERVED

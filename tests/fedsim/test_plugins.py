@@ -20,7 +20,7 @@ from fedsim.algorithm import Algorithm
 from fedsim.data import Dataset, load_dataset
 from fedsim.errors import FedsimError, UsageError
 from fedsim.learning.models.registry import build_model
-from launch.config import resolve
+from launch.configuration.config import resolve
 from launch.runs.writer import RunDir
 
 Write = Callable[[str], str]

@@ -13,7 +13,8 @@ import pytest
 from fedsim.errors import TaskError, WireError
 from fedsim.printable import one_line, printable
 from fedsim.wire.envelope import VERSION, Header, blob, pack, unpack
-from launch import command_errors, json_output, terminal
+from launch import terminal
+from launch.commands import errors as command_errors
 from launch.results import html
 from workers import protocol_messages as messages
 from workers.coordinator import failures
@@ -83,7 +84,7 @@ def test_an_error_prints_none_and_its_lines_stay_its_own(
 
 @hostile
 def test_json_has_the_same_value_without_them(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    json_output.print_json({text: [text, "漢字\n"]})
+    terminal.print_json({text: [text, "漢字\n"]})
     out = capsys.readouterr().out
     assert clean(out) and json.loads(out) == {text: [text, "漢字\n"]}
     assert "漢字" in out
@@ -150,8 +151,8 @@ def test_a_host_name_is_no_markup_and_no_second_line(tmp_path: Path) -> None:
     """`[/x]` is markup that does not fit, of which rich makes an error."""
     from types import SimpleNamespace
 
-    from launch.display import Display
-    from launch.recorder import Recorder
+    from launch.session.display import Display
+    from launch.session.recorder import Recorder
 
     file = io.StringIO()
     display = Display(1)

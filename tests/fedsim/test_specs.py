@@ -11,8 +11,8 @@ import pytest
 from fedsim.errors import UsageError, nearest, unknown
 from fedsim.experiment import Experiment
 from fedsim.specs import Form, key_values, number, parse, split_modifiers, whole
-from launch import names
-from launch.config import Execution
+from launch.configuration import names
+from launch.configuration.config import Execution
 
 FORMS = {
     form.name: form

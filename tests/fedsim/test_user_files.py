@@ -17,7 +17,7 @@ from fedsim.participation import schedule
 from fedsim.tree import tree
 from fedsim.user_files import no_file, no_folder, opened_text, read_text
 from launch.commands.fedscale_traces import _entries
-from launch.config_files import read_config
+from launch.configuration.config_files import read_config
 
 
 def _trace(path: Path) -> Any:

@@ -24,9 +24,9 @@ from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment
 from fedsim.python_api import ExecutionOptions, carry_out
 from launch import PROGRAM_START
-from launch import run as launch_run
-from launch.config import Execution
+from launch.configuration.config import Execution
 from launch.processes.fork_server import ENVIRONMENT
+from launch.session import run as launch_run
 from protocols.fedavg import FedAvg
 from tests.support.commands import DEADLINE
 

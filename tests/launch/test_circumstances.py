@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from fedsim.errors import UsageError
-from launch import run
 from launch.cli import main
-from launch.run import SPARE, allow_open_files
+from launch.session import run
+from launch.session.run import SPARE, allow_open_files
 from protocols import find
 from tests.support.commands import DEADLINE
 from tests.support.harness import play, problem_of
@@ -88,7 +88,7 @@ def test_the_wall_clock_is_for_people_only() -> None:
         "launch/processes/supervisor.py",
         "launch/runs/writer.py",
         "launch/__init__.py",
-        "launch/run.py",
+        "launch/session/run.py",
         "launch/results/compare.py",
         "launch/runs/manifest.py",
         "workers/scratch.py",

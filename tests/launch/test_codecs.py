@@ -24,9 +24,9 @@ from fedsim.wire.codecs import CODECS, Spec, codec
 from fedsim.wire.envelope import encode
 from launch.cli import main
 from launch.commands.codecs import entropy, errors, fastest, indices_floor, values_floor
-from launch.config import Execution
-from launch.run import launch
+from launch.configuration.config import Execution
 from launch.runs.restored import StoredRun
+from launch.session.run import launch
 from workers.storage.journal import read_journal
 
 NAMES = sorted(

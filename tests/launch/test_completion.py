@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.shell_completion import ShellComplete
 
-from launch import names
 from launch.cli import main
+from launch.configuration import names
 from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from fedsim.errors import DataError, UsageError
 from launch.cli import main
-from launch.config import Overrides
+from launch.configuration.config import Overrides
 from launch.sweep.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from launch import names
 from launch.cli import main
 from launch.commands.catalogue import hyperparameter_rows, message_rows
+from launch.configuration import names
 from protocols import REGISTRY, AnyAlgorithm
 
 USERS = '''

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.errors import UsageError
-from launch.config import Overrides
+from launch.configuration.config import Overrides
 from launch.engines.job import Job
 from launch.engines.options import ENGINES as NAMES
 from launch.engines.options import EngineOptions

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from fedsim.errors import UsageError
 from launch.cli import main
-from launch.listen_address import check_bind
+from launch.configuration.listen_address import check_bind
 from launch.runs.writer import RunDir
 from tests.support.commands import DEADLINE
 from workers.storage.atomic_files import RunLock
@@ -150,14 +150,14 @@ def test_a_port_of_another_program_is_refused() -> None:
 def test_an_error_after_the_folder_is_made_removes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import launch.session
+    import launch.session.session
 
     def refuse(*arguments: object) -> None:
         raise UsageError("there is no endpoint")
 
     (tmp_path / "empty").mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(launch.session, "open_endpoint", refuse)
+        patch.setattr(launch.session.session, "open_endpoint", refuse)
         for name in ("empty", "runs/a"):
             arguments = ["launch", "--workers", "0", *JOB, "--out", str(tmp_path / name)]
             done = CliRunner(catch_exceptions=False).invoke(main, arguments)

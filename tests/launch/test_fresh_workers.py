@@ -12,8 +12,8 @@ import pytest
 
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
-from launch.config import Execution
-from launch.run import launch
+from launch.configuration.config import Execution
+from launch.session.run import launch
 from workers import devices
 from workers.devices import Placement, assign_devices
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import fedsim
 from launch.cli import main
-from launch.json_output import plain
+from launch.terminal import plain
 from protocols import REGISTRY
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"

@@ -12,7 +12,7 @@ import fedsim
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment, convert
 from launch.cli import main
-from launch.config import resolve
+from launch.configuration.config import resolve
 
 
 def launch(out: Path, *arguments: str) -> Result:

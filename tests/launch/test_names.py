@@ -10,9 +10,9 @@ import pytest
 
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, resolved_hyperparameters
-from launch import names
 from launch.commands import write_names
-from launch.config import resolve
+from launch.configuration import names
+from launch.configuration.config import resolve
 from launch.runs.client_costs import sent_once
 from launch.sweep.recipe import Recipe, Row, Variant
 from protocols import REGISTRY

@@ -15,9 +15,9 @@ import pytest
 
 from fedsim.errors import DiskError
 from fedsim.experiment import Experiment
-from launch.config import Execution
-from launch.run import launch, resume
+from launch.configuration.config import Execution
 from launch.runs.resume import Stored
+from launch.session.run import launch, resume
 from tests.support.reproducible import fresh_processes, without_seconds
 from workers.storage import atomic_files
 from workers.storage.durability import Durability

@@ -19,7 +19,7 @@ from msgspec import Meta
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
 from launch.cli import main
-from launch.config import Execution, resolve
+from launch.configuration.config import Execution, resolve
 
 NEEDED = {
     ("resume",): ("nowhere",),

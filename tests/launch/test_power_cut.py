@@ -27,10 +27,10 @@ import pytest
 from fedsim.errors import FedsimError
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
-from launch.config import Execution
-from launch.run import launch, resume
+from launch.configuration.config import Execution
 from launch.runs.resume import Stored
 from launch.runs.summary import stored_model_digest
+from launch.session.run import launch, resume
 from protocols import find
 from tests.launch.test_nth_fault import digests
 from tests.support.reproducible import fresh_processes

@@ -13,8 +13,8 @@ import fedsim
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment, build_algorithm
 from launch.cli import main
-from launch.config import Overrides
-from launch.presets import Preset, names, remark, remarks, step_remark
+from launch.configuration.config import Overrides
+from launch.configuration.presets import Preset, names, remark, remarks, step_remark
 from launch.sweep.from_options import recipe_of
 from launch.sweep.recipe import Recipe, Trial
 from protocols import find

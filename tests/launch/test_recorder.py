@@ -9,7 +9,7 @@ from typing import Any
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from fedsim.wire.ledger_rows import Entry
-from launch.recorder import Recorder
+from launch.session.recorder import Recorder
 from protocols import find
 from workers.storage.recovery import Recovery
 

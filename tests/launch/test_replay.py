@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.run import resume
+from launch.session.run import resume
 from tests.support.kept_runs import RUNS, algorithm_file, command, files, flip, kept_run
 
 pytestmark = pytest.mark.slow

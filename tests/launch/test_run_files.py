@@ -17,12 +17,12 @@ from fedsim.errors import ConnectionLost, DataError, Interrupted
 from fedsim.experiment import Experiment
 from fedsim.wire.envelope import Envelope
 from launch.commands.watch import _Watched
-from launch.config import Execution
-from launch.run import launch, resume
+from launch.configuration.config import Execution
 from launch.runs.listing import listed
 from launch.runs.manifest import StoredManifest
 from launch.runs.reader import Run
 from launch.runs.writer import RunDir
+from launch.session.run import launch, resume
 from launch.tracking.run_rows import RunRows
 from tests.mutations import at
 from tests.support.kept_runs import Printed, command, flip

@@ -14,7 +14,7 @@ import pytest
 
 from fedsim.experiment import Experiment
 from launch.cli import main
-from launch.config import Execution
+from launch.configuration.config import Execution
 from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,9 @@ def test_every_field_of_the_configuration_has_an_option_or_says_that_it_has_none
 
 
 def test_the_fork_server_is_made_by_a_process_that_has_imported_nothing_heavy() -> None:
-    program = f"import sys, launch.run\nprint([name for name in {HEAVY[:2]!r} if name in sys.modules])"
+    program = (
+        f"import sys, launch.session.run\nprint([name for name in {HEAVY[:2]!r} if name in sys.modules])"
+    )
     assert _python("-c", program).stdout == "[]\n"
 
 

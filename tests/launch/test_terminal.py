@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from launch.display import Display
-from launch.progress_line import ProgressLine, fitted, progress_parts
+from launch.progress_display import ProgressLine, fitted, progress_parts
+from launch.session.display import Display
 from launch.terminal import console, counted, duration, megabytes, percentage, print_table
 from tests.support.commands import DEADLINE
 

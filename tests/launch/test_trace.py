@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from fedsim.errors import Interrupted
 from fedsim.wire.ledger_rows import Entry
 from launch.results.trace import COORDINATOR, FOLDS, KINDS, WORKERS, Committed, TracedRun, events
-from launch.run import resume
+from launch.session.run import resume
 from tests.mutations import at
 from tests.support.commands import DEADLINE
 from tests.support.kept_runs import command, flip, kept_run

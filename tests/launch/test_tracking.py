@@ -23,7 +23,7 @@ from fedsim.errors import UsageError
 from fedsim.participation import schedule
 from launch import tracking
 from launch.cli import main
-from launch.config import resolve
+from launch.configuration.config import resolve
 from launch.runs.reader import Run
 from launch.tracking import TRACKERS, selected
 from launch.tracking import follow as module

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.errors import UsageError
 from launch.cli import main
+from launch.configuration.target_accuracy import TargetAccuracy, below_target, parsed, percent
 from launch.runs.manifest import digest
 from launch.runs.reader import Run
 from launch.sweep.recipe import Recipe
-from launch.target_accuracy import TargetAccuracy, below_target, parsed, percent
 from launch.terminal import megabytes
 from tests.support.commands import fedsim as command
 from tests.support.commands import start

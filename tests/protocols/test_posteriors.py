@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.learning.gaussian import Gaussian
 from launch.cli import main
-from launch.display import too_wide
+from launch.session.display import too_wide
 from protocols import REGISTRY, find
 from tests.support.harness import Class, has_setting, problem_of, steps
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from fedsim.experiment import Experiment
 from launch.cli import main
-from launch.config import Execution
-from launch.run import launch
+from launch.configuration.config import Execution
+from launch.session.run import launch
 
 LINK = {"link": "up=1mbit,down=1mbit,rtt=10ms", "compute": "0.3ms,noise=0.5", "deadline": "200ms"}
 RUNS: dict[str, dict[str, Any]] = {

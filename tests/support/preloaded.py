@@ -26,7 +26,13 @@ from contextlib import suppress
 from functools import cache
 from typing import IO, Any
 
-MODULES = ("launch.cli", "launch.run", "launch.session", "launch.api", "launch.results.compare")
+MODULES = (
+    "launch.cli",
+    "launch.session.run",
+    "launch.session.session",
+    "launch.api",
+    "launch.results.compare",
+)
 LIMIT = 1 << 20
 """Bytes of a request."""
 

@@ -17,7 +17,7 @@ def fresh_processes(test: str, deadline: float) -> Callable[..., int]:
     """Runs a function of the module `test` in a process forked from one that has imported only; returns its
     exit code."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["launch.session", "torch.optim", test])
+    context.set_forkserver_preload(["launch.session.session", "torch.optim", test])
 
     def run(what: Callable[..., None], *supplied: Any) -> int:
         process = context.Process(target=what, args=supplied)

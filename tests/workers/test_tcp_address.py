@@ -10,8 +10,8 @@ import zmq
 
 from fedsim.errors import DataError, UsageError
 from fedsim.wire.ledger import Ledger
-from launch.config import resolve
-from launch.listen_address import check_bind
+from launch.configuration.config import resolve
+from launch.configuration.listen_address import check_bind
 from workers.transport.dealer import Connection, CurveKeys
 from workers.transport.handshake import Hello
 from workers.transport.join_credentials import KeyPair, Revocations

@@ -234,7 +234,7 @@ def remote_worker(
 
 
 def run_joined(spec: Mapping[str, Any]) -> int:
-    """Be one worker of a node agent (launch/node.py); returns the exit code, and errors go to the log.
+    """Be one worker of a node agent, which gets the exit code; errors go to the log.
 
     Args:
         spec: join: the join file; seat: the worker's number, None: a free one; options: url, data_dir,

@@ -15,7 +15,7 @@ import fedsim
 from fedsim import plugins
 from fedsim.data.datasets import Dataset, load_dataset
 from fedsim.errors import DataError, FedsimError, UsageError
-from launch.config import absolute_paths
+from launch.configuration.config import absolute_paths
 from workers.worker.local_files import LocalFiles
 
 CSV = "a,b,kind,site\n" + "".join(f"{i},{i / 4},{['cat', 'bee', 'ape'][i % 3]},s{i % 2}\n" for i in range(30))

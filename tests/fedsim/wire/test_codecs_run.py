@@ -33,8 +33,8 @@ from fedsim.wire.message_context import of_upload
 from fedsim.wire.schema import TRIANGLE, Mean, Precision, Scalar, all_fields, check_values
 from launch.cli import main
 from launch.commands.lists import show
-from launch.config import Execution
-from launch.run import launch
+from launch.configuration.config import Execution
+from launch.session.run import launch
 from protocols import REGISTRY, AnyAlgorithm, find
 
 P = 3000

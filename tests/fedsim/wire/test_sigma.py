@@ -24,9 +24,9 @@ from fedsim.wire.codecs.entropy import LARGEST, decode_integers, encode_integers
 from fedsim.wire.codecs.sigma import _level
 from fedsim.wire.message_context import SCALES, codec_stream, scale_of
 from launch.cli import main
-from launch.config import Execution
-from launch.run import launch
+from launch.configuration.config import Execution
 from launch.runs.reader import Run
+from launch.session.run import launch
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 DRAWS = np.random.Generator(np.random.Philox(key=5))

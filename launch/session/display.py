@@ -11,9 +11,9 @@ from rich.table import Table
 from fedsim import plugins
 from fedsim.experiment import Experiment
 from fedsim.learning.score_names import EXTRA
-from launch.config import Execution
+from launch.configuration.config import Execution
+from launch.configuration.target_accuracy import TargetAccuracy, percent
 from launch.progress_display import ProgressDisplay
-from launch.target_accuracy import TargetAccuracy, percent
 from launch.terminal import counted, percentage, print_table
 from workers.devices import Placement
 

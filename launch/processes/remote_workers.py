@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedsim.errors import Interrupted, UsageError
-from launch.listen_address import check_bind
+from launch.configuration.listen_address import check_bind
 from launch.runs.manifest import StoredManifest
 from launch.terminal import say
 from workers.devices import assign_devices, remark

@@ -15,16 +15,16 @@ from fedsim import model_specs, plugins, traces, user_files
 from fedsim.errors import UsageError
 from fedsim.experiment import DEFAULTS, Experiment, Named, convert, dotted, option, parse_setting
 from fedsim.specs import plain_share
-from launch import names
-from launch.config_files import merged, read_config
-from launch.origins import Origins
-from launch.presets import Preset, remarks
-from launch.target_accuracy import parsed_until
+from launch.configuration import names
+from launch.configuration.config_files import merged, read_config
+from launch.configuration.origins import Origins
+from launch.configuration.presets import Preset, remarks
+from launch.configuration.target_accuracy import parsed_until
 from launch.tracking import selected
 from workers.transport.tcp_address import TcpAddress
 
 AUTO = -1
-"""The number of workers that stands for: choose it (launch.worker_count)."""
+"""The number of workers that stands for: choose it (launch.configuration.worker_count)."""
 
 
 @dataclass(frozen=True)

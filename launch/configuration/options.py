@@ -12,10 +12,10 @@ from msgspec import Meta
 
 from fedsim.errors import UsageError, nearest
 from fedsim.experiment import Experiment
-from launch import completion, names
-from launch.command_errors import Command
-from launch.config import Execution
-from launch.target_accuracy import parsed_until
+from launch.commands.errors import Command
+from launch.configuration import completion, names
+from launch.configuration.config import Execution
+from launch.configuration.target_accuracy import parsed_until
 
 Function = Callable[..., None]
 

@@ -2,7 +2,7 @@
 
 The order matters: the fork server is forked off right after torch is imported, before this process
 has a thread, a socket or anything else that a fork must not copy. What needs torch is in
-launch.session.
+launch.session.session.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 from fedsim import model_specs
 from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment, is_utf8
-from launch.config import AUTO, Execution
-from launch.listen_address import check_bind
+from launch.configuration.config import AUTO, Execution
+from launch.configuration.listen_address import check_bind
+from launch.configuration.worker_count import by_cores
 from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
 from launch.runs.resume import Stored
 from launch.runs.source_commit import commit, look_up
-from launch.stop_signals import StopRequested, StopSignals
+from launch.session.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close, say
 from launch.tracking import check_installed, selected
-from launch.worker_count import by_cores
 from workers import scratch
 from workers.devices import ELSEWHERE, Placement, assign_devices, visible_gpus
 from workers.devices import remark as no_gpu_remark
@@ -166,7 +166,7 @@ def launch(
                     os.environ["CUDA_VISIBLE_DEVICES"] = placements[0].gpu
             from fedsim.process_settings import own_settings
             from launch.runs.summary import Start
-            from launch.session import Session  # imports torch
+            from launch.session.session import Session  # imports torch
             from workers.exact_roots import use_exact_roots
 
             start = Start(started, time.time() - started)

@@ -32,7 +32,7 @@ _OPTION = re.compile(
 @cache
 def options() -> Mapping[str, str]:
     """The option of every field of Experiment and of Execution."""
-    from launch.config import Execution  # it imports this module
+    from launch.configuration.config import Execution  # it imports this module
 
     result = {}
     for kind in (Experiment, Execution):

@@ -12,8 +12,8 @@ import msgspec
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.schema import all_fields
-from launch.config import Execution
-from launch.recorder import Recorder
+from launch.configuration.config import Execution
+from launch.session.recorder import Recorder
 from launch.terminal import counted
 from workers.devices import Placement
 from workers.storage.atomic_files import disk_errors

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from launch.command_errors import Command
-from launch.worker_commands import FILE, run_argument
+from launch.commands.errors import Command
+from launch.commands.worker_commands import FILE, run_argument
 
 
 @click.command(cls=Command, short_help="Follow a run, or the runs of a sweep, from another terminal.")

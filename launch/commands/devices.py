@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from launch.command_errors import Group
-from launch.worker_commands import FILE, PATH
+from launch.commands.errors import Group
+from launch.commands.worker_commands import FILE, PATH
 
 _out = click.option("--out", **FILE, required=True, help="Write the file there.")
 _export = click.argument("file", metavar="FILE.json", type=PATH)

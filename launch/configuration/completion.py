@@ -13,7 +13,7 @@ import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from fedsim.experiment import DEFAULTS
-from launch import names, presets
+from launch.configuration import names, presets
 from launch.tracking import TRACKERS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _file(incomplete: str) -> list[Item]:
 
 
 def named(kind: str) -> Completer:
-    """Names of a kind (launch.names.KINDS), and files where no name begins like this."""
+    """Names of a kind (launch.configuration.names.KINDS), and files where no name begins like this."""
 
     def complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Item]:
         return _items(_names(kind), incomplete) or _file(incomplete)

@@ -17,21 +17,21 @@ from fedsim.errors import FedsimError, Interrupted, UsageError
 from fedsim.experiment import Experiment
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
-from launch.config import Execution
-from launch.display import Display, header
-from launch.endpoint import open_endpoint
+from launch.configuration.config import Execution
+from launch.configuration.worker_count import decide
 from launch.processes.local_node import LocalNode
 from launch.processes.supervisor import Supervisor
-from launch.recorder import NotCompared, Recorder
 from launch.runs import manifest
 from launch.runs.resume import Stored
 from launch.runs.summary import Start, write_model
 from launch.runs.writer import RunDir
-from launch.stop_signals import StopRequested
+from launch.session.display import Display, header
+from launch.session.endpoint import open_endpoint
+from launch.session.recorder import NotCompared, Recorder
+from launch.session.stop_signals import StopRequested
 from launch.terminal import counted
 from launch.tracking import selected
 from launch.tracking.processes import Tracking
-from launch.worker_count import decide
 from workers.assembly import assemble
 from workers.coordinator.loop import Coordinator, Outcome
 from workers.coordinator.membership import Timeouts, Workers

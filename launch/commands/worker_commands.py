@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import click
 
 from fedsim.errors import DataError, UsageError
-from launch.command_errors import Command
-from launch.completion import run_folders
+from launch.commands.errors import Command
+from launch.configuration.completion import run_folders
 
 PATH = click.Path(path_type=Path)
 FOLDER: dict[str, Any] = {"metavar": "DIR", "type": PATH}
@@ -102,7 +102,7 @@ def worker(file: Path, **options: Any) -> None:
     from workers.transport.join_credentials import JoinCredentials
 
     prepare_torch(joined(JoinCredentials.read, file).numerics)
-    from launch.remote_workers import join
+    from launch.processes.remote_workers import join
 
     join(file, **options)
 
@@ -121,7 +121,7 @@ def node(file: Path, **options: Any) -> None:
     from workers.transport.join_credentials import JoinCredentials
 
     joined(JoinCredentials.read, file)
-    from launch.node import serve
+    from launch.processes.node import serve
 
     serve(file, **options)
 
@@ -149,7 +149,7 @@ def edge(file: Path, **options: Any) -> None:
     from workers.transport.edge_credentials import EdgeCredentials
 
     prepare_torch(joined(EdgeCredentials.read, file).numerics)
-    from launch.remote_workers import join_edge
+    from launch.processes.remote_workers import join_edge
 
     join_edge(file, **options)
 
@@ -164,6 +164,6 @@ def revoke(run: Path, workers: tuple[int, ...]) -> None:
     result stay the same), and no worker can join with this key again. The keys of the other workers are
     not affected, but every machine that has the whole join.json has all keys.
     """
-    from launch.remote_workers import revoke
+    from launch.processes.remote_workers import revoke
 
     revoke(run, workers)

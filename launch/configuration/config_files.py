@@ -19,7 +19,7 @@ from typing import Any
 from fedsim.errors import DataError, MismatchError, UsageError, unknown
 from fedsim.experiment import Experiment, dotted, read_toml
 from fedsim.user_files import read_text
-from launch.presets import Preset
+from launch.configuration.presets import Preset
 
 TABLES = ("experiment", "hyperparameters", "codecs", "execution")
 MANIFEST = "manifest.json"

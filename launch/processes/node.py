@@ -18,7 +18,7 @@ from typing import Any
 
 from fedsim.errors import AccessError, FedsimError, Interrupted, TaskError, UsageError
 from launch.processes.supervisor import Supervisor
-from launch.stop_signals import StopRequested, StopSignals
+from launch.session.stop_signals import StopRequested, StopSignals
 from launch.terminal import counted, say
 from workers.coordinator.worker_pool import ProcessExit
 from workers.devices import assign_devices, remark

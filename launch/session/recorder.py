@@ -16,14 +16,14 @@ from fedsim.problem import Problem
 from fedsim.round_events import Commit
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.ledger_rows import Entry
-from launch.display import Display
+from launch.configuration.target_accuracy import TargetAccuracy
 from launch.processes.supervisor import Supervisor
 from launch.runs import manifest
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.runs.device_costs import device_costs
 from launch.runs.summary import Start, summarise
 from launch.runs.writer import RunDir
-from launch.target_accuracy import TargetAccuracy
+from launch.session.display import Display
 from launch.tracking.processes import Tracking
 from workers.coordinator.loop import Outcome
 from workers.coordinator.task_timeline import Span
