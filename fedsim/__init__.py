@@ -4,144 +4,28 @@
     run = fedsim.run(algo="fedlap_cov", rounds=20, workers=2)
     run.metrics, run.ledger, run.bytes_to(accuracy=0.9), run.model(), run.report()
 
-The names below are the public ones (docs/python-api.md). Each is imported when it is first used, so that
-`import fedsim` is quick and imports no torch. This package is the ground floor: nothing in it opens a socket,
-starts a process or knows an algorithm by name.
+The public names (docs/python-api.md) stand in __init__.pyi, each with the module that defines it, and each is
+imported when it is first used, so that `import fedsim` is quick and imports no torch. Nothing else imports
+from this file.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, Task, step_size
-    from fedsim.data.datasets import Dataset
-    from fedsim.errors import (
-        AccessError,
-        ConnectionLost,
-        DataError,
-        DiskError,
-        FedsimError,
-        Interrupted,
-        MismatchError,
-        TaskError,
-        UsageError,
-        WireError,
-    )
-    from fedsim.experiment import Experiment
-    from fedsim.learning.gaussian import Gaussian, Point, Samples
-    from fedsim.learning.shards import Shard
-    from fedsim.learning.solvers.first_order import LocalTraining, minimise
-    from fedsim.participation import ClientPopulation, Participation
-    from fedsim.python_api import Run, open, preset, resume, run
-    from fedsim.seeds import RandomStream
-    from fedsim.wire.codecs.base import Bound, Codec, Part, Spec
-    from fedsim.wire.schema import (
-        Check,
-        Curvature,
-        Delta,
-        Dual,
-        FieldKind,
-        Flag,
-        FullDelta,
-        FullPrecision,
-        Gradient,
-        Inputs,
-        Least,
-        Logits,
-        Mean,
-        Norm,
-        Owners,
-        Precision,
-        Scalar,
-        Shift,
-        Statistic,
-        Total,
-        Weights,
-    )
+from fedsim.version import __version__ as __version__
 
-__version__ = "0.1.0"
-
-_MODULES = {
-    "fedsim.algorithm": "Algorithm AnyShard At Context Exchange Step Task step_size",
-    "fedsim.data.datasets": "Dataset",
-    "fedsim.errors": "AccessError ConnectionLost DataError DiskError FedsimError Interrupted MismatchError "
-    "TaskError UsageError WireError",
-    "fedsim.experiment": "Experiment",
-    "fedsim.python_api": "Run open preset resume run",
-    "fedsim.learning.gaussian": "Gaussian Point Samples",
-    "fedsim.learning.shards": "Shard",
-    "fedsim.learning.solvers.first_order": "LocalTraining minimise",
-    "fedsim.participation": "ClientPopulation Participation",
-    "fedsim.seeds": "RandomStream",
-    "fedsim.wire.codecs.base": "Bound Codec Part Spec",
-    "fedsim.wire.schema": "Check Curvature Delta Dual FieldKind Flag FullDelta FullPrecision Gradient Inputs "
-    "Least Logits Mean Norm Owners Precision Scalar Shift Statistic Total Weights",
+_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+_HOMES = {
+    alias.name: str(node.module)
+    for node in _STUB.body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-__all__ = [
-    "AccessError",
-    "Algorithm",
-    "AnyShard",
-    "At",
-    "Bound",
-    "Check",
-    "ClientPopulation",
-    "Codec",
-    "ConnectionLost",
-    "Context",
-    "Curvature",
-    "DataError",
-    "Dataset",
-    "Delta",
-    "DiskError",
-    "Dual",
-    "Exchange",
-    "Experiment",
-    "FedsimError",
-    "FieldKind",
-    "Flag",
-    "FullDelta",
-    "FullPrecision",
-    "Gaussian",
-    "Gradient",
-    "Inputs",
-    "Interrupted",
-    "Least",
-    "LocalTraining",
-    "Logits",
-    "Mean",
-    "MismatchError",
-    "Norm",
-    "Owners",
-    "Part",
-    "Participation",
-    "Point",
-    "Precision",
-    "RandomStream",
-    "Run",
-    "Samples",
-    "Scalar",
-    "Shard",
-    "Shift",
-    "Spec",
-    "Statistic",
-    "Step",
-    "Task",
-    "TaskError",
-    "Total",
-    "UsageError",
-    "Weights",
-    "WireError",
-    "minimise",
-    "open",
-    "preset",
-    "resume",
-    "run",
-    "step_size",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -14,14 +14,12 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
     Protocol,
     TypeVar,
     Union,
-    Unpack,
     get_args,
     get_origin,
     get_type_hints,
@@ -32,9 +30,6 @@ from msgspec import Meta
 
 from fedsim.errors import DataError, UsageError, unknown
 from fedsim.user_files import read_text
-
-if TYPE_CHECKING:
-    from fedsim.python_api import ExecutionOptions, Run
 
 T = TypeVar("T")
 
@@ -186,28 +181,6 @@ class Experiment:
     """`stop` ends the run, `skip` treats the upload as lost, `retry` computes it once more and then stops."""
     max_norm: Annotated[float, option("Largest norm of an upload's tensor, 0: any.", "X", ge=0)] = 0.0
     """There is no limit by default, because what is absurd depends on the problem."""
-
-    def run(
-        self,
-        *,
-        workers: int = 0,
-        transport: Literal["ipc", "tcp"] = "ipc",
-        devices: str = "auto",
-        data_dir: str | Path | None = None,
-        out: str | Path | None = None,
-        quiet: bool = False,
-        **execution: Unpack[ExecutionOptions],
-    ) -> Run:
-        """Run this experiment; the arguments are those of fedsim.run that change no bit.
-
-        Raises:
-            FedsimError: as fedsim.run.
-            KeyboardInterrupt: as fedsim.run.
-        """
-        from fedsim.python_api import carry_out
-
-        how = {"workers": workers, "transport": transport, "devices": devices}
-        return carry_out(self, quiet, **how, data_dir=data_dir, out=out, **execution)
 
 
 DEFAULTS = Experiment()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 """Ends of names of weights that are no safetensors; most of them are pickles."""
 BUILDERS = ("csv", "json", "parquet", "arrow", "text", "imagefolder")
 """The readers of the datasets package whose files hold data alone."""
+_SOURCES = re.compile(
+    r"(^|_)(pretrained|checkpoints?|ckpts?|files?|filenames?|dirs?|folders?|urls?|uris?|hub|hf|cfg|overlay|custom|"
+    r"trust|remote|revision|repo|filter|state_dict)(_|$)|^(source|token|weights)$"
+)
+"""Parts of the names of keywords that say what is read, fetched or executed."""
 
 
 def check_model(folder: Path, owner: str) -> None:
@@ -81,10 +87,14 @@ def _json(path: Path, owner: str) -> dict[str, Any]:
     return content
 
 
+def names_source(key: str) -> bool:
+    """Whether a keyword of a model library says what is read, fetched or executed."""
+    key = key.lower()
+    return bool(_SOURCES.search(key)) or (key.endswith("path") and not key.endswith("drop_path"))
+
+
 def _beyond(config: Any, folder: Path) -> Iterator[str]:
     """Why a configuration is refused: what it has that is code, or that lies outside the folder."""
-    from fedsim.model_specs import names_source
-
     items = config.items() if isinstance(config, dict) else enumerate(config)
     for key, value in items:
         name = str(key)

@@ -120,7 +120,7 @@ class ModelSpec:
         values = {}
         for key, text in self.keywords.items():
             values[key] = _literal(text)
-            if names_source(key) or not _is_plain(values[key]):
+            if hub_folders.names_source(key) or not _is_plain(values[key]):
                 raise UsageError(
                     f"model {self.base!r}: {key}={text} does not describe an architecture; keywords that "
                     "name files, downloads or code are refused, and weights are read from safetensors alone: "
@@ -152,17 +152,6 @@ class ModelSpec:
 
 
 _TIMM_NAME = re.compile(r"[A-Za-z0-9_.]+")
-_SOURCES = re.compile(
-    r"(^|_)(pretrained|checkpoints?|ckpts?|files?|filenames?|dirs?|folders?|urls?|uris?|hub|hf|cfg|overlay|custom|"
-    r"trust|remote|revision|repo|filter|state_dict)(_|$)|^(source|token|weights)$"
-)
-"""Parts of the names of keywords that say what is read, fetched or executed."""
-
-
-def names_source(key: str) -> bool:
-    """Whether a keyword of a model library says what is read, fetched or executed."""
-    key = key.lower()
-    return bool(_SOURCES.search(key)) or (key.endswith("path") and not key.endswith("drop_path"))
 
 
 def _literal(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Carries out what fedsim.python_api is asked for.
+"""fedsim from Python: what `fedsim.run` and its companions are. fedsim/__init__.py imports them by name.
 
 A program that calls fedsim.run differs from the fedsim command in four ways:
 
@@ -6,27 +6,34 @@ A program that calls fedsim.run differs from the fedsim command in four ways:
 - Ctrl-C ends the run and not the program: it is a KeyboardInterrupt, and the run can be resumed.
 - Outside the main thread, where Python has no signal handlers, none is installed.
 - What a run changes in this process (environment variables, torch's number of threads, the flushing of
-  denormals) is put back when it ends.
+  denormals) is restored when it ends.
 """
 
 from __future__ import annotations
 
+import inspect
+import numbers
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack
 
 from fedsim import live_objects
 from fedsim.errors import Interrupted, UsageError, nearest, unknown
-from fedsim.experiment import Experiment, convert
-from fedsim.python_api import plain_hyperparameters
+from fedsim.experiment import (
+    DEFAULTS,
+    Experiment,
+    convert,
+    dotted,
+    plain_number,
+    resolved_hyperparameters,
+)
 from launch.configuration import names
 from launch.configuration.config import (
-    EXECUTION,
-    Execution,
     Overrides,
     absolute_choice,
     absolute_paths,
@@ -34,112 +41,517 @@ from launch.configuration.config import (
     general_first,
     plain_numbers,
 )
+from launch.configuration.execution import EXECUTION, Execution
 from launch.configuration.origins import PYTHON, Origins
 from launch.configuration.presets import experiment_of, remarks
-from launch.runs.resume import Stored
+from launch.runs.folder import RunFolder
+from launch.runs.resume import Resumption
 from launch.session import run as runs
 
 if TYPE_CHECKING:
-    from launch.opened_run import OpenedRun
+    import numpy
+    import numpy.typing
+    from torch import nn
+
+    from fedsim.algorithm import Algorithm
+    from fedsim.data.datasets import Dataset
+    from fedsim.participation import ClientPopulation, Participation
+
+    IntArray = numpy.typing.NDArray[numpy.int64]
+    AlgorithmChoice: TypeAlias = str | type[Algorithm[Any, Any, Any, Any]] | Algorithm[Any, Any, Any, Any]
+    DatasetChoice: TypeAlias = str | Dataset | Callable[[], Dataset]
+    ModelChoice: TypeAlias = str | Callable[[tuple[int, ...], int], nn.Module]
+    PartitionChoice: TypeAlias = str | Callable[[numpy.typing.NDArray[Any], int, int], Sequence[IntArray]]
+    ParticipationChoice: TypeAlias = (
+        str | int | float | Callable[[ClientPopulation], Callable[[int], Participation | Iterable[int]]]
+    )
 
 WHERE = "the arguments"
 IN_PYTHON = Origins(file=PYTHON)
+OBJECTS = ("algo", "dataset", "partition", "model", "participation")
+"""Arguments for which a program may pass an object instead of a name."""
 
 
-class Launcher:
-    """The implementation of fedsim.python_api."""
+class ExperimentOptions(TypedDict, total=False):
+    """The fields of fedsim.Experiment, which decide the bits of a run; what is left out has its default."""
 
-    def run(self, experiment: Experiment, execution: Mapping[str, Any], quiet: bool) -> OpenedRun:
-        """Run an experiment.
+    algo: AlgorithmChoice
+    dataset: DatasetChoice
+    fraction: float
+    inputs: Literal["", "raw", "scaled"]
+    partition: PartitionChoice
+    model: ModelChoice
+    train: str
+    freeze: str
+    clients: int
+    rounds: int
+    until: float | str
+    participation: ParticipationChoice
+    seed: int
+    eval_every: int
+    eval_samples: int
+    threads: int
+    numerics: Literal["native", "portable"]
+    hyperparameters: Mapping[str, Any]
+    codecs: Mapping[str, str]
+    error_feedback: bool
+    evaluate_on: str
+    link: str
+    compute: str
+    deadline: str
+    asynchronous: str
+    tree: str
+    bad_uploads: Literal["stop", "skip", "retry"]
+    max_norm: float
+
+
+class Options(ExperimentOptions, total=False):
+    """An experiment, and how it is run (launch.configuration.execution.Execution), which changes no bit."""
+
+    workers: int | Literal["auto"]
+    transport: Literal["ipc", "tcp"]
+    devices: str
+    data_dir: str | Path | None
+    out: str | Path | None
+    remote_workers: int
+    bind: str
+    keys: str
+    join_within: float
+    verify_bytes: bool
+    keep_uploads: bool
+    edge_processes: bool
+    track: str
+    allow_drift: bool
+    lease: float
+    patience: float
+    durability: Literal["", "process", "power", "none"]
+
+
+class Run(RunFolder):
+    """A run folder; every part is read when it is asked for."""
+
+    def bytes_to(self, *, accuracy: float, direction: Literal["down", "up"] | None = None) -> int | None:
+        """Return the algorithm's bytes until the first evaluated round with at least this test accuracy.
+
+        Args:
+            accuracy: Between 0 and 1.
+            direction: "down", "up", or None for the sum of both.
+
+        Returns:
+            The bytes, or None if no evaluated round reaches the accuracy.
 
         Raises:
-            FedsimError: any FedsimError.
-            KeyboardInterrupt: after Ctrl-C.
+            UsageError: for another direction, or if the run has no test accuracy (regression).
         """
-        _check_keywords(execution, (f.name for f in fields(experiment)))
-        with IN_PYTHON.own_words():
-            values = absolute_paths(
-                plain_numbers({f.name: getattr(experiment, f.name) for f in fields(experiment)})
-            )
-            values["hyperparameters"] = plain_hyperparameters(values["hyperparameters"])
-            codecs = general_first(values["codecs"])
-            values["codecs"] = {field: absolute_choice(codec) for field, codec in codecs.items()}
-            checked = convert(Experiment, values, WHERE, Overrides(origins=IN_PYTHON).named("experiment"))
-            names.check(checked)
-            names.check_once(checked.algo, checked.hyperparameters, "hyperparameters=")
-            carried = _execution(execution)
-            _check_objects(checked, carried)
-            lines = remarks(checked)
-            return self._carry_out(
-                lambda: runs.launch(checked, carried, quiet=quiet, embedded=True, remarks=lines)
-            )
+        if direction not in (None, "down", "up"):
+            raise UsageError(f"bytes_to: the direction is 'down', 'up' or None for both, not {direction!r}")
+        sides = ("down", "up") if direction is None else (direction,)
+        lines = [line for line in self.lines if line["round"] > 0]
+        if lines and all(line.get("test_accuracy") is None for line in lines):
+            raise UsageError(f"{self.path} has no test accuracy: its targets are no classes")
+        spent = sum(int(line[f"bytes_{side}"]) for line in self.lines if line["round"] <= 0 for side in sides)
+        for line in lines:
+            spent += sum(int(line[f"bytes_{side}"]) for side in sides)
+            reached = line.get("test_accuracy")
+            if reached is not None and reached >= accuracy:
+                return spent
+        return None
 
-    def resume(self, folder: Path, options: Mapping[str, Any], quiet: bool) -> OpenedRun:
-        """Go on with a run.
+    def model(self) -> nn.Module:
+        """Return the final model: a torch module with the weights of model.safetensors, in eval mode.
+
+        Needs the data set's files only for its shape of inputs, as the run did.
 
         Raises:
-            FedsimError: any FedsimError.
-            KeyboardInterrupt: after Ctrl-C.
+            UsageError: if the run has not ended, or cannot be assembled here.
         """
-        _check_keywords(options, (f.name for f in fields(Experiment)))
-        with IN_PYTHON.own_words():
-            _check_objects(*Stored.open(folder).configure(options))
-            return self._carry_out(lambda: runs.resume(folder, options, quiet=quiet, embedded=True))
+        from launch.runs.restored import trained_model
 
-    def open(self, folder: Path) -> OpenedRun:
-        """A run that is there.
+        return trained_model(self)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the run's page, one HTML file that loads nothing; returns its path.
+
+        Args:
+            path: Where to write it; None is RUN/report.html.
 
         Raises:
-            UsageError: if the folder is no run.
-            DataError: if its manifest is damaged.
+            DataError: if data is missing or damaged.
+            DiskError: if the page cannot be written.
         """
-        from launch.opened_run import OpenedRun
-        from launch.runs.reader import Run
+        from launch.results.run_page import report
 
-        return OpenedRun(Run.open(folder.resolve()).path)
+        return report(self.path, None if path is None else Path(path))
 
-    def preset(self, name: str, algo: str, changes: Mapping[str, Any]) -> Experiment:
-        """The experiment of a preset.
+    def trace(self, path: str | Path | None = None) -> Path:
+        """Write the run's timeline for ui.perfetto.dev; returns its path.
+
+        Args:
+            path: Where to write it; None is RUN/trace.json.
 
         Raises:
-            UsageError: for an unknown preset or field.
+            UsageError: if no round is committed.
+            DataError: if data is missing or damaged.
+            DiskError: if the file cannot be written.
         """
-        _check_keywords(changes, (f.name for f in fields(Experiment)))
-        with IN_PYTHON.own_words():
-            return experiment_of(name, algo, plain_numbers(changes))
+        from launch.commands.trace import write_trace
 
-    def _carry_out(self, job: Callable[[], Path]) -> OpenedRun:
+        return write_trace(self, self.path / "trace.json" if path is None else Path(path))
+
+    def _repr_html_(self) -> str:
+        """One line for a notebook's output cell."""
+        from html import escape
+
+        return f"<code>{escape(str(self.path))}</code>: {escape(self.label)}, {escape(self.status)}"
+
+
+def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **options: Unpack[Options]) -> Run:
+    """Run an experiment and leave a run folder, as `fedsim launch` does, with the same bits.
+
+    The arguments are the options of the command line: first the fields of fedsim.Experiment, then those of
+    its execution, which change no bit. In the place of a name there may be FILE.py:NAME, for any number of
+    workers, or with workers=0 an object.
+
+    Args:
+        experiment: What to run, such as fedsim.preset(...); the other arguments go over its fields.
+        quiet: Print nothing.
+        algo: A name, or a subclass of fedsim.Algorithm, or an instance of one: its fields are
+            hyperparameters, and those of `hyperparameters` go over them.
+        dataset: A name, a fedsim.Dataset, or a function without arguments that returns one.
+        partition: A name, or a function (targets, clients, seed) that returns the rows of every client.
+        model: A name, or a class or function (shape, classes) that makes a new torch module.
+        train: Patterns of the parameters to train, "head.*,*.bias"; "" is all.
+        freeze: Patterns of parameters not to train, which never cross the wire.
+        until: End with the first evaluated round of this test accuracy (0.78, "78%"); 0 is none.
+        participation: As on the command line; a float is a share of the clients, an int their number; or
+            a function (population) that returns a function (round) to a fedsim.Participation or the ids.
+        hyperparameters: By short or dotted names, {"lr": 0.1} or {"local.lr": 0.1}, or nested.
+        codecs: By field, {"up.precision": "log8"}.
+        workers: Worker processes; 0, the default, computes in this process; "auto": as cores and memory
+            allow.
+        asynchronous: "fedbuff:3" folds as soon as three uploads are there by the virtual clock.
+        tree: "4x25": four edge servers between the server and 25 clients each (fedsim.tree), or a TOML file.
+        data_dir: The folder of data files; None is $FEDSIM_DATA.
+        out: The run folder; None is runs/<time>-<algo>-<seed>.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        FedsimError: as fedsim.errors says; UsageError for what does not exist or does not fit together.
+        KeyboardInterrupt: after Ctrl-C; fedsim.resume continues the run.
+    """
+    with IN_PYTHON.own_words():
+        checked, execution = _resolved(experiment, options)
+        _check_objects(checked, execution)
+        lines = remarks(checked)
+        return _finished(lambda: runs.launch(checked, execution, quiet=quiet, embedded=True, remarks=lines))
+
+
+def resume(run: RunFolder | str | Path, *, quiet: bool = False, **options: Unpack[Options]) -> Run:
+    """Continue a run after its last committed round, with the bits of an uninterrupted run.
+
+    Args:
+        run: The run, or its folder.
+        quiet: Print nothing.
+        rounds: More rounds than before.
+        until: Another accuracy to end at than before, 0 for none.
+        workers: As of fedsim.run, like the other options of execution; what is left out is as before.
+        algo: Only for a run with an object of an earlier process: the object again. The same holds for
+            dataset, partition, model and participation.
+
+    Raises:
+        FedsimError: as run; MismatchError for what must not change.
+        KeyboardInterrupt: as run.
+    """
+    folder = _folder(run)
+    _check_keywords(options)
+    changes = {key: value for key, value in options.items() if value is not None}
+    changes |= {key: _text(key, changes[key]) for key in OBJECTS if key in changes}
+    changes |= {key: str(changes[key]) for key in ("data_dir", "out") if key in changes}
+    with IN_PYTHON.own_words():
+        _check_objects(*Resumption.open(folder).configure(changes))
+        return _finished(lambda: runs.resume(folder, changes, quiet=quiet, embedded=True))
+
+
+def open(
+    run: str | Path,
+    *,
+    algo: AlgorithmChoice | None = None,
+    dataset: DatasetChoice | None = None,
+    partition: PartitionChoice | None = None,
+    model: ModelChoice | None = None,
+    participation: ParticipationChoice | None = None,
+) -> Run:
+    """Open a run that is there already.
+
+    Args:
+        run: Its folder.
+        algo: Only for `model()` of a run with an object of an earlier process: the object again. The same
+            holds for dataset, partition, model and participation.
+        dataset: See algo.
+        partition: See algo.
+        model: See algo.
+        participation: See algo.
+
+    Raises:
+        UsageError: if it is no run folder.
+        DataError: if its manifest is damaged.
+    """
+    passed = (algo, dataset, partition, model, participation)
+    for key, value in zip(OBJECTS, passed, strict=True):
+        if value is not None:
+            _text(key, value)
+    return Run.open(_folder(run).resolve())
+
+
+def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
+    """Return the experiment of a preset: fedsim.run(fedsim.preset("fashion_mnist", "ivon_admm", seed=1)).
+
+    Args:
+        name: As in `fedsim list presets`.
+        algo: An algorithm's name; one that the preset does not know has its own defaults.
+        **changes: Fields of Experiment, which go over the preset's; `hyperparameters` by key.
+
+    Raises:
+        UsageError: for an unknown preset or field.
+    """
+    _check_keywords(changes)
+    with IN_PYTHON.own_words():
+        return experiment_of(name, algo, plain_numbers(changes))
+
+
+def plan(experiment: Experiment | None = None, /, **options: Unpack[Options]) -> dict[str, Any]:
+    """Return what a run would send, without running it: the document of `fedsim plan --json`.
+
+    Args:
+        experiment: As of run; so are the options.
+
+    Raises:
+        FedsimError: as run.
+    """
+    from launch.commands.plan import document, planned
+    from launch.terminal import plain
+
+    with IN_PYTHON.own_words(), _process_restored():
+        result: dict[str, Any] = plain(document(*planned(*_resolved(experiment, options))))
+    return result
+
+
+def sweep(
+    recipe: str | Path | None = None,
+    /,
+    *,
+    over: Mapping[str, Iterable[Any]] | None = None,
+    seeds: Iterable[int] = (0,),
+    runs: str | Path = "runs/sweep",
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    data_dir: str | Path | None = None,
+    quiet: bool = False,
+    **options: Unpack[ExperimentOptions],
+) -> list[Run]:
+    """Run a grid of experiments side by side, as `fedsim sweep` does; returns its runs, in the grid's order.
+
+    A configuration that is in `runs` already is not run again.
+
+    Args:
+        recipe: A recipe file, which says all of its runs itself; None: `over`, `seeds` and options do.
+        over: The values to combine, by option, hyperparameter, or codec.FIELD:
+            {"algo": ["fedavg", "ivon_admm"], "participation": [1.0, 0.3]}.
+        seeds: The seeds of every configuration.
+        runs: The folder of the runs.
+        out: Where to write the page with its tables and plots; None: nowhere.
+        jobs: Runs side by side; None is one per core.
+        data_dir: The folder of data files; None is $FEDSIM_DATA.
+        quiet: Print nothing.
+        **options: Of all runs, as of run; their objects stand in files, FILE.py:NAME.
+
+    Raises:
+        UsageError: for a grid that cannot be run.
+        TaskError: if a run failed, after the others have ended.
+        KeyboardInterrupt: after Ctrl-C; the same call continues.
+    """
+    from launch.sweep.command import sweep as run_sweep
+    from launch.sweep.from_options import recipe_of
+    from launch.sweep.pool import Pool
+    from launch.sweep.recipe import Recipe
+
+    _check_keywords(options)
+    pool = Pool(Path(runs))
+    with IN_PYTHON.own_words():
+        if recipe is None:
+            texts: dict[str, Any] = {key: _file_text(key, value) for key, value in options.items()}
+            for table in ("hyperparameters", "codecs"):
+                settings = dict(dotted(texts.pop(table, {})))
+                texts[table] = tuple(f"{key}={_setting(value)}" for key, value in settings.items())
+            axes = {key: [_setting(value) for value in values] for key, values in (over or {}).items()}
+            selected = recipe_of(texts, axes, tuple(seeds))
+        elif options or over:
+            raise UsageError(f"recipe {recipe} says all of its runs itself; leave out over= and the options")
+        else:
+            selected = Recipe.read(Path(recipe))
         try:
-            with _process_restored():
-                path = job()
-        except Interrupted as e:  # a FedsimError is an Exception, which a loop over experiments may catch
+            with _process_restored(), _without_main():
+                run_sweep(
+                    selected,
+                    Path(recipe or "sweep.toml"),
+                    out=None if out is None else Path(out),
+                    runs=pool.path,
+                    side_by_side=jobs,
+                    data_dir=None if data_dir is None else str(data_dir),
+                    quiet=quiet,
+                )
+        except Interrupted as e:
             raise KeyboardInterrupt(str(e)) from e
-        return self.open(path)
+    return [Run.open(pool.folder(trial).resolve()) for trial in selected.trials()]
+
+
+def compare(
+    *runs: RunFolder | str | Path,
+    to: Iterable[float | str] = (),
+    where: Iterable[str] = (),
+    out: str | Path | None = None,
+    markdown: str | Path | None = None,
+    csv: str | Path | None = None,
+) -> dict[str, Any]:
+    """Return what runs cost for which accuracy: the document of `fedsim compare --json`.
+
+    Args:
+        *runs: Runs, run folders, or folders of them.
+        to: Accuracies, as 0.75 or "75%"; by default the runs' own targets, or some that tell them apart.
+        where: KEY=VALUE of the experiment; others are left out.
+        out: Where to write the page; None: nowhere.
+        markdown: Where to write the tables as Markdown.
+        csv: Where to write them as CSV.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        DataError: if data is missing or damaged.
+        DiskError: if a file cannot be written.
+    """
+    from launch.results.compare import Comparison
+    from launch.terminal import plain
+
+    with IN_PYTHON.own_words():
+        comparison = Comparison.of([_folder(run) for run in runs], [str(level) for level in to], tuple(where))
+        files = [None if path is None else Path(path) for path in (out, markdown, csv)]
+        result: dict[str, Any] = plain(comparison.to_json(comparison.write(*files)))
+    return result
+
+
+def algorithms() -> dict[str, dict[str, Any]]:
+    """Return every algorithm by name, with its cost per client and round, and its paper: `fedsim list`."""
+    from launch.commands.lists import document
+
+    return {row["name"]: row for row in document("algorithms")}
+
+
+# ---- arguments
+
+
+def _resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
+    """The experiment and its execution, checked.
+
+    Raises:
+        UsageError: naming the argument that is wrong.
+    """
+    _check_keywords(options)
+    base = experiment or DEFAULTS
+    values = {f.name: getattr(base, f.name) for f in fields(base)}
+    values |= {key: value for key, value in options.items() if key in values}
+    algo, brought = _algorithm(values["algo"])
+    settings = _plain(values["hyperparameters"] or {})
+    if experiment is not None:
+        settings = {**_plain(experiment.hyperparameters), **settings}
+    spelled = {key.rpartition(".")[2]: key for key in brought}
+    settings = brought | {spelled.get(key, key): value for key, value in settings.items()}
+    values |= {"algo": algo, "hyperparameters": settings}
+    values |= {key: _text(key, values[key]) for key in OBJECTS if key != "algo"}
+    values = absolute_paths(plain_numbers(values))
+    codecs = general_first(values["codecs"] or {})
+    values["codecs"] = {field: absolute_choice(codec) for field, codec in codecs.items()}
+    checked = convert(Experiment, values, WHERE, Overrides(origins=IN_PYTHON).named("experiment"))
+    names.check(checked)
+    names.check_once(checked.algo, checked.hyperparameters, "hyperparameters=")
+    return checked, _execution({key: value for key, value in options.items() if key in EXECUTION})
+
+
+def _folder(run: RunFolder | str | Path) -> Path:
+    return Path(run) if isinstance(run, str | Path) else run.path
+
+
+def _text(key: str, value: Any) -> str:
+    """An argument as the command line has it: an object gets a name (fedsim.live_objects)."""
+    if key == "algo":
+        return _algorithm(value)[0]
+    if key == "participation" and isinstance(value, numbers.Integral):
+        return str(int(value))
+    if key == "participation" and isinstance(value, numbers.Real):  # a share has a point
+        text = repr(float(value))
+        return text if "e" not in text else f"{float(value):.20f}".rstrip("0")
+    return value if isinstance(value, str) else live_objects.register(value, key)
+
+
+def _file_text(key: str, value: Any) -> Any:
+    """An argument of a sweep, whose runs are processes of their own.
+
+    Raises:
+        UsageError: for an object, saying what to write.
+    """
+    if key not in OBJECTS:
+        return str(value) if isinstance(value, Path) else value
+    text = _text(key, value)
+    if live_objects.is_live(text):
+        raise live_objects.refuse_workers(text, f"{key}=")
+    return text
+
+
+def _setting(value: Any) -> str:
+    """A value as --set and --over have it."""
+    return str(value).lower() if isinstance(value, bool) else str(plain_number(value))
+
+
+def _algorithm(choice: Any) -> tuple[str, dict[str, Any]]:
+    """The text of an algorithm, by its name if it is one of ours, and the hyperparameters that it brings."""
+    if isinstance(choice, str):
+        return choice, {}
+    brought: dict[str, Any] = {}
+    if is_dataclass(choice) and not isinstance(choice, type):
+        choice, brought = type(choice), resolved_hyperparameters(choice)
+    ours = isinstance(choice, type) and choice.__module__.startswith("protocols.")
+    return (str(choice.name) if ours else live_objects.register(choice, "algo")), brought
+
+
+def _plain(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """By dotted name; numbers of numpy become Python's."""
+    return {key: plain_number(value) for key, value in dotted(hyperparameters)}
 
 
 def _execution(values: Mapping[str, Any]) -> Execution:
-    """How the run is carried out.
+    """How the run is executed: in this process, unless workers say otherwise.
 
     Raises:
         UsageError: if parts of it do not go together.
     """
     texts = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
-    if texts.get("remote_workers") and not texts.get("workers"):
-        texts.pop("workers", None)  # the default of Python users, not a choice
+    if not texts.get("remote_workers"):
+        texts.setdefault("workers", 0)
+    elif not texts.get("workers"):
+        texts.pop("workers", None)
     return check_execution(texts, Overrides(execution=texts, origins=IN_PYTHON))
 
 
-def _check_keywords(keywords: Mapping[str, Any], others: Iterable[str]) -> None:
+def _check_keywords(keywords: Mapping[str, Any]) -> None:
     """Refuse an argument that there is none of.
 
     Args:
         keywords: The arguments that Python has not checked.
-        others: The names of those that it has.
 
     Raises:
         UsageError: with the nearest name, or the place where a hyperparameter is set.
     """
-    known = {*EXECUTION, *others}
+    known = {*EXECUTION, *(f.name for f in fields(Experiment))} - {"device"}
     for key, value in keywords.items():
         if key in known:
             continue
@@ -189,5 +601,39 @@ def _flushes_denormals() -> bool:
     return smallest_normal / 2.0 == 0.0
 
 
-LAUNCHER = Launcher()
-"""What fedsim.python_api imports."""
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Keep new processes from importing the program that calls: it needs no `if __name__ == "__main__"`."""
+    program = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = program
+
+
+def _finished(job: Callable[[], Path]) -> Run:
+    """The run that a job leaves."""
+    try:
+        with _process_restored():
+            path = job()
+    except Interrupted as e:  # a FedsimError is an Exception, which a loop over experiments may catch
+        raise KeyboardInterrupt(str(e)) from e
+    return Run.open(path.resolve())
+
+
+def _with_defaults(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function with the keywords of Options, each with its default, for help()."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    known = {f.name: f.default for kind in (Experiment, Execution) for f in fields(kind)}
+    known |= {"hyperparameters": None, "codecs": None, "workers": 0, "data_dir": None, "out": None}
+    types = {**ExperimentOptions.__annotations__, **Options.__annotations__}
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known[name], annotation=hint)
+        for name, hint in types.items()
+    ]
+    return inspect.Signature([*own, *more], return_annotation=function.__annotations__["return"])
+
+
+for _function in (run, plan):
+    _function.__signature__ = _with_defaults(_function)  # type: ignore[attr-defined]

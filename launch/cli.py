@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-import fedsim
+from fedsim.version import __version__
 from launch import PROGRAM_START
 from launch.commands.devices import devices
 from launch.commands.errors import Commands
@@ -37,7 +37,7 @@ from launch.engines import options as engine_options
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(version=fedsim.__version__, message="fedsim %(version)s")
+@click.version_option(version=__version__, message="fedsim %(version)s")
 def main() -> None:
     """Measure what federated Bayesian and ADMM learning costs on the wire.
 
@@ -61,12 +61,15 @@ def _numerics_of(run: Path | None) -> str:
     """What a run's manifest says; native where there is no run.
 
     Raises:
-        UsageError, DataError, MismatchError: as StoredManifest.open_states, before torch is imported.
+        UsageError, DataError, MismatchError: as RunFolder.check_states, before torch is imported.
     """
-    from launch.runs.manifest import StoredManifest
+    from launch.runs.folder import RunFolder
 
-    experiment = StoredManifest.open_states(run).described if run else {}
-    return str(experiment.get("numerics", "native"))
+    if run is None:
+        return "native"
+    opened = RunFolder.open(run)
+    opened.check_states()
+    return str(opened.experiment.get("numerics", "native"))
 
 
 @main.command(cls=Configured, short_help="Run an experiment with real worker processes.")

@@ -23,8 +23,8 @@ from typing import Any
 
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment
-from launch.configuration.config import Execution
-from launch.runs.reader import Run
+from launch.configuration.execution import Execution
+from launch.runs.folder import RunFolder
 from launch.session.recorder import Recorder
 from launch.session.run import launch, resume
 from tests.support.reproducible import without_seconds
@@ -147,7 +147,7 @@ def _end(folder: Path, left: Path, signal: bool) -> None:
 
 def facts(folder: Path) -> dict[str, Any]:
     """All that must be the same; the files of the run that has ended are compared with its summary."""
-    run = Run.open(folder).checked()
+    run = RunFolder.open(folder).checked()
     keys = (
         "status",
         "rounds",

@@ -21,10 +21,11 @@ from typing import Any
 
 from report import ROOT, circumstances, processor, table
 
+import fedsim
 from fedsim.experiment import build_algorithm
 from launch.commands.catalogue import all_exchanges, cost_once
 from launch.runs.client_costs import sent_once
-from launch.runs.reader import Run, run_experiment
+from launch.runs.folder import RunFolder
 from protocols import REGISTRY, AnyAlgorithm, find
 
 CLIENTS = 10
@@ -77,7 +78,7 @@ class Cost:
     once: Mapping[str, float]
 
 
-def measured(run: Run, algorithm: AnyAlgorithm) -> Cost:
+def measured(run: RunFolder, algorithm: AnyAlgorithm) -> Cost:
     """From the ledger."""
     rows = run.ledger[run.ledger.kind == "algorithm"]
     rounds = rows[rows["round"] > 0]
@@ -137,9 +138,10 @@ def result_row(case: Case, summary: Mapping[str, Any]) -> list[str]:
     return [case.label, str(s["rounds"]), *sent, reached, sampled, f"{s['seconds_round_median']:.2f}"]
 
 
-def play(case: Case, rounds: int, folder: Path) -> Run:
+def play(case: Case, rounds: int, folder: Path) -> RunFolder:
     """A run of two workers; evaluated at its end."""
-    return run_experiment(
+    return fedsim.run(
+        quiet=True,
         algo=case.name,
         hyperparameters=case.settings,
         clients=CLIENTS,

@@ -21,8 +21,9 @@ import torch
 from report import Page, options, table
 from torch import Tensor, nn
 
+import fedsim
 from fedsim.learning.models.registry import build_model
-from launch.runs.reader import Run, run_experiment
+from launch.runs.folder import RunFolder
 
 MIB = 1024**2
 FLOAT = 4
@@ -277,8 +278,9 @@ Issues are open or closed as in the stored copies that we searched in November 2
 # ---- our run
 
 
-def play(how: Settings, codec: str, folder: Path) -> Run:
-    return run_experiment(
+def play(how: Settings, codec: str, folder: Path) -> RunFolder:
+    return fedsim.run(
+        quiet=True,
         algo="fedlap_cov",
         model="mlp_small",
         dataset="digits",
@@ -290,7 +292,7 @@ def play(how: Settings, codec: str, folder: Path) -> Run:
     )
 
 
-def seen(run: Run) -> Seen:
+def seen(run: RunFolder) -> Seen:
     """The tensors of a message of FedLap-Cov: the model's, once for the mean and once for the precision."""
     # Built anew: the run's parameters are views of one buffer, which a pickle holds whole.
     model = build_model(run.experiment["model"], (64,), 10)
@@ -300,13 +302,13 @@ def seen(run: Run) -> Seen:
     return Seen(model, run.experiment["clients"], run.experiment["rounds"], took_part, message, message)
 
 
-def layers(run: Run) -> dict[tuple[str, str], int]:
+def layers(run: RunFolder) -> dict[tuple[str, str], int]:
     """The ledger's bytes of the algorithm by (layer, direction)."""
     rows = run.ledger[run.ledger.kind == "algorithm"]
     return {key: int(n) for key, n in rows.groupby(["layer", "direction"])["bytes"].sum().items()}
 
 
-def truth(runs: Mapping[str, Run]) -> str:
+def truth(runs: Mapping[str, RunFolder]) -> str:
     booked = {name: layers(run) for name, run in runs.items()}
     head = ["bytes", *(f"{name}, {side}" for name in runs for side in ("down", "up"))]
     rows: list[list[object]] = [

@@ -37,7 +37,7 @@ from fedsim.experiment import Experiment
 from fedsim.learning.gaussian import Gaussian, Penalty
 from fedsim.learning.shards import QuadraticShard
 from fedsim.learning.solvers.first_order import LocalTraining
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.session.run import launch
 from protocols.feddyn import FedDyn
 from protocols.fedlap import FedLap

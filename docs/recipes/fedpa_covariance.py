@@ -14,15 +14,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+import fedsim
 from fedsim.learning.solvers.iasg import iasg, posterior_delta
 from fedsim.problem import Problem
-from launch.runs.restored import StoredRun
+from launch.runs.restored import RestoredRun
 from launch.sweep.recipe import Recipe
 from protocols.fedpa import FedPA
 
@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rounds = int(found["FedPA-ME"].hyperparameters["burn_in_rounds"])
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "run"
-        replace(found["FedPA-ME"], rounds=rounds).run(data_dir=options.data_dir, out=out, quiet=True)
-        stored = StoredRun.open(out, options.data_dir)
+        fedsim.run(found["FedPA-ME"], rounds=rounds, data_dir=options.data_dir, out=out, quiet=True)
+        stored = RestoredRun.open(out, options.data_dir)
     mean = stored.checkpoint.server.mean.float()
     print("| rho | largest eigenvalue of rho Z Z' | length / FedAvg's | cosine to FedAvg's |")
     print("|---|---|---|---|")

@@ -22,7 +22,7 @@ from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, ROOT, SKY, VERMILION, Pag
 
 import fedsim
 from launch.commands.codecs import kl_bits
-from launch.runs.restored import StoredRun
+from launch.runs.restored import RestoredRun
 
 COLOURS = {
     "dense": BLACK,
@@ -130,7 +130,7 @@ def measured(case: Case, way: Way, folder: Path, seeds: Sequence[int], **how: An
     outs = [folder / f"{case.algorithm}-{way.family}-{len(way.label)}-{i}" for i in seeds]
     outs = [out.with_name(f"{out.name}-{abs(hash(way.label))}") for out in outs]
     runs = [run(case, way, out, seed=seed, **how) for seed, out in zip(seeds, outs, strict=True)]
-    stored = StoredRun.open(outs[0])
+    stored = RestoredRun.open(outs[0])
     limits = [kl_bits(m) for m in stored.next_messages(stored.largest_participant()) if m.side == "up"]
     size, summaries = runs[0].summary["params"], [r.summary for r in runs]
     scores = {

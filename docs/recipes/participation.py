@@ -22,7 +22,8 @@ import numpy as np
 from report import BLACK, BLUE, GREEN, ORANGE, PURPLE, ROOT, SKY, VERMILION, figure, table
 
 from fedsim.participation import schedule
-from launch.runs.reader import Curve, Run
+from launch.runs.folder import RunFolder
+from launch.runs.tables import Curve
 from launch.sweep.finished import FinishedRun, read_archive
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe, Trial
@@ -113,7 +114,7 @@ class Waste:
     most: int
 
     @staticmethod
-    def of(run: Run) -> Waste:
+    def of(run: RunFolder) -> Waste:
         """Read it off a run's ledger and schedule."""
         own = run.ledger[run.ledger.kind == "algorithm"]
         e = run.experiment
@@ -162,7 +163,7 @@ def cells(recipe: Recipe, pool: Pool, archive: Mapping[str, FinishedRun]) -> lis
             own[0].row.variant.label,
             str(own[0].row.point[KEY]),
             tuple(own),
-            tuple(pool.curve(trial) if pool.done(trial) else archive[trial.id].curve for trial in own),
+            tuple(pool.run(trial).curve if pool.done(trial) else archive[trial.id].curve for trial in own),
         )
         for own in trials.values()
     ]
@@ -247,7 +248,7 @@ def section(name: str, pool: Pool, out: Path, earlier: Mapping[str, str]) -> lis
 
 def of_ledgers(lines: Sequence[Cell], pool: Pool) -> list[str]:
     """Waste, participation counts and the duals' invariant, which need the run folders."""
-    runs = {(c.label, c.schedule): [Run.open(pool.folder(trial)) for trial in c.trials] for c in lines}
+    runs = {(c.label, c.schedule): [RunFolder.open(pool.folder(trial)) for trial in c.trials] for c in lines}
     waste = {at: [Waste.of(run) for run in own] for at, own in runs.items()}
     parts = [f"{LEDGERS}), over {len(lines[0].trials)} seeds:", ""]
     wasted = {

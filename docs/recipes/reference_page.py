@@ -20,7 +20,7 @@ from msgspec import Meta
 
 from fedsim.experiment import Experiment
 from launch.cli import main as fedsim
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.configuration.options import SECTIONS, Configured
 
 DOCS = Path(__file__).resolve().parents[1]

@@ -36,8 +36,8 @@ from fedsim.wire.envelope import field_spec, reference
 from fedsim.wire.message_context import SCALES, scale_of
 from fedsim.wire.schema import DTYPES, Field, values_of
 from launch import terminal
-from launch.configuration.config import Execution
-from launch.runs.restored import Message, StoredRun
+from launch.configuration.execution import Execution
+from launch.runs.restored import Message, RestoredRun
 from launch.session.run import launch
 from launch.terminal import print_json, print_table
 from workers.scratch import Scratch
@@ -99,11 +99,11 @@ def codecs(
         with Scratch("fedsim-codecs-") as temporary:
             execution = Execution(workers=0, devices="cpu", out=f"{temporary}/run")
             trained = launch(Experiment(rounds=ROUNDS), execution, quiet=True)
-            return _show(StoredRun.open(trained), fractions, file, as_json)
-    _show(StoredRun.open(folder, data_dir), fractions, file, as_json)
+            return _show(RestoredRun.open(trained), fractions, file, as_json)
+    _show(RestoredRun.open(folder, data_dir), fractions, file, as_json)
 
 
-def _show(run: StoredRun, fractions: Sequence[float], file: Path | None, as_json: bool) -> None:
+def _show(run: RestoredRun, fractions: Sequence[float], file: Path | None, as_json: bool) -> None:
     client = run.largest_participant()
     sent = list(run.next_messages(client))
     result = [m for message in sent for m in measured(message, run.problem, fractions)]
@@ -133,7 +133,7 @@ def _show(run: StoredRun, fractions: Sequence[float], file: Path | None, as_json
 
 
 def document(
-    run: StoredRun, client: int, result: Sequence[Measured], limits: Sequence[tuple[int, float]]
+    run: RestoredRun, client: int, result: Sequence[Measured], limits: Sequence[tuple[int, float]]
 ) -> dict[str, Any]:
     """The table for --json; `codecs` has the columns of --csv. limits: kl_bits by exchange."""
     e, p = run.problem.experiment, run.problem

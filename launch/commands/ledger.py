@@ -14,7 +14,7 @@ from fedsim.errors import DiskError, UsageError
 from launch import terminal
 from launch.commands.ledger_parquet import write_parquet
 from launch.results.statistics import messages, sides
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from launch.terminal import print_json, print_table
 
 SIDES = ("down", "up")
@@ -39,10 +39,10 @@ def show(
         DataError: if data is missing or damaged.
         DiskError: if the disk cannot be read or written.
     """
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     console = terminal.console()
     if parquet:
-        path = write_parquet(folder)
+        path = write_parquet(run)
         if not as_json:
             console.print(f"all ledger rows in {path}", soft_wrap=True)
             if export is None and not by:
@@ -109,7 +109,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 
 
 def document(
-    run: Run, *, by: str = "", everything: bool = False, cumulative: bool = False
+    run: RunFolder, *, by: str = "", everything: bool = False, cumulative: bool = False
 ) -> dict[str, object]:
     """The tables for --json: one list each, of objects with the table's keys, down and up in bytes."""
     rows = run.ledger
@@ -139,7 +139,7 @@ def document(
     }
 
 
-def limits(run: Run) -> dict[str, Any]:
+def limits(run: RunFolder) -> dict[str, Any]:
     """fedsim.wire.limits of the last round that is known, {} if there are none."""
     for line in reversed(run.lines):
         if line.get("limits"):

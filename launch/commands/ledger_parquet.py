@@ -6,13 +6,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import UsageError
 from fedsim.extras import needed
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS
-from launch.runs.file_checks import check_experiment, check_file, known_files
-from launch.runs.manifest import StoredManifest
-from launch.runs.run_state import rows_until
-from launch.runs.streamed_rows import ledger_rows
+from launch.runs.folder import RunFolder
 from launch.terminal import output_file
 from workers.storage.growing_file import LEDGER
 
@@ -25,26 +21,21 @@ BATCH = 1 << 16
 """Rows that are held at once, and of a row group."""
 
 
-def write_parquet(folder: Path) -> Path:
+def write_parquet(run: RunFolder) -> Path:
     """Write RUN/ledger.parquet, a batch of rows at a time; returns its path. The run may be running.
 
     Raises:
-        UsageError: if the folder is no run, has no ledger, or pyarrow is not installed.
+        UsageError: if the run has no ledger, or pyarrow is not installed.
         DataError: if the ledger is damaged or was changed.
         DiskError: if the disk cannot be read or written.
     """
     arrow, parquet = (needed(name, "--parquet", "parquet") for name in ("pyarrow", "pyarrow.parquet"))
-    opened = StoredManifest.read(folder)
-    known = known_files(folder)
-    check_experiment(opened, known)
-    check_file(folder, LEDGER, known)
-    if not (folder / LEDGER).is_file():
-        raise UsageError(f"{folder} has no {LEDGER}: its run did not get so far, or the file was removed")
-    names = COLUMNS if opened.described.get("tree", "") == "" else TREE_COLUMNS
+    run.check_files(LEDGER)
+    names = COLUMNS if run.experiment.get("tree", "") == "" else TREE_COLUMNS
     schema = arrow.schema([(name, _type(arrow, name)) for name in names])
-    path = folder / NAME
+    path = run.path / NAME
     with output_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
-        entries = ledger_rows(folder / LEDGER, rows_until(folder))
+        entries = run.ledger_rows()
         while rows := list(islice(entries, BATCH)):  # itertools.batched is of Python 3.12
             values = list(zip(*rows, strict=True))[: len(names)]
             columns = zip(schema.types, values, strict=True)

@@ -21,7 +21,7 @@ from fedsim.problem import Problem
 from fedsim.tree import Tree
 from fedsim.wire.wire_size import RUN_NAME, EnvelopeSize, envelope_size
 from launch.commands.planned_devices import DevicePlan, sentence
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.configuration.presets import step_remark
 from launch.configuration.target_accuracy import percent
 from launch.runs.client_costs import ClientCosts, sent_once

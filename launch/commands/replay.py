@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsim.errors import DataError, FedsimError, UsageError
 from launch import terminal
-from launch.runs.restored import StoredRun
+from launch.runs.restored import RestoredRun
 from launch.runs.summary import spread_of
 from workers.replay.recorded_uploads import RecordedUploads
 from workers.replay.round_replayer import RoundReplayer
@@ -28,7 +28,7 @@ def replay(folder: Path, data_dir: Path | None) -> None:
         WireError: for one that is missing or damaged.
         FedsimError: if what comes of them is not what the run has.
     """
-    run = StoredRun.open(folder, data_dir)
+    run = RestoredRun.open(folder, data_dir)
     if not uploads_folder(folder).is_dir():
         raise UsageError(f"{folder} has no uploads to fold again: fedsim launch --keep-uploads keeps them")
     console = terminal.console(markup=False)
@@ -48,7 +48,7 @@ def replay(folder: Path, data_dir: Path | None) -> None:
         raise FedsimError("\n".join(faults))
 
 
-def _compared(run: StoredRun, created: Checkpoint[Any]) -> tuple[str, str]:
+def _compared(run: RestoredRun, created: Checkpoint[Any]) -> tuple[str, str]:
     """With what the round has committed: what to print, and what is wrong."""
     try:
         what = run.unlike(created)
@@ -59,7 +59,7 @@ def _compared(run: StoredRun, created: Checkpoint[Any]) -> tuple[str, str]:
     return "" if what is None else "; its checkpoint is identical", ""
 
 
-def _outcome(run: StoredRun, created: Checkpoint[Any]) -> Iterator[tuple[str, str]]:
+def _outcome(run: RestoredRun, created: Checkpoint[Any]) -> Iterator[tuple[str, str]]:
     summary, problem = run.summary(), run.problem
     if not summary.get("model_sha256") or summary["rounds"] != created.round:
         yield "summary.json has no model_sha256 of this round to compare with", ""

@@ -2,19 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
+from fedsim import plugins
+from fedsim.errors import FedsimError
 from launch.configuration.target_accuracy import percent
-from launch.runs.listing import DAMAGED, ListedRun, listed
+from launch.runs.folder import DAMAGED, DONE, FAILED, RunFolder, run_folders
+from launch.runs.manifest import MANIFEST
 from launch.terminal import console, megabytes, percentage, print_json, print_table, say
+from workers.storage.growing_file import METRICS
+from workers.storage.metrics_file import metrics_lines
 
 DEFAULT = Path("runs")
 NONE = "-"
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """One line.
+
+    Attributes:
+        run: The run folder.
+        state: RunFolder.status.
+        rounds_done: The last committed round.
+        rounds: How many it is to have, at most if there is `until`.
+        test_accuracy: Of the last evaluated round.
+        bytes_down: Of the algorithm, in all committed rounds.
+        started: When it was begun, as ISO 8601 has it.
+        error: What is damaged, or why it failed.
+    """
+
+    run: Path
+    state: str
+    started: str = ""
+    algo: str | None = None
+    dataset: str | None = None
+    seed: int | None = None
+    rounds_done: int | None = None
+    rounds: int | None = None
+    until: float | None = None
+    test_accuracy: float | None = None
+    bytes_down: int | None = None
+    bytes_up: int | None = None
+    error: str | None = None
+
+
+def listed(folders: Sequence[Path]) -> list[ListedRun]:
+    """All runs in these folders (a run folder, or a folder of them), in the order in which they were begun.
+
+    Raises:
+        UsageError: if there is no such folder.
+    """
+    runs = dict.fromkeys(run for folder in folders for run in _runs_in(folder))
+    return sorted(map(_listed, runs), key=lambda r: (r.started, str(r.run)))
+
+
+def _runs_in(folder: Path) -> Iterator[Path]:
+    yield from [folder] if (folder / MANIFEST).is_file() else run_folders(folder)
+
+
+def _listed(folder: Path) -> ListedRun:
+    try:
+        return _described(RunFolder.open(folder))
+    except FedsimError as e:
+        return ListedRun(folder, DAMAGED, error=str(e))
+    except (LookupError, TypeError, ValueError, AttributeError) as e:
+        return ListedRun(folder, DAMAGED, error=f"{folder} has a file that is damaged: {e!r}")
+
+
+def _described(run: RunFolder) -> ListedRun:
+    experiment, summary, status = run.experiment, run.summary, run.status
+    lines = [line for line, _ in metrics_lines(run.path / METRICS)]
+    commits = {} if status == DONE else run.commits
+    down, up = (
+        int(summary[f"bytes_{side}"])
+        if status == DONE
+        else sum(int(about[f"bytes_{side}"]) for about in commits.values())
+        for side in ("down", "up")
+    )
+    return ListedRun(
+        run=run.path,
+        state=status,
+        started=str(run.manifest["started"]),
+        algo=plugins.short(str(experiment["algo"])),
+        dataset=plugins.short(str(experiment["dataset"])),
+        seed=int(experiment["seed"]),
+        rounds_done=int(summary["rounds"]) if status == DONE else max(commits, default=0),
+        rounds=int(experiment["rounds"]),
+        until=experiment.get("until") or None,
+        test_accuracy=lines[-1].get("test_accuracy") if lines else None,
+        bytes_down=down,
+        bytes_up=up,
+        error=summary.get("error") if status == FAILED else None,
+    )
 
 
 def show(folders: Sequence[Path], as_json: bool) -> None:

@@ -16,9 +16,8 @@ from rich.console import Console
 from fedsim import plugins
 from fedsim.errors import DataError, DiskError, FedsimError, UsageError, WireError
 from launch import terminal
-from launch.runs.file_checks import checked_bytes, known_files
-from launch.runs.reader import Run
-from launch.runs.restored import StoredRun
+from launch.runs.folder import RunFolder
+from launch.runs.restored import RestoredRun
 from launch.runs.summary import stored_model_digest
 from launch.terminal import print_json
 from workers.replay.round_replayer import RoundReplayer
@@ -62,7 +61,7 @@ def verify(
         DataError: if data is missing or damaged.
         FedsimError: naming the first difference and what it means.
     """
-    run = StoredRun.open(folder, data_dir)
+    run = RestoredRun.open(folder, data_dir)
     only = _ids(clients, len(run.problem.clients))
     console = terminal.console(markup=False, quiet=as_json)
     with at_rest(folder):
@@ -108,7 +107,7 @@ def document(
     return {"run": folder, "identical": not faults, "rounds": rounds, "files": files, "faults": faults}
 
 
-def computable(run: StoredRun) -> list[int]:
+def computable(run: RestoredRun) -> list[int]:
     """The committed rounds that have what they start from."""
 
     def there(round: int) -> bool:
@@ -119,12 +118,12 @@ def computable(run: StoredRun) -> list[int]:
     return [r for r in rounds if r == run.first_round or there(r)]
 
 
-def _origins(run: StoredRun, round: int) -> list[int]:
+def _origins(run: RestoredRun, round: int) -> list[int]:
     """The rounds whose states of the server a round needs besides that of the one before, if any."""
     return [r for r in run.problem.asynchrony.origins(round) if r >= run.first_round] if round else []
 
 
-def meaning(run: StoredRun, repeatable: bool) -> str:
+def meaning(run: RestoredRun, repeatable: bool) -> str:
     """What it says that a task gives something else than it did. repeatable: here it gives the same."""
     algo = plugins.short(run.problem.experiment.algo)
     if not repeatable:
@@ -144,7 +143,7 @@ def meaning(run: StoredRun, repeatable: bool) -> str:
 
 
 def _verified(
-    run: StoredRun, round: int, recorded: Digests, only: Collection[int] | None, twice: bool
+    run: RestoredRun, round: int, recorded: Digests, only: Collection[int] | None, twice: bool
 ) -> Verdict:
     try:
         before = run.committed(round - 1) if round > run.first_round else None
@@ -161,7 +160,7 @@ def _verified(
     return _with_server(run, verdict, after)
 
 
-def _with_server(run: StoredRun, verdict: Verdict, after: Checkpoint[Any]) -> Verdict:
+def _with_server(run: RestoredRun, verdict: Verdict, after: Checkpoint[Any]) -> Verdict:
     """The same uploads must give the same state of the server."""
     try:
         what = run.unlike(after)
@@ -176,9 +175,9 @@ def _with_server(run: StoredRun, verdict: Verdict, after: Checkpoint[Any]) -> Ve
     )
 
 
-def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
+def _files(run: RestoredRun) -> Iterator[tuple[str, str]]:
     """Model and client states against the summary: what to print, and what is wrong."""
-    summary, layout = run.summary(), run.problem.net.layout
+    summary, layout = run.run.summary, run.problem.net.layout
     if not summary.get("model_sha256"):
         status = summary.get("status", "was killed")
         yield f"summary.json has no digests of model and clients: the run {status}", ""
@@ -208,10 +207,11 @@ def _files(run: StoredRun) -> Iterator[tuple[str, str]]:
             yield f"{where}: {name} differs", fault
 
 
-def _growing_files(run: StoredRun) -> Iterator[tuple[str, str]]:
+def _growing_files(run: RestoredRun) -> Iterator[tuple[str, str]]:
     """Ledger, metrics, timeline and journal against their digests: what to print, and what is wrong."""
     try:
-        known = known_files(run.folder)
+        stored = RunFolder.open(run.folder)
+        known = stored.known
     except DataError as e:
         yield "the run's other files cannot be compared", str(e)
         return
@@ -223,8 +223,8 @@ def _growing_files(run: StoredRun) -> Iterator[tuple[str, str]]:
     until = "" if known.ended else f" up to {known.source}"
     for name in known.files or (LEDGER,):
         try:
-            checked_bytes(run.folder, name, known)
-            sums = name == LEDGER and len(Run(run.folder).ledger)  # compares them with the summary
+            stored.checked_bytes(name)
+            sums = name == LEDGER and len(stored.ledger)  # compares them with the summary
         except (DataError, UsageError) as e:
             yield f"{name}: differs", str(e)
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import plugins
-from fedsim.errors import DataError, DiskError, FedsimError, Interrupted, UsageError
+from fedsim.errors import DataError, FedsimError, Interrupted, UsageError
 from launch.progress_display import ProgressDisplay
-from launch.runs.manifest import NAME, StoredManifest, json_or_empty
-from launch.runs.run_state import KILLED, RUNNING, SUMMARY, state_of
+from launch.runs.folder import DONE, KILLED, RUNNING, SUMMARY, RunFolder, json_or_empty
+from launch.runs.growing import GrowingLines
+from launch.runs.manifest import MANIFEST
 from launch.terminal import counted, percentage
 from workers.storage.growing_file import METRICS
 
@@ -29,28 +29,30 @@ SHOWN = {"seconds", "test_accuracy", "test_nll", "bytes_down", "bytes_up"}
 
 
 @dataclass
-class _Watched:
-    """What is known of a run folder.
+class WatchedRun:
+    """What has been read of a run.
 
     Attributes:
-        folder: The run folder.
+        path: The run folder.
         shown: The last round that look() has returned, -1 for none.
         spent: The algorithm's bytes of the rounds so far; None where a round was not evaluated, whose bytes
             are not in metrics.jsonl.
         seconds: Those of the rounds so far.
         last: The last line.
-        status: '' while it may be running.
+        status: RunFolder.status once the run has ended, '' before.
     """
 
-    folder: Path
+    path: Path
     shown: int = -1
     spent: int | None = 0
     seconds: float = 0.0
     last: Mapping[str, Any] = field(default_factory=dict)
     status: str = ""
     error: str = ""
-    _at: int = 0
     _gone: float | None = None
+
+    def __post_init__(self) -> None:
+        self._lines = GrowingLines(self.path / METRICS)
 
     def look(self, now: float) -> Iterator[dict[str, Any]]:
         """Read what is new: lines of rounds, with `spent` and `seconds` up to each, and then the status.
@@ -62,22 +64,21 @@ class _Watched:
             DataError: if metrics.jsonl is damaged.
             DiskError: if it cannot be read.
         """
-        summary = json_or_empty(self.folder / SUMMARY)  # before the lines: all are there once it is
-        for line in self._lines():
+        status = RunFolder(self.path).status  # before the lines: all are there once it has ended
+        for line in self._new():
             if line["round"] > self.shown:
                 whole = self.spent is not None and line["round"] == self.shown + 1
                 self.spent = (self.spent or 0) + _bytes(line) if whole else None
                 self.seconds += float(line.get("seconds") or 0)
                 self.shown, self.last = line["round"], line
                 yield line
-        state = state_of(self.folder, summary)
-        if state != KILLED:
+        if status != KILLED:
             self._gone = None
         elif self._gone is None:
             self._gone = now
         starting = self._gone is not None and now - self._gone < GRACE
-        self.status = "" if state == RUNNING or starting else state
-        self.error = str(summary.get("error") or "")
+        self.status = "" if status == RUNNING or starting else status
+        self.error = str(json_or_empty(self.path / SUMMARY).get("error") or "") if self.status else ""
 
     def update(self, now: float) -> str:
         """As look(), for those who do not show the lines; returns the status.
@@ -91,15 +92,6 @@ class _Watched:
         return self.status
 
     @property
-    def rounds(self) -> int:
-        """How many there are to be; a resume may change it.
-
-        Raises:
-            DataError: if the manifest is damaged.
-        """
-        return int(StoredManifest.read(self.folder).described["rounds"])
-
-    @property
     def outcome(self) -> str:
         """The end of the run in words."""
         accuracy = self.last.get("test_accuracy")
@@ -107,31 +99,18 @@ class _Watched:
         why = f": {self.error}" if self.error else ""
         return f"{self.status} after {counted(max(0, self.shown), 'evaluated round')}{score}{why}"
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
-        """Whole lines behind those that were read; from the beginning if a resume has cut the file."""
-        path = self.folder / METRICS
-        try:
-            with path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._at:
-                    self._at = 0
-                file.seek(self._at)
-                data = file.read()
-        except FileNotFoundError:
-            return
-        except OSError as e:
-            raise DiskError(f"cannot read {path}: {e.strerror}") from None
-        for text in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+    def _new(self) -> Iterator[dict[str, Any]]:
+        for text in self._lines.new():
             try:
                 line = json.loads(text)
                 whole = isinstance(line["round"], int) and line.keys() >= SHOWN
             except (ValueError, LookupError, TypeError):
                 whole = False
             if not whole:
-                if self._at == 0:
-                    raise DataError(f"{path} is damaged: its first line is no line of a round")
-                self._at = 0  # cut and grown again since: what was shown is not shown again
+                if self._lines.at == len(text) + 1:
+                    raise DataError(f"{self._lines.path} is damaged: its first line is no line of a round")
+                self._lines.at = 0  # cut and grown again since: what was shown is not shown again
                 return
-            self._at += len(text)
             yield line
 
 
@@ -147,12 +126,11 @@ def watch(folder: Path, interval: float = 1.0) -> int:
         DataError: if a file is damaged.
         DiskError: if a file cannot be read.
     """
-    if not (folder / NAME).is_file() and _run_folders(folder):
+    if not (folder / MANIFEST).is_file() and _run_folders(folder):
         return _watch_all(folder, interval)
-    watched = _Watched(folder)
-    display = ProgressDisplay(watched.rounds)
-    described = StoredManifest.read(folder).described
-    algo, dataset = (plugins.short(str(described[key])) for key in ("algo", "dataset"))
+    experiment, watched = RunFolder.open(folder).experiment, WatchedRun(folder)
+    display = ProgressDisplay(int(experiment["rounds"]))
+    algo, dataset = (plugins.short(str(experiment[key])) for key in ("algo", "dataset"))
     display.header([f"{folder}, {algo} on {dataset}"])
     try:
         while True:
@@ -164,20 +142,20 @@ def watch(folder: Path, interval: float = 1.0) -> int:
             time.sleep(interval)
     finally:
         display.stop()
-    more = "" if watched.status == "done" else f"; fedsim resume {folder} goes on"
+    more = "" if watched.status == DONE else f"; fedsim resume {folder} goes on"
     display.console.print(watched.outcome + more, soft_wrap=True, markup=False)
     return EXIT.get(watched.status, FedsimError.exit_code)
 
 
 def _watch_all(folder: Path, interval: float) -> int:
     """A line for each run that ends, until no run was running for GRACE seconds."""
-    known: dict[Path, _Watched] = {}
+    known: dict[Path, WatchedRun] = {}
     display = ProgressDisplay(0)
     idle_since: float | None = None
     while True:
         now = time.monotonic()
         for path in _run_folders(folder):
-            watched = known.setdefault(path, _Watched(path))
+            watched = known.setdefault(path, WatchedRun(path))
             if not watched.status and watched.update(now):
                 display.status("")
                 line = f"{path.name}: {watched.outcome}"
@@ -193,16 +171,16 @@ def _watch_all(folder: Path, interval: float) -> int:
     return next((code for code in codes if code), 0)
 
 
-def _progress(running: Sequence[_Watched], runs: int) -> str:
+def _progress(running: Sequence[WatchedRun], runs: int) -> str:
     """How far a sweep is, in one line of a terminal."""
-    rounds = ", ".join(f"{w.folder.name} round {max(0, w.shown)}" for w in running)
+    rounds = ", ".join(f"{w.path.name} round {max(0, w.shown)}" for w in running)
     return f"{runs - len(running)} of {counted(runs, 'run')} ended" + (f"; {rounds}" if rounds else "")
 
 
 def _run_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")
-    return [path.parent for path in sorted(folder.glob(f"*/{NAME}"))]
+    return [path.parent for path in sorted(folder.glob(f"*/{MANIFEST}"))]
 
 
 def _bytes(line: Mapping[str, Any]) -> int:

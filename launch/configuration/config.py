@@ -7,98 +7,22 @@ resolved before the fork server is made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from fedsim import model_specs, plugins, traces, user_files
 from fedsim.errors import UsageError
-from fedsim.experiment import DEFAULTS, Experiment, Named, convert, dotted, option, parse_setting
+from fedsim.experiment import DEFAULTS, Experiment, Named, convert, dotted, parse_setting
 from fedsim.specs import plain_share
 from launch.configuration import names
 from launch.configuration.config_files import merged, read_config
+from launch.configuration.execution import AUTO, EXECUTION, Execution
 from launch.configuration.origins import Origins
 from launch.configuration.presets import Preset, remarks
 from launch.configuration.target_accuracy import parsed_until
 from launch.tracking import selected
 from workers.transport.tcp_address import TcpAddress
-
-AUTO = -1
-"""The number of workers that stands for: choose it (launch.configuration.worker_count)."""
-
-
-@dataclass(frozen=True)
-class Execution:
-    """How a run is carried out: nothing here changes a bit of its result.
-
-    workers counts those of other machines, too; on the command line it is those of this machine.
-    """
-
-    workers: Annotated[
-        int,
-        option(
-            "Worker processes; 0: in process; auto: as cores and memory allow.",
-            "K|auto",
-            default="10, or as many as clients if these are fewer",
-            ge=AUTO,
-        ),
-    ] = 10
-    remote_workers: Annotated[
-        int, option("Workers of other machines to wait for (--bind).", "K", default="", ge=0)
-    ] = 0
-    bind: Annotated[
-        str, option("Where they come in: tcp://ADDRESS:PORT of this machine.", "URL", default="")
-    ] = ""
-    keys: Annotated[
-        str | None, option("Their keys, made before the run by --on kubernetes.", "FILE", default="new ones")
-    ] = None
-    join_within: Annotated[float, option("Stop if workers are missing after that.", "SECONDS", gt=0)] = 120.0
-    transport: Annotated[Literal["ipc", "tcp"], option("How frames travel.")] = "ipc"
-    edge_processes: Annotated[
-        bool, option("Edge servers of --tree as processes, over tcp; where the workers are.")
-    ] = False
-    """Else the coordinator adds up as they would, and their traffic is booked by the closed form."""
-    devices: Annotated[str, option("auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).", "LIST")] = (
-        "auto"
-    )
-    data_dir: Annotated[str | None, option("Folder of the data files.", "DIR", default="FEDSIM_DATA")] = None
-    out: Annotated[str | None, option("Run folder.", "DIR", default="runs/<time>-<algo>-<seed>")] = None
-    verify_bytes: Annotated[
-        bool, option("Compare the ledger with the kernel's count of the streams (tcp).")
-    ] = False
-    """A difference ends the run with an error."""
-    keep_uploads: Annotated[bool, option("Leave every upload in the run folder, for replay.")] = False
-    track: Annotated[
-        str,
-        option(
-            "Log rounds to tensorboard, mlflow, wandb, trackio (offline), such as tensorboard,mlflow.",
-            "NAMES",
-            default="none",
-        ),
-    ] = ""
-    allow_drift: Annotated[bool, option("Let workers and machines in that compute other bits.")] = False
-    """They are named in manifest, summary and report: what they compute depends on who computes it."""
-    durability: Annotated[
-        Literal["", "process", "power", "none"],
-        option(
-            "What a round survives: kill -9 (process), also a power cut (power), or a worker's end (none).",
-            default="power; process from 4 million parameters on",
-        ),
-    ] = ""
-    """power syncs a round's files before it counts; process leaves that to the kernel; none keeps states in
-    memory, and no run can be gone on with."""
-    lease: Annotated[float, option("Replace a worker that hangs for so long.", "SECONDS", gt=0)] = 120.0
-    """A worker that computes sends a heartbeat every second from inside its loop, however slow it is."""
-    patience: Annotated[float, option("Stop if nothing happens for so long.", "SECONDS", gt=0)] = 3600.0
-    """Longer than the longest task."""
-
-    @property
-    def local_workers(self) -> int:
-        """Worker processes that the run starts on this machine."""
-        return self.workers - self.remote_workers
-
-
-EXECUTION = tuple(f.name for f in fields(Execution))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedsim.errors import UsageError, nearest
 from fedsim.experiment import Experiment
 from launch.commands.errors import Command
 from launch.configuration import completion, names
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import parsed_until
 
 Function = Callable[..., None]

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment
 from fedsim.specs import number
+from launch.configuration.execution import Execution
 
 PYTHON = "Python"
 REPEATED = ("hyperparameters", "codecs")
@@ -32,8 +33,6 @@ _OPTION = re.compile(
 @cache
 def options() -> Mapping[str, str]:
     """The option of every field of Experiment and of Execution."""
-    from launch.configuration.config import Execution  # it imports this module
-
     result = {}
     for kind in (Experiment, Execution):
         hints = get_type_hints(kind, include_extras=True)

@@ -32,7 +32,8 @@ set -u
 run={run}
 fedsim=({python} -m launch)
 unset {inherited}
-address=$({python} -c 'from launch.configuration import listen_address as a; print(a.own_address() or "127.0.0.1")')
+own_address='from launch.configuration.listen_address import own_address'
+address=$({python} -c "$own_address; print(own_address() or '127.0.0.1')")
 rm -f "$run/join.json"  # its keys open nothing any more
 if [ -e "$run/manifest.json" ]; then how=(resume "$run"); else how=(launch --config {config} --out "$run"); fi
 asked=0

@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from fedsim.errors import UsageError
-from launch.configuration.config import AUTO, Overrides
+from launch.configuration.config import Overrides
+from launch.configuration.execution import AUTO
 from launch.engines.job import Engine, Job
 from launch.engines.kubernetes import Kubernetes
 from launch.engines.options import EngineOptions

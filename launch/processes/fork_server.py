@@ -122,7 +122,7 @@ def _preload(packages: Sequence[str]) -> None:
     import numpy.ma  # noqa: F401 (np.unique imports it late: 12 MB in every worker)
     import torch
 
-    import workers.worker.remote  # noqa: F401 (and with it workers.worker.main)
+    import workers.worker.__main__  # noqa: F401
 
     for package in packages:
         with suppress(UsageError):  # the worker that needs it says so
@@ -144,12 +144,12 @@ def _become_worker(spec: dict[str, Any]) -> None:
             handed = os.memfd_create("spec", 0)  # not argv: the spec holds the run's token
             os.write(handed, json.dumps(spec).encode())
             os.lseek(handed, 0, os.SEEK_SET)
-            role = "workers.edge.main" if "edge" in spec else "workers.worker.main"
+            role = "workers.edge.main" if "edge" in spec else "workers.worker"
             os.execv(sys.executable, [sys.executable, "-m", role, str(handed)])
         if "edge" in spec:
             from workers.edge.main import run_edge as run
         else:
-            from workers.worker.main import run_spec as run
+            from workers.worker.__main__ import run_spec as run
 
         code = run(spec)
     except BaseException:

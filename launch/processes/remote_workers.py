@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedsim.errors import Interrupted, UsageError
 from launch.configuration.listen_address import check_bind
-from launch.runs.manifest import StoredManifest
+from launch.runs.folder import RunFolder
 from launch.terminal import say
 from workers.devices import assign_devices, remark
 from workers.storage.atomic_files import RunLock
@@ -146,7 +146,9 @@ def _keys(run: Path) -> int:
         UsageError: if the run has no remote workers or is not being run.
         DataError: if data is missing or damaged.
     """
-    execution = StoredManifest.open(run).starts[-1]["execution"]
+    opened = RunFolder.open(run)
+    opened.check_wire()
+    execution = opened.starts[-1]["execution"]
     if not execution["remote_workers"]:
         raise UsageError(f"{run} has no remote workers (--remote-workers): no worker has a key")
     if not _is_running(run):

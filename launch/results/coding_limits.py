@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
-from launch.runs.reader import Curve
+from launch.runs.tables import Curve
 
 
 def _entropy(line: Mapping[str, Any]) -> float:

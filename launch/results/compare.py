@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -45,6 +45,89 @@ FOLDER = Path("comparisons")
 """Where the pages are that --out does not name."""
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs side by side.
+
+    Attributes:
+        groups: The runs of one experiment each.
+        maxima: The best accuracy so far of each group, over its bytes.
+        accuracies: Those up to which bytes are counted.
+    """
+
+    groups: Sequence[Group]
+    maxima: Sequence[Sequence[FrontierPoint]]
+    accuracies: Sequence[float]
+
+    @staticmethod
+    def of(paths: Sequence[Path], to: Sequence[str] = (), where: Sequence[str] = ()) -> Comparison:
+        """Read the runs.
+
+        Args:
+            paths: Run folders, or folders of them.
+            to: Accuracies, as 0.75 or 75%; by default the target accuracies of the runs, or some that tell
+                the groups apart.
+            where: KEY=VALUE of the experiment, of which a run must have all.
+
+        Raises:
+            UsageError: if an argument is wrong.
+            DataError: if data is missing or damaged.
+        """
+        asked = sorted({parsed(text, "--to") for text in to})
+        groups = gather(paths, where)
+        maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
+        return Comparison(groups, maxima, asked or _targets(groups) or levels(maxima, _start(groups)))
+
+    def write(self, page: Path | None, markdown: Path | None, csv: Path | None) -> list[tuple[str, Path]]:
+        """Write the files that are named; returns what each is, and its path.
+
+        Raises:
+            DiskError: if one cannot be written.
+        """
+        written = []
+        if page is not None:
+            html.save(page, render(self.groups, self.maxima, self.accuracies))
+            written.append(("page", page))
+        if markdown is not None:
+            firm = comparable(self.groups)
+            tables = (results(self.groups, firm), calibration(self.groups, firm))
+            grids = (*tables, *costs(self.groups, self.accuracies), fields(self.groups))
+            html.save(markdown, "\n".join(grid.markdown() for grid in grids if grid.lines))
+            written.append(("Markdown", markdown))
+        if csv is not None:
+            write_csv(csv, self.groups, self.accuracies)
+            written.append(("CSV", csv))
+        return written
+
+    def to_json(self, written: Sequence[tuple[str, Path]] = ()) -> dict[str, object]:
+        """The tables; `groups` has the columns of --csv, null where there is no number."""
+        rows = records(self.groups, self.accuracies)
+        frontier = pareto([p for points in self.maxima for p in points])
+        return {
+            "groups": [{key: None if v == "" else v for key, v in row.items()} for row in rows],
+            "accuracies": list(self.accuracies),
+            "frontier": [{**asdict(p), "group": self.groups[p.group].label} for p in frontier],
+            "notes": [*warnings(self.groups), *remarks(self.groups), *below(self.groups)],
+            "files": {what.lower(): path for what, path in written},
+        }
+
+    def print_tables(self, console: Console, shown_levels: int = 0) -> None:
+        """Print the table, and which runs no other dominates.
+
+        Args:
+            console: Where.
+            shown_levels: How many accuracies are shown; 0: as many as its width has room for.
+        """
+        for note in (*warnings(self.groups), *remarks(self.groups)):
+            console.print(f"note: {escape(note)}")
+        more = [c for c in MORE if console.width >= WIDE and any(g.has(MORE[c]) for g in self.groups)]
+        room = shown_levels or max(1, (console.width - 58 - 14 * len(more)) // 11)
+        print_table(console, _table(self.groups, self.accuracies[-room:], more))
+        for note in below(self.groups):
+            console.print(escape(note))
+        _print_frontier(console, self.groups, self.maxima)
+
+
 def compare(
     paths: Sequence[Path],
     *,
@@ -55,62 +138,31 @@ def compare(
     csv: Path | None = None,
     as_json: bool = False,
 ) -> None:
-    """Write the files and print the table. out: the page, default: a new file in FOLDER. to: accuracies, as
-    0.75 or 75%; default: the target accuracies of the runs, or some that tell the groups apart. where:
-    KEY=VALUE of the experiment.
+    """Write the files and print the table.
+
+    Args:
+        paths: Run folders, or folders of them.
+        out: The page; by default a new file in FOLDER.
+        to: As of Comparison.of.
+        where: As of Comparison.of.
+        markdown: Where the tables go as Markdown, if anywhere.
+        csv: Where they go as CSV, if anywhere.
+        as_json: Print one JSON document instead.
 
     Raises:
         UsageError: if an argument is wrong.
         DataError: if data is missing or damaged.
         DiskError: if the disk cannot be read or written.
     """
-    asked = sorted({parsed(text, "--to") for text in to})
-    groups = gather(paths, where)
-    maxima = [running_maximum(n, g) for n, g in enumerate(groups)]
-    target = asked or _targets(groups) or levels(maxima, _start(groups))
-    page = out or _new_file()
-    html.save(page, render(groups, maxima, target))
-    written = [("page", page)]
-    if markdown is not None:
-        firm = comparable(groups)
-        grids = (results(groups, firm), calibration(groups, firm), *costs(groups, target), fields(groups))
-        html.save(markdown, "\n".join(grid.markdown() for grid in grids if grid.lines))
-        written.append(("Markdown", markdown))
-    if csv is not None:
-        write_csv(csv, groups, target)
-        written.append(("CSV", csv))
+    comparison = Comparison.of(paths, to, where)
+    written = comparison.write(out or _new_file(), markdown, csv)
     if as_json:
-        return print_json(document(groups, target, maxima, written))
+        return print_json(comparison.to_json(written))
     console = terminal.console()
-    for note in (*warnings(groups), *remarks(groups)):
-        console.print(f"note: {escape(note)}")
-    more = [c for c in MORE if console.width >= WIDE and any(g.has(MORE[c]) for g in groups)]
-    room = len(asked) or max(1, (console.width - 58 - 14 * len(more)) // 11)
-    print_table(console, _table(groups, target[-room:], more))
-    for note in below(groups):
-        console.print(escape(note))
-    _print_frontier(console, groups, maxima)
+    comparison.print_tables(console, len(set(to)))
     for what, path in written:
         console.print(f"{what}: {escape(str(path))}", soft_wrap=True)
     return None
-
-
-def document(
-    groups: Sequence[Group],
-    target: Sequence[float],
-    maxima: Sequence[Sequence[FrontierPoint]],
-    written: Sequence[tuple[str, Path]],
-) -> dict[str, object]:
-    """The tables for --json; `groups` has the columns of --csv, null where there is no number."""
-    rows = [{key: None if v == "" else v for key, v in row.items()} for row in records(groups, target)]
-    frontier = pareto([p for points in maxima for p in points])
-    return {
-        "groups": rows,
-        "accuracies": list(target),
-        "frontier": [{**asdict(p), "group": groups[p.group].label} for p in frontier],
-        "notes": [*warnings(groups), *remarks(groups), *below(groups)],
-        "files": {what.lower(): path for what, path in written},
-    }
 
 
 def _new_file() -> Path:

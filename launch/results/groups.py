@@ -17,7 +17,9 @@ from launch.configuration import names
 from launch.results.labels import labels, natural
 from launch.results.statistics import Values, sides, value
 from launch.runs.client_costs import ClientCosts, Sent, of_ledger
-from launch.runs.reader import Curve, Run
+from launch.runs.folder import RunFolder
+from launch.runs.tables import Curve
+from workers.storage.growing_file import LEDGER
 
 FOLLOWS = ("seed", "client_sizes", "data")
 """What may differ within a group: the seed and what follows from it, such as the split of the data."""
@@ -27,7 +29,7 @@ FOLLOWS = ("seed", "client_sizes", "data")
 class ComparedRun:
     """One run of a comparison."""
 
-    run: Run
+    run: RunFolder
 
     @property
     def seed(self) -> int:
@@ -44,7 +46,7 @@ class ComparedRun:
         Raises:
             DataError: if data is missing or damaged.
         """
-        return Curve(self.run.lines if (self.run.path / "metrics.jsonl").is_file() else ())
+        return self.run.curve
 
     @property
     def rounds(self) -> int:
@@ -69,7 +71,7 @@ class ComparedRun:
                 for name, layers in named.items():
                     for layer, n in layers.items():
                         result[side][_part(name, layer)] += n
-        elif (self.run.path / "ledger.csv").is_file():
+        elif self.run.has(LEDGER):
             rows = self.run.ledger
             for (name, layer), row in sides(rows[rows.kind == "algorithm"], ["field", "layer"]).iterrows():
                 for side in result:
@@ -79,7 +81,7 @@ class ComparedRun:
     @cached_property
     def client_bytes(self) -> Values:
         """Bytes of the algorithm, both directions, by client; empty if there is no ledger."""
-        if not (self.run.path / "ledger.csv").is_file():
+        if not self.run.has(LEDGER):
             return np.zeros(0)
         rows = self.run.ledger
         spent = rows[(rows.kind == "algorithm") & (rows.client >= 0)].groupby("client")["bytes"].sum()
@@ -103,11 +105,11 @@ class ComparedRun:
     @cached_property
     def _units(self) -> Mapping[str, float]:
         """Of summary.json; of the ledger for a run that has not ended or whose units were per exchange."""
-        summary = self.run.summary if (self.run.path / "summary.json").is_file() else {}
+        summary = self.run.summary
         if "units_of_p_once_down" in summary:
             return {key: float(n) for key, n in summary.items() if key.startswith("units_of_p_")}
         clients = self.run.clients
-        if not (self.run.path / "ledger.csv").is_file():
+        if not self.run.has(LEDGER):
             return ClientCosts().units(params=self.run.params, participations=0, clients=clients)
         return of_ledger(self.run.ledger, _sent_once(self.run), params=self.run.params, clients=clients)
 
@@ -180,7 +182,7 @@ def gather(paths: Sequence[Path], where: Sequence[str] = ()) -> tuple[Group, ...
         DataError: if data is missing or damaged.
     """
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in _expanded(path)))
-    runs = [Run.open(folder).checked() for folder in folders]
+    runs = [RunFolder.open(folder).checked() for folder in folders]
     result: dict[str, list[ComparedRun]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for run, described in _selected([(run, _settings(run)) for run in runs], where):
@@ -209,7 +211,7 @@ def _part(name: str, layer: str) -> str:
     return layer if not name else name if layer == "values" else f"{name} {layer}"
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: RunFolder) -> dict[str, Any]:
     """The experiment by dotted names, without what follows from the seed; a key that is younger than the
     run has its default."""
     described = {k: v for k, v in vars(Experiment()).items() if k not in ("hyperparameters", "codecs")}
@@ -233,8 +235,8 @@ def _expanded(path: Path) -> list[Path]:
 
 
 def _selected(
-    runs: Sequence[tuple[Run, dict[str, Any]]], where: Sequence[str]
-) -> Sequence[tuple[Run, dict[str, Any]]]:
+    runs: Sequence[tuple[RunFolder, dict[str, Any]]], where: Sequence[str]
+) -> Sequence[tuple[RunFolder, dict[str, Any]]]:
     for text in where:
         name, equals, target = text.partition("=")
         if not equals:
@@ -248,7 +250,7 @@ def _selected(
     return runs
 
 
-def _output(name: str, settings: Mapping[str, Any], run: Run) -> set[str]:
+def _output(name: str, settings: Mapping[str, Any], run: RunFolder) -> set[str]:
     """The texts that a value may be asked for by."""
     if name == "seed":
         return {str(run.experiment["seed"])}
@@ -260,7 +262,7 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _sent_once(run: Run) -> frozenset[Sent]:
+def _sent_once(run: RunFolder) -> frozenset[Sent]:
     """Of the run's algorithm; of a user's own file, which a comparison does not execute, nothing is known."""
     known = names.names("algorithms").get(str(run.experiment["algo"]))
     return frozenset(known.once) if known else frozenset()

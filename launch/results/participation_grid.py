@@ -8,7 +8,7 @@ from fedsim.errors import FedsimError
 from fedsim.participation import Participation, schedule
 from launch.results import html
 from launch.results.downloads import saved
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 
 ACROSS, DOWN = 200, 60
 """Most cells of the grid; the larger of clients and rounds goes across."""
@@ -16,7 +16,7 @@ CELL, WIDEST, HIGHEST = 14.0, 1000.0, 420.0
 """Pixels of a cell at most, and of the whole picture."""
 
 
-def participation_grid(run: Run, rounds: int) -> str:
+def participation_grid(run: RunFolder, rounds: int) -> str:
     """As the run's schedule says, which decides it, with what is cut below. rounds: how many have ended."""
     experiment = run.experiment
     clients = run.clients
@@ -54,7 +54,7 @@ def participation_grid(run: Run, rounds: int) -> str:
     )
 
 
-def _by_the_clock(run: Run) -> Callable[[int], tuple[int, ...]]:
+def _by_the_clock(run: RunFolder) -> Callable[[int], tuple[int, ...]]:
     """Who takes part in an asynchronous run, from its ledger: the clients that got a round's broadcast."""
     rows = run.ledger
     down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.results import html
-from launch.runs.process_rows import process_rows
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 
 SHOWN = {"node": "machine", "device": "computes on", "gpu": "GPU", "engine": "engine", "pid": "process id"}
 """Keys of processes.json and their headings; one that no process has is left out."""
@@ -15,15 +14,15 @@ OPEN = 20
 """Up to so many processes, the table is open."""
 
 
-def processes(run: Run) -> Iterator[str]:
+def processes(run: RunFolder) -> Iterator[str]:
     """A table of RUN/processes.json; nothing if it is not there."""
-    rows = process_rows(run.path)
+    rows = run.processes
     keys = [key for key in SHOWN if any(row.get(key) for row in rows)]
     if not keys:
         return
     heads = ["", *(SHOWN[key] for key in keys), "from", "to"]
     lines = [[_name(row), *(str(row.get(key) or "") for key in keys), *_times(row)] for row in rows]
-    last = " of the last start" if len(run.opened.starts) > 1 else ""
+    last = " of the last start" if len(run.starts) > 1 else ""
     title = f"Table of processes{last}"
     yield html.folded(title, html.table(heads, lines, len(heads)), opened=len(rows) <= OPEN)
 

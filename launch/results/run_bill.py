@@ -12,7 +12,7 @@ from launch.results.field_bars import ordered, stack
 from launch.results.groups import ComparedRun
 from launch.results.statistics import sides
 from launch.results.tables import NONE
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 
 
 def bytes_by_field(rows: pandas.DataFrame) -> Iterator[str]:
@@ -64,7 +64,7 @@ def _part(field: str, layer: str) -> str:
     return " ".join(filter(None, (field, layer)))
 
 
-def units(run: Run) -> str:
+def units(run: RunFolder) -> str:
     """Per client and round, in units of P, and once per client."""
     own = ComparedRun(run)
 

@@ -12,7 +12,7 @@ from launch.results import html
 from launch.results.figures import Line, chart, wide
 from launch.results.reliability_diagram import TABLES, Reliability, diagram, last_table
 from launch.results.statistics import Values
-from launch.runs.reader import every_round
+from launch.runs.tables import every_round
 from launch.terminal import percentage
 from workers.storage.metrics_file import EDGE_BYTES, LISTS
 

@@ -26,7 +26,7 @@ from launch.results.run_curves import calibration, diagnostics, learning
 from launch.results.staleness import staleness
 from launch.results.tables import NONE
 from launch.results.timeline import timeline
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from launch.terminal import percentage
 from workers.numerics import DRIFT
 from workers.storage.metrics_file import LISTS
@@ -41,18 +41,18 @@ def report(folder: Path, out: Path | None = None) -> Path:
         DiskError: if the disk cannot be read or written.
     """
     path = out or folder / "report.html"
-    html.save(path, render(Run.open(folder).checked()))
+    html.save(path, render(RunFolder.open(folder).checked()))
     return path
 
 
-def render(run: Run) -> str:
+def render(run: RunFolder) -> str:
     """Render the page of a run.
 
     Raises:
         UsageError: if an argument is wrong.
         DataError: if data is missing or damaged.
     """
-    summary = run.summary if (run.path / "summary.json").is_file() else {}
+    summary = run.summary
     experiment, metrics, rows = run.experiment, _metrics(run), _own(run)
     title = f"{run.label} on {experiment['dataset']}"
     info = f"P = {run.params:,}, {experiment['clients']} clients, seed {experiment['seed']}"
@@ -88,14 +88,14 @@ def render(run: Run) -> str:
     )
 
 
-def _metrics(run: Run) -> pandas.DataFrame:
+def _metrics(run: RunFolder) -> pandas.DataFrame:
     try:
         return run.metrics
     except (UsageError, KeyError):  # no file, or an empty one
         return pandas.DataFrame()
 
 
-def _own(run: Run) -> pandas.DataFrame:
+def _own(run: RunFolder) -> pandas.DataFrame:
     """The algorithm's rows of the ledger."""
     try:
         rows = run.ledger
@@ -110,13 +110,13 @@ def _rounds(summary: Mapping[str, Any], metrics: pandas.DataFrame) -> int:
     return max(int(summary.get("rounds") or 0), evaluated)
 
 
-def _state(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> str:
+def _state(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> str:
     """The status, and that bits may differ; so that no one overlooks what is not as it should be."""
     drift = f'<p class="bad">{escape(DRIFT)}: {escape("; ".join(run.drift))}.</p>' if run.drift else ""
     return _ended(run, summary, metrics) + drift.replace("this run", "This run", 1)
 
 
-def _ended(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> str:
+def _ended(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> str:
     """The status; an unfinished run's so that no one overlooks it."""
     rounds, asked = _rounds(summary, metrics), int(run.experiment["rounds"])
     after = f"{rounds} of {asked} rounds"
@@ -131,7 +131,7 @@ def _ended(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> s
     )
 
 
-def _figures(run: Run, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> dict[str, str]:
+def _figures(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame) -> dict[str, str]:
     """Tiles; of a run without a summary, from the last line of metrics.jsonl."""
     last = dict(metrics.iloc[-1]) if len(metrics) else {}
     known: dict[str, Any] = {
@@ -185,7 +185,7 @@ def _mismatch(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _data(run: Run, metrics: pandas.DataFrame) -> Iterator[str]:
+def _data(run: RunFolder, metrics: pandas.DataFrame) -> Iterator[str]:
     """Links to the numbers behind the charts: in the page where they are small, else the files' names."""
     if len(metrics):
         table = metrics.drop(columns=["participants", *LISTS], errors="ignore")
@@ -212,7 +212,7 @@ def _download(name: str, content: bytes, what: str) -> str:
     return f'<p>{link(name, content)} <span class="soft">{what}</span></p>'
 
 
-def _provenance(run: Run) -> str:
+def _provenance(run: RunFolder) -> str:
     """When and how the run was begun, with what."""
     manifest = run.manifest
     command = [str(word) for word in manifest.get("command") or ()]
@@ -227,7 +227,7 @@ def _provenance(run: Run) -> str:
     return html.pairs({key: value for key, value in values.items() if value})
 
 
-def _settings(run: Run) -> str:
+def _settings(run: RunFolder) -> str:
     experiment, without = run.experiment, ("hyperparameters", "client_sizes")
     tables = {
         "Experiment": {k: v for k, v in experiment.items() if k not in without},

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from fedsim.errors import UsageError
 from launch.configuration.target_accuracy import percent as target_text
 from launch.results.coding_limits import LIMITS, at_limit
-from launch.runs.reader import SUMS, Curve
+from launch.runs.tables import SUMS, Curve
 
 if TYPE_CHECKING:
     import pandas

@@ -6,18 +6,16 @@ import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict
 from datetime import datetime
 from hashlib import sha256
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim import model_specs, plugins, traces
-from fedsim.errors import DataError, MismatchError, UsageError
-from fedsim.experiment import Experiment, codec_options, convert, resolved_hyperparameters
-from launch.configuration.config import Execution
-from launch.configuration.config_files import check_lanes
+from fedsim.experiment import Experiment, codec_options, resolved_hyperparameters
+from fedsim.version import __version__
+from launch.configuration.execution import Execution
 from launch.runs.source_commit import commit
 from workers.devices import gpu_models
 from workers.numerics import HERE, PROBE, Difference, Facts, differences, facts_of_machine, processor_name
@@ -25,7 +23,7 @@ from workers.numerics import HERE, PROBE, Difference, Facts, differences, facts_
 if TYPE_CHECKING:
     from fedsim.problem import Problem
 
-NAME = "manifest.json"
+MANIFEST = "manifest.json"
 FORMAT = 1
 ALWAYS = ("algo", "dataset", "clients", "rounds", "seed", "params")
 """Of what an experiment has, the keys that readers count on."""
@@ -152,141 +150,14 @@ def lasting_digest(experiment: Mapping[str, Any]) -> str:
     return digest({key: value for key, value in experiment.items() if key not in CHANGEABLE})
 
 
-@dataclass(frozen=True)
-class StoredManifest:
-    """The manifest of a run folder, read back and checked.
-
-    Attributes:
-        folder: The run folder.
-        content: What manifest.json holds.
-    """
-
-    folder: Path
-    content: Mapping[str, Any]
-
-    @staticmethod
-    def read(folder: Path) -> StoredManifest:
-        """Read the manifest of a run of any wire format.
-
-        Raises:
-            UsageError: if this is no run of this format.
-            DataError: if its manifest is damaged.
-        """
-        path = folder / NAME
-        if not path.is_file():
-            raise UsageError(f"{folder} is no run folder: there is no {path}")
-        content = json_of(path)
-        if content.get("format") != FORMAT:
-            other = content.get("format")
-            raise UsageError(f"{path} has format {other!r}; this version of fedsim reads format {FORMAT}")
-        result = StoredManifest(folder, content)
-        recorded = content.get("experiment_sha256")
-        if recorded and recorded != digest(result.described):
-            raise DataError(f"{path} was changed: its experiment_sha256 is of another experiment")
-        return result
-
-    @staticmethod
-    def open_states(folder: Path) -> StoredManifest:
-        """Read the manifest of a run whose checkpoints and states are to be read, too.
-
-        Raises:
-            UsageError: if it kept none.
-            DataError, MismatchError: as open.
-        """
-        result = StoredManifest.open(folder)
-        if any(start["execution"].get("durability") == "none" for start in result.starts):
-            raise UsageError(
-                f"{folder} was launched with --durability none: its states and checkpoints were in memory "
-                "and are gone. Its results are there (fedsim report, ledger, compare); to go on or to "
-                "verify, launch it again without"
-            )
-        return result
-
-    @staticmethod
-    def open(folder: Path) -> StoredManifest:
-        """Read the manifest of a run whose checkpoints, states and messages this fedsim can read.
-
-        Raises:
-            UsageError: if this is no run of this format.
-            DataError: if its manifest is damaged.
-            MismatchError: if it was begun with another wire format, naming both.
-        """
-        result = StoredManifest.read(folder)
-        begun = result.content.get("wire", 1)
-        if begun != WIRE:
-            raise MismatchError(
-                f"{folder} was begun with wire format {begun}; this fedsim speaks {WIRE}. Finish it with the "
-                "fedsim that began it (versions.fedsim in its manifest), or start a new run"
-            )
-        return result
-
-    @property
-    def described(self) -> Mapping[str, Any]:
-        """The experiment, with what was added to it from data and algorithm.
-
-        Raises:
-            DataError: if it lacks what readers count on.
-        """
-        described = self.content.get("experiment")
-        if missing := [key for key in ALWAYS if not isinstance(described, dict) or key not in described]:
-            raise DataError(f"{self.folder}: its manifest is damaged: the experiment has no {missing[0]}")
-        result: Mapping[str, Any] = self.content["experiment"]
-        return result
-
-    @property
-    def experiment(self) -> Experiment:
-        """The experiment alone.
-
-        Raises:
-            UsageError, MismatchError: if this version of fedsim cannot carry it out.
-        """
-        check_lanes(self.described, str(self.folder))
-        known = {f.name for f in fields(Experiment)}
-        described = {k: v for k, v in self.described.items() if k in known}
-        return convert(Experiment, described, f"the experiment of {self.folder / NAME}")
-
-    @property
-    def starts(self) -> list[Mapping[str, Any]]:
-        """How the run was started, and how it was resumed each time, oldest first."""
-        return [self.content, *self.content.get("resumes", [])]
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    """Of one of a run's files; {} if it holds something else.
-
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
-    """
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise UsageError(f"{path}: {e.strerror}") from None
-    except ValueError as e:
-        where = f"line {e.lineno} is no JSON" if isinstance(e, json.JSONDecodeError) else "it is no text"
-        raise DataError(f"{path} is damaged: {where}") from None
-    return dict(result) if isinstance(result, dict) else {}
-
-
-def json_or_empty(path: Path) -> dict[str, Any]:
-    """Read one of a run's files; {} where there is none, or where it is damaged."""
-    try:
-        result = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return result if isinstance(result, dict) else {}
-
-
 def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str]:
     """Python, fedsim and the libraries that results may depend on."""
-    import fedsim
-
     return {
-        "fedsim": fedsim.__version__,
+        "fedsim": __version__,
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
     }

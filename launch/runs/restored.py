@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
 from fedsim import model_specs, plugins
 from fedsim.errors import DataError, DiskError, WireError
@@ -18,7 +20,7 @@ from fedsim.wire.message_context import MessageContext, codec_stream, of_broadca
 from fedsim.wire.schema import check_values, optional_group
 from fedsim.wire.state_file import encode_state
 from launch.runs import manifest
-from launch.runs.manifest import StoredManifest
+from launch.runs.folder import MODEL, RunFolder
 from workers.assembly import assemble
 from workers.numerics import DRIFT
 from workers.probe import probe
@@ -41,37 +43,45 @@ class Message:
 
 
 @dataclass(frozen=True)
-class StoredRun:
+class RestoredRun:
     """A run as its folder has it; its numerics are this process's from then on."""
 
-    folder: Path
-    manifest: Mapping[str, Any]
+    run: RunFolder
     problem: Problem
     checkpoint: Checkpoint[Any]
 
     @staticmethod
-    def open(folder: Path, data_dir: Path | None = None) -> StoredRun:
-        """data_dir overrides the manifest's.
+    def open(folder: Path, data_dir: Path | None = None) -> RestoredRun:
+        """Assemble a run's problem, and read its newest checkpoint.
+
+        Args:
+            folder: The run folder.
+            data_dir: The folder of the data files; None is the manifest's.
 
         Raises:
             UsageError: if this is no run.
             DataError: if its data or its files are not what they were.
         """
-        opened = StoredManifest.open_states(folder)
-        result, described, experiment = opened.content, opened.described, opened.experiment
+        run = RunFolder.open(folder)
+        run.check_states()
+        described, experiment = run.experiment, run.to_experiment()
         device = "cuda" if experiment.device == "cuda" and torch.cuda.is_available() else "cpu"
-        kept = result.get("execution", {}).get("data_dir")
+        kept = run.manifest.get("execution", {}).get("data_dir")
         problem = assemble(experiment, data_dir or (Path(kept) if kept else None), device)
         for name, now in (("params", problem.net.layout.size), ("client_sizes", list(problem.sizes))):
             if name in described and described[name] != now:
                 raise DataError(f"{folder}: its {name} was {described[name]}; with this data it is {now}")
-        checkpoint = _newest(folder, problem, str(result["run"]))
+        checkpoint = _newest(folder, problem, str(run.manifest["run"]))
         if checkpoint.experiment not in ("", manifest.lasting_digest(described)):
             raise DataError(
-                f"{folder / manifest.NAME} describes another experiment than the one that the checkpoint of "
-                f"round {checkpoint.round} belongs to"
+                f"{folder / manifest.MANIFEST} describes another experiment than the one that the checkpoint "
+                f"of round {checkpoint.round} belongs to"
             )
-        return StoredRun(folder, result, problem, checkpoint)
+        return RestoredRun(run, problem, checkpoint)
+
+    @property
+    def folder(self) -> Path:
+        return self.run.path
 
     @property
     def round(self) -> int:
@@ -86,7 +96,7 @@ class StoredRun:
     @property
     def name(self) -> str:
         """As it stands in every envelope of the run."""
-        return str(self.manifest["run"])
+        return str(self.run.manifest["run"])
 
     def committed(self, round: int) -> Checkpoint[Any] | None:
         """What a round committed; None if its checkpoint was cleared away.
@@ -139,31 +149,21 @@ class StoredRun:
         except DiskError as e:
             raise DataError(str(e)) from None
 
-    def summary(self) -> Mapping[str, Any]:
-        """Empty if there is none: the run was killed.
-
-        Raises:
-            DataError: if data is missing or damaged.
-        """
-        path = self.folder / "summary.json"
-        return manifest.json_of(path) if path.exists() else {}
-
     def drift(self) -> list[str]:
         """What computes here in another way than when the run was begun: each as `torch was 2.6, here it is
         2.7`."""
-        was, e = self.manifest["experiment"], self.problem.experiment
+        was, e = self.run.experiment, self.problem.experiment
         here = manifest.surroundings(probe(self.problem))
-        facts: list[tuple[str, Any, Any]] = [*manifest.computing(self.manifest, here, e.device)]
+        facts: list[tuple[str, Any, Any]] = [*manifest.computing(self.run.manifest, here, e.device)]
         if e.device != "cpu":
             facts.append(("device", e.device, self.problem.net.device.type))
         facts.append(("data", was.get("data"), self.problem.data_digest))
         sources = was.get("sources", {})
         for path, digest in (plugins.sources(plugins.all_choices(e)) | model_specs.sources(e.model)).items():
             facts.append((f"the sha256 of {path}", sources.get(path), digest))
-        drift = self.manifest.get("drift", ())
         return [
             f"{what} was {then}, here it is {now}" for what, then, now in facts if then not in (None, now)
-        ] + [f"{DRIFT} ({text})" for text in drift]
+        ] + [f"{DRIFT} ({text})" for text in self.run.drift]
 
     def largest_participant(self) -> int:
         """Of the next round, the client with the most examples; of an empty round, of all."""
@@ -218,6 +218,21 @@ class StoredRun:
     def _plain(self, message: Any) -> Any:
         """The message as the other side would get it dense."""
         return decode_own(type(message), encode(message, {}, self.problem.dims), {}, self.problem.dims)
+
+
+def trained_model(run: RunFolder) -> nn.Module:
+    """The final model: a module with the weights of model.safetensors, in eval mode.
+
+    Raises:
+        UsageError: if the run has not ended.
+        DataError: if its data or its files are not what they were.
+    """
+    weights = load_file(run.file(MODEL))
+    module = RestoredRun.open(run.path).problem.net.module
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            parameter.data.copy_(weights[name])
+    return module.eval()
 
 
 def _newest(folder: Path, problem: Problem, run: str) -> Checkpoint[Any]:

@@ -15,10 +15,11 @@ from typing import Any
 
 from fedsim.errors import MismatchError, UsageError, unknown
 from fedsim.experiment import Experiment, convert, dotted
-from launch.configuration.config import Execution, Overrides, check_execution
+from launch.configuration.config import Overrides, check_execution
+from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import TargetAccuracy, percent
 from launch.runs import manifest
-from launch.runs.manifest import StoredManifest, json_or_empty
+from launch.runs.folder import SUMMARY, RunFolder, json_or_empty
 from launch.terminal import counted
 from workers.numerics import Difference
 from workers.storage.growing_file import METRICS
@@ -26,32 +27,39 @@ from workers.storage.metrics_file import metrics_lines
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A run that is to go on. drift: go on although other versions compute."""
+class Resumption:
+    """A run that is to be resumed.
 
-    opened: StoredManifest
+    Attributes:
+        run: Its folder.
+        drift: Resume it although other versions compute.
+    """
+
+    run: RunFolder
     drift: bool = False
 
     @staticmethod
-    def open(folder: Path, drift: bool = False) -> Stored:
-        """Open the folder of a run that is to go on.
+    def open(folder: Path, drift: bool = False) -> Resumption:
+        """Open the folder of a run that is to be resumed.
 
         Raises:
             UsageError: if this is no run.
             DataError: if its manifest is damaged.
             MismatchError: if it was begun with another wire format.
         """
-        return Stored(StoredManifest.open_states(folder), drift)
+        run = RunFolder.open(folder)
+        run.check_states()
+        return Resumption(run, drift)
 
     @property
     def folder(self) -> Path:
         """The run folder."""
-        return self.opened.folder
+        return self.run.path
 
     @property
     def manifest(self) -> Mapping[str, Any]:
         """What manifest.json holds."""
-        return self.opened.content
+        return self.run.manifest
 
     def configure(self, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
         """What was said when the run was begun, with these options over it.
@@ -111,12 +119,12 @@ class Stored:
 
         A damaged summary says nothing, and is written again.
         """
-        ended = self._summary.get("rounds") == self.opened.described["rounds"]
+        ended = self._summary.get("rounds") == self.run.experiment["rounds"]
         return self._summary.get("status") == "done" and (ended or self._summary.get("reached") is not None)
 
     @cached_property
     def _summary(self) -> Mapping[str, Any]:
-        return json_or_empty(self.folder / "summary.json")
+        return json_or_empty(self.folder / SUMMARY)
 
     def nothing_left(self, target: Experiment) -> str:
         """Why the run is complete and stays as it is; '' if there is something to do.
@@ -141,7 +149,7 @@ class Stored:
     @property
     def experiment(self) -> Experiment:
         """The experiment that the manifest describes."""
-        return self.opened.experiment
+        return self.run.to_experiment()
 
     def _execution(self, supplied: Overrides) -> Execution:
         out = supplied.execution.get("out")

@@ -16,7 +16,7 @@ from typing import Any
 from fedsim import plugins
 from fedsim.errors import DiskError, UsageError
 from fedsim.wire.ledger_rows import COLUMNS, TREE_COLUMNS, Entry
-from launch.runs.streamed_rows import ledger_rows
+from launch.runs.growing import ledger_rows
 from workers.coordinator import task_timeline
 from workers.storage.atomic_files import RunLock, disk_errors
 from workers.storage.descriptors import patiently

@@ -11,7 +11,7 @@ from rich.table import Table
 from fedsim import plugins
 from fedsim.experiment import Experiment
 from fedsim.learning.score_names import EXTRA
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.configuration.target_accuracy import TargetAccuracy, percent
 from launch.progress_display import ProgressDisplay
 from launch.terminal import counted, percentage, print_table

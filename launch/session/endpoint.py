@@ -12,7 +12,7 @@ import msgspec
 from fedsim.problem import Problem
 from fedsim.wire.ledger import Ledger
 from fedsim.wire.schema import all_fields
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.session.recorder import Recorder
 from launch.terminal import counted
 from workers.devices import Placement

@@ -21,6 +21,7 @@ from launch.processes.supervisor import Supervisor
 from launch.runs import manifest
 from launch.runs.client_costs import ClientCosts, sent_once
 from launch.runs.device_costs import device_costs
+from launch.runs.folder import json_of, json_or_empty
 from launch.runs.summary import Start, summarise
 from launch.runs.writer import RunDir
 from launch.session.display import Display
@@ -151,11 +152,11 @@ class Recorder:
         if facts == self._facts and not drift:
             return  # the same as of the worker before: the manifest has it
         self._facts = facts
-        path = self.rundir.path / manifest.NAME
-        before = manifest.json_of(path)
+        path = self.rundir.path / manifest.MANIFEST
+        before = json_of(path)
         after = manifest.with_workers(before, facts, [f"worker {worker}: {drift}"] if drift else [])
         if after != before:
-            self.rundir.write_json(manifest.NAME, after)
+            self.rundir.write_json(manifest.MANIFEST, after)
         if drift:
             self._show([f"worker {worker} may compute other bits ({drift}): {DRIFT}"])
 
@@ -269,7 +270,7 @@ class Recorder:
         }
         if self.problem.clock is not None:
             summary |= device_costs(self.problem, self.rundir.ledger_rows(), self.last_round)
-        if drift := manifest.json_or_empty(self.rundir.path / manifest.NAME).get("drift"):
+        if drift := json_or_empty(self.rundir.path / manifest.MANIFEST).get("drift"):
             summary["drift"] = drift
         self.rundir.write_json("summary.json", summary)
         return summary

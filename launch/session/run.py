@@ -19,12 +19,12 @@ from typing import Any
 from fedsim import model_specs
 from fedsim.errors import Interrupted, UsageError
 from fedsim.experiment import Experiment, is_utf8
-from launch.configuration.config import AUTO, Execution
+from launch.configuration.execution import AUTO, Execution
 from launch.configuration.listen_address import check_bind
 from launch.configuration.worker_count import by_cores
 from launch.processes.fork_server import ENVIRONMENT
 from launch.processes.supervisor import Supervisor
-from launch.runs.resume import Stored
+from launch.runs.resume import Resumption
 from launch.runs.source_commit import commit, look_up
 from launch.session.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close, say
@@ -80,7 +80,7 @@ def resume(
         FedsimError: as launch.
         MismatchError: for what must not change.
     """
-    stored = Stored.open(folder, drift=bool(options.get("allow_drift")))
+    stored = Resumption.open(folder, drift=bool(options.get("allow_drift")))
     experiment, execution = stored.configure(options)
     if complete := stored.nothing_left(experiment):
         if not quiet:
@@ -111,7 +111,7 @@ def launch(
     execution: Execution,
     *,
     quiet: bool = False,
-    stored: Stored | None = None,
+    stored: Resumption | None = None,
     started: float | None = None,
     embedded: bool = False,
     remarks: tuple[str, ...] = (),

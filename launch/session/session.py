@@ -17,12 +17,13 @@ from fedsim.errors import FedsimError, Interrupted, UsageError
 from fedsim.experiment import Experiment
 from fedsim.participation import Schedule
 from fedsim.problem import Problem
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.configuration.worker_count import decide
 from launch.processes.local_node import LocalNode
 from launch.processes.supervisor import Supervisor
 from launch.runs import manifest
-from launch.runs.resume import Stored
+from launch.runs.folder import json_of
+from launch.runs.resume import Resumption
 from launch.runs.summary import Start, write_model
 from launch.runs.writer import RunDir
 from launch.session.display import Display, header
@@ -113,7 +114,7 @@ class Session:
         supervisor: Supervisor,
         start: Start,
         quiet: bool,
-        stored: Stored | None = None,
+        stored: Resumption | None = None,
         auto: str = "",
     ) -> Session:
         """Check everything that can be wrong, then make the run folder with its manifest.
@@ -157,7 +158,7 @@ class Session:
             today = manifest.describe(experiment_entry, execution, name, session.probe)
             session.described = today["experiment"]
             if stored is None:
-                rundir.write_json(manifest.NAME, today)
+                rundir.write_json(manifest.MANIFEST, today)
             else:
                 session._go_on(stored, today)
             recorder.experiment_sha256 = manifest.digest(session.described)
@@ -166,7 +167,7 @@ class Session:
             raise
         return session
 
-    def _go_on(self, stored: Stored, today: dict[str, Any]) -> None:
+    def _go_on(self, stored: Resumption, today: dict[str, Any]) -> None:
         """Take over what earlier starts of the run have left.
 
         Raises:
@@ -185,7 +186,7 @@ class Session:
         drift = [f"start {self.recovery.epoch}: {difference}" for difference in stored.drifts(today)]
         goes_on = manifest.with_workers(goes_on, {}, drift)
         self.run_name, self.described = goes_on["run"], goes_on["experiment"]
-        recorder.rundir.write_json(manifest.NAME, goes_on)
+        recorder.rundir.write_json(manifest.MANIFEST, goes_on)
         for note in self.recovery.notes:
             display.note(note)
         last = self.recovery.round
@@ -358,6 +359,6 @@ class Session:
         A coordinator of workers on GPUs computes on its CPU, and knows only what holds for both.
         """
         device, mine = self.problem.experiment.device, self.problem.net.device.type
-        recorded = manifest.facts_of(manifest.json_of(self.folder / manifest.NAME), device)
+        recorded = manifest.facts_of(json_of(self.folder / manifest.MANIFEST), device)
         facts = facts_of_process(mine, self.probe) if mine == device else facts_of_machine()
         return recorded | facts | {"device": device}

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from fedsim.errors import DataError
-from launch.runs.reader import Curve
+from launch.runs.tables import Curve
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Trial
 from workers.storage.atomic_files import write_atomically
@@ -48,7 +48,7 @@ class FinishedRun(msgspec.Struct, frozen=True):
         Raises:
             DataError: if its files are damaged.
         """
-        signed, manifest = pool.signed(trial), pool.manifest(trial)
+        signed, manifest = pool.signed(trial), pool.run(trial).manifest
         platform, versions = manifest.get("platform", {}), manifest.get("versions", {})
         return FinishedRun(
             id=trial.id,
@@ -58,7 +58,7 @@ class FinishedRun(msgspec.Struct, frozen=True):
             commit=str(signed["commit"]),
             machine=" ".join(str(platform[k]) for k in ("machine", "processor_name") if platform.get(k)),
             versions={str(name): str(v) for name, v in versions.items()},
-            metrics=_columns(pool.curve(trial).lines),
+            metrics=_columns(pool.run(trial).lines),
         )
 
     @property

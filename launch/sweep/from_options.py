@@ -38,7 +38,10 @@ def select_recipe(
             raise UsageError(
                 "name a recipe (docs/recipes/*.toml), or say what differs: --over KEY=V,V, --seeds S,S"
             )
-        return recipe_of(options, over, seeds or "0")
+        axes = dict(map(_axis, over))
+        if len(axes) < len(over):
+            raise UsageError("--over: a key stands there twice; give all its values at once, KEY=VALUE,VALUE")
+        return recipe_of(options, axes, seed_list(seeds or "0"))
     if extra := [*supplied, *(["over"] if over else []), *(["seeds"] if seeds else [])]:
         name = extra[0].replace("_", "-")
         raise UsageError(
@@ -47,13 +50,15 @@ def select_recipe(
     return Recipe.read(file)
 
 
-def recipe_of(options: Mapping[str, Any], over: Sequence[str], seeds: str) -> Recipe:
+def recipe_of(
+    options: Mapping[str, Any], over: Mapping[str, Sequence[str]], seeds: tuple[int, ...]
+) -> Recipe:
     """The recipe that options stand for: one variant per algorithm, a grid over the other lists.
 
     Args:
         options: of launch, by field of Experiment, with config and preset.
-        over: KEY=VALUE,VALUE texts; KEY is an option of launch, a hyperparameter, or codec.FIELD.
-        seeds: "0,1,2" or "0-2".
+        over: Values by option of launch, hyperparameter, or codec.FIELD.
+        seeds: Of every configuration.
 
     Raises:
         UsageError: naming the option that is wrong.
@@ -63,9 +68,7 @@ def recipe_of(options: Mapping[str, Any], over: Sequence[str], seeds: str) -> Re
     preset = remaining.pop("preset", None) or ""
     supplied = Overrides.of(remaining)
     convert(Experiment, supplied.experiment, supplied.where("experiment"), supplied.named("experiment"))
-    grid = dict(_axis(text) for text in over)
-    if len(grid) < len(over):
-        raise UsageError("--over: a key stands there twice; give all its values at once, KEY=VALUE,VALUE")
+    grid = dict(_typed(key, values) for key, values in over.items())
     for axis in grid:
         table, _, key = axis.partition(".")
         if key in supplied.origins.typed.get(table, ()):
@@ -79,7 +82,7 @@ def recipe_of(options: Mapping[str, Any], over: Sequence[str], seeds: str) -> Re
     return Recipe(
         title=", ".join(v.label for v in variants),
         variant=variants,
-        seeds=seed_list(seeds),
+        seeds=seeds,
         preset=preset,
         experiment=supplied.experiment,
         hyperparameters=supplied.hyperparameters,
@@ -106,15 +109,21 @@ def seed_list(text: str) -> tuple[int, ...]:
     return tuple(result)
 
 
-def _axis(text: str) -> tuple[str, tuple[Any, ...]]:
-    """A grid key, and its values in the type of the key."""
+def _axis(text: str) -> tuple[str, list[str]]:
+    """A key and its values, of KEY=VALUE,VALUE."""
     key, equals, listed = text.partition("=")
     values = [value.strip() for value in listed.split(",")]
     if not equals or not all(values) or not key.strip():
         raise UsageError(f"--over {text!r}: write KEY=VALUE,VALUE, such as --over participation=full,0.3")
+    return key.strip(), values
+
+
+def _typed(key: str, values: Sequence[str]) -> tuple[str, tuple[Any, ...]]:
+    """A grid key, and its values in the type of the key."""
+    text = f"{key}={','.join(values)}"
     if len(set(values)) < len(values):
         raise UsageError(f"--over {text!r}: a value stands there twice")
-    key = key.strip().replace("-", "_")
+    key = key.replace("-", "_")
     if key in FIXED:
         instead = {"seed": "--seeds 0,1,2", "device": "--devices"}.get(
             key, "--over NAME=... or codec.FIELD=..."

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from launch.runs.manifest import json_or_empty
-from launch.runs.reader import Curve
+from launch.runs.folder import DONE, SUMMARY, RunFolder, json_or_empty
 from launch.runs.source_commit import commit
 
 
@@ -36,16 +35,14 @@ class Pool:
         return self.path / trial.id
 
     def done(self, trial: Named) -> bool:
-        return self.status(trial) == "done" and (self.folder(trial) / "sweep.json").is_file()
+        return self.run(trial).status == DONE and (self.folder(trial) / "sweep.json").is_file()
 
-    def status(self, trial: Named) -> str:
-        """'missing', or what its summary says."""
-        return str(self.summary(trial).get("status", "missing"))
+    def run(self, trial: Named) -> RunFolder:
+        """The folder of a trial's run, which need not be there."""
+        return RunFolder(self.folder(trial))
 
     def error(self, trial: Named) -> str:
-        return str(
-            json_or_empty(self.folder(trial) / "summary.json").get("error") or "no summary was written"
-        )
+        return str(json_or_empty(self.folder(trial) / SUMMARY).get("error") or "no summary was written")
 
     def claim(self, trial: Named) -> int | None:
         """A descriptor that holds this run for one sweep until release(), or None: another has it."""
@@ -81,15 +78,6 @@ class Pool:
 
     def signed(self, trial: Named) -> dict[str, Any]:
         return json_or_empty(self.folder(trial) / "sweep.json")
-
-    def summary(self, trial: Named) -> dict[str, Any]:
-        return json_or_empty(self.folder(trial) / "summary.json")
-
-    def manifest(self, trial: Named) -> dict[str, Any]:
-        return json_or_empty(self.folder(trial) / "manifest.json")
-
-    def curve(self, trial: Named) -> Curve:
-        return Curve.read(self.folder(trial))
 
 
 def _locked(path: Path, create: int = 0) -> int | None:

@@ -43,8 +43,9 @@ from fedsim.experiment import (
     resolved_hyperparameters,
 )
 from launch.configuration import names
-from launch.configuration.config import Execution, absolute_choice, absolute_users_files
+from launch.configuration.config import absolute_choice, absolute_users_files
 from launch.configuration.config_files import merged
+from launch.configuration.execution import Execution
 from launch.configuration.presets import Preset
 from launch.tracking import selected
 

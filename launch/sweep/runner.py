@@ -23,8 +23,9 @@ from pathlib import Path
 
 from fedsim.errors import FedsimError, Interrupted
 from fedsim.experiment import Experiment, convert
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.processes.fork_server import ENVIRONMENT
+from launch.runs.folder import DONE
 from launch.sweep import ends_with_sweep
 from launch.sweep.ends_with_sweep import SWEEP
 from launch.sweep.pool import Pool
@@ -131,7 +132,7 @@ def carry_out(
                 seconds = time.monotonic() - r.began
                 if r.process.exitcode == Interrupted.exit_code:
                     raise KeyboardInterrupt
-                if r.process.exitcode == 0 and pool.status(r.trial) == "done":
+                if r.process.exitcode == 0 and pool.run(r.trial).status == DONE:
                     pool.sign(r.trial, seconds)
                     progress.done, progress.seconds = progress.done + 1, progress.seconds + seconds
                 else:

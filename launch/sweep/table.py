@@ -11,7 +11,7 @@ from typing import Any
 
 from launch.results.statistics import heading, percent, shown, value
 from launch.results.tables import Grid, best
-from launch.runs.reader import Curve
+from launch.runs.tables import Curve
 from launch.sweep.finished import FinishedRun
 from launch.sweep.recipe import Recipe, Row, Table, Trial
 

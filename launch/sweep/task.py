@@ -18,7 +18,7 @@ import msgspec
 
 from fedsim.errors import FedsimError
 from fedsim.experiment import Experiment, convert
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.engines.job import write
 from launch.processes.fork_server import ENVIRONMENT
 from launch.sweep.pool import Pool

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import UsageError
-from launch.runs.manifest import NAME, json_of, json_or_empty
+from launch.runs.folder import SUMMARY, json_of, json_or_empty
+from launch.runs.manifest import MANIFEST
 from launch.tracking import FOLDER, TRACKERS
 from launch.tracking.run_rows import RunRows, config, finite
 from launch.tracking.tracker import Ending, TrackedRun, Tracker
 from workers.storage.atomic_files import RunLock, write_atomically
 
-SUMMARY, REPORT = "summary.json", "report.html"
+REPORT = "report.html"
 INTERVAL = 1.0
 """Seconds between two looks at the run's files, at least."""
 SHARE = 0.01
@@ -70,7 +71,7 @@ class Followed:
         own = folder / FOLDER / name
         own.mkdir(parents=True, exist_ok=True)
         known = json_or_empty(own.with_suffix(".json"))
-        manifest = json_of(folder / NAME)
+        manifest = json_of(folder / MANIFEST)
         same = (
             bool(known) and known["of"] == manifest["run"]
         )  # not of a start that failed, in whose folder this one is
@@ -107,7 +108,7 @@ class Followed:
         """
         summary = json_or_empty(self.folder / SUMMARY)
         numbers = {key: value for key, value in summary.items() if not isinstance(value, Mapping)}
-        paths = [self.folder / name for name in (REPORT, SUMMARY, NAME)]
+        paths = [self.folder / name for name in (REPORT, SUMMARY, MANIFEST)]
         files = [path for path in paths if path.is_file()]
         self.tracker.finish(Ending(str(summary.get("status", "killed")), self.last, finite(numbers), files))
 

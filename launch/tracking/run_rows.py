@@ -5,43 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedsim.experiment import dotted
+from launch.runs.growing import GrowingLines
 from launch.tracking.tracker import Row, Value
 from workers.storage.growing_file import LEDGER, METRICS
 
-BLOCK = 1 << 20
 LONGEST = 500
 """Characters of a value of the configuration; MLflow takes no longer ones in its older versions."""
 PARTICIPANTS = ("participants", "folded", "late", "refused")
 """Lists of clients in metrics.jsonl, of which trackers get the numbers of clients."""
-
-
-@dataclass
-class GrowingLines:
-    """The whole lines of a file that another process appends to. at: where the next one begins."""
-
-    path: Path
-    at: int = 0
-
-    def read(self) -> Iterator[bytes]:
-        """Lines that are new, without their ends; none if there is no file."""
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            file.seek(self.at)
-            rest = b""
-            while block := file.read(BLOCK):
-                *whole, rest = (rest + block).split(b"\n")
-                for line in whole:
-                    self.at += len(line) + 1
-                    yield line
 
 
 @dataclass
@@ -73,16 +50,16 @@ class RunRows:
         """The rounds that were evaluated since the last call.
 
         Raises:
-            OSError: if a file cannot be read.
+            DiskError: if a file cannot be read.
             ValueError: if one is damaged.
         """
-        lines = [json.loads(line) for line in self._metrics.read()]
+        lines = [json.loads(line) for line in self._metrics.new()]
         if lines:
             self._read_ledger()  # it has all bytes of a round before metrics.jsonl has the round's line
         return [Row(int(line["round"]), self._numbers(line)) for line in lines]
 
     def _read_ledger(self) -> None:
-        for line in self._ledger.read():
+        for line in self._ledger.new():
             if line.startswith(b"algorithm,"):
                 _, number, _, client, _, direction, message, name, layer, _, _, size = line.split(b",")
                 of_round = self._rounds.setdefault(int(number), RoundBytes())

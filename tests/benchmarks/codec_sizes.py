@@ -26,8 +26,8 @@ from fedsim.seeds import RandomStream
 from fedsim.wire.codecs import Spec, codec, pack_or_dense
 from fedsim.wire.message_context import scale_of
 from launch.commands.codecs import errors, fastest, indices_floor
-from launch.configuration.config import Execution
-from launch.runs.restored import StoredRun
+from launch.configuration.execution import Execution
+from launch.runs.restored import RestoredRun
 from launch.session.run import launch
 from tests.benchmarks.common import FEW, fashion_shaped, options_of
 
@@ -68,7 +68,7 @@ def trained(data_dir: Path, rounds: int = 4) -> Trained:
     )
     with tempfile.TemporaryDirectory() as folder:
         execution = Execution(workers=0, devices="cpu", data_dir=str(data_dir), out=f"{folder}/run")
-        run = StoredRun.open(launch(experiment, execution, quiet=True))
+        run = RestoredRun.open(launch(experiment, execution, quiet=True))
         client = run.largest_participant()
         down, up = run.next_messages(client)
     shard, mean = run.problem.shard(client), up.value.mean

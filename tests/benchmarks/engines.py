@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from tests.benchmarks.common import launch, options_of, round_seconds, spread, summary
 from tests.benchmarks.nodes import rounds_of
 from tests.support import slurm_cluster
@@ -132,7 +132,7 @@ def first_round(place: Place, folder: Path, workers: int, repeats: int) -> Itera
 
 
 def digests(run: Path) -> tuple[str, str]:
-    known = Run.open(run).summary
+    known = RunFolder.open(run).summary
     return known["model_sha256"], known["clients_sha256"]
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from fedsim.experiment import Experiment
-from launch.configuration.config import Execution
-from launch.runs.reader import Run
+from launch.configuration.execution import Execution
+from launch.runs.folder import RunFolder
 from launch.session.run import launch
 from tests.benchmarks import steady_state as steady
 from tests.benchmarks.common import FEW, FULL, fashion_shaped, options_of
@@ -57,7 +57,7 @@ def round_seconds(experiment: Experiment, folder: Path, data: Path | None, kept:
             Execution(workers=0, out=str(folder), data_dir=str(data) if data else None),
             quiet=True,
         )
-    return float(Run.open(folder).metrics["seconds"].iloc[2:].median())
+    return float(RunFolder.open(folder).metrics["seconds"].iloc[2:].median())
 
 
 def cost(experiment: Experiment, data: Path | None, repeats: int) -> tuple[float, float, float]:
@@ -77,7 +77,7 @@ def resumed(folder: Path) -> float:
     running.wait_for(" 6/12 ")
     running.kill()
     fedsim("resume", str(folder))
-    return float(Run.open(folder).summary["seconds_to_first_round"])
+    return float(RunFolder.open(folder).summary["seconds_to_first_round"])
 
 
 def killed(folder: Path, kills: bool) -> float:

@@ -14,7 +14,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from launch.runs.restored import StoredRun
+from launch.runs.restored import RestoredRun
 from tests.benchmarks.common import FULL, fashion_shaped, options_of
 from tests.benchmarks.trees import root_memory
 
@@ -24,7 +24,7 @@ FRACTION = 0.1
 
 def kept(run: Path, rounds: int) -> tuple[int, int]:
     """The most broadcasts in use at the beginning of a round, and the largest staleness of an upload."""
-    steps = StoredRun.open(run).problem.asynchrony.schedule
+    steps = RestoredRun.open(run).problem.asynchrony.schedule
     if steps is None:
         return 1, 0
     staleness = max(r - answered for r in range(1, rounds + 1) for answered in steps.step(r).answered)

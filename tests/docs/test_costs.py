@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+import fedsim
 from fedsim.problem import Problem
 from fedsim.wire.wire_size import EnvelopeSize, envelope_size
 from launch.commands.plan import RUN_NAME
 from launch.configuration.config import resolve
-from launch.runs.reader import run_experiment
 from protocols import REGISTRY
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -105,7 +105,8 @@ def test_a_row_that_is_left_out_has_the_results_of_another(costs: ModuleType, tm
     of = sorted({case.same_as for case in left_out})
     losses = {}
     for n, case in enumerate((*left_out, *map(costs.Case, of))):
-        run = run_experiment(
+        run = fedsim.run(
+            quiet=True,
             algo=case.name,
             hyperparameters=case.settings,
             rounds=2,

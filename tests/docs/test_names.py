@@ -77,4 +77,4 @@ def test_every_dotted_name_of_a_page_exists() -> None:
     assert len(matches) > 20
     assert [(page, name) for page, name in matches if not exists(name)] == []
     assert not exists("launch.execution.Execution") and not exists("launch.configuration.config.Executoin")
-    assert exists("launch.configuration.config.Execution")
+    assert exists("launch.configuration.execution.Execution")

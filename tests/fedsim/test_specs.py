@@ -12,7 +12,7 @@ from fedsim.errors import UsageError, nearest, unknown
 from fedsim.experiment import Experiment
 from fedsim.specs import Form, key_values, number, parse, split_modifiers, whole
 from launch.configuration import names
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 
 FORMS = {
     form.name: form

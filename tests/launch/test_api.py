@@ -22,9 +22,8 @@ from torch import nn
 import fedsim
 from fedsim.errors import DataError, MismatchError, UsageError
 from fedsim.experiment import Experiment
-from fedsim.python_api import ExecutionOptions, carry_out
 from launch import PROGRAM_START
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.processes.fork_server import ENVIRONMENT
 from launch.session import run as launch_run
 from protocols.fedavg import FedAvg
@@ -116,28 +115,27 @@ def test_open_reads_a_run_that_is_there(small: fedsim.Run) -> None:
         fedsim.open("damaged")
 
 
-def test_experiment_run_has_the_bits_of_fedsim_run(small: fedsim.Run) -> None:
-    run = fedsim.Experiment(algo="fedavg", clients=3, rounds=2).run(quiet=True)
-    assert run.summary["model_sha256"] == small.summary["model_sha256"]
+def test_an_experiment_has_the_bits_of_its_arguments_and_these_go_over_its_fields(small: fedsim.Run) -> None:
+    experiment = fedsim.Experiment(algo="fedavg", clients=3, rounds=4, hyperparameters={"lr": 0.5})
+    run = fedsim.run(experiment, rounds=2, hyperparameters={"lr": 0.1}, quiet=True)
+    other = fedsim.run(**SMALL, hyperparameters={"lr": 0.1})
+    assert run.summary["model_sha256"] == other.summary["model_sha256"]
+    same = fedsim.run(fedsim.Experiment(algo="fedavg", clients=3, rounds=2), quiet=True)
+    assert same.summary["model_sha256"] == small.summary["model_sha256"]
 
 
 def test_signature_names_every_key_with_its_default() -> None:
-    parameters = inspect.signature(fedsim.run).parameters
-    assert all(p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) for p in parameters.values())
+    parameters = dict(inspect.signature(fedsim.run).parameters)
+    assert parameters.pop("experiment").kind is inspect.Parameter.POSITIONAL_ONLY
+    assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values())
     defaults = {f.name: f.default for f in dataclasses.fields(Experiment)}
     mappings = {"hyperparameters", "codecs"}
     assert defaults.keys() - parameters.keys() == {"device"}  # the machine's: see --devices
     for name in defaults.keys() - {"device"} - mappings:
         assert parameters[name].default == defaults[name], name
-    carried = {f.name for f in dataclasses.fields(Execution)}
-    assert carried == (parameters.keys() - defaults.keys() - {"quiet", "execution"}) | set(
-        ExecutionOptions.__annotations__
-    )
-    own = inspect.signature(Experiment.run).parameters
-    assert {name: own[name].default for name in own if name not in ("self", "execution")} == {
-        name: parameters[name].default
-        for name in ("workers", "transport", "devices", "data_dir", "out", "quiet")
-    }
+    execution = {f.name for f in dataclasses.fields(Execution)}
+    assert execution == parameters.keys() - defaults.keys() - {"quiet"}
+    assert parameters["workers"].default == 0
 
 
 # ---- values
@@ -158,8 +156,14 @@ def test_participation_is_a_share_a_count_or_a_spec(
     participation: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Experiment] = []
-    monkeypatch.setattr("fedsim.python_api.carry_out", lambda experiment, *_, **__: seen.append(experiment))
-    fedsim.run(participation=participation)
+
+    def launched(experiment: Experiment, *_: object, **__: object) -> Path:
+        seen.append(experiment)
+        raise UsageError("seen")
+
+    monkeypatch.setattr(launch_run, "launch", launched)
+    with pytest.raises(UsageError, match="seen"):
+        fedsim.run(participation=participation)
     assert seen[0].participation == text
 
 
@@ -407,7 +411,7 @@ def test_environment_of_a_run_is_not_left_behind() -> None:
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    carry_out(Experiment(algo="fedavg", clients=2, rounds=1), quiet=False, workers=0)
+    fedsim.run(algo="fedavg", clients=2, rounds=1)
     lines: Iterable[str] = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines if line.startswith("round ")] == [
         ["round", "0/1"],

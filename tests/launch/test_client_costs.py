@@ -18,7 +18,7 @@ from fedsim.wire.schema import TRIANGLE
 from launch.cli import main
 from launch.results.groups import gather
 from launch.runs.client_costs import of_ledger, sent_once
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from protocols import REGISTRY, find
 from tests.launch.test_plan import planned
 from tests.support.harness import problem_of
@@ -71,7 +71,7 @@ def test_a_run_costs_per_client_and_round_what_its_plan_says(
     name: str, launched: Callable[..., Path]
 ) -> None:
     options = {"algo": name, "model": "logistic", "clients": 3, "rounds": 3, "participation": "0.7"}
-    run = Run.open(launched("run", **options))
+    run = RunFolder.open(launched("run", **options))
     summary, algorithm = run.summary, find(name)
     bill = planned(problem_of(algorithm, rounds=3, participation="0.7"))
     due = bill.costs.units(params=run.params, participations=int(bill.took_part.sum()), clients=3)

@@ -24,8 +24,8 @@ from fedsim.wire.codecs import CODECS, Spec, codec
 from fedsim.wire.envelope import encode
 from launch.cli import main
 from launch.commands.codecs import entropy, errors, fastest, indices_floor, values_floor
-from launch.configuration.config import Execution
-from launch.runs.restored import StoredRun
+from launch.configuration.execution import Execution
+from launch.runs.restored import RestoredRun
 from launch.session.run import launch
 from workers.storage.journal import read_journal
 
@@ -174,7 +174,7 @@ def test_the_table_of_a_run(run: Path, tmp_path: Path) -> None:
 
 def test_the_messages_are_those_that_the_run_sends_next(trained: Path, tmp_path: Path) -> None:
     """The same experiment with one round more sends them, bit for bit."""
-    stored = StoredRun.open(trained)
+    stored = RestoredRun.open(trained)
     client = stored.largest_participant()
     assert stored.round == 2 and stored.problem.sizes[client] == max(stored.problem.sizes)
     down, up = stored.next_messages(client)
@@ -197,7 +197,7 @@ def test_the_messages_are_those_that_the_run_sends_next(trained: Path, tmp_path:
 def test_every_exchange_of_a_round_has_its_messages(tmp_path: Path) -> None:
     experiment = Experiment(algo="mime", clients=2, rounds=1, model="logistic", participation="1")
     out = launch(experiment, Execution(workers=0, devices="cpu", out=str(tmp_path / "run")), quiet=True)
-    stored = StoredRun.open(out)
+    stored = RestoredRun.open(out)
     messages = list(stored.next_messages(stored.largest_participant()))
     assert [(m.side, m.exchange) for m in messages] == [("down", 1), ("up", 1), ("down", 2), ("up", 2)]
     assert "exchange 2" in invoke(out).stdout
@@ -259,7 +259,7 @@ def test_no_checkpoint_and_damaged_ones(run: Path) -> None:
     names = sorted((run / "checkpoints").iterdir())
     newest = names[-1]
     newest.write_bytes(newest.read_bytes()[:-1])
-    assert StoredRun.open(run).round == 1
+    assert RestoredRun.open(run).round == 1
     for path in names:
         path.write_bytes(b"nonsense")
     assert "has no checkpoint that can be read" in output(run)
@@ -272,7 +272,7 @@ def test_a_state_that_is_gone(run: Path) -> None:
     shutil.rmtree(run / "state")
     assert "the state of client" in output(run)
     with pytest.raises(DataError):
-        StoredRun.open(run).state(0)
+        RestoredRun.open(run).state(0)
 
 
 def test_options(run: Path, tmp_path: Path) -> None:

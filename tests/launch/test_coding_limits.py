@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from launch.cli import main
 from launch.results.coding_limits import at_limit
 from launch.results.statistics import Band
-from launch.runs.reader import Curve
+from launch.runs.tables import Curve
 from launch.sweep import figures
 
 

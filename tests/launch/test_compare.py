@@ -26,7 +26,7 @@ from launch.results.frontier import FrontierPoint, levels, pareto, reaching, run
 from launch.results.groups import gather
 from launch.results.labels import labels
 from launch.results.statistics import band
-from launch.runs.reader import Curve, Run
+from launch.runs.folder import RunFolder
 from tests.launch.run_folders import MB, Make
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
@@ -175,7 +175,7 @@ def test_bytes_to_an_accuracy_are_exact(make: Make) -> None:
 
 def test_rounds_that_were_not_evaluated_are_paid_for(make: Make) -> None:
     folder = make("a", (0.1, 0.5, 0.9), rounds=(0, 3, 5), cost=1000, eval_every=3, simulated=1.0)
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     assert [line["bytes_down"] for line in run.lines] == [0, 3000, 2000]
     assert list(run.metrics["MB"]) == pytest.approx([0, 0.006, 0.01])
     (group,) = gather([folder])
@@ -184,9 +184,9 @@ def test_rounds_that_were_not_evaluated_are_paid_for(make: Make) -> None:
 
 
 def test_seconds_of_the_virtual_clock_are_summed_up(make: Make) -> None:
-    curve = Curve.read(make("a", simulated=1.5))
+    curve = RunFolder(make("a", simulated=1.5)).curve
     assert curve.has("simulated") and curve.metric("simulated") == [0, 1.5, 3.0]
-    assert not Curve.read(make("b")).has("simulated")
+    assert not RunFolder(make("b")).curve.has("simulated")
 
 
 def test_lines_that_are_being_written_are_left_out(make: Make) -> None:
@@ -364,7 +364,7 @@ def test_clients_are_compared(launched: Callable[..., Path], tmp_path: Path) -> 
     assert result.exit_code == 0, result.output
     text = (tmp_path / "p.html").read_text()
     table = saved(text, "megabytes_of_a_client_against_client_sorted.csv")
-    ledgers = [Run.open(f).ledger for f in folders]
+    ledgers = [RunFolder.open(f).ledger for f in folders]
     spent = [
         sorted(own.bytes[own.client == k].sum() / 1e6 for k in range(4))
         for ledger in ledgers
@@ -373,7 +373,7 @@ def test_clients_are_compared(launched: Callable[..., Path], tmp_path: Path) -> 
     assert list(table["megabytes of a client"]) == pytest.approx(list(np.mean(spent, axis=0)))
     assert list(table.lowest) == pytest.approx(list(np.min(spent, axis=0)))
     table = saved(text, "accuracy_of_a_client_against_client_sorted.csv")
-    ends = [sorted(Run.open(f).lines[-1]["client_accuracies"]) for f in folders]
+    ends = [sorted(RunFolder.open(f).lines[-1]["client_accuracies"]) for f in folders]
     assert list(table["accuracy of a client"]) == pytest.approx(list(np.mean(ends, axis=0)))
 
 

@@ -16,7 +16,7 @@ from launch.results.frontier import by_budget, ranking
 from launch.results.groups import gather
 from launch.results.run_page import render
 from launch.results.tables import NONE, costs, results, unreached
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from tests.launch.run_folders import MB, Make
 
 PLAIN = str.maketrans("\N{NO-BREAK SPACE}", " ")
@@ -128,7 +128,7 @@ def test_a_real_run_with_a_target_accuracy_is_marked(launched: Callable[..., Pat
     output = printed(folder, "--out", tmp_path / "p.html")
     (line,) = [line for line in output.splitlines() if line.startswith("fedavg †")]
     assert line.split()[-1] == line.split()[-2], "what it spent in all is what it spent to get there"
-    assert "it reached its target accuracy, 50 %" in render(Run.open(folder))
+    assert "it reached its target accuracy, 50 %" in render(RunFolder.open(folder))
 
 
 def test_an_accuracy_that_is_not_known_takes_no_part(make: Make, tmp_path: Path) -> None:

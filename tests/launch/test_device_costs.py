@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import main
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from tests.support.commands import fedsim, over
 
 HEADS = "client,compute,noise,up,down,rtt,jitter,joules_up,joules_down,joules_example"
@@ -40,14 +40,14 @@ def file_of(folder: Path, *lines: str) -> str:
     return str(path)
 
 
-def launched(folder: Path, *options: str, workers: str = "0", rounds: str = "4") -> Run:
+def launched(folder: Path, *options: str, workers: str = "0", rounds: str = "4") -> RunFolder:
     command = ("launch", *SMALL, "--rounds", rounds, "--workers", workers, "--out", str(folder), *options)
     done = CliRunner().invoke(main, [*over(*command), "--quiet"])
     assert done.exit_code == 0, done.output
-    return Run.open(folder)
+    return RunFolder.open(folder)
 
 
-def spent(run: Run) -> dict[str, Any]:
+def spent(run: RunFolder) -> dict[str, Any]:
     measured: dict[str, Any] = run.summary["devices"]
     return measured
 
@@ -60,24 +60,24 @@ def planned(*options: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = tmp_path_factory.mktemp("devices")
     return launched(folder / "run", "--link", file_of(folder, *LINES))
 
 
-def test_the_sum_over_clients_is_the_total(run: Run) -> None:
+def test_the_sum_over_clients_is_the_total(run: RunFolder) -> None:
     for name in ("client_seconds", "client_joules"):
         values = spent(run)[name]
         assert len(values) == 4 and math.fsum(values) == spent(run)[f"{name}_total"] > 0
 
 
-def test_simulated_seconds_are_those_of_the_rounds(run: Run) -> None:
+def test_simulated_seconds_are_those_of_the_rounds(run: RunFolder) -> None:
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     rounds = [line["simulated_seconds"] for line in lines if line["round"]]
     assert len(rounds) == 4 and spent(run)["simulated_seconds"] == pytest.approx(sum(rounds), rel=1e-12)
 
 
-def test_energy_is_that_of_the_ledger(run: Run) -> None:
+def test_energy_is_that_of_the_ledger(run: RunFolder) -> None:
     own = run.ledger[run.ledger.kind == "algorithm"]
     by = own.groupby(["client", "direction"]).bytes.sum()
     answered = own[own.direction == "up"].groupby("client")[["round", "exchange"]]
@@ -134,18 +134,18 @@ def test_how_long_uploads_lie_in_the_buffer(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("workers", ["1", "3"])
-def test_it_does_not_depend_on_workers(run: Run, workers: str, tmp_path: Path) -> None:
+def test_it_does_not_depend_on_workers(run: RunFolder, workers: str, tmp_path: Path) -> None:
     options = (*SMALL, "--rounds", "4", "--link", run.experiment["link"], "--out", str(tmp_path / "run"))
     fedsim("launch", "--workers", workers, *options)
-    assert spent(Run.open(tmp_path / "run")) == spent(run)
+    assert spent(RunFolder.open(tmp_path / "run")) == spent(run)
 
 
-def test_it_does_not_depend_on_resumes(run: Run, tmp_path: Path) -> None:
+def test_it_does_not_depend_on_resumes(run: RunFolder, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     launched(folder, "--link", run.experiment["link"], rounds="2")
     done = CliRunner().invoke(main, ["resume", str(folder), "--rounds", "4", "--quiet"])
     assert done.exit_code == 0, done.output
-    assert spent(Run.open(folder)) == spent(run)
+    assert spent(RunFolder.open(folder)) == spent(run)
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_a_plan_is_the_run_where_nothing_is_drawn(options: tuple[str, ...], tmp_
         main, ["launch", *over(*options), "--workers", "0", "--out", str(tmp_path / "run")]
     )
     assert done.exit_code == 0, done.output
-    measured, plan = spent(Run.open(tmp_path / "run")), planned(*options)
+    measured, plan = spent(RunFolder.open(tmp_path / "run")), planned(*options)
     assert plan["simulated_seconds"] == pytest.approx(measured["simulated_seconds"], rel=1e-9)
     assert not plan["estimated"]
-    joules = sum(line.get("joules", 0) for line in Run.open(tmp_path / "run").lines)
+    joules = sum(line.get("joules", 0) for line in RunFolder.open(tmp_path / "run").lines)
     assert joules == pytest.approx(measured["client_joules_total"], rel=1e-9)
     for name in ("client_seconds", "client_joules"):
         assert plan[f"{name}_total"] == pytest.approx(measured[f"{name}_total"], rel=1e-9)
@@ -179,7 +179,7 @@ def test_a_plan_is_the_run_where_nothing_is_drawn(options: tuple[str, ...], tmp_
             assert plan[name][key] == pytest.approx(of(measured[name]), rel=1e-9)
 
 
-def test_a_plan_draws_the_durations_of_the_run(run: Run) -> None:
+def test_a_plan_draws_the_durations_of_the_run(run: RunFolder) -> None:
     measured = planned(*SMALL, "--rounds", "4", "--link", run.experiment["link"])
     assert measured["simulated_seconds"] == pytest.approx(spent(run)["simulated_seconds"], rel=1e-9)
     for name in ("client_seconds", "client_joules"):
@@ -206,7 +206,7 @@ def test_no_client_of_a_plan_is_busy_for_longer_than_the_run_lasts(
     noisy = (*options, "--compute", "50ms,noise=1", "--link", "rtt=1s,jitter=2s", *how)
     done = CliRunner().invoke(main, ["launch", *noisy, "--workers", "0", "--out", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
-    plan, measured = planned(*noisy), spent(Run.open(tmp_path / "run"))
+    plan, measured = planned(*noisy), spent(RunFolder.open(tmp_path / "run"))
     assert plan["client_seconds"]["max"] <= plan["simulated_seconds"] * (1 + 1e-12)
     assert plan["simulated_seconds"] == pytest.approx(measured["simulated_seconds"], rel=1e-9)
     assert plan["client_seconds"]["max"] == pytest.approx(max(measured["client_seconds"]), rel=1e-9)
@@ -225,7 +225,7 @@ def test_a_plan_of_many_tasks_is_an_estimate(monkeypatch: pytest.MonkeyPatch) ->
     assert few["client_seconds_total"] != all_drawn["client_seconds_total"]
 
 
-def test_the_report_has_a_column_of_each(run: Run) -> None:
+def test_the_report_has_a_column_of_each(run: RunFolder) -> None:
     done = CliRunner().invoke(main, ["report", str(run.path)])
     assert done.exit_code == 0, done.output
     page = (run.path / "report.html").read_text()

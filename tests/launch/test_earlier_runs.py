@@ -20,8 +20,8 @@ from click.testing import CliRunner
 
 from launch.cli import main
 from launch.runs import manifest
-from launch.runs.reader import Run
-from launch.runs.restored import StoredRun
+from launch.runs.folder import RunFolder
+from launch.runs.restored import RestoredRun
 from tests.mutations import at
 from tests.support.commands import fedsim
 from tests.support.kept_runs import command, files, kept_run
@@ -78,7 +78,7 @@ def test_a_run_of_an_earlier_version_goes_on(created: Path, tmp_path: Path) -> N
     for key, value in expected.items():
         if not key.endswith("sha256"):
             assert summary[key] == pytest.approx(value, rel=0.02), key
-    stored = StoredRun.open(run)
+    stored = RestoredRun.open(run)
     here, recorded = probe_digest(stored.problem), json.loads(PROBES.read_text())[run_name(created)]
     if stored.drift() or here != recorded:
         again = tmp_path / "again"
@@ -123,22 +123,24 @@ def test_a_run_of_several_lanes_is_read_and_not_computed(
     for name, others in {"ledger": (), "report": (), "trace": (), "watch": (), "compare": (plain,)}.items():
         assert command(name, run, *others).code == 0, name
     assert command("runs", tmp_path).out.count(" fedavg ") == 3
-    assert Run.open(run).checked().summary["status"] == "done"
+    assert RunFolder.open(run).checked().summary["status"] == "done"
 
 
 def test_a_run_of_one_lane_goes_on_as_one_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = written_with(1, tmp_path, monkeypatch)
-    plain = Run.open(kept_run(tmp_path / "plain", algo="fedavg", rounds=4))
+    plain = RunFolder.open(kept_run(tmp_path / "plain", algo="fedavg", rounds=4))
     assert command("resume", left).code == 0
-    run = Run.open(left).checked()
-    assert run.experiment == Run.open(tmp_path / "run").experiment == {**plain.experiment, "lanes": 1}
+    run = RunFolder.open(left).checked()
+    assert run.experiment == RunFolder.open(tmp_path / "run").experiment == {**plain.experiment, "lanes": 1}
     for digest in ("model_sha256", "clients_sha256"):
         assert run.summary[digest] == plain.summary[digest]
     for name in ("verify", "replay", "report", "ledger"):
         assert command(name, left).code == 0, name
     again = CliRunner().invoke(main, ["launch", "--config", str(left), "--out", str(tmp_path / "again")])
     assert again.exit_code == 0, again.stderr
-    assert Run.open(tmp_path / "again").summary["experiment_sha256"] == plain.summary["experiment_sha256"]
+    assert (
+        RunFolder.open(tmp_path / "again").summary["experiment_sha256"] == plain.summary["experiment_sha256"]
+    )
 
 
 def test_lanes_are_no_option_of_a_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.reproducible import without_seconds
 
@@ -25,21 +25,21 @@ MIXED = ("--participation", "coin:0.8+gone:0.1+lost:0.1")
 SHORT = ("--clients", "6", "--rounds", "3", "--model", "logistic")
 
 
-def launch(folder: Path, *options: str) -> Run:
+def launch(folder: Path, *options: str) -> RunFolder:
     fedsim("launch", "--quiet", "--out", str(folder), *options)
-    return Run.open(folder)
+    return RunFolder.open(folder)
 
 
-def rows(run: Run, *kinds: str) -> pandas.DataFrame:
+def rows(run: RunFolder, *kinds: str) -> pandas.DataFrame:
     key = [c for c in run.ledger.columns if c != "worker"]
     return run.ledger[run.ledger.kind.isin(kinds)][key].sort_values(key).reset_index(drop=True)
 
 
-def metrics(run: Run) -> list[dict[str, object]]:
+def metrics(run: RunFolder) -> list[dict[str, object]]:
     return without_seconds(map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines()))
 
 
-def same(one: Run, other: Run) -> None:
+def same(one: RunFolder, other: RunFolder) -> None:
     """Model, every client's state, metrics, and the rows of both hops."""
     for key in ("status", "rounds", "model_sha256", "clients_sha256", "took_part", "folded", "dual_mismatch"):
         assert one.summary[key] == other.summary[key], key
@@ -124,7 +124,7 @@ def test_an_edge_server_that_is_killed_is_made_good(seed: int, tmp_path: Path) -
         tmp_path / "run", random.Random(seed), kill, *LONG, "--workers", "4", "--edge-processes"
     )
     running.rest()
-    same(Run.open(tmp_path / "run"), alone)
+    same(RunFolder.open(tmp_path / "run"), alone)
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_a_ledger_that_cannot_be_compared_does_not_make_a_run_fail(tmp_path: Pat
     options = (*LONG, "--workers", "4", "--edge-processes", "--verify-bytes")
     running = disturbed(tmp_path / "run", random.Random(0), kill, *options)
     assert "the run is done, but its ledger is not compared" in running.rest(1)
-    assert Run.open(tmp_path / "run").summary["status"] == "done"
+    assert RunFolder.open(tmp_path / "run").summary["status"] == "done"
 
 
 def stop(pid: int) -> None:
@@ -146,7 +146,7 @@ def test_an_edge_server_that_hangs_is_replaced(tmp_path: Path) -> None:
     options = (*LONG, "--workers", "2", "--edge-processes", "--lease", "4")
     running = disturbed(tmp_path / "run", random.Random(0), stop, *options)
     running.rest()
-    same(Run.open(tmp_path / "run"), alone)
+    same(RunFolder.open(tmp_path / "run"), alone)
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_a_run_with_edge_servers_goes_on(tmp_path: Path) -> None:
     listen_until(running, folder, 5)
     running.kill()
     fedsim("resume", str(folder), "--workers", "3")
-    same(Run.open(folder), alone)
+    same(RunFolder.open(folder), alone)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ from launch.engines.slurm import Slurm
 from launch.engines.submit import ENGINES, submit
 from launch.engines.sweeps import array_script
 from launch.results.run_page import render
-from launch.runs.process_rows import process_rows
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from launch.sweep.task import Task, Tasks
 from tests.launch.test_remote_workers import Federation, ends, eventually, here, same_bits
 from tests.support import slurm_cluster
@@ -76,10 +75,10 @@ def test_workers_here_and_elsewhere_share_a_run(federation: Federation, bind: st
     output = ends(launched)
     assert "residual 0" in output and "2 workers and 1 remote worker" in output
     ends(joined)
-    run = Run.open(federation.run)
+    run = RunFolder.open(federation.run)
     same_bits(run, here(federation.folder / "local", *EXPERIMENT))
     assert set(run.ledger[run.ledger.kind == "algorithm"].worker) == {0, 1, 2}
-    rows = [row for row in process_rows(run.path) if row["role"] == "remote worker"]
+    rows = [row for row in run.processes if row["role"] == "remote worker"]
     assert {row["index"]: row["engine"] for row in rows} == {0: "slurm job 7", 1: "", 2: ""}
     assert all(row["node"] == platform.node() and row["device"].startswith("cpu ") for row in rows)
     assert not [*run.path.glob("join*.json")] and not left_over(run.path)
@@ -101,7 +100,7 @@ def test_a_mixed_run_goes_on_with_as_many_workers_here_as_before(federation: Fed
     federation.await_new_keys(first)
     federation.join()
     assert "1 worker and 1 remote worker" in ends(resumed)
-    same_bits(Run.open(federation.run), here(federation.folder / "local", *SLOW))
+    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *SLOW))
 
 
 # ---- node agents
@@ -114,7 +113,7 @@ def test_two_node_agents_carry_a_run_with_the_bits_of_one_process(federation: Fe
     assert "residual 0" in ends(launched)
     for agent in agents:
         assert "2 workers" in ends(agent)
-    run = Run.open(federation.run)
+    run = RunFolder.open(federation.run)
     same_bits(run, here(federation.folder / "local", *EXPERIMENT))
     assert set(run.ledger[run.ledger.kind == "algorithm"].worker) == {0, 1, 2, 3}
 
@@ -128,7 +127,7 @@ def test_an_agent_starts_a_killed_worker_again_and_ends_with_its_workers(federat
     os.kill(workers_of(agent)[0], signal.SIGKILL)
     ends(launched)
     assert "was killed by SIGKILL; it is started again" in ends(agent)
-    same_bits(Run.open(federation.run), here(federation.folder / "local", *SLOW))
+    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *SLOW))
 
 
 @pytest.mark.process
@@ -178,7 +177,7 @@ def test_a_starters_ranks_are_the_workers(federation: Federation, starter: list[
     )
     assert done.returncode == 0, done.stderr.decode()
     ends(launched)
-    same_bits(Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT))
+    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *EXPERIMENT))
 
 
 # ---- Ray
@@ -211,9 +210,9 @@ def test_ray(ray_cluster: RayCluster, tmp_path: Path) -> None:
             ray_cluster.tell("remove 0")
         output = ends(carried)
         assert lost or "residual 0" in output
-        same_bits(Run.open(run), alone)
+        same_bits(RunFolder.open(run), alone)
         assert not left_over(run)
-        rows = [row for row in process_rows(run) if row["role"] == "remote worker"]
+        rows = [row for row in RunFolder(run).processes if row["role"] == "remote worker"]
         assert {row["engine"] for row in rows} == {"ray"}
 
 
@@ -231,7 +230,7 @@ def test_a_run_on_ray_that_is_ended_leaves_nothing_and_goes_on(
     first.kill()
     eventually(lambda: not left_over(run), "the end of its processes")
     assert "goes on after round" in ends(on_ray(ray_cluster, run, *SLOW))
-    same_bits(Run.open(run), here(tmp_path / "local", *SLOW))
+    same_bits(RunFolder.open(run), here(tmp_path / "local", *SLOW))
 
 
 def test_without_a_cluster_or_with_an_unknown_option_the_error_says_what_to_do(tmp_path: Path) -> None:
@@ -263,7 +262,7 @@ def test_a_sweep_on_ray_is_that_of_one_machine_also_when_a_node_is_lost(
 
 def digests(runs: Path) -> dict[str, tuple[str, str]]:
     """Of the runs of a sweep, by folder."""
-    signed = {path.parent.name: Run.open(path.parent).summary for path in runs.glob("*/sweep.json")}
+    signed = {path.parent.name: RunFolder.open(path.parent).summary for path in runs.glob("*/sweep.json")}
     return {name: (s["model_sha256"], s["clients_sha256"]) for name, s in signed.items()}
 
 
@@ -420,7 +419,7 @@ def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str
             cluster.command("scontrol", "update", "JobId=1", "StartTime=now")
             time.sleep(2)
     eventually(lambda: not cluster.command("squeue", "--noheader").strip(), "the job's end")
-    result = Run.open(run)
+    result = RunFolder.open(run)
     assert result.status == "done", log.read_text()
     same_bits(result, here(tmp_path / "local", *SLOW))
     assert not left_over(run)
@@ -430,7 +429,7 @@ def test_slurm(cluster: slurm_cluster.Cluster, tmp_path: Path, interruption: str
 
 def coordinator_of(run: Path) -> int:
     """The process that carries a run out."""
-    return next(row["pid"] for row in process_rows(run) if row["role"] == "coordinator")
+    return next(row["pid"] for row in RunFolder(run).processes if row["role"] == "coordinator")
 
 
 @pytest.mark.process

@@ -12,7 +12,7 @@ import pytest
 
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.session.run import launch
 from workers import devices
 from workers.devices import Placement, assign_devices

@@ -24,8 +24,7 @@ from fedsim.errors import DataError, UsageError
 from launch.engines.job import Job
 from launch.engines.kubernetes import Kubernetes
 from launch.engines.kubernetes_objects import PORT
-from launch.runs.process_rows import process_rows
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from tests.launch.test_engines import SLOW, metrics
 from tests.launch.test_remote_workers import ends, eventually, here, same_bits
 from tests.support.commands import Command, fedsim
@@ -207,10 +206,10 @@ def test_its_containers_carry_the_run_with_the_bits_of_one_process(kubelet: Kube
     assert "goes on after round" in ends(kubelet.start(coordinator))
     for agent in agents:
         ends(agent)
-    result = Run.open(run)
+    result = RunFolder.open(run)
     same_bits(result, here(tmp_path / "local", *SLOW))
     assert not left_over(run)
-    rows = [row for row in process_rows(run) if row["role"] == "remote worker"]
+    rows = [row for row in RunFolder(run).processes if row["role"] == "remote worker"]
     assert {row["engine"] for row in rows} == {"kubernetes"}
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from fedsim.errors import DiskError
 from fedsim.experiment import Experiment
-from launch.configuration.config import Execution
-from launch.runs.resume import Stored
+from launch.configuration.execution import Execution
+from launch.runs.resume import Resumption
 from launch.session.run import launch, resume
 from tests.support.reproducible import fresh_processes, without_seconds
 from workers.storage import atomic_files
@@ -107,7 +107,7 @@ def first_start(folder: str, at: int, dies: bool, survives: Durability = "power"
 
 def second_start(folder: str) -> None:
     stored = Path(folder) / "manifest.json"
-    if stored.exists() and Stored.open(Path(folder)).complete:
+    if stored.exists() and Resumption.open(Path(folder)).complete:
         pass  # its summary was written before
     elif stored.exists():
         resume(Path(folder), {}, quiet=True)

@@ -19,7 +19,8 @@ from msgspec import Meta
 from fedsim.errors import UsageError
 from fedsim.experiment import Experiment
 from launch.cli import main
-from launch.configuration.config import Execution, resolve
+from launch.configuration.config import resolve
+from launch.configuration.execution import Execution
 
 NEEDED = {
     ("resume",): ("nowhere",),

@@ -27,8 +27,8 @@ import pytest
 from fedsim.errors import FedsimError
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
-from launch.configuration.config import Execution
-from launch.runs.resume import Stored
+from launch.configuration.execution import Execution
+from launch.runs.resume import Resumption
 from launch.runs.summary import stored_model_digest
 from launch.session.run import launch, resume
 from protocols import find
@@ -440,7 +440,7 @@ def recovered(run: Path, cut: Cut, problem: Problem, whole: dict[str, bytes]) ->
 
 
 def complete(run: Path) -> bool:
-    return (run / "manifest.json").exists() and Stored.open(run).complete
+    return (run / "manifest.json").exists() and Resumption.open(run).complete
 
 
 def compare(run: Path, problem: Problem, expected: dict[str, Any]) -> None:

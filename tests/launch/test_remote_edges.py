@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from tests.launch.test_remote_workers import Federation, answer, ends, eventually, here
 from tests.support.commands import Command, over
 from workers.transport.edge_credentials import EdgeCredentials
@@ -58,14 +58,14 @@ def sites(tmp_path: Path) -> Iterator[Sites]:
     created.close()
 
 
-def rows(run: Run, kind: str) -> pandas.DataFrame:
+def rows(run: RunFolder, kind: str) -> pandas.DataFrame:
     """CURVE has another framing than a worker of the same machine."""
     key = [c for c in run.ledger.columns if c != "worker"]
     selected = run.ledger[(run.ledger.kind == kind) & (run.ledger.layer != "framing")]
     return selected[key].sort_values(key).reset_index(drop=True)
 
 
-def same(one: Run, other: Run) -> None:
+def same(one: RunFolder, other: RunFolder) -> None:
     for key in ("status", "model_sha256", "clients_sha256", "took_part", "folded", "dual_mismatch"):
         assert one.summary[key] == other.summary[key], key
     for kind in ("algorithm", "edge"):
@@ -83,7 +83,7 @@ def test_two_sites_have_the_bits_of_one_process(sites: Sites) -> None:
     workers = [sites.worker(0), sites.worker(0), sites.worker(1)]
     output = [ends(running) for running in (launched, *edges, *workers)]
     assert all("the run is over" in text for text in output[1:])
-    run, alone = Run.open(sites.run), here(sites.folder / "alone", *SHORT)
+    run, alone = RunFolder.open(sites.run), here(sites.folder / "alone", *SHORT)
     same(run, alone)
     assert run.summary["kernel_residual"] == {"down": 0, "up": 0}
     assert run.summary["edge_residuals"] == {name: {"down": 0, "up": 0} for name in ("edge0", "edge1")}
@@ -122,7 +122,7 @@ def test_an_edge_server_that_is_killed_and_comes_again_changes_nothing(sites: Si
     edges[0] = sites.edge(0, bind=bind)
     for running in (launched, *edges, *workers):
         ends(running)
-    same(Run.open(sites.run), here(sites.folder / "alone", *LONG))
+    same(RunFolder.open(sites.run), here(sites.folder / "alone", *LONG))
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_an_edge_server_that_hangs_joins_again(sites: Sites) -> None:
     edges[0].process.send_signal(signal.SIGCONT)
     output = [ends(running) for running in (launched, *edges, *workers)]
     assert "had given this worker up; joining again" in output[1]
-    same(Run.open(sites.run), here(sites.folder / "alone", *LONG))
+    same(RunFolder.open(sites.run), here(sites.folder / "alone", *LONG))
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ def test_a_worker_that_is_killed_is_made_good_by_another_of_its_site(sites: Site
     workers[0].kill()  # worker 0 or 1: they take the free seats
     for running in (launched, *edges, *workers[1:]):
         ends(running)
-    same(Run.open(sites.run), here(sites.folder / "alone", *LONG))
+    same(RunFolder.open(sites.run), here(sites.folder / "alone", *LONG))
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_a_worker_whose_key_is_revoked_at_the_root_is_out(sites: Sites) -> None:
     assert len(out) == 1
     for running in (launched, *edges, *(running for running in workers if running not in out)):
         ends(running)
-    same(Run.open(sites.run), here(sites.folder / "alone", *LONG, *many))
+    same(RunFolder.open(sites.run), here(sites.folder / "alone", *LONG, *many))
 
 
 FILE = """
@@ -190,7 +190,7 @@ def test_a_tree_in_a_file_may_lie_anywhere_but_must_be_the_same(sites: Sites) ->
     workers = [sites.worker(e, "--tree", str(copy)) for e in range(2)]
     for running in (launched, *edges, *workers):
         ends(running)
-    same(Run.open(sites.run), alone)
+    same(RunFolder.open(sites.run), alone)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pandas
 import pytest
 import torch
 
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.relay import Relay
 from workers.portable import LEAST
@@ -112,13 +112,13 @@ def answer(*arguments: str, code: int = 2) -> str:
     return output
 
 
-def here(folder: Path, *options: str) -> Run:
+def here(folder: Path, *options: str) -> RunFolder:
     """The same experiment in one process."""
     fedsim("launch", "--workers", "0", "--out", str(folder), *options)
-    return Run.open(folder)
+    return RunFolder.open(folder)
 
 
-def same_bits(one: Run, other: Run) -> None:
+def same_bits(one: RunFolder, other: RunFolder) -> None:
     for key in ("model_sha256", "clients_sha256", "test_accuracy"):
         assert one.summary[key] == other.summary[key]
 
@@ -143,7 +143,7 @@ def test_two_workers_come_in_and_every_byte_is_known(federation: Federation) -> 
     assert not federation.join_credentials.exists(), "keys that open nothing any more"
     left = [p.read_bytes().decode(errors="replace") for p in federation.run.rglob("*") if p.is_file()]
     assert not [text for text in (*argv, *output, *left) for key in keys if key in text]
-    run, local = Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
+    run, local = RunFolder.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
     same_bits(run, local)
     rows = run.ledger
     booked = rows.groupby("direction")["bytes"].sum().to_dict()
@@ -177,7 +177,7 @@ def test_a_join_that_is_refused_is_booked_as_control_traffic(federation: Federat
     output = [ends(launched), ends(first), ends(second)]
     relay.close()
     assert "residual 0" in output[0] and "worker 1 of run" in output[2]
-    rows = Run.open(federation.run).ledger
+    rows = RunFolder.open(federation.run).ledger
     assert relay.bytes == rows.groupby("direction")["bytes"].sum().to_dict()
     refused = rows[rows.message == "refused"]
     assert (
@@ -202,7 +202,7 @@ def test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again(feder
     third = federation.join()
     ends(launched)
     ends(third)
-    run = Run.open(federation.run)
+    run = RunFolder.open(federation.run)
     same_bits(run, here(federation.folder / "local", *slow))
     assert set(run.ledger[run.ledger.kind == "retry"].message) == {"task"}
     own = run.ledger[run.ledger.kind == "algorithm"]
@@ -223,7 +223,7 @@ def test_a_connection_that_is_cut_is_made_anew(federation: Federation) -> None:
     ends(launched)
     assert ends(remote_worker).count("was lost; joining again") == 2
     relay.close()
-    run = Run.open(federation.run)
+    run = RunFolder.open(federation.run)
     same_bits(run, here(federation.folder / "local", *slow))
     assert run.summary["kernel_residual"] is None, "a lost connection took its counters with it"
 
@@ -239,7 +239,7 @@ def test_a_worker_that_was_silent_for_too_long_joins_again(federation: Federatio
     remote_worker.process.send_signal(signal.SIGCONT)
     ends(launched)
     assert "had given this worker up; joining again" in ends(remote_worker)
-    same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
+    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *slow))
 
 
 def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) -> None:
@@ -258,7 +258,7 @@ def test_a_worker_whose_key_is_revoked_is_out_at_once(federation: Federation) ->
     assert "was lost; joining again" in notice and "does not accept this key" in notice.splitlines()[-1]
     ends(launched)
     ends(stays)
-    run = Run.open(federation.run)
+    run = RunFolder.open(federation.run)
     same_bits(run, here(federation.folder / "local", *slow))
     assert set(run.ledger[run.ledger.kind == "retry"].message) <= {"task"}
     assert "is not being run: its keys open nothing" in answer("revoke", str(federation.run), "0")
@@ -281,7 +281,7 @@ def test_a_new_start_has_new_keys(federation: Federation) -> None:
     ends(federation.join())
     ends(second)
     assert not (federation.run / "revoked.json").exists()
-    same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
+    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *slow))
 
 
 def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
@@ -306,7 +306,7 @@ def test_who_must_not_come_in_is_told_why(federation: Federation) -> None:
     assert ends(launched).count("comes from") == 3
     for sound in both:
         ends(sound)
-    assert Run.open(federation.run).summary["status"] == "done"
+    assert RunFolder.open(federation.run).summary["status"] == "done"
 
 
 OTHER_BITS = {"ATEN_CPU_CAPABILITY": "default"}
@@ -327,7 +327,7 @@ def test_a_worker_that_would_compute_other_bits_is_refused(federation: Federatio
     output = ends(launched)
     for running in sound:
         ends(running)
-    run, alone = Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
+    run, alone = RunFolder.open(federation.run), here(federation.folder / "local", *EXPERIMENT)
     same_bits(run, alone)
     assert alone.manifest["platform"]["probe"]["cpu"] in other
     assert "refused: it computes other bits" in output
@@ -341,7 +341,7 @@ def test_with_allow_drift_it_takes_part_and_everybody_says_so(federation: Federa
     output = ends(launched)
     for running in workers:
         ends(running)
-    run, says = Run.open(federation.run), "this run's bits depend on who computed what"
+    run, says = RunFolder.open(federation.run), "this run's bits depend on who computed what"
     assert says in output
     name = LEAST[torch.__version__.startswith("2.6.")]
     assert len(run.drift) == 1 and f"processor {name} instead of" in run.drift[0]
@@ -358,7 +358,7 @@ def test_portable_numerics_give_these_bits_whatever_the_workers_environment(fede
     for running in (launched, *workers):
         ends(running)
     alone = here(federation.folder / "local", *EXPERIMENT, "--numerics", "portable")
-    same_bits(Run.open(federation.run), alone)
+    same_bits(RunFolder.open(federation.run), alone)
     assert "5 tasks compared, 5 identical" in fedsim("verify", str(federation.run))
 
 
@@ -393,7 +393,7 @@ def test_a_users_files_may_lie_anywhere_on_the_other_machine(federation: Federat
     joined = federation.join("--algo", str(here_ / "algo.py"), "--dataset", str(here_ / "data.py"))
     assert "the run is over" in ends(joined)
     ends(launched)
-    assert Run.open(federation.run).summary["status"] == "done"
+    assert RunFolder.open(federation.run).summary["status"] == "done"
 
 
 def test_a_run_whose_only_worker_is_refused_ends_soon_and_says_why(federation: Federation) -> None:
@@ -434,7 +434,7 @@ def test_a_worker_that_does_not_hear_of_the_end_ends_by_itself(federation: Feder
     assert "nobody has answered" in output and "the run is over, or its coordinator has ended" in output
     ends(hears)
     relay.close()
-    same_bits(Run.open(federation.run), here(federation.folder / "local", *slow))
+    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *slow))
 
 
 def test_a_run_over_ipv6_has_the_same_bits_and_every_byte_is_known(federation: Federation) -> None:
@@ -451,7 +451,7 @@ def test_a_run_over_ipv6_has_the_same_bits_and_every_byte_is_known(federation: F
     output = ends(launched)
     assert f"waiting for 1 worker at {url}" in output and "residual 0" in output
     assert "the run is over" in ends(worker)
-    same_bits(Run.open(federation.run), here(federation.folder / "local", *EXPERIMENT))
+    same_bits(RunFolder.open(federation.run), here(federation.folder / "local", *EXPERIMENT))
 
 
 def _has_ipv6() -> bool:
@@ -522,4 +522,4 @@ def test_two_hosts(two_hosts: Federation) -> None:
     assert "residual 0" in ends(launched)
     for remote_worker in remote_workers:
         ends(remote_worker)
-    same_bits(Run.open(two_hosts.run), here(two_hosts.folder / "local", *EXPERIMENT))
+    same_bits(RunFolder.open(two_hosts.run), here(two_hosts.folder / "local", *EXPERIMENT))

@@ -23,7 +23,7 @@ from launch.results.participation_grid import participation_grid
 from launch.results.run_page import render, report
 from launch.results.staleness import histogram
 from launch.results.timeline import timeline
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from workers.storage.metrics_file import LISTS
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "path", "use", "rect", "line", "circle"}
@@ -77,7 +77,7 @@ def test_names_from_outside_are_escaped(folder: Path) -> None:
     manifest["experiment"]["dataset"] = "<script>alert(1)</script>"
     del manifest["experiment_sha256"]
     path.write_text(json.dumps(manifest))
-    text = render(Run.open(folder))
+    text = render(RunFolder.open(folder))
     assert "<script>" not in text and "&lt;script&gt;" in text
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_failed_has_a_page_that_says_so(folder: Path) -> None:
     failed = {"status": "failed", "error": "worker 1 died", "files": {}}
     (folder / "summary.json").write_text(json.dumps(summary | failed))
     (folder / "metrics.jsonl").write_text("")
-    text = render(Run.open(folder))
+    text = render(RunFolder.open(folder))
     assert "failed" in text and "worker 1 died" in text
 
 
@@ -102,14 +102,14 @@ def embedded(page: str, name: str) -> pandas.DataFrame:
     return pandas.read_csv(BytesIO(base64.b64decode(match[1])))
 
 
-def without_summary(folder: Path, lines: int) -> Run:
+def without_summary(folder: Path, lines: int) -> RunFolder:
     """As after kill -9 before the first checkpoint, with so many lines of metrics.jsonl."""
     (folder / "summary.json").unlink()
     for path in (folder / "checkpoints").iterdir():
         path.unlink()
     path = folder / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:lines]))
-    return Run.open(folder)
+    return RunFolder.open(folder)
 
 
 def tile(page: str, name: str) -> str:
@@ -135,7 +135,7 @@ def test_a_finished_run_says_so_with_its_command_and_date(folder: Path) -> None:
         "command": ["/x/fedsim", "launch", "--set", "a b"],
     }
     path.write_text(json.dumps(manifest))
-    page = render(Run.open(folder))
+    page = render(RunFolder.open(folder))
     for text in (
         "done after 4 rounds",
         "fedsim launch --set &#x27;a b&#x27;",
@@ -147,7 +147,7 @@ def test_a_finished_run_says_so_with_its_command_and_date(folder: Path) -> None:
 
 def test_every_number_of_the_metrics_is_drawn_or_stated(launched: Callable[..., Path]) -> None:
     folder = launched("admm", algo="ivon_admm", model="logistic", clients=3, rounds=2, eval_samples=4)
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     page = render(run)
     drawn = ("primal residual", "dual residual", "dual slack", "train loss")
     for name in drawn:
@@ -168,7 +168,7 @@ def part(page: str, title: str) -> str:
 
 def test_calibration_and_scores_by_client_are_drawn(launched: Callable[..., Path]) -> None:
     folder = launched("admm", algo="ivon_admm", model="logistic", clients=3, rounds=2, eval_samples=4)
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     page, summary = render(run), run.summary
     for name, key in {
         "ECE": "test_ece",
@@ -195,7 +195,7 @@ def test_calibration_and_scores_by_client_are_drawn(launched: Callable[..., Path
 
 
 def test_a_run_of_an_earlier_fedsim_has_a_page_without_calibration(make: Callable[..., Path]) -> None:
-    page = render(Run.open(make("old", participation="full")))
+    page = render(RunFolder.open(make("old", participation="full")))
     assert tile(page, "accuracy") == "60.0 %"
     for name in ("Calibration", "Scores by client", "ECE"):
         assert f"<h2>{name}" not in page and f"<span>{name}" not in page
@@ -217,24 +217,24 @@ def test_a_run_that_an_earlier_fedsim_began_has_what_its_later_lines_have(folder
     lines[-1] |= dict.fromkeys(("test_ece", "test_brier", "client_nll_mean"))  # it has diverged
     del lines[-1]["reliability"]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    page = render(Run.open(folder))
+    page = render(RunFolder.open(folder))
     assert "accuracy against confidence" not in page and 'aria-label="clients by accuracy"' in page
 
 
 def test_the_ledger_is_in_the_page_or_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = render(Run.open(folder))
-    assert embedded(page, "ledger.csv").bytes.sum() == Run.open(folder).ledger.bytes.sum()
+    page = render(RunFolder.open(folder))
+    assert embedded(page, "ledger.csv").bytes.sum() == RunFolder.open(folder).ledger.bytes.sum()
     monkeypatch.setattr(run_page, "EMBEDDED", 100)
-    page = render(Run.open(folder))
+    page = render(RunFolder.open(folder))
     assert f"{folder / 'ledger.csv'}: every byte" in page and 'download="ledger.csv"' not in page
 
 
 def test_the_bill_has_codecs_and_what_dense_would_be(launched: Callable[..., Path]) -> None:
     codecs = {"up.precision": "csr:0.1"}
     folder = launched("csr", algo="fedlap_cov", model="logistic", clients=3, rounds=2, codecs=codecs)
-    rows = Run.open(folder).ledger
+    rows = RunFolder.open(folder).ledger
     rows = rows[rows.kind == "algorithm"]
-    bill = render(Run.open(folder)).partition("<h2>Bill")[2].partition("<h2>")[0]
+    bill = render(RunFolder.open(folder)).partition("<h2>Bill")[2].partition("<h2>")[0]
     cells = [re.findall(r"<td[^>]*>(?:<b>)?([^<]*)", line) for line in bill.split("<tr>")]
     csr = next(line for line in cells if line[:3] == ["precision", "values", "csr:0.1"])
     mine = rows[(rows.field == "precision") & (rows.codec == "csr:0.1")]
@@ -244,7 +244,7 @@ def test_the_bill_has_codecs_and_what_dense_would_be(launched: Callable[..., Pat
 
 
 def test_the_table_of_clients_is_the_summary_and_the_ledger(folder: Path) -> None:
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     section = render(run).partition("<h2>Clients")[2].partition("<h2>")[0]
     lines = [re.findall(r"<td[^>]*>([^<]*)", line) for line in section.split("<tr>")[2:]]
     own = run.ledger[run.ledger.kind == "algorithm"]
@@ -266,7 +266,7 @@ def saved(page: str, name: str) -> pandas.DataFrame:
 
 
 def test_bytes_and_scores_of_every_client_are_drawn_and_may_be_saved(folder: Path) -> None:
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     page = render(run)
     table, own = saved(page, "bytes_by_client.csv"), run.ledger[run.ledger.kind == "algorithm"]
     assert list(table.client) == [f"client {k}" for k in range(4)]
@@ -286,7 +286,7 @@ def test_bytes_and_scores_of_every_client_are_drawn_and_may_be_saved(folder: Pat
 
 
 def test_a_run_with_edge_servers_has_the_bytes_of_each_hop(launched: Callable[..., Path]) -> None:
-    run = Run.open(launched("tree", algo="fedavg", model="logistic", clients=4, rounds=2, tree="2x2"))
+    run = RunFolder.open(launched("tree", algo="fedavg", model="logistic", clients=4, rounds=2, tree="2x2"))
     page, rows = render(run), run.ledger
     for name, kind in (("clients and edge servers", "algorithm"), ("edge servers and server", "edge")):
         own = rows[rows.kind == kind]
@@ -331,7 +331,7 @@ def test_the_grid_of_participation_is_never_higher_than_a_screen(
     make: Callable[..., Path], clients: int, rounds: int
 ) -> None:
     folder = make("run", clients=clients, client_sizes=[1] * clients, participation="full", seed=0)
-    grid = participation_grid(Run.open(folder), rounds)
+    grid = participation_grid(RunFolder.open(folder), rounds)
     match = re.search(r'viewBox="0 0 (\d+) (\d+)" style="max-width: (\d+)px', grid)
     assert match is not None
     width, height, widest = map(int, match.groups())
@@ -407,6 +407,6 @@ def test_a_timeline_that_is_being_written_or_missing_or_strange(tmp_path: Path) 
 
 def test_the_page_has_the_timeline(folder: Path) -> None:
     (folder / "timeline.csv").unlink(missing_ok=True)
-    assert "Timeline" not in render(Run.open(folder))
+    assert "Timeline" not in render(RunFolder.open(folder))
     timed(folder, "1,1,0,0,task,0.0,2.0,1.5")
-    assert "<h2>Timeline</h2>" in render(Run.open(folder))
+    assert "<h2>Timeline</h2>" in render(RunFolder.open(folder))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas
 import pytest
 
-from launch.runs.reader import Run
-from launch.runs.resume import Stored
+from launch.runs.folder import RunFolder
+from launch.runs.resume import Resumption
 from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.reproducible import without_seconds
 
@@ -25,21 +25,21 @@ OVERTAKING = (*RUN, "--async", "fedbuff:1", "--compute", "1ms,noise=1")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunFolder]:
     """Runs of one process, made once per experiment."""
-    created: dict[tuple[str, ...], Run] = {}
+    created: dict[tuple[str, ...], RunFolder] = {}
 
-    def run(*options: str) -> Run:
+    def run(*options: str) -> RunFolder:
         if options not in created:
             folder = tmp_path_factory.mktemp("undisturbed") / "run"
             fedsim("launch", "--workers", "0", "--out", str(folder), *options)
-            created[options] = Run.open(folder)
+            created[options] = RunFolder.open(folder)
         return created[options]
 
     return run
 
 
-def same(one: Run, other: Run) -> None:
+def same(one: RunFolder, other: RunFolder) -> None:
     """Model, every client's state, metrics and the algorithm's ledger, bit for bit."""
     for key in ("status", "rounds", "model_sha256", "clients_sha256", "took_part", "folded", "bytes_up"):
         assert one.summary[key] == other.summary[key], key
@@ -49,12 +49,12 @@ def same(one: Run, other: Run) -> None:
     assert rows(one).equals(rows(other))
 
 
-def metrics(run: Run) -> list[dict[str, object]]:
+def metrics(run: RunFolder) -> list[dict[str, object]]:
     lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
     return without_seconds(lines)
 
 
-def rows(run: Run) -> pandas.DataFrame:
+def rows(run: RunFolder) -> pandas.DataFrame:
     key = [c for c in run.ledger.columns if c != "worker"]
     return run.ledger[run.ledger.kind == "algorithm"][key].sort_values(key).reset_index(drop=True)
 
@@ -95,7 +95,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(
     after: str,
     options: tuple[str, ...],
     more: tuple[str, ...],
-    undisturbed: Callable[..., Run],
+    undisturbed: Callable[..., RunFolder],
     tmp_path: Path,
 ) -> None:
     """Whatever the workers before and after: set-up, two exchanges, losses, rounds not evaluated."""
@@ -103,10 +103,10 @@ def test_a_killed_run_goes_on_with_the_same_bits(
     output = fedsim("resume", str(tmp_path / "run"), *more)
     assert "goes on after round" in output or "goes on from the start" in output
     at = options.index("--workers")
-    same(Run.open(tmp_path / "run"), undisturbed(*options[:at], *options[at + 2 :]))
+    same(RunFolder.open(tmp_path / "run"), undisturbed(*options[:at], *options[at + 2 :]))
 
 
-def test_killed_again_and_again(undisturbed: Callable[..., Run], tmp_path: Path) -> None:
+def test_killed_again_and_again(undisturbed: Callable[..., RunFolder], tmp_path: Path) -> None:
     options = ("--algo", "fedlap_func", *RUN)
     folder = tmp_path / "run"
     killed(folder, "round 1/8", *options, "--workers", "2")
@@ -115,32 +115,36 @@ def test_killed_again_and_again(undisturbed: Callable[..., Run], tmp_path: Path)
         running.wait_for(after)
         running.kill()
     fedsim("resume", str(folder))
-    same(Run.open(folder), undisturbed(*options))
+    same(RunFolder.open(folder), undisturbed(*options))
 
 
-def test_an_interrupted_run_says_how_it_goes_on(undisturbed: Callable[..., Run], tmp_path: Path) -> None:
+def test_an_interrupted_run_says_how_it_goes_on(
+    undisturbed: Callable[..., RunFolder], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     running = start("launch", "--out", str(folder), "--workers", "2", *RUN)
     running.wait_for("round 2/8")
     running.process.send_signal(signal.SIGINT)
     assert "goes on" in running.rest(130)
-    assert Run.open(folder).summary["status"] == "interrupted"
+    assert RunFolder.open(folder).summary["status"] == "interrupted"
     fedsim("resume", str(folder))
-    same(Run.open(folder), undisturbed(*RUN))
+    same(RunFolder.open(folder), undisturbed(*RUN))
 
 
-def test_more_rounds(undisturbed: Callable[..., Run], tmp_path: Path) -> None:
+def test_more_rounds(undisturbed: Callable[..., RunFolder], tmp_path: Path) -> None:
     folder = tmp_path / "run"
     few = tuple("3" if o == "8" else o for o in RUN)
     fedsim("launch", "--workers", "0", "--out", str(folder), *few)
     fedsim("resume", str(folder), "--rounds", "8")
-    same(Run.open(folder), undisturbed(*RUN))
+    same(RunFolder.open(folder), undisturbed(*RUN))
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert "is complete: all 8 rounds; --rounds gives it more" in fedsim("resume", str(folder))
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_a_damaged_checkpoint_falls_back_and_says_so(undisturbed: Callable[..., Run], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_falls_back_and_says_so(
+    undisturbed: Callable[..., RunFolder], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     killed(folder, "round 5/8", "--workers", "2", *RUN)
     newest = max((folder / "checkpoints").glob("*.checkpoint"))
@@ -149,7 +153,7 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(undisturbed: Callable[..., 
     newest.write_bytes(data)
     output = fedsim("resume", str(folder))
     assert "not used" in output and newest.name in output
-    same(Run.open(folder), undisturbed(*RUN))
+    same(RunFolder.open(folder), undisturbed(*RUN))
 
 
 def test_what_must_not_change_is_refused_with_both_values(tmp_path: Path) -> None:
@@ -181,7 +185,7 @@ def test_what_must_not_change_is_refused_with_both_values(tmp_path: Path) -> Non
     manifest.write_text(json.dumps(kept | {"versions": kept["versions"] | {"torch": "1.0"}}))
     assert "was begun with torch 1.0" in refused("--rounds", "3", "--workers", "0")
     fedsim("resume", str(folder), "--rounds", "3", "--workers", "0", "--allow-drift")
-    assert Stored.open(folder).experiment.rounds == 3
+    assert Resumption.open(folder).experiment.rounds == 3
 
 
 def test_one_coordinator_at_a_time(tmp_path: Path) -> None:

@@ -16,11 +16,10 @@ import pytest
 from fedsim.errors import ConnectionLost, DataError, Interrupted
 from fedsim.experiment import Experiment
 from fedsim.wire.envelope import Envelope
-from launch.commands.watch import _Watched
-from launch.configuration.config import Execution
-from launch.runs.listing import listed
-from launch.runs.manifest import StoredManifest
-from launch.runs.reader import Run
+from launch.commands.runs import listed
+from launch.commands.watch import WatchedRun
+from launch.configuration.execution import Execution
+from launch.runs.folder import RunFolder
 from launch.runs.writer import RunDir
 from launch.session.run import launch, resume
 from launch.tracking.run_rows import RunRows
@@ -98,10 +97,10 @@ def test_a_changed_ledger_is_refused_by_every_reader(
 @pytest.mark.parametrize("change", [cut, another_digit, one_more_line])
 @pytest.mark.parametrize("file", FILES)
 def test_each_file_of_a_run_has_a_digest(file: str, change: Callable[[Path], None], run: Path) -> None:
-    assert Run.open(run).checked()
+    assert RunFolder.open(run).checked()
     change(run / file)
     with pytest.raises(DataError, match=f"{file} was changed: .* summary.json"):
-        Run.open(run).checked()
+        RunFolder.open(run).checked()
     output = command("verify", run)
     assert output.code == 1 and f"{file} was changed" in output.err and f"{file}: differs" in output.out
 
@@ -109,8 +108,8 @@ def test_each_file_of_a_run_has_a_digest(file: str, change: Callable[[Path], Non
 def test_the_summary_has_rows_bytes_and_digests(run: Path) -> None:
     files = json.loads((run / "summary.json").read_text())["files"]
     assert set(files) == set(FILES)
-    assert files["ledger.csv"]["rows"] == len(Run.open(run).ledger)
-    assert files["metrics.jsonl"]["rows"] == len(Run.open(run).lines) == 5
+    assert files["ledger.csv"]["rows"] == len(RunFolder.open(run).ledger)
+    assert files["metrics.jsonl"]["rows"] == len(RunFolder.open(run).lines) == 5
     assert all(files[name]["bytes"] == (run / name).stat().st_size for name in FILES)
 
 
@@ -120,13 +119,13 @@ def test_sums_that_are_not_those_of_the_ledger_are_refused(run: Path) -> None:
     summary = json.loads(path.read_text())
     summary["files"] = {}
     path.write_text(json.dumps(summary))
-    assert len(Run.open(run).ledger)
+    assert len(RunFolder.open(run).ledger)
     summary["bytes"]["algorithm"]["up"]["mean"]["values"] += 1
     path.write_text(json.dumps(summary))
     with pytest.raises(
         DataError, match=r"do not belong together: algorithm, up, mean, values has [\d,]+ bytes"
     ):
-        _ = Run.open(run).ledger
+        _ = RunFolder.open(run).ledger
     assert "do not belong together" in command("ledger", run).err
     assert "do not belong together" in command("verify", run).err
 
@@ -136,11 +135,11 @@ def test_a_run_that_has_not_ended_is_compared_with_its_newest_checkpoint(file: s
     path = left / file
     with path.open("a") as growing:
         growing.write("algorithm,3,1")  # a row that is being written
-    assert len(Run.open(left).checked().lines) and len(Run.open(left).ledger)
+    assert len(RunFolder.open(left).checked().lines) and len(RunFolder.open(left).ledger)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:1], lines[1].replace(b"0", b"1", 1), *lines[2:]]))
     with pytest.raises(DataError, match=rf"{file} was changed: .* the checkpoint of round \d has the sha256"):
-        Run.open(left).checked()
+        RunFolder.open(left).checked()
     cut(path)
     output = command("verify", left)
     assert output.code == 1 and f"{file} was changed: it has 300 bytes; the checkpoint of round" in output.err
@@ -158,7 +157,7 @@ def test_a_manifest_with_another_experiment_is_refused(run: Path, left: Path, tm
         del manifest["experiment_sha256"]  # as if an earlier fedsim had begun it
         path.write_text(json.dumps(manifest))
         with pytest.raises(DataError, match="has the sha256 of another experiment"):
-            Run.open(folder).checked()
+            RunFolder.open(folder).checked()
         assert "describes another experiment than" in command("verify", folder).err
     output = command("resume", left, "--allow-drift")
     assert output.code == 3 and "describes another experiment than the checkpoint of round" in output.err
@@ -193,7 +192,7 @@ def test_rows_after_the_last_sound_checkpoint_are_computed_again(left: Path, who
     ledger.write_bytes(ledger.read_bytes().split(begun)[0] + b"\n")
     another_digit(ledger)  # in the newest checkpoint's rows
     resume(left, {}, quiet=True)
-    one, other = Run.open(left).checked().summary, Run.open(whole).summary
+    one, other = RunFolder.open(left).checked().summary, RunFolder.open(whole).summary
     assert one["bytes"]["algorithm"] == other["bytes"]["algorithm"]
     for part in ("model_sha256", "clients_sha256", "took_part", "folded"):
         assert one[part] == other[part]
@@ -221,7 +220,10 @@ def test_a_damaged_timeline_says_that_the_run_goes_on_without_it(left: Path, who
     output = command("resume", left)
     assert output.code == 0
     assert re.search(r"timeline.csv was not there: it begins again with round [45]\b", output.out)
-    assert Run.open(left).checked().summary["model_sha256"] == Run.open(whole).summary["model_sha256"]
+    assert (
+        RunFolder.open(left).checked().summary["model_sha256"]
+        == RunFolder.open(whole).summary["model_sha256"]
+    )
 
 
 def test_the_timeline_has_each_span_once_after_a_resume(left: Path) -> None:
@@ -234,8 +236,8 @@ def test_a_run_that_goes_on_has_no_summary_of_before(run: Path, tmp_path: Path) 
     """A run that was done and was killed with more rounds can be resumed."""
 
     def look() -> None:
-        assert not (run / "summary.json").exists() and Run.open(run).status == "not ended"
-        Run.open(run).checked()
+        assert not (run / "summary.json").exists() and RunFolder.open(run).status == "running"
+        RunFolder.open(run).checked()
         snapshot(run, tmp_path / "again")
         raise Interrupted("seen")
 
@@ -245,10 +247,12 @@ def test_a_run_that_goes_on_has_no_summary_of_before(run: Path, tmp_path: Path) 
     assert output.code == 0 and "done after 8 rounds" in output.out
 
 
-def test_one_opened_manifest_serves_all(run: Path) -> None:
-    opened = StoredManifest.open(run)
-    assert (opened.experiment.algo, opened.experiment.rounds) == ("fedavg", 4)
-    assert opened.starts == [opened.content] and Run.open(run).opened.described == opened.described
+def test_the_manifest_gives_the_experiment_and_the_starts(run: Path) -> None:
+    opened = RunFolder.open(run)
+    opened.check_states()
+    experiment = opened.to_experiment()
+    assert (experiment.algo, experiment.rounds) == ("fedavg", 4)
+    assert opened.starts == [opened.manifest] and opened.experiment == opened.manifest["experiment"]
 
 
 # ---- a round that was under way
@@ -282,7 +286,7 @@ def test_a_round_that_was_under_way_is_nowhere_in_the_numbers(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = ended_in_round_3(how, tmp_path, monkeypatch)
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     own = run.ledger[run.ledger.kind == "algorithm"]
     total, broadcasts = int(own.bytes.sum()), len(own[(own.message == "task") & (own.layer == "header")])
     assert (sorted(set(own["round"])), broadcasts) == ([1, 2], 8)
@@ -293,7 +297,7 @@ def test_a_round_that_was_under_way_is_nowhere_in_the_numbers(
     assert line.bytes_down + line.bytes_up == total
     scored = int(own.bytes[own["round"] <= run.lines[-1]["round"]].sum())  # not all committed rounds are
     assert round(run.metrics["MB"].iloc[-1] * 1e6) == scored
-    watched = _Watched(folder)
+    watched = WatchedRun(folder)
     watched.update(0.0)
     assert watched.spent == RunRows(folder).new()[-1].numbers["bytes/so_far"] == scored
     if how != "killed":
@@ -310,7 +314,7 @@ def test_a_round_that_was_under_way_is_nowhere_in_the_numbers(
     events = json.loads(out.out)["traceEvents"]
     assert {e["args"]["round"] for e in events if "round" in e.get("args", {})} == {0, 1, 2}
     resume(folder, {}, quiet=True)
-    ended = Run.open(folder).checked()
+    ended = RunFolder.open(folder).checked()
     own = ended.ledger[ended.ledger.kind == "algorithm"]
     assert (
         ended.summary["participations"] == 24 == len(own[(own.message == "task") & (own.layer == "header")])

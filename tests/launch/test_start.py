@@ -14,7 +14,7 @@ import pytest
 
 from fedsim.experiment import Experiment
 from launch.cli import main
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from tests.launch.test_resume import same
 from tests.support.commands import DEADLINE, Command, fedsim, start
 
@@ -87,7 +87,7 @@ def test_killed_workers_are_replaced(tmp_path: Path) -> None:
     output = running.rest()
     assert output.count("was killed by SIGKILL") >= 3, "one may have ended between two reports"
     fedsim("launch", "--workers", "0", "--out", str(tmp_path / "plain"), *options)
-    same(Run.open(folder), Run.open(tmp_path / "plain"))
+    same(RunFolder.open(folder), RunFolder.open(tmp_path / "plain"))
     known = json.loads((folder / "processes.json").read_text())
     assert len([p for p in known if p["role"] == "worker"]) >= 5 and all(p["ended"] for p in known)
 
@@ -99,7 +99,7 @@ def test_a_stopped_worker_loses_its_lease(tmp_path: Path) -> None:
     disturbed(running, folder, signal.SIGSTOP, (2,), 6)
     assert "was silent for 3 s" in running.rest()
     fedsim("launch", "--workers", "0", "--out", str(tmp_path / "plain"), *options)
-    same(Run.open(folder), Run.open(tmp_path / "plain"))
+    same(RunFolder.open(folder), RunFolder.open(tmp_path / "plain"))
 
 
 def test_a_task_that_kills_its_workers_stops_the_run(file: Path, tmp_path: Path) -> None:
@@ -132,12 +132,12 @@ def test_a_hung_worker_is_killed_and_a_slow_one_is_not(file: Path, tmp_path: Pat
         *("--out", str(tmp_path / "slow"), *RUN),
     )
     assert "silent" not in slow and "done" in slow
-    ledger = Run.open(tmp_path / "slow").ledger
+    ledger = RunFolder.open(tmp_path / "slow").ledger
     beats = ledger[(ledger.message == "heartbeat") & (ledger.layer == "header")]
     assert len(beats) >= 4 and set(beats.kind) == {"control"}, "heartbeats are in the books"
     plain = ("launch", "--workers", "0", "--algo", "fedavg", "--out", str(tmp_path / "plain"), *RUN)
     fedsim(*plain)
-    ends = {Run.open(tmp_path / name).summary["model_sha256"] for name in ("hung", "slow", "plain")}
+    ends = {RunFolder.open(tmp_path / name).summary["model_sha256"] for name in ("hung", "slow", "plain")}
     assert len(ends) == 1
 
 
@@ -187,7 +187,7 @@ def test_a_process_that_hangs_while_it_starts_is_replaced(tree: tuple[str, ...],
         output = fedsim("launch", "--model", f"{file}:{name}", "--out", out, *options, *how)
         hung = "is gone: was silent for 4 s while it started, and is killed" in output
         assert hung == (name == "stops"), output
-        ends.append(Run.open(tmp_path / name).summary)
+        ends.append(RunFolder.open(tmp_path / name).summary)
     assert ends[0]["model_sha256"] == ends[1]["model_sha256"]
     assert ends[0]["clients_sha256"] == ends[1]["clients_sha256"]
 

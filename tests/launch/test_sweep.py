@@ -20,7 +20,8 @@ from click.testing import CliRunner
 from fedsim.errors import DiskError, UsageError
 from launch.cli import main
 from launch.results.statistics import heading, shown, value
-from launch.runs.reader import Curve
+from launch.runs.folder import RunFolder
+from launch.runs.tables import Curve
 from launch.sweep.finished import FinishedRun, Number
 from launch.sweep.from_options import recipe_of
 from launch.sweep.pool import Pool
@@ -307,7 +308,7 @@ def test_a_sweep_runs_once_and_writes_its_page(tmp_path: Path, monkeypatch: pyte
     assert "| published |" in page and "### Pivoted" in page and "seeds 0, 1" in page and "**" in page
     assert len(table.splitlines()) == 1 + len(trials) * 3  # rounds 0, 1, 2
     assert (out / "lines.png").stat().st_size > 10_000
-    accuracy = [pool.summary(t)["test_accuracy"] for t in trials[:2]]
+    accuracy = [pool.run(t).summary["test_accuracy"] for t in trials[:2]]
     assert shown("test_accuracy@2", accuracy) in page
 
     pool.clear(trials[0])  # one is missing: only that one runs again
@@ -449,7 +450,7 @@ def test_states_of_finished_runs_are_removed_if_one_says_so(tmp_path: Path) -> N
         assert done.exit_code == 0, done.output
         (run,) = set(folder.glob("*/")) - before
         assert [p.name for p in run.glob("state")] == kept
-        assert Curve.read(run).rounds() == [0, 1]
+        assert RunFolder(run).curve.rounds() == [0, 1]
     states = ClientStates(folder / "gone" / "state", object)
     with pytest.raises(DiskError, match="fedsim sweep --remove-states"):
         states.load(0, 1)

@@ -24,7 +24,7 @@ from fedsim.participation import schedule
 from launch import tracking
 from launch.cli import main
 from launch.configuration.config import resolve
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from launch.tracking import TRACKERS, selected
 from launch.tracking import follow as module
 from launch.tracking.follow import Followed, follow
@@ -134,7 +134,7 @@ def test_a_round_has_every_number_of_its_line(run: Path) -> None:
 
 
 def test_bytes_by_field_are_those_of_the_ledger_and_add_up(run: Path) -> None:
-    ledger = Run.open(run).ledger
+    ledger = RunFolder.open(run).ledger
     own = ledger[ledger.kind == "algorithm"]
     sums = dict(
         zip(range(7), accumulate(int(own.bytes[own["round"] == r].sum()) for r in range(7)), strict=True)

@@ -17,8 +17,8 @@ import fedsim
 from fedsim.errors import UsageError
 from launch.cli import main
 from launch.configuration.target_accuracy import TargetAccuracy, below_target, parsed, percent
+from launch.runs.folder import RunFolder
 from launch.runs.manifest import digest
-from launch.runs.reader import Run
 from launch.sweep.recipe import Recipe
 from launch.terminal import megabytes
 from tests.support.commands import fedsim as command
@@ -166,7 +166,7 @@ def test_the_same_bits_for_every_number_of_workers(
 ) -> None:
     until = str(level(whole, 3))
     output = command("launch", *OPTIONS, *how, "--until", until, "--out", str(tmp_path / "run"))
-    same(Run.open(tmp_path / "run"), short)  # type: ignore[arg-type]
+    same(RunFolder.open(tmp_path / "run"), short)  # type: ignore[arg-type]
     spent = sum(short.summary[f"bytes_{side}"] for side in ("down", "up"))
     assert f"reached {percent(float(until))} after round 3 with {megabytes(spent)}" in output
 
@@ -185,8 +185,8 @@ def test_a_killed_run_goes_on_to_its_target(
     (folder / "summary.json").unlink(missing_ok=True)  # if it was not killed in time
     output = command("resume", str(folder), "--workers", "1")
     assert output.splitlines()[-1].startswith("reached ")
-    same(Run.open(folder), short)  # type: ignore[arg-type]
-    assert Run.open(folder).summary["test_accuracy"] == short.summary["test_accuracy"]
+    same(RunFolder.open(folder), short)  # type: ignore[arg-type]
+    assert RunFolder.open(folder).summary["test_accuracy"] == short.summary["test_accuracy"]
 
 
 @pytest.mark.process
@@ -197,7 +197,7 @@ def test_a_resumed_run_that_is_killed_is_not_taken_for_complete(tmp_path: Path) 
     running = start("resume", folder, "--rounds", "2000")
     running.wait_for("round    3/2000")
     running.kill()
-    assert Run.open(folder).status == "not ended"
+    assert RunFolder.open(folder).status == "not ended"
     running = start("resume", folder)
     running.wait_for("round    5/2000")
     running.kill()

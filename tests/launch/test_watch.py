@@ -154,7 +154,7 @@ def ended_process() -> int:
 
 
 def looked(run: Path, *times: float) -> list[str]:
-    watched = module._Watched(run)
+    watched = module.WatchedRun(run)
     return [watched.update(now) for now in times]
 
 
@@ -183,7 +183,7 @@ def test_lines_of_before_a_resume_are_not_shown_again(run: Path) -> None:
     unended(run, os.getpid())
     path = run / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    watched = module._Watched(run)
+    watched = module.WatchedRun(run)
 
     def new() -> list[int]:
         return [line["round"] for line in watched.look(0.0)]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import fedsim
 from fedsim.errors import MismatchError, UsageError
-from launch.runs.reader import run_experiment
 from tests.support.commands import DEADLINE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ Lines = tuple[str, ...]
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What stands in the command lines for folders."""
     runs, empty, out = (tmp_path_factory.mktemp(name) for name in ("runs", "empty", "out"))
-    run_experiment(algo="fedlap_func", model="logistic", clients=3, rounds=2, out=runs / "ended")
+    fedsim.run(quiet=True, algo="fedlap_func", model="logistic", clients=3, rounds=2, out=runs / "ended")
     shutil.copytree(runs / "ended", runs / "killed")
     (runs / "killed" / "summary.json").unlink()
     names = {"RUN": runs / "ended", "KILLED": runs / "killed", "RUNS": runs, "EMPTY": empty, "OUT": out}

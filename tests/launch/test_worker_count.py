@@ -12,7 +12,8 @@ from fedsim.errors import UsageError
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
 from launch.configuration import worker_count
-from launch.configuration.config import AUTO, Overrides
+from launch.configuration.config import Overrides
+from launch.configuration.execution import AUTO
 from launch.configuration.worker_count import by_cores, by_memory, decide
 from protocols import find
 from tests.support.commands import fedsim

@@ -167,7 +167,7 @@ def quadratics() -> SimpleNamespace:
 def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Runs an experiment in this process through the real launcher and wire; returns its folder."""
     from fedsim.experiment import Experiment
-    from launch.configuration.config import Execution
+    from launch.configuration.execution import Execution
     from launch.session.run import launch
 
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))

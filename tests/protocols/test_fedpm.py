@@ -15,7 +15,7 @@ from fedsim.experiment import Experiment
 from fedsim.learning.params import Layout, Slice
 from fedsim.learning.solvers.mask_training import signed_constants
 from fedsim.problem import Problem
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from protocols.fedpm import FedPM, Server, Up
 
 D = 6
@@ -98,7 +98,7 @@ def test_masks_learn_with_few_bits(
         clients=4,
         codecs=codecs,
     )
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     rounds, clients, params = 4, 4, run.params
     assert 8 * run.summary["bytes_up"] / (rounds * clients * params) < most
     assert run.summary["test_accuracy"] > 0.7

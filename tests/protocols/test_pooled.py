@@ -17,7 +17,7 @@ from fedsim.experiment import Experiment
 from fedsim.learning.solvers.first_order import LocalTraining
 from fedsim.problem import Problem, _held_by
 from launch.commands.plan import plan
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from protocols.fedavg import FedAvg
 from protocols.pooled import Pooled
 from tests.support.harness import exchanged, play, steps
@@ -129,7 +129,7 @@ def test_worst_client_and_spread_at_the_start_are_those_of_the_federation(tmp_pa
 
 
 def test_manifest_summary_and_report_of_a_run(launched: Callable[..., Path]) -> None:
-    run = Run.open(launched("run", algo="pooled", eval_every=1, **TASK))
+    run = RunFolder.open(launched("run", algo="pooled", eval_every=1, **TASK))
     assert run.experiment["clients"] == 5
     assert run.experiment["client_sizes"] == [sum(built(FedAvg()).sizes)]
     assert run.clients == 1

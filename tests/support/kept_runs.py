@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from fedsim.experiment import Experiment
 from launch.cli import main
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.session.run import launch
 
 LINK = {"link": "up=1mbit,down=1mbit,rtt=10ms", "compute": "0.3ms,noise=0.5", "deadline": "200ms"}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.wire.ledger import Ledger
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from tests.support.commands import DEADLINE, Command, fedsim
 from workers.storage import descriptors
 from workers.storage.descriptors import patiently
@@ -109,7 +109,7 @@ def test_idle_connections_do_not_end_a_run_that_has_few_descriptors(tmp_path: Pa
         running.kill()
     assert crowd.connected > LIMIT
     fedsim("launch", "--workers", "0", "--out", str(tmp_path / "plain"), *EXPERIMENT)
-    one, other = Run.open(tmp_path / "run"), Run.open(tmp_path / "plain")
+    one, other = RunFolder.open(tmp_path / "run"), RunFolder.open(tmp_path / "plain")
     assert one.summary["model_sha256"] == other.summary["model_sha256"]
 
 

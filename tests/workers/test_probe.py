@@ -12,7 +12,7 @@ import pytest
 
 from fedsim.experiment import Experiment, build_algorithm
 from fedsim.problem import Problem
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from protocols import find
 from protocols.fedlap import FedLap
 from protocols.fedlap_cov import FedLapCov
@@ -76,7 +76,7 @@ def test_resume_refuses_a_process_that_computes_other_bits(
     manifest = json.loads((run / "manifest.json").read_text())
     here = command("launch", *JOB, "--rounds", "1", "--out", str(tmp_path / "here"))
     assert here.returncode == 0, here.stderr
-    ours = Run.open(tmp_path / "here").manifest["platform"]
+    ours = RunFolder.open(tmp_path / "here").manifest["platform"]
     assert ours["probe"] != manifest["platform"]["probe"]
     manifest["platform"]["processor"] = ours["processor"]
     (run / "manifest.json").write_text(json.dumps(manifest))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import traceback
@@ -69,16 +68,6 @@ def run(spec: dict[str, Any]) -> int:
         return 0
     finally:
         connection.close(linger=1.0)
-
-
-def run_spec(spec: dict[str, Any]) -> int:
-    """Be the worker that a spec of launch.processes.fork_server describes: of this machine's coordinator, or
-    of another one's, if it names a join file. Returns the exit code."""
-    if "join" not in spec:
-        return run(spec)
-    from workers.worker.remote import run_joined  # imports this module
-
-    return run_joined(spec)
 
 
 def set_up(connection: Connection, run: str, config: messages.WorkerConfig, device: str) -> WorkerRuntime:
@@ -214,8 +203,3 @@ def serve(
         if envelope.header.kind == "refused":
             raise AccessError(f"refused: {refusal_reason(envelope)}")
         answer(envelope)
-
-
-if __name__ == "__main__":
-    with open(int(sys.argv[1]), "rb") as handed:
-        sys.exit(run_spec(json.load(handed)))

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fedsim.experiment import Experiment
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.session.run import launch
 from tests.fedsim.data.federated_files import many_posts, write_cifar100, write_emnist, write_stackoverflow
 from tests.support.commands import DEADLINE, over

@@ -20,7 +20,7 @@ from fedsim.learning.frozen import frozen_digest
 from fedsim.learning.models.registry import build_model
 from fedsim.learning.params import Layout
 from fedsim.model_specs import Lora, ModelSpec
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from tests.support.commands import fedsim
 from tests.support.tolerances import moved
 
@@ -282,7 +282,7 @@ def test_a_run_with_adapters_sends_what_the_plan_says(
     for workers in ("0", "2"):
         out = tmp_path / workers
         fedsim("launch", *options, "--workers", workers, "--out", str(out), "--quiet")
-        run = Run.open(out)
+        run = RunFolder.open(out)
         assert run.summary["bytes_down"] == plan["bytes_down"]
         assert run.summary["bytes_up"] == plan["bytes_up"]
         digests.add((run.summary["model_sha256"], run.summary["clients_sha256"]))

@@ -16,7 +16,7 @@ from fedsim.learning.curvature.fisher import squared_gradients
 from fedsim.learning.curvature.full_ggn import full_ggn
 from fedsim.learning.frozen import freeze, frozen_digest
 from fedsim.learning.params import Layout, Net
-from launch.runs.reader import Run
+from launch.runs.folder import RunFolder
 from tests.support import tolerances
 from tests.support.commands import fedsim
 
@@ -167,7 +167,7 @@ def test_a_run_sends_the_trained_part_and_its_plan_is_exact(algo: str, tmp_path:
     for workers in ("0", "2"):
         out = tmp_path / workers
         fedsim("launch", *options, "--workers", workers, "--out", str(out), "--quiet")
-        run = Run.open(out)
+        run = RunFolder.open(out)
         assert run.summary["params"] == 12 * 10 + 10
         assert run.summary["bytes_down"] == plan["bytes_down"]
         assert run.summary["bytes_up"] == plan["bytes_up"]
@@ -175,7 +175,7 @@ def test_a_run_sends_the_trained_part_and_its_plan_is_exact(algo: str, tmp_path:
     assert len(digests) == 1
     manifest = json.loads((tmp_path / "2" / "manifest.json").read_text())
     assert len(manifest["experiment"]["frozen"]) == 64
-    module = run.model()
+    module = fedsim.open(out).model()
     assert not module.body[2].weight.requires_grad
     assert float(module.body[2].running_mean.abs().max()) > 0
 

@@ -33,7 +33,7 @@ from fedsim.wire.message_context import of_upload
 from fedsim.wire.schema import TRIANGLE, Mean, Precision, Scalar, all_fields, check_values
 from launch.cli import main
 from launch.commands.lists import show
-from launch.configuration.config import Execution
+from launch.configuration.execution import Execution
 from launch.session.run import launch
 from protocols import REGISTRY, AnyAlgorithm, find
 

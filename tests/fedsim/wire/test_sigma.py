@@ -24,8 +24,8 @@ from fedsim.wire.codecs.entropy import LARGEST, decode_integers, encode_integers
 from fedsim.wire.codecs.sigma import _level
 from fedsim.wire.message_context import SCALES, codec_stream, scale_of
 from launch.cli import main
-from launch.configuration.config import Execution
-from launch.runs.reader import Run
+from launch.configuration.execution import Execution
+from launch.runs.folder import RunFolder
 from launch.session.run import launch
 
 fixed = settings(deadline=None, derandomize=True, database=None, max_examples=60)
@@ -246,14 +246,14 @@ def test_a_field_that_does_not_fit_is_refused(algo: str, codecs: dict[str, str],
 @pytest.mark.parametrize("side", ["", "up."])
 def test_runs_learn_with_few_bits_and_the_duals_still_add_up(algo: str, side: str, tmp_path: Path) -> None:
     codecs = {f"{side}mean": "sigma:0.01", f"{side}precision": "ratio:0.25"}
-    runs: dict[str, Run] = {}
+    runs: dict[str, RunFolder] = {}
     for name, selected in (("dense", {}), ("few", codecs)):
         experiment = Experiment(
             algo=algo, model="mlp_small", clients=4, rounds=4, codecs=selected, partition="iid"
         )
         out = tmp_path / name
         launch(experiment, Execution(workers=0, out=str(out), devices="cpu"), quiet=True)
-        runs[name] = Run.open(out)
+        runs[name] = RunFolder.open(out)
     dense, few = (runs[name].summary for name in ("dense", "few"))
     assert abs(few["test_accuracy"] - dense["test_accuracy"]) < 0.04
     assert few["bytes_up"] < dense["bytes_up"] / 6
@@ -274,12 +274,12 @@ def few_bits(rounds: int = 4, codecs: dict[str, str] = LAST, **changes: Any) -> 
     return Experiment(algo="fedlap_cov", clients=4, rounds=rounds, codecs=codecs, **changes)
 
 
-def run(experiment: Experiment, out: Path, workers: int = 0, **changes: Any) -> Run:
+def run(experiment: Experiment, out: Path, workers: int = 0, **changes: Any) -> RunFolder:
     launch(experiment, Execution(workers=workers, out=str(out), devices="cpu", **changes), quiet=True)
-    return Run.open(out)
+    return RunFolder.open(out)
 
 
-def sent_down(run: Run, field: str) -> dict[tuple[int, int], tuple[str, int]]:
+def sent_down(run: RunFolder, field: str) -> dict[tuple[int, int], tuple[str, int]]:
     """Codec and bytes of a field's values by round and client."""
     rows = run.ledger
     rows = rows[(rows.kind == "algorithm") & (rows.direction == "down") & (rows.field == field)]
@@ -322,6 +322,6 @@ def test_a_run_goes_on_and_is_verified_with_its_last_broadcast(tmp_path: Path) -
     run(few_bits(rounds=3), out)
     done = CliRunner().invoke(main, ["resume", str(out), "--rounds", "5", "--quiet"])
     assert done.exit_code == 0, done.output
-    assert [Run.open(out).summary[k] for k in DIGESTS] == [whole.summary[k] for k in DIGESTS]
+    assert [RunFolder.open(out).summary[k] for k in DIGESTS] == [whole.summary[k] for k in DIGESTS]
     checked = CliRunner().invoke(main, ["verify", str(out)])
     assert checked.exit_code == 0, checked.output

@@ -1,9 +1,11 @@
-"""Rows of ledger.csv and timeline.csv one after the other, typed, for files that do not fit into memory."""
+"""Files that a running run appends to, read while they grow."""
 
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, get_type_hints
 
@@ -12,11 +14,49 @@ from fedsim.wire.ledger_rows import Entry
 from workers.coordinator.task_timeline import Span
 from workers.storage.atomic_files import disk_errors
 
+BLOCK = 1 << 20
+
+
+@dataclass
+class GrowingLines:
+    """The whole lines of a file that another process appends to.
+
+    Attributes:
+        path: The file.
+        at: Where the next line begins.
+    """
+
+    path: Path
+    at: int = 0
+
+    def new(self) -> Iterator[bytes]:
+        """Yield the lines since the last call, without their ends; none if there is no file.
+
+        A file that has become shorter was cut by a resume and is read from its beginning.
+
+        Raises:
+            DiskError: if it cannot be read.
+        """
+        if not self.path.exists():
+            return
+        with disk_errors(f"cannot read {self.path}"), self.path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self.at:
+                self.at = 0
+            file.seek(self.at)
+            rest = b""
+            while block := file.read(BLOCK):
+                *whole, rest = (rest + block).split(b"\n")
+                for line in whole:
+                    self.at += len(line) + 1
+                    yield line
+
 
 def ledger_rows(path: Path, last: int | None = None) -> Iterator[Entry]:
-    """Rows of a ledger.csv. A last row that is still being written is left out.
+    """Yield the rows of a ledger.csv. A last row that is still being written is left out.
 
-    last: the last round whose rows count, None for all (launch.runs.run_state.rows_until).
+    Args:
+        path: The file.
+        last: The last round whose rows count, None for all (RunFolder.last_round).
 
     Raises:
         DataError: naming the line that is no row.
@@ -29,7 +69,7 @@ def ledger_rows(path: Path, last: int | None = None) -> Iterator[Entry]:
 
 
 def timeline_rows(path: Path, last: int | None = None) -> Iterator[Span]:
-    """Rows of a timeline.csv, as ledger_rows.
+    """Yield the rows of a timeline.csv, as ledger_rows.
 
     Raises:
         DataError: naming the line that is no row.

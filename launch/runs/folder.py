@@ -1,0 +1,506 @@
+"""A run folder, read back: the only place that knows the names of its files and what they say together.
+
+Everything is read when it is asked for and compared with the digests that the run has recorded. A run that
+has ended has them in summary.json. Of a run that has not, the newest checkpoint has digests of what the files
+held when its round was committed. A run of an earlier fedsim may have neither.
+
+Importing this module imports neither torch nor pandas.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from fedsim.errors import DataError, DiskError, MismatchError, UsageError, WireError
+from fedsim.experiment import Experiment, convert
+from fedsim.wire.ledger_rows import Entry
+from launch.configuration.config_files import check_lanes
+from launch.runs import growing
+from launch.runs.manifest import ALWAYS, FORMAT, MANIFEST, WIRE, digest, lasting_digest
+from launch.runs.tables import Curve, every_round, ledger_frame, metrics_frame
+from workers.coordinator.task_timeline import Span
+from workers.storage.atomic_files import disk_errors, is_locked
+from workers.storage.committed_files import read_committed_files
+from workers.storage.growing_file import JOURNAL, LEDGER, METRICS, TIMELINE, FileDigest
+from workers.storage.journal import read_journal
+
+if TYPE_CHECKING:
+    import pandas
+
+SUMMARY, PROCESSES, MODEL = "summary.json", "processes.json", "model.safetensors"
+RUNNING, DONE, INTERRUPTED, FAILED, KILLED = "running", "done", "interrupted", "failed", "killed"
+DAMAGED, MISSING = "damaged", "missing"
+
+
+@dataclass(frozen=True)
+class KnownFiles:
+    """What a run has recorded about its growing files.
+
+    Attributes:
+        source: Where it is recorded, such as "summary.json".
+        ended: The run has ended: the files are whole. Otherwise they may hold more than is known.
+        files: Their digests by name.
+        experiment: The digest of the manifest's experiment, without its rounds if the run has not ended;
+            '' if it is not known.
+        run: The run's name; '' if it is not known.
+    """
+
+    source: str
+    ended: bool
+    files: Mapping[str, FileDigest]
+    experiment: str = ""
+    run: str = ""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run folder; fedsim.Run adds what notebooks ask for.
+
+    A file is read once, when it is first needed. Open the folder again to see what a running run has added.
+
+    Attributes:
+        path: The folder.
+    """
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open a run folder of any wire format.
+
+        Raises:
+            UsageError: if there is no run of this format.
+            DataError: if its manifest is damaged.
+        """
+        run = cls(Path(path))
+        _ = run.manifest
+        return run
+
+    # ---- the small files
+
+    @cached_property
+    def manifest(self) -> Mapping[str, Any]:
+        """manifest.json: the experiment, and how and where it was run.
+
+        Raises:
+            UsageError: if there is no run of this format.
+            DataError: if it is damaged.
+        """
+        path = self.path / MANIFEST
+        if not path.is_file():
+            raise UsageError(f"{self.path} is no run folder: there is no {path}")
+        content = json_of(path)
+        if content.get("format") != FORMAT:
+            other = content.get("format")
+            raise UsageError(f"{path} has format {other!r}; this version of fedsim reads format {FORMAT}")
+        experiment = content.get("experiment")
+        if missing := [key for key in ALWAYS if not isinstance(experiment, dict) or key not in experiment]:
+            raise DataError(f"{self.path}: its manifest is damaged: the experiment has no {missing[0]}")
+        recorded = content.get("experiment_sha256")
+        if recorded and recorded != digest(content["experiment"]):
+            raise DataError(f"{path} was changed: its experiment_sha256 is of another experiment")
+        return content
+
+    @property
+    def experiment(self) -> Mapping[str, Any]:
+        """The manifest's experiment: every default resolved, and what was added from data and algorithm."""
+        experiment: Mapping[str, Any] = self.manifest["experiment"]
+        return experiment
+
+    def to_experiment(self) -> Experiment:
+        """Return the experiment as a value that can be run again.
+
+        Raises:
+            UsageError, MismatchError: if this version of fedsim cannot run it.
+        """
+        check_lanes(self.experiment, str(self.path))
+        known = {f.name for f in fields(Experiment)}
+        described = {k: v for k, v in self.experiment.items() if k in known}
+        return convert(Experiment, described, f"the experiment of {self.path / MANIFEST}")
+
+    @property
+    def starts(self) -> list[Mapping[str, Any]]:
+        """How the run was started, and how it was resumed each time, oldest first."""
+        return [self.manifest, *self.manifest.get("resumes", [])]
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        """summary.json, which a run writes when it ends; empty before, and if the run was killed.
+
+        Raises:
+            DataError: if it is damaged.
+        """
+        return json_of(self.path / SUMMARY) if self.has(SUMMARY) else {}
+
+    @property
+    def status(self) -> str:
+        """The state of the run: by its lock, which the kernel releases with its process, then its summary.
+
+        running, done, interrupted (by a signal), failed (with an error), killed (its coordinator is gone
+        without a summary), or damaged (its manifest or summary cannot be read). A lock cannot be seen from
+        another machine: a run that was started last on another one is running while it has no summary.
+        missing: there is no such folder.
+        """
+        if is_locked(self.path):
+            return RUNNING
+        try:
+            if status := json_or_empty(self.path / SUMMARY).get("status"):
+                return str(status)
+            _ = self.summary
+            _ = self.manifest
+        except (UsageError, DataError):
+            return DAMAGED if self.path.is_dir() else MISSING
+        return RUNNING if self._elsewhere() else KILLED
+
+    def _elsewhere(self) -> bool:
+        """Whether the coordinator was started last on another machine, as far as is known."""
+        nodes = [row.get("node") for row in self.processes if row.get("role") == "coordinator"]
+        return bool(nodes and nodes[-1] and nodes[-1] != platform.node())
+
+    @property
+    def processes(self) -> list[dict[str, Any]]:
+        """The rows of processes.json; none if it cannot be read: nothing depends on it."""
+        try:
+            rows = json.loads((self.path / PROCESSES).read_text())
+        except (OSError, ValueError):
+            return []
+        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+    @property
+    def params(self) -> int:
+        """P."""
+        return int(self.experiment["params"])
+
+    @property
+    def clients(self) -> int:
+        """How many clients have data: K, or one of a centralised run, which has the rows of K."""
+        return len(self.experiment.get("client_sizes") or ()) or int(self.experiment["clients"])
+
+    @property
+    def label(self) -> str:
+        """The algorithm, with its codecs if it has any."""
+        codecs = self.experiment.get("codecs") or {}
+        selected = ", ".join(f"{field} {codec}" for field, codec in codecs.items())
+        return str(self.experiment["algo"]) + (f" ({selected})" if selected else "")
+
+    @property
+    def drift(self) -> tuple[str, ...]:
+        """Which workers and starts may have computed other bits than the run's (--allow-drift)."""
+        return tuple(self.manifest.get("drift", ()))
+
+    # ---- what this fedsim can read
+
+    def check_wire(self) -> None:
+        """Check that this fedsim reads the run's messages, checkpoints and states.
+
+        Raises:
+            MismatchError: if it was begun with another wire format, naming both.
+        """
+        begun = self.manifest.get("wire", 1)
+        if begun != WIRE:
+            raise MismatchError(
+                f"{self.path} was begun with wire format {begun}; this fedsim speaks {WIRE}. Finish it with "
+                "the fedsim that began it (versions.fedsim in its manifest), or start a new run"
+            )
+
+    def check_states(self) -> None:
+        """Check that the run kept its states and checkpoints, and that this fedsim reads them.
+
+        Raises:
+            MismatchError: as check_wire.
+            UsageError: if it kept none.
+        """
+        self.check_wire()
+        if any(start["execution"].get("durability") == "none" for start in self.starts):
+            raise UsageError(
+                f"{self.path} was launched with --durability none: its states and checkpoints were in "
+                "memory and are gone. Its results are there (fedsim report, ledger, compare); to resume or "
+                "to verify, launch it again without"
+            )
+
+    # ---- rounds
+
+    @property
+    def commits(self) -> dict[int, Mapping[str, Any]]:
+        """What the journal has of committed rounds, by round.
+
+        A round counts once the journal has its commit: its rows were written before. What the files have of
+        later rounds is of one that was under way, and is computed again by a resume.
+
+        Raises:
+            DiskError: if the journal cannot be read.
+        """
+        journal = self.path / JOURNAL
+        records = read_journal(journal) if journal.is_file() else []
+        return {int(r["round"]): r["about"] for r in records if r["what"] == "commit"}
+
+    @property
+    def last_round(self) -> int | None:
+        """The last round whose rows in ledger.csv and timeline.csv count; None if all do.
+
+        They do in a run that has ended: it writes no rows of a round that was under way.
+
+        Raises:
+            DiskError: if the journal cannot be read.
+        """
+        if self.has(SUMMARY) or not self.has(JOURNAL):
+            return None
+        return max(self.commits, default=-1)
+
+    # ---- the growing files, compared with their digests
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this name: a run that did not get so far lacks some."""
+        return (self.path / name).is_file()
+
+    def file(self, name: str) -> Path:
+        """The path of a file of the run.
+
+        Raises:
+            UsageError: if it is not there.
+        """
+        path = self.path / name
+        if not path.is_file():
+            raise UsageError(
+                f"{self.path} is no run folder, or its run did not get so far: there is no {name}"
+            )
+        return path
+
+    @cached_property
+    def known(self) -> KnownFiles:
+        """What summary.json says about the growing files, or else the newest checkpoint that can be read.
+
+        Raises:
+            DataError: if summary.json is damaged.
+        """
+        if self.has(SUMMARY):
+            return _known_by_summary(self.path / SUMMARY)
+        for path in sorted((self.path / "checkpoints").glob("[0-9]*.checkpoint"), reverse=True):
+            try:
+                committed = read_committed_files(path)
+            except (WireError, DiskError):  # damaged, of an earlier fedsim, or cleared away just now
+                continue
+            files = {file.name: file for file in committed.files}
+            source = f"the checkpoint of round {committed.round}"
+            return KnownFiles(source, False, files, committed.experiment, committed.run)
+        return KnownFiles("", False, {})
+
+    def checked(self) -> Self:
+        """The run, after all its files were compared with what is known of them.
+
+        Raises:
+            DataError: if one was changed, naming it.
+        """
+        self.check_experiment()
+        for name in self.known.files:
+            if (self.path / name).exists():
+                self.checked_bytes(name)
+        return self
+
+    def check_experiment(self) -> None:
+        """Compare the manifest's experiment with what is known of it.
+
+        Raises:
+            DataError: if it is another one.
+        """
+        known, path = self.known, self.path / MANIFEST
+        here = digest(self.experiment) if known.ended else lasting_digest(self.experiment)
+        if known.experiment not in ("", here):
+            raise DataError(f"{path} was changed: {known.source} has the sha256 of another experiment")
+        named = self.manifest.get("run")
+        if known.run not in ("", named):
+            raise DataError(
+                f"{path} is of run {named}, {known.source} of run {known.run}: put this run's own file back"
+            )
+
+    def checked_bytes(self, name: str) -> bytes:
+        """What one of the growing files holds.
+
+        Raises:
+            UsageError: if there is no such file.
+            DataError: if it was changed, naming it.
+        """
+        path = self.file(name)
+        try:
+            data = path.read_bytes()
+        except OSError as e:
+            raise UsageError(f"{path}: {e.strerror}") from None
+        was = self.known.files.get(name)
+        if was is not None:
+            self._check_size(path, len(data), was)
+            if sha256(memoryview(data)[: was.bytes]).hexdigest() != was.sha256:
+                raise DataError(self._other_rows(path, was))
+        return data
+
+    def check_files(self, *names: str) -> None:
+        """Compare growing files with what is known of them, a block at a time, for those that are large.
+
+        Raises:
+            UsageError: if one is not there.
+            DataError: if one, or the manifest, was changed, naming it.
+            DiskError: if one cannot be read.
+        """
+        self.check_experiment()
+        for name in names:
+            path, was = self.path / name, self.known.files.get(name)
+            if not path.is_file():
+                raise UsageError(f"{self.path} has no {name}: its run did not get so far, or it was removed")
+            if was is None:
+                continue
+            with disk_errors(f"cannot read {path}"):
+                self._check_size(path, path.stat().st_size, was)
+            if not was.matches(path):
+                raise DataError(self._other_rows(path, was))
+
+    def _check_size(self, path: Path, size: int, was: FileDigest) -> None:
+        if size < was.bytes or (self.known.ended and size > was.bytes):
+            raise DataError(
+                f"{path} was changed: it has {size:,} bytes; {self.known.source} says {was.bytes:,} "
+                f"({was.rows:,} rows)"
+            )
+
+    def _other_rows(self, path: Path, was: FileDigest) -> str:
+        source = self.known.source
+        return f"{path} was changed: its {was.rows:,} rows are not those that {source} has the sha256 of"
+
+    def ledger_rows(self) -> Iterator[Entry]:
+        """The rows of ledger.csv that count, one after the other, for a ledger that outgrows the memory.
+
+        Raises:
+            DataError: naming the line that is no row.
+            DiskError: if the file cannot be read.
+        """
+        return growing.ledger_rows(self.path / LEDGER, self.last_round)
+
+    def timeline_rows(self) -> Iterator[Span]:
+        """The rows of timeline.csv that count, as ledger_rows.
+
+        Raises:
+            DataError: naming the line that is no row.
+            DiskError: if the file cannot be read.
+        """
+        return growing.timeline_rows(self.path / TIMELINE, self.last_round)
+
+    @cached_property
+    def lines(self) -> tuple[dict[str, Any], ...]:
+        """metrics.jsonl, with the traffic of rounds that were not evaluated in the line after them.
+
+        A last line that is still being written is left out.
+
+        Raises:
+            UsageError: if there is no metrics.jsonl.
+            DataError: if it is damaged.
+        """
+        path, written = self.path / METRICS, self.checked_bytes(METRICS)
+        lines: list[dict[str, Any]] = []
+        rounds: list[int] = []
+        for number, text in enumerate(written[: written.rfind(b"\n") + 1].splitlines(), 1):
+            try:
+                lines.append(json.loads(text))
+                rounds += [int(lines[-1]["round"])] if {"bytes_down", "bytes_up"} <= lines[-1].keys() else []
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise DataError(f"{path} is damaged: line {number} is no line of a round") from None
+        if len(rounds) < len(lines):
+            raise DataError(f"{path} is damaged: a line does not say what its round cost")
+        if every_round(rounds):
+            return tuple(lines)
+        own = self.ledger[self.ledger.kind == "algorithm"]
+        for side in ("down", "up"):
+            sent = own[own.direction == side]
+            so_far = [int(sent.bytes[sent["round"] <= number].sum()) for number in rounds]
+            for line, now, before in zip(lines, so_far, [0, *so_far], strict=False):
+                line[f"bytes_{side}"] = now - before
+        return tuple(lines)
+
+    # ---- tables
+
+    @property
+    def curve(self) -> Curve:
+        """The evaluated rounds, with sums so far by name; empty for a run that did not get so far.
+
+        Raises:
+            DataError: if metrics.jsonl is damaged.
+        """
+        return Curve(self.lines if self.has(METRICS) else ())
+
+    @cached_property
+    def metrics(self) -> pandas.DataFrame:
+        """One row per evaluated round, as `lines`; MB_down, MB_up and MB are sums so far."""
+        return metrics_frame(self.lines)
+
+    @cached_property
+    def ledger(self) -> pandas.DataFrame:
+        """One row per message field and layer, with its bytes: ledger.csv.
+
+        '' stands where a text does not apply, -1 where a number does not. A last row that is still being
+        written is left out, and so are rows of a round that is not committed.
+
+        Raises:
+            UsageError: if there is none.
+            DataError: if it is damaged, or its sums are not those of summary.json.
+        """
+        path = self.path / LEDGER
+        sums = self.summary.get("bytes") if self.status in (DONE, INTERRUPTED) else None
+        return ledger_frame(path, self.checked_bytes(LEDGER), self.last_round, sums)
+
+
+def _known_by_summary(path: Path) -> KnownFiles:
+    """What summary.json says about the growing files.
+
+    Raises:
+        DataError: if it is damaged.
+    """
+    summary = json_of(path)
+    try:
+        listed = msgspec.convert(summary.get("files", {}), dict[str, dict[str, int | str]])
+        files = {name: msgspec.convert({**of, "name": name}, FileDigest) for name, of in listed.items()}
+    except msgspec.ValidationError as e:
+        raise DataError(f"{path} is damaged: files: {e}") from None
+    return KnownFiles(SUMMARY, True, files, str(summary.get("experiment_sha256") or ""))
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The run folders in a folder, in the order of their names, also those without a manifest.
+
+    Raises:
+        UsageError: if there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}")
+    traces = (MANIFEST, JOURNAL, "lock", SUMMARY)
+    return [p for p in sorted(folder.iterdir()) if p.is_dir() and any((p / n).is_file() for n in traces)]
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    """Read one of a run's files; {} if it holds something else than an object.
+
+    Raises:
+        UsageError: if it cannot be read.
+        DataError: if it is no JSON.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise UsageError(f"{path}: {e.strerror}") from None
+    except ValueError as e:
+        where = f"line {e.lineno} is no JSON" if isinstance(e, json.JSONDecodeError) else "it is no text"
+        raise DataError(f"{path} is damaged: {where}") from None
+    return dict(result) if isinstance(result, dict) else {}
+
+
+def json_or_empty(path: Path) -> dict[str, Any]:
+    """Read one of a run's files; {} where there is none, or where it is damaged."""
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return result if isinstance(result, dict) else {}
