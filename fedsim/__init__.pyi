@@ -10,7 +10,6 @@ from fedsim.algorithm import (
     AnyShard as AnyShard,
 )
 from fedsim.algorithm import (
-    At as At,
 )
 from fedsim.algorithm import (
     Context as Context,
@@ -19,13 +18,11 @@ from fedsim.algorithm import (
     Exchange as Exchange,
 )
 from fedsim.algorithm import (
-    Step as Step,
 )
 from fedsim.algorithm import (
     Task as Task,
 )
 from fedsim.algorithm import (
-    step_size as step_size,
 )
 from fedsim.data.datasets import Dataset as Dataset
 from fedsim.errors import (
@@ -68,6 +65,9 @@ from fedsim.learning.solvers.first_order import minimise as minimise
 from fedsim.participation import ClientPopulation as ClientPopulation
 from fedsim.participation import Participation as Participation
 from fedsim.seeds import RandomStream as RandomStream
+from fedsim.step_rules import At as At
+from fedsim.step_rules import Step as Step
+from fedsim.step_rules import step_size as step_size
 from fedsim.wire.codecs.base import Bound as Bound
 from fedsim.wire.codecs.base import Codec as Codec
 from fedsim.wire.codecs.base import Part as Part

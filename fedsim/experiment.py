@@ -38,7 +38,14 @@ UNSET = -1
 
 
 def option(
-    description: str, metavar: str = "", *, default: str | None = None, name: str | None = None, **limits: Any
+    description: str,
+    metavar: str = "",
+    *,
+    default: str | None = None,
+    name: str | None = None,
+    section: str = "",
+    shown: str = "",
+    **limits: Any,
 ) -> Meta:
     """Describe a field, from which its option of the command line is generated.
 
@@ -47,10 +54,14 @@ def option(
         metavar: The name of the option's value in the help.
         default: The default as the help shows it, if the field's own default is not what a reader wants.
         name: The option's name, if it is not the field's with dashes; "" for a field without an option.
+        section: The section of `fedsim launch --help-all` that has it.
+        shown: Which help texts have it besides that: "usual" for `fedsim launch --help`, "plan" for `fedsim
+            plan` (whether bytes depend on it), "resume" for `fedsim resume` (whether it may change).
         **limits: ge, gt, le or lt, as msgspec.Meta has them.
     """
+    extra = {"metavar": metavar, "default": default, "name": name}
     return Meta(
-        description=description, extra={"metavar": metavar, "default": default, "name": name}, **limits
+        description=description, extra={**extra, "section": section, "shown": shown.split()}, **limits
     )
 
 
@@ -62,35 +73,81 @@ class Experiment:
     `inputs` stands for the data set's. On resume `rounds` may grow, and `until` may change.
     """
 
-    algo: Annotated[str, option("Algorithm, or path/to/file.py:CLASS.", "NAME")] = "fedlap_cov"
+    algo: Annotated[
+        str,
+        option("Algorithm, or path/to/file.py:CLASS.", "NAME", section="The algorithm", shown="usual plan"),
+    ] = "fedlap_cov"
     dataset: Annotated[
         str,
-        option("Data set (fedsim list datasets), FILE.csv,label=COLUMN, or path/to/file.py:NAME.", "NAME"),
+        option(
+            "Data set (fedsim list datasets), FILE.csv,label=COLUMN, or path/to/file.py:NAME.",
+            "NAME",
+            section="What is learned",
+            shown="usual plan",
+        ),
     ] = "digits"
-    fraction: Annotated[float, option("Share of the training data in use.", "F", gt=0, le=1)] = 1.0
+    fraction: Annotated[
+        float,
+        option(
+            "Share of the training data in use.", "F", gt=0, le=1, section="What is learned", shown="plan"
+        ),
+    ] = 1.0
     inputs: Annotated[
-        Literal["", "raw", "scaled"], option("Features as stored, or scaled.", default="per data set")
+        Literal["", "raw", "scaled"],
+        option("Features as stored, or scaled.", default="per data set", section="What is learned"),
     ] = ""
-    partition: Annotated[str, option("Split over clients (fedsim list partitions).", "SPEC")] = (
-        "two_dirichlet"
-    )
+    partition: Annotated[
+        str,
+        option(
+            "Split over clients (fedsim list partitions).", "SPEC", section="What is learned", shown="plan"
+        ),
+    ] = "two_dirichlet"
     model: Annotated[
         str,
         option(
-            "Model (fedsim list models), or path/to/file.py:NAME.", "NAME", default="the algorithm's default"
+            "Model (fedsim list models), or path/to/file.py:NAME.",
+            "NAME",
+            default="the algorithm's default",
+            section="What is learned",
+            shown="usual plan",
         ),
     ] = ""
     train: Annotated[
         str,
         option(
-            "Train only these parameters: head.*,*.bias (fedsim describe --model).", "PATTERNS", default="all"
+            "Train only these parameters: head.*,*.bias (fedsim describe --model).",
+            "PATTERNS",
+            default="all",
+            section="What is learned",
+            shown="plan",
         ),
     ] = ""
     freeze: Annotated[
-        str, option("Do not train these; they never cross the wire.", "PATTERNS", default="none")
+        str,
+        option(
+            "Do not train these; they never cross the wire.",
+            "PATTERNS",
+            default="none",
+            section="What is learned",
+            shown="plan",
+        ),
     ] = ""
-    clients: Annotated[int, option("Clients, whatever the number of workers.", "N", ge=1)] = 10
-    rounds: Annotated[int, option("Rounds.", "R", default="20; bcm 1", ge=UNSET)] = UNSET
+    clients: Annotated[
+        int,
+        option(
+            "Clients, whatever the number of workers.",
+            "N",
+            ge=1,
+            section="What is learned",
+            shown="usual plan",
+        ),
+    ] = 10
+    rounds: Annotated[
+        int,
+        option(
+            "Rounds.", "R", default="20; bcm 1", ge=UNSET, section="The algorithm", shown="usual plan resume"
+        ),
+    ] = UNSET
     until: Annotated[
         float,
         option(
@@ -99,6 +156,8 @@ class Experiment:
             default="none",
             ge=0,
             le=1,
+            section="Evaluation",
+            shown="usual plan resume",
         ),
     ] = 0.0
     """The target accuracy; 0: there is none, and all rounds are carried out."""
@@ -108,27 +167,44 @@ class Experiment:
             "Who takes part: full, a share (0.3), a count (3), coin:P, robin:N, size:N, markov:LEAVE,COME, "
             "trace:FILE; +gone:P, +lost:P behind it (fedsim list schedules).",
             "SCHEDULE",
+            section="Participation and the virtual clock",
+            shown="usual plan",
         ),
     ] = "full"
-    seed: Annotated[int, option("Seed of all random streams.", "S")] = 0
-    eval_every: Annotated[int, option("Evaluate every N rounds.", "N", ge=1)] = 1
+    seed: Annotated[
+        int, option("Seed of all random streams.", "S", section="What is learned", shown="usual plan")
+    ] = 0
+    eval_every: Annotated[int, option("Evaluate every N rounds.", "N", ge=1, section="Evaluation")] = 1
     eval_samples: Annotated[
         int,
         option(
-            "Posterior samples averaged beside the mean, 0: none.", "N", default="per algorithm", ge=UNSET
+            "Posterior samples averaged beside the mean, 0: none.",
+            "N",
+            default="per algorithm",
+            ge=UNSET,
+            section="Evaluation",
         ),
     ] = UNSET
-    threads: Annotated[int, option("Threads per task; may change bits.", "T", ge=1)] = 1
+    threads: Annotated[
+        int, option("Threads per task; may change bits.", "T", ge=1, section="The algorithm")
+    ] = 1
     numerics: Annotated[
         Literal["native", "portable"],
-        option("portable: the same bits on x86 machines of all makes, more slowly."),
+        option("portable: the same bits on x86 machines of all makes, more slowly.", section="The algorithm"),
     ] = "native"
     device: Annotated[
         Literal["cpu", "cuda"], option("What tasks compute on; follows from --devices.", name="")
     ] = "cpu"
     hyperparameters: Annotated[
         Mapping[str, Any],
-        option("A hyperparameter (fedsim describe ALGO); repeatable.", "KEY=VALUE", default="", name="--set"),
+        option(
+            "A hyperparameter (fedsim describe ALGO); repeatable.",
+            "KEY=VALUE",
+            default="",
+            name="--set",
+            section="The algorithm",
+            shown="usual plan",
+        ),
     ] = field(default_factory=dict)
     """Those that differ from the algorithm's defaults, by dotted name (local.lr)."""
     codecs: Annotated[
@@ -138,24 +214,48 @@ class Experiment:
             "FIELD=CODEC",
             default="",
             name="--codec",
+            section="On the wire",
+            shown="usual plan",
         ),
     ] = field(default_factory=dict)
     error_feedback: Annotated[
-        bool, option("Add to an upload what a lossy codec took from the client's last one.")
+        bool,
+        option("Add to an upload what a lossy codec took from the client's last one.", section="On the wire"),
     ] = False
     evaluate_on: Annotated[
         str,
-        option("test, or held out: unused:N training rows, or fold:I/N of the clients' rows.", "ROWS"),
+        option(
+            "test, or held out: unused:N training rows, or fold:I/N of the clients' rows.",
+            "ROWS",
+            section="Evaluation",
+        ),
     ] = "test"
     link: Annotated[
         str,
-        option("Virtual clock: up=10mbit,down=50mbit,rtt=40ms, or FILE.csv per client.", "L", default=""),
+        option(
+            "Virtual clock: up=10mbit,down=50mbit,rtt=40ms, or FILE.csv per client.",
+            "L",
+            default="",
+            section="Participation and the virtual clock",
+        ),
     ] = ""
     compute: Annotated[
-        str, option("Virtual clock: time per example, 5ms or 5ms,noise=0.3.", "T", default="")
+        str,
+        option(
+            "Virtual clock: time per example, 5ms or 5ms,noise=0.3.",
+            "T",
+            default="",
+            section="Participation and the virtual clock",
+        ),
     ] = ""
     deadline: Annotated[
-        str, option("Virtual clock: later uploads are paid for, not folded.", "T", default="")
+        str,
+        option(
+            "Virtual clock: later uploads are paid for, not folded.",
+            "T",
+            default="",
+            section="Participation and the virtual clock",
+        ),
     ] = ""
     asynchronous: Annotated[
         str,
@@ -164,6 +264,7 @@ class Experiment:
             "RULE",
             default="none",
             name="--async",
+            section="Participation and the virtual clock",
         ),
     ] = ""
     tree: Annotated[
@@ -172,14 +273,21 @@ class Experiment:
             "Edge servers between clients and server: 4x25 (four of 25 clients each), or FILE.toml.",
             "TREE",
             default="none",
+            section="Participation and the virtual clock",
+            shown="plan",
         ),
     ] = ""
     bad_uploads: Annotated[
         Literal["stop", "skip", "retry"],
-        option("An upload with NaN, Inf, a precision that is not positive or too large a norm."),
+        option(
+            "An upload with NaN, Inf, a precision that is not positive or too large a norm.",
+            section="On the wire",
+        ),
     ] = "stop"
     """`stop` ends the run, `skip` treats the upload as lost, `retry` computes it once more and then stops."""
-    max_norm: Annotated[float, option("Largest norm of an upload's tensor, 0: any.", "X", ge=0)] = 0.0
+    max_norm: Annotated[
+        float, option("Largest norm of an upload's tensor, 0: any.", "X", ge=0, section="On the wire")
+    ] = 0.0
     """There is no limit by default, because what is absurd depends on the problem."""
 
 

@@ -330,7 +330,7 @@ def plan(experiment: Experiment | None = None, /, **options: Unpack[Options]) ->
     Raises:
         FedsimError: as run.
     """
-    from launch.commands.plan import document, planned
+    from launch.results.traffic_plan import document, planned
     from launch.terminal import plain
 
     with IN_PYTHON.own_words(), _process_restored():

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from launch.commands.errors import Group
-from launch.commands.worker_commands import FILE, PATH
+from launch.commands.shared import FILE, PATH
 
 _out = click.option("--out", **FILE, required=True, help="Write the file there.")
 _export = click.argument("file", metavar="FILE.json", type=PATH)
@@ -42,7 +42,7 @@ def _drawn(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group(cls=Group, short_help="Make a file of devices for --link, or a trace of who is there.")
+@click.group(cls=Group)
 def devices() -> None:
     """Make files of devices and of availability: from distributions, or from FedScale's traces."""
 

@@ -10,8 +10,9 @@ import math
 import resource
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import click
@@ -69,13 +70,43 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
+class LazyCommands(Mapping[str, click.Command]):
+    """Commands by name, each imported when it is first asked for.
+
+    Source: lazily loading subcommands, https://click.palletsprojects.com/en/stable/complex/
+    """
+
+    def __init__(self, modules: Mapping[str, str]) -> None:
+        """modules: the module of each command, which has it under its name."""
+        self._modules = modules
+
+    def __getitem__(self, name: str) -> click.Command:
+        module = import_module(self._modules[name])
+        command: click.Command = getattr(module, f"{name}_" if name == "list" else name)
+        # of its own, too: a command keeps the help option of the first context that asks for it
+        command.context_settings.setdefault("help_option_names", ["-h", "--help"])
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
 class Commands(Group):
     """Commands whose mistakes are one clear line and an exit code, never a traceback."""
 
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        # of its own, too: a command keeps the help option of the first context that asks for it
-        cmd.context_settings.setdefault("help_option_names", ["-h", "--help"])
-        super().add_command(cmd, name)
+    def __init__(self, commands: Mapping[str, str], short_helps: Mapping[str, str], **options: Any) -> None:
+        """commands: their modules by name; short_helps: a line each, so that help imports none of them."""
+        super().__init__(**options)
+        self.commands = LazyCommands(commands)  # type: ignore[assignment]
+        self._short_helps = short_helps
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names of the commands, and their lines."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._short_helps[name]) for name in self.list_commands(ctx)])
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

@@ -1,252 +1,30 @@
-"""fedsim ledger: what people ask of a ledger, as tables and as a plain export."""
+"""fedsim ledger: where a run's bytes went."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas
-from rich.console import Console
-from rich.table import Table
+import click
 
-from fedsim.errors import DiskError, UsageError
-from launch import terminal
-from launch.commands.ledger_parquet import write_parquet
-from launch.results.statistics import messages, sides
-from launch.runs.folder import RunFolder
-from launch.terminal import print_json, print_table
-
-SIDES = ("down", "up")
-SHOWN = 12
-"""Lines of a table before it is cut in the middle."""
+from launch.commands.errors import Command
+from launch.commands.shared import FILE, json_option, run_argument
 
 
-def show(
-    folder: Path,
-    *,
-    by: str = "",
-    everything: bool = False,
-    cumulative: bool = False,
-    export: Path | None = None,
-    parquet: bool = False,
-    as_json: bool = False,
-) -> None:
-    """Print the tables; with `export` or `parquet` only what was written, unless `by` asks for a table.
+@click.command(cls=Command)
+@run_argument
+@click.option(
+    "--by",
+    type=click.Choice(["kind", "field", "round", "client", "hop"]),
+    help="One table, in full; hop: between edge servers and the root.  [all, cut]",
+)
+@click.option("--all", "everything", is_flag=True, help="Control and simulation traffic too.  [algorithm]")
+@click.option("--cumulative", is_flag=True, help="Sums so far, by round.")
+@click.option("--csv", "export", **FILE, help="Write round,sender,receiver,bytes; no tables without --by.")
+@click.option("--parquet", is_flag=True, help="Write all rows to RUN/ledger.parquet; needs pyarrow.")
+@json_option
+def ledger(run: Path, by: str | None, **options: Any) -> None:
+    """Show a run's ledger: by kind, field, round, client and hop; broadcasts per recipient and once."""
+    from launch.results.ledger_tables import show
 
-    Raises:
-        UsageError: if an argument is wrong.
-        DataError: if data is missing or damaged.
-        DiskError: if the disk cannot be read or written.
-    """
-    run = RunFolder.open(folder)
-    console = terminal.console()
-    if parquet:
-        path = write_parquet(run)
-        if not as_json:
-            console.print(f"all ledger rows in {path}", soft_wrap=True)
-            if export is None and not by:
-                return None
-    rows = run.ledger
-    if as_json:
-        if export is not None:
-            _export(rows if everything else rows[rows.kind == "algorithm"], export)
-        return print_json(document(run, by=by, everything=everything, cumulative=cumulative))
-    experiment = run.experiment
-    own = rows if everything else rows[rows.kind == "algorithm"]
-    if export is not None:
-        _export(own, export)
-        console.print(f"{len(own):,} ledger rows summed up in {export}", soft_wrap=True)
-        if not by:
-            return None
-    console.print(
-        f"{run.label} on {experiment['dataset']}: P = {run.params:,}, {experiment['clients']} clients, "
-        f"{rows['round'].max()} rounds",
-        soft_wrap=True,
-    )
-    if by in ("", "kind"):
-        _print(console, "by kind", sides(rows, ["kind"]))
-    if by in ("", "field"):
-        _print(console, "by field and layer", sides(own, ["field", "layer"]), units=own)
-        _print_limits(console, limits(run))
-    if by in ("", "round"):
-        table = sides(own[own["round"] >= 0], ["round"])
-        _print(
-            console, "by round", table.cumsum() if cumulative else table, cut=not by, summed=not cumulative
-        )
-    if by in ("", "client"):
-        _print(console, "by client", sides(own[own.client >= 0], ["client"]), cut=not by)
-    if by == "hop" or (by == "" and _has_hops(rows)):
-        _print(console, "by hop to the root", _hops(rows, everything), cut=not by)
-    if by == "":
-        _print_broadcasts(console, own)
-    return None
-
-
-def _has_hops(rows: pandas.DataFrame) -> bool:
-    return "hop" in rows.columns
-
-
-def _hops(rows: pandas.DataFrame, everything: bool) -> pandas.DataFrame:
-    """Bytes between each edge server and the root: broadcasts and sums, or by kind all that crossed there.
-
-    Raises:
-        UsageError: if the run has no edge servers.
-    """
-    if not _has_hops(rows):
-        raise UsageError("--by hop: this run has no edge servers (launch --tree)")
-    if everything:
-        return sides(rows[rows.hop != ""], ["hop", "kind"])
-    return sides(rows[rows.kind == "edge"], ["hop"])
-
-
-TABLES: Mapping[str, tuple[str, ...]] = {
-    "kind": ("kind",),
-    "field": ("field", "layer"),
-    "round": ("round",),
-    "client": ("client",),
-}
-
-
-def document(
-    run: RunFolder, *, by: str = "", everything: bool = False, cumulative: bool = False
-) -> dict[str, object]:
-    """The tables for --json: one list each, of objects with the table's keys, down and up in bytes."""
-    rows = run.ledger
-    own = rows if everything else rows[rows.kind == "algorithm"]
-    tables: dict[str, object] = {}
-    if by == "hop" or (by == "" and _has_hops(rows)):
-        tables["by_hop"] = _hops(rows, everything).reset_index().to_dict("records")
-    for name in [by] if by in TABLES else [] if by else TABLES:
-        keys = list(TABLES[name])
-        selected = rows if name == "kind" else own[own[keys[0]] >= 0] if name in ("round", "client") else own
-        table = sides(selected, keys)
-        table = table.cumsum() if cumulative and name == "round" else table
-        tables[f"by_{name}"] = table.reset_index().to_dict("records")
-    down = own[(own.kind == "algorithm") & (own.direction == "down")]
-    return {
-        "run": run.path,
-        "algo": run.experiment["algo"],
-        "dataset": run.experiment["dataset"],
-        "params": run.params,
-        "clients": run.experiment["clients"],
-        "rounds": int(rows["round"].max()) if len(rows) else 0,
-        **tables,
-        "envelopes": {side: messages(own, side) for side in SIDES},
-        "limits": limits(run),
-        "broadcast_bytes": int(down.bytes.sum()),
-        "broadcast_bytes_once": once(own),
-    }
-
-
-def limits(run: RunFolder) -> dict[str, Any]:
-    """fedsim.wire.limits of the last round that is known, {} if there are none."""
-    for line in reversed(run.lines):
-        if line.get("limits"):
-            return {"round": line["round"], **line["limits"]}
-    return {}
-
-
-def _print_limits(console: Console, measured: Mapping[str, Any]) -> None:
-    """Bits a value beside their entropy, and the KL divergence, of an upload of the last round."""
-    if not measured:
-        return
-    table = Table(title=f"what round {measured['round']} could have cost", title_justify="left", box=None)
-    for column in ("", "field", "bits a value", "entropy", "step (deviations)", "rounding / change"):
-        table.add_column(column, justify="left" if column in ("", "field") else "right")
-    for side in SIDES:
-        for name, numbers in measured.get(side, {}).items():
-            cells = (numbers.get(key) for key in ("bits", "entropy", "step", "rounding"))
-            table.add_row(side, name, *("" if cell is None else f"{cell:.3g}" for cell in cells))
-    if table.row_count:
-        print_table(console, table)
-    if "kl" in measured:
-        kl = f"{measured['kl']:.3g} bits a parameter"
-        console.print(f"KL(q_k || q_g) of an upload in round {measured['round']}: {kl}")
-    console.print()
-
-
-def once(rows: pandas.DataFrame) -> int:
-    """Bytes down if a broadcast were sent once, however many receive it: per exchange the largest
-    envelope."""
-    down = rows[(rows.kind == "algorithm") & (rows.direction == "down")]
-    envelopes = down.groupby(["round", "exchange", "client"])["bytes"].sum()
-    return int(envelopes.groupby(["round", "exchange"]).max().sum())
-
-
-def exported(rows: pandas.DataFrame) -> pandas.DataFrame:
-    """round, sender, receiver, bytes: the server is -1, clients count from 0, workers of traffic that is no
-    client's are -2, -3, ... (worker 0, 1, ...)."""
-    other = rows.client.where(rows.client >= 0, -2 - rows.worker)
-    down = rows.direction == "down"
-    frame = pandas.DataFrame(
-        {
-            "round": rows["round"],
-            "sender": other.where(~down, -1),
-            "receiver": other.where(down, -1),
-            "bytes": rows.bytes,
-        }
-    )
-    return frame.groupby(["round", "sender", "receiver"], as_index=False)["bytes"].sum()
-
-
-def _export(rows: pandas.DataFrame, path: Path) -> None:
-    try:
-        exported(rows).to_csv(path, index=False)
-    except OSError as e:
-        raise DiskError(f"cannot write {path}: {e.strerror}") from None
-
-
-def _print_broadcasts(console: Console, rows: pandas.DataFrame) -> None:
-    down = int(rows[(rows.kind == "algorithm") & (rows.direction == "down")].bytes.sum())
-    console.print(
-        f"\nbroadcasts counted once per recipient {down:,} bytes, once per exchange {once(rows):,}",
-        soft_wrap=True,
-    )
-
-
-def _print(
-    console: Console,
-    title: str,
-    table: pandas.DataFrame,
-    *,
-    units: pandas.DataFrame | None = None,
-    cut: bool = False,
-    summed: bool = True,
-) -> None:
-    """A table of bytes; with `units` also per envelope."""
-    shown = Table(box=None, pad_edge=False, header_style="bold", title=title, title_justify="left")
-    for name in table.index.names:
-        shown.add_column(str(name))
-    totals = {side: int(table[side].sum()) for side in SIDES}
-    for side in SIDES:
-        shown.add_column(side, justify="right")
-        if summed:
-            shown.add_column("share", justify="right", style="dim")
-        if units is not None:
-            shown.add_column("per envelope", justify="right", style="dim")
-    envelopes = {side: messages(units, side) for side in SIDES} if units is not None else {}
-    lines = [(key if isinstance(key, tuple) else (key,), row) for key, row in table.iterrows()]
-    for n, (key, row) in enumerate(lines):
-        if cut and len(lines) > SHOWN and SHOWN - 4 <= n < len(lines) - 3:
-            if n == SHOWN - 4:
-                shown.add_row(f"... {len(lines) - SHOWN + 1:,} more")
-            continue
-        cells = [str(part) if part != "" else "-" for part in key]
-        for side in SIDES:
-            cells.append(f"{row[side]:,}")
-            if summed:
-                cells.append(f"{row[side] / totals[side]:.1%}" if totals[side] and row[side] else "")
-            if units is not None:
-                cells.append(f"{row[side] / envelopes[side]:,.1f}" if envelopes[side] and row[side] else "")
-        shown.add_row(*cells)
-    if summed:
-        empty = [""] * (len(table.index.names) - 1)
-        last = ["total", *empty]
-        for side in SIDES:
-            last += [f"{totals[side]:,}", ""]
-            if units is not None:
-                last.append(f"{totals[side] / envelopes[side]:,.1f}" if envelopes[side] else "")
-        shown.add_row(*last, style="bold")
-    console.print()
-    print_table(console, shown)
+    show(run, by=by or "", **options)

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
 from rich.table import Table
 
+from launch.commands.errors import Command
+from launch.commands.shared import json_option
 from launch.configuration import names, presets
 from launch.terminal import console, print_json, print_table
+
+
+@click.command("list", cls=Command)
+@click.argument(
+    "what",
+    type=click.Choice(["algorithms", "datasets", "models", "partitions", "codecs", "schedules", "presets"]),
+)
+@json_option
+def list_(what: str, as_json: bool) -> None:
+    """List algorithms, datasets, models, partitions, codecs, schedules or presets."""
+    show(what, as_json)
 
 
 def show(kind: str, as_json: bool = False) -> None:

@@ -1,76 +1,25 @@
-"""fedsim replay: a run's kept uploads folded again, from its start to its end, without any client."""
+"""fedsim replay: fold a run's kept uploads again, without clients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from fedsim.errors import DataError, FedsimError, UsageError
-from launch import terminal
-from launch.runs.restored import RestoredRun
-from launch.runs.summary import spread_of
-from workers.replay.recorded_uploads import RecordedUploads
-from workers.replay.round_replayer import RoundReplayer
-from workers.scratch import Scratch
-from workers.storage.atomic_files import at_rest
-from workers.storage.checkpoints import Checkpoint
-from workers.storage.client_states import model_digest
-from workers.storage.upload_archive import uploads_folder
+import click
+
+from launch.commands.errors import Command
+from launch.commands.shared import data_dir_option, numerics_of, prepare_torch, run_argument
 
 
-def replay(folder: Path, data_dir: Path | None) -> None:
-    """Print a line per round and the outcome.
+@click.command(cls=Command)
+@run_argument
+@data_dir_option
+def replay(run: Path, data_dir: Path | None) -> None:
+    """Fold the uploads of RUN again, from the start to the end, and compare the results.
 
-    Raises:
-        UsageError: if no uploads were kept.
-        DataError: if data is missing or damaged.
-        WireError: for one that is missing or damaged.
-        FedsimError: if what comes of them is not what the run has.
+    For runs that were launched with --keep-uploads. Every broadcast is made again, no client computes. Exit
+    code 1 if a checkpoint or the final model differs; nothing in the folder is changed.
     """
-    run = RestoredRun.open(folder, data_dir)
-    if not uploads_folder(folder).is_dir():
-        raise UsageError(f"{folder} has no uploads to fold again: fedsim launch --keep-uploads keeps them")
-    console = terminal.console(markup=False)
-    recorded, faults, created, last = RecordedUploads(folder), [], run.checkpoint, run.last_commit()
-    with at_rest(folder), Scratch("fedsim-replay-") as scratch:
-        before = 0
-        for created in RoundReplayer(run.problem, run.name, recorded, scratch).rounds(None, last):
-            text, fault = _compared(run, created)
-            faults += [fault] if fault else []
-            uploads, before = recorded.read - before, recorded.read
-            line = f"round {created.round:>{len(str(last))}}  {uploads} uploads folded again{text}"
-            console.print(line, soft_wrap=True)
-    for text, fault in _outcome(run, created):
-        console.print(text, soft_wrap=True)
-        faults += [fault] if fault else []
-    if faults:
-        raise FedsimError("\n".join(faults))
+    prepare_torch(numerics_of(run))
+    from launch.results.refolding import replay
 
-
-def _compared(run: RestoredRun, created: Checkpoint[Any]) -> tuple[str, str]:
-    """With what the round has committed: what to print, and what is wrong."""
-    try:
-        what = run.unlike(created)
-    except DataError as e:
-        return "; its checkpoint is damaged", str(e)
-    if what:
-        return "; its checkpoint is different", f"{run.folder}, round {created.round}: {what}"
-    return "" if what is None else "; its checkpoint is identical", ""
-
-
-def _outcome(run: RestoredRun, created: Checkpoint[Any]) -> Iterator[tuple[str, str]]:
-    summary, problem = run.summary(), run.problem
-    if not summary.get("model_sha256") or summary["rounds"] != created.round:
-        yield "summary.json has no model_sha256 of this round to compare with", ""
-        return
-    model = problem.algorithm.model(created.server, problem.context(created.round, 0))
-    result = model_digest(model.mean, spread_of(model))
-    if result == summary["model_sha256"]:
-        yield "model_sha256 is identical: these uploads give the run's model", ""
-    else:
-        yield (
-            "model_sha256 is different",
-            f"{run.folder}: model_sha256 of what was folded again is {result}; "
-            f"summary.json says {summary['model_sha256']}",
-        )
+    replay(run, data_dir)

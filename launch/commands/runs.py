@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import click
 from rich.markup import escape
 from rich.table import Table
 
 from fedsim import plugins
 from fedsim.errors import FedsimError
+from launch.commands.errors import Command
+from launch.commands.shared import PATH, json_option
+from launch.configuration.completion import run_folders as complete_runs
 from launch.configuration.target_accuracy import percent
 from launch.runs.folder import DAMAGED, DONE, FAILED, RunFolder, run_folders
 from launch.runs.manifest import MANIFEST
@@ -21,6 +25,18 @@ from workers.storage.metrics_file import metrics_lines
 
 DEFAULT = Path("runs")
 NONE = "-"
+
+
+@click.command(cls=Command)
+@click.argument("folders", nargs=-1, metavar="[DIR]...", type=PATH, shell_complete=complete_runs)
+@json_option
+def runs(folders: tuple[Path, ...], as_json: bool) -> None:
+    """List the runs in DIR, or in runs/, in the order in which they were begun.
+
+    A run is running, done, interrupted (by a signal), failed (with an error), or killed: its coordinator is
+    gone and has left no summary. `fedsim resume` continues the last three.
+    """
+    show(folders, as_json)
 
 
 @dataclass(frozen=True)
@@ -83,7 +99,7 @@ def _described(run: RunFolder) -> ListedRun:
     down, up = (
         int(summary[f"bytes_{side}"])
         if status == DONE
-        else sum(int(about[f"bytes_{side}"]) for about in commits.values())
+        else sum(int(commit[f"bytes_{side}"]) for commit in commits.values())
         for side in ("down", "up")
     )
     return ListedRun(

@@ -1,18 +1,38 @@
-"""fedsim schedule: a schedule as a grid of clients and rounds, before it is used."""
+"""fedsim schedule: a participation schedule as a grid of clients and rounds, before it is used."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
+import click
 
-from fedsim.participation import Participation, Schedule, schedule
 from launch import terminal
-from launch.terminal import print_json
+from launch.commands.errors import Command
+from launch.commands.shared import json_option
+from launch.configuration import names
+from launch.configuration.completion import named
+
+if TYPE_CHECKING:
+    from fedsim.participation import Participation, Schedule
 
 FOLDED, LOST, GONE, ABSENT = "█", "x", "o", "·"
 MOST_LINES = 40
+
+
+@click.command(cls=Command)
+@click.argument("spec", metavar="SCHEDULE", shell_complete=named("schedules"))
+@click.option("--clients", type=click.IntRange(min=1), metavar="N", default=10, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), metavar="R", default=20, show_default=True)
+@click.option("--seed", type=int, metavar="S", default=0, show_default=True)
+@json_option
+def schedule(spec: str, clients: int, **options: Any) -> None:
+    """Print which client takes part when, as --participation SCHEDULE with these clients and this seed.
+
+    size:N is drawn here as if client k had k + 1 examples.
+    """
+    names.check_schedule(spec)
+    show(spec, clients=clients, sizes=tuple(range(1, clients + 1)), **options)
 
 
 def show(
@@ -24,9 +44,13 @@ def show(
         UsageError: if an argument is wrong.
         DataError: of the schedule.
     """
+    from rich.text import Text
+
+    from fedsim.participation import schedule
+
     created = schedule(spec, clients=clients, seed=seed, sizes=sizes)
     if as_json:
-        return print_json(
+        return terminal.print_json(
             {"schedule": spec, "clients": clients, "seed": seed, "rounds": document(created, rounds)}
         )
     console = terminal.console()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
+import click
+
 from fedsim import plugins
 from fedsim.errors import DataError, UsageError
 from fedsim.version import __version__
+from launch.commands.errors import Command
+from launch.commands.shared import FILE, run_argument
 from launch.results.trace import Committed, TracedRun, events
 from launch.runs.folder import RunFolder
 from launch.terminal import output_file
@@ -17,6 +22,22 @@ from workers.storage.growing_file import JOURNAL, LEDGER, TIMELINE
 from workers.storage.journal import journal_records
 
 STDOUT = Path("-")
+
+
+@click.command(cls=Command)
+@run_argument
+@click.option("--out", **FILE, help="Write the trace there; - is standard output.  [RUN/trace.json]")
+def trace(run: Path, out: Path | None) -> None:
+    """Write the timeline of RUN, which may be running, as a trace that ui.perfetto.dev opens.
+
+    A lane a worker and two of the coordinator, arrows from broadcast to task to fold, bytes over time.
+    """
+    opened = RunFolder.open(run)
+    if out != STDOUT:
+        click.echo(write_trace(opened, out or run / "trace.json"))
+        return
+    for line in trace_lines(opened):
+        sys.stdout.write(line)
 
 
 def trace_lines(run: RunFolder) -> Iterator[str]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
+
 from fedsim import plugins
 from fedsim.errors import DataError, FedsimError, Interrupted, UsageError
+from launch.commands.errors import Command
+from launch.commands.shared import run_argument
 from launch.progress_display import ProgressDisplay
 from launch.runs.folder import DONE, KILLED, RUNNING, SUMMARY, RunFolder, json_or_empty
 from launch.runs.growing import GrowingLines
@@ -26,6 +31,25 @@ a resume, or the sweep's next run, may be starting."""
 
 SHOWN = {"seconds", "test_accuracy", "test_nll", "bytes_down", "bytes_up"}
 """What is shown of a round."""
+
+
+@click.command(cls=Command)
+@run_argument
+@click.option(
+    "--interval",
+    type=click.FloatRange(min=0.05),
+    metavar="SECONDS",
+    default=1.0,
+    help="Between two looks.  [1]",
+)
+def watch(run: Path, interval: float) -> None:
+    """Print RUN's evaluated rounds until it ends, wherever it is carried out; of a folder of runs, a line
+    for each that ends.
+
+    Reads files and takes no lock. Ctrl-C ends the watch, not the run. Exit code: 0 if it is done, 1 failed,
+    130 interrupted, 137 killed; of several runs, the first that is not 0.
+    """
+    sys.exit(follow(run, interval))
 
 
 @dataclass
@@ -114,7 +138,7 @@ class WatchedRun:
             yield line
 
 
-def watch(folder: Path, interval: float = 1.0) -> int:
+def follow(folder: Path, interval: float = 1.0) -> int:
     """Show a run, or the runs in a folder, until they end; returns the exit code.
 
     Args:

@@ -28,55 +28,149 @@ class Execution:
             "K|auto",
             default="10, or as many as clients if these are fewer",
             ge=AUTO,
+            section="How it is carried out",
+            shown="usual resume",
         ),
     ] = 10
     remote_workers: Annotated[
-        int, option("Workers of other machines to wait for (--bind).", "K", default="", ge=0)
+        int,
+        option(
+            "Workers of other machines to wait for (--bind).",
+            "K",
+            default="",
+            ge=0,
+            section="How it is carried out",
+            shown="resume",
+        ),
     ] = 0
     bind: Annotated[
-        str, option("Where they come in: tcp://ADDRESS:PORT of this machine.", "URL", default="")
+        str,
+        option(
+            "Where they come in: tcp://ADDRESS:PORT of this machine.",
+            "URL",
+            default="",
+            section="How it is carried out",
+            shown="resume",
+        ),
     ] = ""
     keys: Annotated[
-        str | None, option("Their keys, made before the run by --on kubernetes.", "FILE", default="new ones")
+        str | None,
+        option(
+            "Their keys, made before the run by --on kubernetes.",
+            "FILE",
+            default="new ones",
+            section="How it is carried out",
+            shown="resume",
+        ),
     ] = None
-    join_within: Annotated[float, option("Stop if workers are missing after that.", "SECONDS", gt=0)] = 120.0
-    transport: Annotated[Literal["ipc", "tcp"], option("How frames travel.")] = "ipc"
+    join_within: Annotated[
+        float,
+        option(
+            "Stop if workers are missing after that.",
+            "SECONDS",
+            gt=0,
+            section="How it is carried out",
+            shown="resume",
+        ),
+    ] = 120.0
+    transport: Annotated[
+        Literal["ipc", "tcp"], option("How frames travel.", section="On the wire", shown="resume")
+    ] = "ipc"
     edge_processes: Annotated[
-        bool, option("Edge servers of --tree as processes, over tcp; where the workers are.")
+        bool,
+        option(
+            "Edge servers of --tree as processes, over tcp; where the workers are.",
+            section="How it is carried out",
+            shown="resume",
+        ),
     ] = False
     """Else the coordinator adds up as they would, and their traffic is booked by the closed form."""
-    devices: Annotated[str, option("auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).", "LIST")] = (
-        "auto"
-    )
-    data_dir: Annotated[str | None, option("Folder of the data files.", "DIR", default="FEDSIM_DATA")] = None
-    out: Annotated[str | None, option("Run folder.", "DIR", default="runs/<time>-<algo>-<seed>")] = None
+    devices: Annotated[
+        str,
+        option(
+            "auto, cpu, or cuda:0,cuda:1 (worker i on device i mod n).",
+            "LIST",
+            section="How it is carried out",
+            shown="resume",
+        ),
+    ] = "auto"
+    data_dir: Annotated[
+        str | None,
+        option(
+            "Folder of the data files.",
+            "DIR",
+            default="FEDSIM_DATA",
+            section="What is learned",
+            shown="usual plan resume",
+        ),
+    ] = None
+    out: Annotated[
+        str | None,
+        option("Run folder.", "DIR", default="runs/<time>-<algo>-<seed>", section="Output", shown="usual"),
+    ] = None
     verify_bytes: Annotated[
-        bool, option("Compare the ledger with the kernel's count of the streams (tcp).")
+        bool,
+        option(
+            "Compare the ledger with the kernel's count of the streams (tcp).",
+            section="On the wire",
+            shown="resume",
+        ),
     ] = False
     """A difference ends the run with an error."""
-    keep_uploads: Annotated[bool, option("Leave every upload in the run folder, for replay.")] = False
+    keep_uploads: Annotated[
+        bool, option("Leave every upload in the run folder, for replay.", section="Output", shown="resume")
+    ] = False
     track: Annotated[
         str,
         option(
             "Log rounds to tensorboard, mlflow, wandb, trackio (offline), such as tensorboard,mlflow.",
             "NAMES",
             default="none",
+            section="Output",
+            shown="resume",
         ),
     ] = ""
-    allow_drift: Annotated[bool, option("Let workers and machines in that compute other bits.")] = False
+    allow_drift: Annotated[
+        bool,
+        option(
+            "Let workers and machines in that compute other bits.",
+            section="How it is carried out",
+            shown="resume",
+        ),
+    ] = False
     """They are named in manifest, summary and report: what they compute depends on who computes it."""
     durability: Annotated[
         Literal["", "process", "power", "none"],
         option(
             "What a round survives: kill -9 (process), also a power cut (power), or a worker's end (none).",
             default="power; process from 4 million parameters on",
+            section="How it is carried out",
+            shown="resume",
         ),
     ] = ""
     """power syncs a round's files before it counts; process leaves that to the kernel; none keeps states in
     memory, and no run can be gone on with."""
-    lease: Annotated[float, option("Replace a worker that hangs for so long.", "SECONDS", gt=0)] = 120.0
+    lease: Annotated[
+        float,
+        option(
+            "Replace a worker that hangs for so long.",
+            "SECONDS",
+            gt=0,
+            section="How it is carried out",
+            shown="resume",
+        ),
+    ] = 120.0
     """A worker that computes sends a heartbeat every second from inside its loop, however slow it is."""
-    patience: Annotated[float, option("Stop if nothing happens for so long.", "SECONDS", gt=0)] = 3600.0
+    patience: Annotated[
+        float,
+        option(
+            "Stop if nothing happens for so long.",
+            "SECONDS",
+            gt=0,
+            section="How it is carried out",
+            shown="resume",
+        ),
+    ] = 3600.0
     """Longer than the longest task."""
 
     @property

@@ -1,6 +1,6 @@
 """The names that users choose from, by kind, without importing what they name: torch takes seconds.
 
-names.json has them. `python -m launch.commands.write_names` writes it from the registries, and
+names.json has them. `python -m launch.configuration.write_names` writes it from the registries, and
 tests/launch/test_names.py compares the two.
 """
 

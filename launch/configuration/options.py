@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, fields
+from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import click
@@ -19,39 +20,25 @@ from launch.configuration.target_accuracy import parsed_until
 
 Function = Callable[..., None]
 
-SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "What is learned": (
-        "dataset",
-        "data_dir",
-        "fraction",
-        "inputs",
-        "partition",
-        "clients",
-        "model",
-        "train",
-        "freeze",
-        "seed",
-    ),
-    "The algorithm": ("algo", "hyperparameters", "rounds", "threads", "numerics", "preset", "config"),
-    "On the wire": ("codecs", "error_feedback", "bad_uploads", "max_norm", "transport", "verify_bytes"),
-    "Participation and the virtual clock": (
-        *("participation", "link", "compute", "deadline", "asynchronous", "tree"),
-    ),
-    "Evaluation": ("eval_every", "eval_samples", "evaluate_on", "until"),
-    "How it is carried out": (
-        *("workers", "devices", "remote_workers", "bind", "keys", "join_within", "lease", "patience"),
-        *("allow_drift", "durability", "edge_processes"),
-    ),
-    "On an engine": ("on", "nodes", "gpus_per_worker", "image", "engine_options", "dry_run"),
-    "Output": ("out", "keep_uploads", "track", "quiet", "json", "as_json"),
-}
-"""The options of launch, plan and resume in the order of the help. Others stand under "Other options"."""
-
-USUAL = frozenset(
-    {"algo", "hyperparameters", "preset", "dataset", "data_dir", "model", "clients", "rounds", "seed"}
-    | {"participation", "codecs", "until", "workers", "out", "quiet"}
+SECTIONS = (
+    "What is learned",
+    "The algorithm",
+    "On the wire",
+    "Participation and the virtual clock",
+    "Evaluation",
+    "How it is carried out",
+    "On an engine",
+    "Output",
 )
-"""The options of an experiment that --help shows; --help-all shows the others, too."""
+"""The sections of --help-all, in their order. Others stand under "Other options"."""
+NOT_FIELDS = {
+    **dict.fromkeys(("preset", "config"), "The algorithm"),
+    **dict.fromkeys(("on", "nodes", "gpus_per_worker", "image", "engine_options", "dry_run"), "On an engine"),
+    **dict.fromkeys(("quiet", "as_json"), "Output"),
+}
+"""The sections of options that are no fields of an experiment or its execution."""
+USUAL = ("preset", "quiet")
+"""Of these, what --help shows."""
 _EVERY = "fedsim.every_option"
 
 _FILES: tuple[Callable[[Function], Function], ...] = (
@@ -69,44 +56,6 @@ _FILES: tuple[Callable[[Function], Function], ...] = (
 )
 
 
-PLANNED = frozenset(
-    {
-        "algo",
-        "dataset",
-        "fraction",
-        "partition",
-        "model",
-        "train",
-        "freeze",
-        "clients",
-        "rounds",
-        "participation",
-        "seed",
-    }
-    | {"hyperparameters", "codecs", "data_dir", "config", "until", "tree"}
-)
-"""What the bytes of a plan depend on. plan takes the others, too: any `launch` can be planned."""
-
-RESUMED = frozenset(
-    {
-        "rounds",
-        "until",
-        "data_dir",
-        "config",
-        "allow_drift",
-        "keep_uploads",
-        "track",
-        "verify_bytes",
-        "transport",
-        "workers",
-        "devices",
-    }
-    | {"remote_workers", "bind", "keys", "join_within", "lease", "patience", "durability"}
-    | {"edge_processes"}
-)
-"""What may change when a run goes on. resume takes the others, too, to say that they may not."""
-
-
 class Configured(Command):
     """A command with the options of a configuration: its help has sections, and --lr is told --set lr."""
 
@@ -116,19 +65,14 @@ class Configured(Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the usual options, or all of them by section."""
-        left = {p.name: p for p in self.get_params(ctx) if isinstance(p, click.Option)}
+        left = {str(p.name): p for p in self.get_params(ctx) if isinstance(p, click.Option)}
         if not ctx.meta.get(_EVERY):
-            unusual = {name for members in SECTIONS.values() for name in members} - USUAL
-            usual = [p.get_help_record(ctx) for name, p in left.items() if name not in unusual]
-            with formatter.section("Usual options"):
-                formatter.write_dl([record for record in usual if record is not None])
-            return
-        sections = [
-            (title, [left.pop(name) for name in members if name in left])
-            for title, members in SECTIONS.items()
-        ]
-        for title, parameters in (*sections, ("Other options", list(left.values()))):
-            records = [record for p in parameters if (record := p.get_help_record(ctx)) is not None]
+            titles = {"Usual options": [name for name in left if _is_usual(name)]}
+        else:
+            titles = {title: [name for name in left if _section(name) == title] for title in SECTIONS}
+            titles["Other options"] = [name for name in left if not _section(name)]
+        for title, members in titles.items():
+            records = [record for name in members if (record := left[name].get_help_record(ctx)) is not None]
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
@@ -172,50 +116,57 @@ _HELP_ALL = click.Option(
 )
 
 
-def configuration(command: Function) -> Function:
-    """Give a command all options of an experiment and of its execution, and --config."""
-    return configuration_of()(command)
+@cache
+def _described() -> Mapping[str, Mapping[str, Any]]:
+    """What the annotation of every field of an experiment and its execution says."""
+    hints = {
+        **get_type_hints(Experiment, include_extras=True),
+        **get_type_hints(Execution, include_extras=True),
+    }
+    return {name: _annotation(hint)[1].extra or {} for name, hint in hints.items()}
 
 
-def configuration_of(
-    shown: frozenset[str] | None = None, default: str | None = None
-) -> Callable[[Function], Function]:
-    """Give a command these options, some of which its help may leave out.
+def described(name: str) -> Mapping[str, Any] | None:
+    """What the annotation of a field says (fedsim.experiment.option); None: there is no such field."""
+    return _described().get(name)
+
+
+def _is_usual(name: str) -> bool:
+    return name in USUAL or "usual" in (described(name) or {}).get("shown", ())
+
+
+def configuration_of(verb: str = "", default: str | None = None) -> Callable[[Function], Function]:
+    """Give a command the options of an experiment and of its execution, --config and --preset.
+
+    A command takes all of them, to say so where one does not go with it; its help has those of `verb`. A
+    sweep takes those of the experiment, without the seed.
 
     Args:
-        shown: The fields whose options the help shows; all by default.
+        verb: "plan" or "resume": the help shows the fields that name it (fedsim.experiment.option). "sweep".
+            By default the help shows all.
         default: What the help says of every default; by default, the default itself.
     """
-    options: list[Callable[[Function], Function]] = [
-        *_options(Experiment, shown, default),
-        *_options(Execution, shown, default),
-        *_FILES,
-    ]
+    kinds = (Experiment,) if verb == "sweep" else (Experiment, Execution)
+    shown = verb if verb in ("plan", "resume") else ""
+    options = [option for kind in kinds for option in _options(kind, shown, default, verb == "sweep")]
 
     def decorated(command: Function) -> Function:
-        for generated in reversed(options):
+        for generated in reversed([*options, *_FILES]):
             command = generated(command)
         return command
 
     return decorated
 
 
-def sweep_configuration(command: Function) -> Function:
-    """Give a command the options of an experiment but the seed, --config and --preset."""
-    for generated in reversed([*_options(Experiment, without=("seed",)), *_FILES]):
-        command = generated(command)
-    return command
-
-
 def _options(
-    kind: type, shown: frozenset[str] | None = None, default: str | None = None, without: Sequence[str] = ()
+    kind: type, shown: str, default: str | None, sweep: bool
 ) -> Iterator[Callable[[Function], Function]]:
     """One per field, in the fields' order; an option that is not given is None, or an empty tuple."""
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         hint, meta = _annotation(hints[field.name])
         extra = meta.extra or {}
-        if extra["name"] == "" or field.name in without:
+        if extra["name"] == "" or (sweep and field.name == "seed"):
             continue
         name = extra["name"] or "--" + field.name.replace("_", "-")
         values = {"type": PARSED[field.name]} if field.name in PARSED else _values(hint)
@@ -224,7 +175,7 @@ def _options(
             field.name,
             help=_help(field, meta, default),
             metavar=extra["metavar"] or None,
-            hidden=shown is not None and field.name not in shown,
+            hidden=bool(shown) and shown not in extra["shown"],
             shell_complete=completion.OF_FIELDS.get(field.name),
             **values,
         )

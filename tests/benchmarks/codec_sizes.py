@@ -25,8 +25,8 @@ from fedsim.learning.params import Layout
 from fedsim.seeds import RandomStream
 from fedsim.wire.codecs import Spec, codec, pack_or_dense
 from fedsim.wire.message_context import scale_of
-from launch.commands.codecs import errors, fastest, indices_floor
 from launch.configuration.execution import Execution
+from launch.results.codec_table import errors, fastest, indices_floor
 from launch.runs.restored import RestoredRun
 from launch.session.run import launch
 from tests.benchmarks.common import FEW, fashion_shaped, options_of

@@ -15,8 +15,8 @@ import pytest
 import fedsim
 from fedsim.problem import Problem
 from fedsim.wire.wire_size import EnvelopeSize, envelope_size
-from launch.commands.plan import RUN_NAME
 from launch.configuration.config import resolve
+from launch.results.traffic_plan import RUN_NAME
 from protocols import REGISTRY
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from launch.cli import main
-from launch.commands.catalogue import hyperparameter_rows, message_rows
 from launch.configuration import names
+from launch.results.description import hyperparameter_rows, message_rows
 from protocols import REGISTRY, AnyAlgorithm
 
 USERS = '''

@@ -9,8 +9,8 @@ import pandas
 import pyarrow
 import pytest
 
-from launch.commands import ledger_parquet
-from launch.commands.ledger_parquet import LARGE, TEXTS
+from launch.results import ledger_parquet
+from launch.results.ledger_parquet import LARGE, TEXTS
 from tests.support.kept_runs import command, flip, kept_run
 
 

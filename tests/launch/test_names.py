@@ -10,8 +10,7 @@ import pytest
 
 from fedsim.errors import UsageError
 from fedsim.experiment import build_algorithm, resolved_hyperparameters
-from launch.commands import write_names
-from launch.configuration import names
+from launch.configuration import names, write_names
 from launch.configuration.config import resolve
 from launch.runs.client_costs import sent_once
 from launch.sweep.recipe import Recipe, Row, Variant
@@ -23,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_file_is_what_the_registries_say() -> None:
     assert names.FILE.read_text(encoding="utf-8") == write_names.text(), (
-        "python -m launch.commands.write_names"
+        "python -m launch.configuration.write_names"
     )
 
 

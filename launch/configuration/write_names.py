@@ -1,4 +1,4 @@
-"""Write launch/names.json from the registries: python -m launch.commands.write_names."""
+"""Write launch/names.json from the registries: python -m launch.configuration.write_names."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fedsim.participation import BASES, SPECS
 from fedsim.specs import Form
 from fedsim.wire.codecs import CODECS
 from fedsim.wire.schema import all_fields
-from launch.commands.catalogue import all_exchanges
 from launch.configuration import names
+from launch.results.description import all_exchanges
 from launch.runs.client_costs import sent_once
 from protocols import REGISTRY, AnyAlgorithm
 

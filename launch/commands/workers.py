@@ -5,7 +5,6 @@ Heavy imports happen inside them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,21 +13,7 @@ import click
 
 from fedsim.errors import DataError, UsageError
 from launch.commands.errors import Command
-from launch.configuration.completion import run_folders
-
-PATH = click.Path(path_type=Path)
-FOLDER: dict[str, Any] = {"metavar": "DIR", "type": PATH}
-FILE: dict[str, Any] = {"metavar": "FILE", "type": PATH}
-run_argument = click.argument("run", type=PATH, shell_complete=run_folders)
-
-
-def prepare_torch(numerics: str = "native") -> None:
-    """Set the environment that torch reads when it is imported; numerics: the run's, if there is one."""
-    from launch.processes.fork_server import ENVIRONMENT
-    from workers.portable import environment_for
-
-    os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
-
+from launch.commands.shared import FILE, FOLDER, prepare_torch, run_argument
 
 K = TypeVar("K")
 
@@ -90,7 +75,7 @@ def _seated(seat: str) -> Decorator:
     )
 
 
-@click.command(cls=Command, short_help="Take part in a run on another machine.")
+@click.command(cls=Command)
 @_seated("As which worker; auto: its rank (srun, mpirun, torchrun, Job).  [the first missing]")
 def worker(file: Path, **options: Any) -> None:
     """Join a run that `fedsim launch --remote-workers K --bind tcp://ADDRESS:PORT` has opened.
@@ -107,7 +92,7 @@ def worker(file: Path, **options: Any) -> None:
     join(file, **options)
 
 
-@click.command(cls=Command, short_help="Take part in a run with several workers of this machine.")
+@click.command(cls=Command)
 @_seated("The first of their numbers; auto: rank times K.  [the free ones]")
 @click.option("--workers", type=click.IntRange(min=1), metavar="K", default=1, help="How many.  [1]")
 @click.option("--threads", type=click.IntRange(min=1), metavar="T", default=1, help="Cores for each.  [1]")
@@ -126,7 +111,7 @@ def node(file: Path, **options: Any) -> None:
     serve(file, **options)
 
 
-@click.command(cls=Command, short_help="Be an edge server of a run on another machine.")
+@click.command(cls=Command)
 @_joining(
     "Its join file: RUN/edges/join-000.json of the first one.",
     click.option(
@@ -154,7 +139,7 @@ def edge(file: Path, **options: Any) -> None:
     join_edge(file, **options)
 
 
-@click.command(cls=Command, short_help="Shut a worker on another machine out of a run.")
+@click.command(cls=Command)
 @run_argument
 @click.argument("workers", nargs=-1, required=True, type=int, metavar="WORKER...")
 def revoke(run: Path, workers: tuple[int, ...]) -> None:

@@ -1,0 +1,32 @@
+"""fedsim compare: runs side by side, as a page, tables and CSV."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launch.commands.errors import Command
+from launch.commands.shared import FILE, PATH, json_option
+from launch.configuration.completion import run_folders
+
+
+@click.command(cls=Command)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=PATH, shell_complete=run_folders)
+@click.option("--out", **FILE, help="Write the page there.  [comparisons/TIME.html, a new one each time]")
+@click.option(
+    "--to", multiple=True, metavar="ACCURACY", help="Show the bytes until it (0.75 or 75%); repeatable."
+)
+@click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only runs with it; repeatable.")
+@click.option("--markdown", **FILE, help="Write the tables there, too.")
+@click.option("--csv", **FILE, help="Write one line per group of runs there, too.")
+@json_option
+def compare(runs: tuple[Path, ...], **options: Any) -> None:
+    """Compare runs, or folders of runs such as runs/sweep.
+
+    Runs that differ only in their seed are one line, with their mean and range.
+    """
+    from launch.results.compare import compare
+
+    compare(runs, **options)

@@ -1,0 +1,46 @@
+"""fedsim describe: an algorithm's messages, cost and hyperparameters, or a model's parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from launch.commands.errors import Command
+from launch.commands.shared import data_dir_option, json_option, prepare_torch
+from launch.configuration import names
+from launch.configuration.completion import named
+
+
+@click.command(cls=Command)
+@click.argument("algo", required=False, shell_complete=named("algorithms"))
+@click.option("--model", metavar="NAME", help="Describe this model instead, or path/to/file.py:NAME.")
+@click.option("--dataset", metavar="NAME", default="digits", help="The data it is for.  [digits]")
+@click.option("--train", metavar="PATTERNS", default="", help="As in launch.")
+@click.option("--freeze", metavar="PATTERNS", default="", help="As in launch.")
+@data_dir_option
+@json_option
+def describe(
+    algo: str | None, model: str | None, data_dir: Path | None, as_json: bool, **choices: str
+) -> None:
+    """Describe an algorithm: its box, its messages and their cost in P, its hyperparameters.
+
+    With --model, the parameters of a model: which are trained and travel, and which are frozen.
+    """
+    if (algo is None) == (model is None):
+        raise click.UsageError("name an algorithm (fedsim describe fedlap_cov), or a model with --model")
+    if algo is None:
+        from fedsim.experiment import Experiment
+        from launch.configuration.config import absolute_paths
+
+        selected = absolute_paths({"algo": "fedavg", "clients": 1, "model": model, **choices})
+        experiment = Experiment(**selected)
+        names.check(experiment)
+        prepare_torch()
+        from launch.results.model_parameters import describe_model
+
+        return describe_model(experiment, data_dir, as_json)
+    names.check_name("algorithms", algo)
+    from launch.results.description import describe
+
+    return describe(algo, as_json)

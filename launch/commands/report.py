@@ -1,0 +1,20 @@
+"""fedsim report: a run's page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from launch.commands.errors import Command
+from launch.commands.shared import FILE, run_argument
+
+
+@click.command(cls=Command)
+@run_argument
+@click.option("--out", **FILE, help="Write the page there.  [RUN/report.html]")
+def report(run: Path, out: Path | None) -> None:
+    """Write one HTML file that loads nothing: curves, bytes, participation, timeline, configuration."""
+    from launch.results.run_page import report as write_report
+
+    click.echo(write_report(run, out))

@@ -1,0 +1,54 @@
+"""What several commands share: arguments, options, and the preparation of torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launch.configuration.completion import run_folders
+
+PATH = click.Path(path_type=Path)
+FOLDER: dict[str, Any] = {"metavar": "DIR", "type": PATH}
+FILE: dict[str, Any] = {"metavar": "FILE", "type": PATH}
+run_argument = click.argument("run", type=PATH, shell_complete=run_folders)
+
+
+def prepare_torch(numerics: str = "native") -> None:
+    """Set the environment that torch reads when it is imported; numerics: the run's, if there is one."""
+    from launch.processes.fork_server import ENVIRONMENT
+    from workers.portable import environment_for
+
+    os.environ.update({**ENVIRONMENT, **environment_for(numerics)})
+
+
+quiet_option = click.option(
+    "--quiet", "-q", is_flag=True, help="Print nothing but the path of what was made."
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document instead of tables."
+)
+data_dir_option = click.option("--data-dir", **FOLDER, help="Folder of the data files.  [the run's]")
+
+
+def print_path(path: Path | None, quiet: bool) -> None:
+    """Print, with --quiet, the one line of standard output: the path that a script continues with."""
+    if quiet and path is not None:
+        click.echo(path)
+
+
+def numerics_of(run: Path | None) -> str:
+    """What a run's manifest says; native where there is no run.
+
+    Raises:
+        UsageError, DataError, MismatchError: as RunFolder.check_states, before torch is imported.
+    """
+    from launch.runs.folder import RunFolder
+
+    if run is None:
+        return "native"
+    opened = RunFolder.open(run)
+    opened.check_states()
+    return str(opened.experiment.get("numerics", "native"))
