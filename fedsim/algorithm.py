@@ -26,10 +26,7 @@ from fedsim.learning.gaussian import Model
 from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.seeds import RandomStream
-from fedsim.step_rules import At as At
-from fedsim.step_rules import OverK as OverK
-from fedsim.step_rules import Step as Step
-from fedsim.step_rules import step_size as step_size
+from fedsim.step_rules import At as At, OverK as OverK, Step as Step, step_size as step_size
 from fedsim.wire.schema import zeros_of
 
 Server = TypeVar("Server")

@@ -7,8 +7,7 @@ task depends on the order of events and changes no result, because a result depe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 
 from fedsim.round_events import ChunkId, Command, Give, ScoreChunk, TaskId, WorkItem

@@ -16,15 +16,18 @@ from torch import Tensor
 from fedsim.errors import WireError
 from fedsim.learning.params import Layout
 from fedsim.wire.codecs import Codec, Spec, check_parts, codec, pack_or_dense, unpack_checked
-from fedsim.wire.header import MAX_HEADER as MAX_HEADER
-from fedsim.wire.header import NONE as NONE
-from fedsim.wire.header import VERSION as VERSION
-from fedsim.wire.header import Buffer as Buffer
-from fedsim.wire.header import FieldHeader as FieldHeader
-from fedsim.wire.header import Header as Header
-from fedsim.wire.header import PartHeader as PartHeader
-from fedsim.wire.header import digest as digest
-from fedsim.wire.header import read_header, write_header
+from fedsim.wire.header import (
+    MAX_HEADER as MAX_HEADER,
+    NONE as NONE,
+    VERSION as VERSION,
+    Buffer as Buffer,
+    FieldHeader as FieldHeader,
+    Header as Header,
+    PartHeader as PartHeader,
+    digest as digest,
+    read_header,
+    write_header,
+)
 from fedsim.wire.message_context import NOTHING, SCALES, MessageContext, scale_of
 from fedsim.wire.schema import DTYPES, Dims, Field, optional_group, schema, values_of
 

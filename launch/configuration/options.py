@@ -119,20 +119,17 @@ _HELP_ALL = click.Option(
 @cache
 def _described() -> Mapping[str, Mapping[str, Any]]:
     """What the annotation of every field of an experiment and its execution says."""
-    hints = {
-        **get_type_hints(Experiment, include_extras=True),
-        **get_type_hints(Execution, include_extras=True),
-    }
-    return {name: _annotation(hint)[1].extra or {} for name, hint in hints.items()}
+    hints = (get_type_hints(kind, include_extras=True) for kind in (Experiment, Execution))
+    return {name: _annotation(hint)[1].extra or {} for of_kind in hints for name, hint in of_kind.items()}
 
 
-def described(name: str) -> Mapping[str, Any] | None:
-    """What the annotation of a field says (fedsim.experiment.option); None: there is no such field."""
-    return _described().get(name)
+def _section(name: str) -> str:
+    """The section of an option; '' for one of the command's own."""
+    return str(_described().get(name, {}).get("section") or NOT_FIELDS.get(name, ""))
 
 
 def _is_usual(name: str) -> bool:
-    return name in USUAL or "usual" in (described(name) or {}).get("shown", ())
+    return name in USUAL or not _section(name) or "usual" in _described().get(name, {}).get("shown", ())
 
 
 def configuration_of(verb: str = "", default: str | None = None) -> Callable[[Function], Function]:

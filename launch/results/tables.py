@@ -11,8 +11,7 @@ from statistics import fmean, pstdev
 
 from fedsim.errors import DiskError
 from fedsim.learning.score_names import CALIBRATION, EXTRA
-from launch.configuration.target_accuracy import below_target
-from launch.configuration.target_accuracy import percent as target_text
+from launch.configuration.target_accuracy import below_target, percent as target_text
 from launch.results.frontier import Cost, ranking, reaching
 from launch.results.groups import Group
 from launch.results.statistics import heading, lower_is_better, percent, shown

@@ -30,8 +30,7 @@ from launch.session.stop_signals import StopRequested, StopSignals
 from launch.terminal import Status, output_that_may_close, say
 from launch.tracking import check_installed, selected
 from workers import scratch
-from workers.devices import ELSEWHERE, Placement, assign_devices, visible_gpus
-from workers.devices import remark as no_gpu_remark
+from workers.devices import ELSEWHERE, Placement, assign_devices, remark as no_gpu_remark, visible_gpus
 from workers.portable import environment_for
 from workers.storage import memory_folder
 from workers.transport.eventfd import Wakeup

@@ -51,8 +51,14 @@ from workers.storage.durability import by_size
 from workers.storage.growing_file import JOURNAL, LEDGER, METRICS, TIMELINE
 from workers.storage.journal import Journal
 from workers.storage.recovery import NOTHING, Recovery, recover
-from workers.storage.shared_frozen import FILE as FROZEN
-from workers.storage.shared_frozen import START, map_frozen, map_start, write_frozen, write_start
+from workers.storage.shared_frozen import (
+    FILE as FROZEN,
+    START,
+    map_frozen,
+    map_start,
+    write_frozen,
+    write_start,
+)
 from workers.storage.upload_archive import uploads_folder
 from workers.transport.edge_addresses import FOLDER as EDGES
 from workers.transport.eventfd import Wakeup

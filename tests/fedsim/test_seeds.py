@@ -8,8 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedsim.seeds import RandomStream, seeded_torch, standard_normals
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedsim.client_devices import Computer, Link, network, parse_value
 from fedsim.participation import schedule

@@ -18,8 +18,7 @@ import pytest
 from fedsim.errors import UsageError
 from launch.configuration.config import Overrides
 from launch.engines.job import Job
-from launch.engines.options import ENGINES as NAMES
-from launch.engines.options import EngineOptions
+from launch.engines.options import ENGINES as NAMES, EngineOptions
 from launch.engines.ray import Ray
 from launch.engines.slurm import Slurm
 from launch.engines.submit import ENGINES, submit

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedsim.errors import DataError
 from launch.cli import main

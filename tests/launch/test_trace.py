@@ -20,8 +20,7 @@ from typing import Any
 
 import pandas
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedsim.errors import Interrupted
 from fedsim.wire.ledger_rows import Entry

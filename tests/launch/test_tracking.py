@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedsim.errors import UsageError
 from fedsim.participation import schedule
@@ -25,8 +24,7 @@ from launch import tracking
 from launch.cli import main
 from launch.configuration.config import resolve
 from launch.runs.folder import RunFolder
-from launch.tracking import TRACKERS, selected
-from launch.tracking import follow as module
+from launch.tracking import TRACKERS, follow as module, selected
 from launch.tracking.follow import Followed, follow
 from launch.tracking.processes import Tracking
 from launch.tracking.run_rows import LONGEST, GrowingLines, RunRows, config

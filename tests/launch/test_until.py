@@ -21,8 +21,7 @@ from launch.runs.folder import RunFolder
 from launch.runs.manifest import digest
 from launch.sweep.recipe import Recipe
 from launch.terminal import megabytes
-from tests.support.commands import fedsim as command
-from tests.support.commands import start
+from tests.support.commands import fedsim as command, start
 from tests.support.reproducible import without_seconds
 
 SMALL: dict[str, Any] = {"algo": "fedlap_cov", "model": "logistic", "clients": 4, "quiet": True}

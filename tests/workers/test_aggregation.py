@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedsim.wire.schema import Check, Flag, Least, Mean, Norm, Scalar, Total
 from workers.coordinator.aggregation import _Scalars

@@ -18,8 +18,7 @@ from fedsim.wire.ledger import Ledger
 from fedsim.wire.ledger_rows import Entry
 from protocols import find
 from tests.support.harness import problem_of
-from workers import edge_messages
-from workers import protocol_messages as messages
+from workers import edge_messages, protocol_messages as messages
 from workers.coordinator import edge_sums
 from workers.coordinator.aggregation import AggregationThread, _Scalars
 from workers.coordinator.edge_servers import EdgeServers

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from workers.storage.journal import Journal, _records, read_journal
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fedsim.errors import DiskError, WireError
 from fedsim.wire.envelope import VERSION, Envelope, Header, encode, pack, unpack

@@ -24,8 +24,7 @@ from fedsim.wire.envelope import (
 from fedsim.wire.ledger import stream_bytes
 from fedsim.wire.message_context import codec_stream, of_broadcast
 from fedsim.wire.schema import check_values
-from workers import edge_messages
-from workers import protocol_messages as messages
+from workers import edge_messages, protocol_messages as messages
 from workers.coordinator.edge_servers import EdgeServers
 from workers.coordinator.task_timeline import Timeline
 from workers.storage.checkpoints import Checkpoint

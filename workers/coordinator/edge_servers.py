@@ -13,8 +13,7 @@ from fedsim.problem import Problem
 from fedsim.round_events import EdgeLost, Open, TaskId
 from fedsim.wire.envelope import NONE, Envelope, Payload, check_fields
 from fedsim.wire.ledger import Ledger
-from workers import edge_messages
-from workers import protocol_messages as messages
+from workers import edge_messages, protocol_messages as messages
 from workers.coordinator.edge_accounts import AccountChecks
 from workers.coordinator.edge_sums import check_sums
 from workers.coordinator.failures import ProtocolViolation

@@ -26,8 +26,7 @@ from fedsim.problem import Problem
 from fedsim.round_events import Open, TaskId
 from fedsim.wire.envelope import NONE, Envelope, Payload, decode
 from fedsim.wire.message_context import codec_stream, of_broadcast
-from workers import edge_messages
-from workers import protocol_messages as messages
+from workers import edge_messages, protocol_messages as messages
 from workers.coordinator.aggregation import read_upload
 from workers.coordinator.edge_sums import summed
 from workers.storage.upload_spool import Spool

@@ -10,8 +10,7 @@ import numpy as np
 
 from fedsim.data import vocabulary
 from fedsim.data.arrays import EXACT, Array
-from fedsim.data.readers import images as pictures
-from fedsim.data.readers import tables
+from fedsim.data.readers import images as pictures, tables
 from fedsim.errors import DataError
 
 

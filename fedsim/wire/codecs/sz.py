@@ -34,8 +34,7 @@ def sz(bound: float) -> Codec:
 
 
 def _pack(bound: float, x: Tensor, spec: Spec, ref: Tensor | None) -> tuple[Part, ...] | None:
-    from pysz import sz as library
-    from pysz import szConfig, szErrorBoundMode
+    from pysz import sz as library, szConfig, szErrorBoundMode
 
     values = flat32(x).copy()
     if not np.isfinite(values).all() or not len(values):

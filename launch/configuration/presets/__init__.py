@@ -18,8 +18,7 @@ from typing import Any
 from fedsim import plugins
 from fedsim.errors import unknown
 from fedsim.experiment import DEFAULTS, Experiment, convert, dotted, read_toml
-from launch.configuration.names import asks_fewer, of_those_asked
-from launch.configuration.names import names as algorithms
+from launch.configuration.names import asks_fewer, names as algorithms, of_those_asked
 
 FOLDER = Path(__file__).parent
 

@@ -8,8 +8,7 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from fedsim.learning.calibration import BINS

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 

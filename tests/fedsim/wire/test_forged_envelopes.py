@@ -19,8 +19,7 @@ import pytest
 import torch
 import xxhash
 import zstandard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from fedsim.errors import WireError

@@ -12,8 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 import torch
 import zmq
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from fedsim.wire.codecs import codec
 from fedsim.wire.envelope import NONE, VERSION, Envelope, FieldHeader, Header, PartHeader, blob, digest, pack
