@@ -380,6 +380,8 @@ def sweep(
     _check_keywords(options)
     pool = Pool(Path(runs))
     with IN_PYTHON.own_words():
+        if recipe is None and not over:
+            raise UsageError("name a grid: over={'algo': ['fedavg', 'ivon_admm']}, or a recipe file")
         if recipe is None:
             texts: dict[str, Any] = {key: _file_text(key, value) for key, value in options.items()}
             for table in ("hyperparameters", "codecs"):

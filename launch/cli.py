@@ -6,6 +6,7 @@ import click
 
 from fedsim.version import __version__
 from launch.commands.errors import Commands
+from launch.configuration import completion  # noqa: F401 (it registers itself)
 
 IN_FILES = {
     **dict.fromkeys(("worker", "node", "edge", "revoke"), "workers"),

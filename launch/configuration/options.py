@@ -69,8 +69,8 @@ class Configured(Command):
         if not ctx.meta.get(_EVERY):
             titles = {"Usual options": [name for name in left if _is_usual(name)]}
         else:
-            titles = {title: [name for name in left if _section(name) == title] for title in SECTIONS}
-            titles["Other options"] = [name for name in left if not _section(name)]
+            titles = {title: [name for name in left if section(name) == title] for title in SECTIONS}
+            titles["Other options"] = [name for name in left if not section(name)]
         for title, members in titles.items():
             records = [record for name in members if (record := left[name].get_help_record(ctx)) is not None]
             if records:
@@ -123,13 +123,13 @@ def _described() -> Mapping[str, Mapping[str, Any]]:
     return {name: _annotation(hint)[1].extra or {} for of_kind in hints for name, hint in of_kind.items()}
 
 
-def _section(name: str) -> str:
+def section(name: str) -> str:
     """The section of an option; '' for one of the command's own."""
     return str(_described().get(name, {}).get("section") or NOT_FIELDS.get(name, ""))
 
 
 def _is_usual(name: str) -> bool:
-    return name in USUAL or not _section(name) or "usual" in _described().get(name, {}).get("shown", ())
+    return name in USUAL or not section(name) or "usual" in _described().get(name, {}).get("shown", ())
 
 
 def configuration_of(verb: str = "", default: str | None = None) -> Callable[[Function], Function]:

@@ -44,7 +44,9 @@ def options() -> Mapping[str, str]:
 
 @cache
 def _fields() -> Mapping[str, str]:
-    return {option: name for name, option in options().items() if option}
+    """The argument of each option, also of those that fedsim.compare and fedsim.sweep have."""
+    others = {f"--{name}": name for name in ("to", "where", "over", "seeds", "jobs", "runs")}
+    return {option: name for name, option in options().items() if option} | others
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def _compared(run: RestoredRun, created: Checkpoint[Any]) -> tuple[str, str]:
 
 
 def _outcome(run: RestoredRun, created: Checkpoint[Any]) -> Iterator[tuple[str, str]]:
-    summary, problem = run.summary(), run.problem
+    summary, problem = run.run.summary, run.problem
     if not summary.get("model_sha256") or summary["rounds"] != created.round:
         yield "summary.json has no model_sha256 of this round to compare with", ""
         return

@@ -104,6 +104,15 @@ def _own(run: RunFolder) -> pandas.DataFrame:
     return rows[rows.kind == "algorithm"]
 
 
+STATES = {
+    "running": "is running",
+    "interrupted": "was interrupted",
+    "killed": "was killed",
+    "damaged": "is damaged",
+}
+"""What a page says of a status."""
+
+
 def _rounds(summary: Mapping[str, Any], metrics: pandas.DataFrame) -> int:
     """Those that have ended, as far as is known."""
     evaluated = int(metrics["round"].max()) if len(metrics) else 0
@@ -125,8 +134,9 @@ def _ended(run: RunFolder, summary: Mapping[str, Any], metrics: pandas.DataFrame
         why = f": it reached its target accuracy, {percent(until)}" if until and rounds < asked else ""
         return html.soft(f"done after {f'{asked} rounds' if rounds == asked else after}{why}")
     error = f": {summary['error']}" if summary.get("error") else ""
+    state = escape(STATES.get(run.status, run.status))
     return (
-        f'<p class="bad">This run is {escape(run.status)}, after {after}{escape(error)}. '
+        f'<p class="bad">This run {state}, after {after}{escape(error)}. '
         f"The numbers below are those of its last evaluated round.</p>"
     )
 

@@ -449,7 +449,8 @@ class RunFolder:
             DataError: if it is damaged, or its sums are not those of summary.json.
         """
         path = self.path / LEDGER
-        sums = self.summary.get("bytes") if self.status in (DONE, INTERRUPTED) else None
+        ended = self.summary.get("status") in (DONE, INTERRUPTED)  # one that failed may lack rows
+        sums = self.summary.get("bytes") if ended else None
         return ledger_frame(path, self.checked_bytes(LEDGER), self.last_round, sums)
 
 

@@ -72,7 +72,7 @@ def test_the_page_on_asynchronous_rounds_names_members_with_the_option_silent() 
 
 
 def test_every_dotted_name_of_a_page_exists() -> None:
-    texts = {page.name: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "fedsim/python_api.py"]}
+    texts = {page.name: page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "launch/api.py"]}
     matches = [(page, name) for page, text in texts.items() for name in DOTTED.findall(text)]
     assert len(matches) > 20
     assert [(page, name) for page, name in matches if not exists(name)] == []

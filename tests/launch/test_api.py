@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,6 +124,75 @@ def test_an_experiment_has_the_bits_of_its_arguments_and_these_go_over_its_field
     assert run.summary["model_sha256"] == other.summary["model_sha256"]
     same = fedsim.run(fedsim.Experiment(algo="fedavg", clients=3, rounds=2), quiet=True)
     assert same.summary["model_sha256"] == small.summary["model_sha256"]
+
+
+def test_a_plan_is_the_bill_of_the_run(small: fedsim.Run) -> None:
+    bill = fedsim.plan(algo="fedavg", clients=3, rounds=2)
+    assert bill["exact"] and (bill["bytes_down"], bill["bytes_up"]) == (
+        small.summary["bytes_down"],
+        small.summary["bytes_up"],
+    )
+    again = fedsim.plan(fedsim.Experiment(algo="fedavg", clients=3), rounds=2)
+    assert again == bill
+
+
+def test_compare_returns_the_tables_and_writes_what_is_named(small: fedsim.Run) -> None:
+    tables = fedsim.compare(small, to=["10%"], csv="groups.csv")
+    assert [row["algo"] for row in tables["groups"]] == ["fedavg"] and tables["accuracies"] == [0.1]
+    assert tables["groups"][0]["bytes_mean"] == small.summary["bytes_down"] + small.summary["bytes_up"]
+    assert tables["files"] == {"csv": "groups.csv"} and not Path("comparisons").exists()
+    with pytest.raises(UsageError, match="to="):
+        fedsim.compare(small.path, to=["often"])
+
+
+def test_algorithms_are_those_of_fedsim_list() -> None:
+    rows = fedsim.algorithms()
+    assert {"fedlap_cov", "ivon_admm", "fedavg"} <= rows.keys() and rows["fedlap_cov"]["name"] == "fedlap_cov"
+
+
+def test_a_sweep_returns_its_runs_in_the_order_of_the_grid(tmp_path: Path) -> None:
+    """From a script without a main guard, whose processes do not run it."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import fedsim\n"
+        "print('once')\n"
+        "grid = {'algo': ['fedprox', 'fedavg'], 'participation': [1.0, 'markov:0.5,0.5']}\n"
+        "how = {'clients': 3, 'rounds': 1, 'hyperparameters': {'lr': 0.5}}\n"
+        "runs = fedsim.sweep(over=grid, seeds=[1], **how, quiet=True)\n"
+        "for run in runs: print(run.status, run.experiment['algo'], run.experiment['participation'])\n"
+    )
+    command = [sys.executable, str(script)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, timeout=DEADLINE, env=environment
+    )
+    assert done.stdout.splitlines() == [
+        "once",
+        "done fedprox 1.0",
+        "done fedprox markov:0.5,0.5",
+        "done fedavg 1.0",
+        "done fedavg markov:0.5,0.5",
+    ], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "name a grid: over="),
+        ({"over": {"algo": ["fedavg", "fedlop"]}}, "did you mean 'fedlap'"),
+        ({"over": {"algo": ["fedavg"]}, "model": Linear}, "model="),
+        ({"over": {"seed": [1, 2]}}, "seeds="),
+        ({"over": {"algo": ["fedavg"]}, "round": 3}, "did you mean 'rounds'"),
+    ],
+)
+def test_a_mistake_in_a_sweep_is_a_usage_error(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(words)):
+        fedsim.sweep(**arguments, quiet=True)
+
+
+def test_a_run_is_traced(small: fedsim.Run) -> None:
+    assert small.trace("trace.json") == Path("trace.json")
+    assert len(json.loads(Path("trace.json").read_text())["traceEvents"]) > 10
 
 
 def test_signature_names_every_key_with_its_default() -> None:

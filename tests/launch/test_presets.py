@@ -15,7 +15,7 @@ from fedsim.experiment import Experiment, build_algorithm
 from launch.cli import main
 from launch.configuration.config import Overrides
 from launch.configuration.presets import Preset, names, remark, remarks, step_remark
-from launch.sweep.from_options import recipe_of
+from launch.sweep.from_options import recipe_of, seed_list
 from launch.sweep.recipe import Recipe, Trial
 from protocols import find
 
@@ -37,7 +37,7 @@ def test_a_preset_is_the_variant_whose_results_its_page_shows(name: str, algo: s
     shown = [t for t in recipe.trials() if t.row.variant.label == settings.variant]
     assert {t.experiment.algo for t in shown} == {algo}
     seeds = ",".join(str(t.seed) for t in shown)
-    selected = list(recipe_of({"algo": algo, "preset": name}, (), seeds).trials())
+    selected = list(recipe_of({"algo": algo, "preset": name}, {}, seed_list(seeds)).trials())
     assert [t.id for t in selected] == [t.id for t in shown]
 
 

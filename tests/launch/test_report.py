@@ -125,7 +125,7 @@ def test_the_tiles_of_a_run_that_has_not_ended_are_of_its_last_evaluated_round(f
     assert tile(page, "accuracy") == f"{100 * last['test_accuracy']:.1f} %" and tile(page, "rounds") == "2"
     down = sum(line["bytes_down"] for line in run.lines)
     assert tile(page, "MB down") == f"{down / 1e6:,.3f}"
-    assert "This run is not ended, after 2 of 4 rounds" in page
+    assert "This run was killed, after 2 of 4 rounds" in page
 
 
 def test_a_finished_run_says_so_with_its_command_and_date(folder: Path) -> None:

@@ -23,7 +23,7 @@ from launch.results.statistics import heading, shown, value
 from launch.runs.folder import RunFolder
 from launch.runs.tables import Curve
 from launch.sweep.finished import FinishedRun, Number
-from launch.sweep.from_options import recipe_of
+from launch.sweep.from_options import recipe_of, seed_list
 from launch.sweep.pool import Pool
 from launch.sweep.recipe import Recipe
 from launch.sweep.runner import leave_summary
@@ -183,14 +183,15 @@ def test_a_variants_group_does_not_replace_the_recipes(tmp_path: Path) -> None:
 
 
 def test_options_are_a_recipe() -> None:
-    over = ("algo=fedavg,fedlap_cov", "participation=full,0.3", "delta=0.1,1", "codec.mean=dense,bf16")
-    created = recipe_of({"rounds": 3, "algo": None, "codecs": ()}, over[:2], "0-1,5")
+    first = {"algo": ["fedavg", "fedlap_cov"], "participation": ["full", "0.3"]}
+    more = {"participation": ["full", "0.3"], "delta": ["0.1", "1"], "codec.mean": ["dense", "bf16"]}
+    created = recipe_of({"rounds": 3, "algo": None, "codecs": ()}, first, seed_list("0-1,5"))
     assert created.seeds == (0, 1, 5)
     trials = list(created.trials())
     assert len(trials) == 2 * 2 * 3
     assert {t.experiment.participation for t in trials} == {"full", "0.3"}
     assert {t.experiment.rounds for t in trials} == {3}
-    whole = recipe_of({"algo": "fedlap_cov", "hyperparameters": ("lr=0.5",)}, over[1:], "0")
+    whole = recipe_of({"algo": "fedlap_cov", "hyperparameters": ("lr=0.5",)}, more, (0,))
     assert {(t.experiment.hyperparameters["delta"], t.experiment.codecs["mean"]) for t in whole.trials()} == {
         (d, c) for d in (0.1, 1) for c in ("dense", "bf16")
     }

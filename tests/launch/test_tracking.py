@@ -24,10 +24,11 @@ from launch import tracking
 from launch.cli import main
 from launch.configuration.config import resolve
 from launch.runs.folder import RunFolder
+from launch.runs.growing import GrowingLines
 from launch.tracking import TRACKERS, follow as module, selected
 from launch.tracking.follow import Followed, follow
 from launch.tracking.processes import Tracking
-from launch.tracking.run_rows import LONGEST, GrowingLines, RunRows, config
+from launch.tracking.run_rows import LONGEST, RunRows, config
 from launch.tracking.tracker import Ending, Row, TrackedRun, Tracker
 from tests.support.commands import DEADLINE, fedsim, start
 from tests.support.kept_runs import kept_run
@@ -112,8 +113,8 @@ def test_lines_of_a_growing_file_are_read_once_and_whole(parts: list[bytes], eve
         with path.open("ab") as file:
             file.write(part)
         if n % every == 0:
-            read += lines.read()
-    read += lines.read()
+            read += lines.new()
+    read += lines.new()
     path.unlink(missing_ok=True)
     assert read == b"".join(parts).split(b"\n")[:-1]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launch.commands import watch as module
-from launch.commands.watch import GRACE, watch
+from launch.commands.watch import GRACE, follow
 from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.kept_runs import command, files, kept_run
 from workers.storage.atomic_files import RunLock
@@ -202,10 +202,10 @@ def test_a_folder_of_runs_has_a_line_for_each(
     monkeypatch.setattr(module, "GRACE", 0.2)
     for name in ("a", "b"):
         shutil.copytree(whole, tmp_path / "pool" / name)
-    assert watch(tmp_path / "pool", 0.05) == 0
+    assert follow(tmp_path / "pool", 0.05) == 0
     assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == ["a", "b"]
     unended(tmp_path / "pool" / "b", ended_process())
-    assert watch(tmp_path / "pool", 0.05) == 137
+    assert follow(tmp_path / "pool", 0.05) == 137
     assert "b: killed after 3 evaluated rounds" in capsys.readouterr().out
 
 
