@@ -15,19 +15,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
+from functools import cache, reduce
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from fedsim.errors import UsageError
-from fedsim.learning.gaussian import Model
+from fedsim.learning.gaussian import Gaussian, Model, unpacked
+from fedsim.learning.ownership import give_up, keep
 from fedsim.learning.params import Layout, Net
 from fedsim.learning.shards import QuadraticShard, Shard
 from fedsim.seeds import RandomStream
 from fedsim.step_rules import At as At, OverK as OverK, Step as Step, step_size as step_size
-from fedsim.wire.schema import zeros_of
+from fedsim.wire.schema import Sum, map_tensors, zeros_of
 
 Server = TypeVar("Server")
 Client = TypeVar("Client")
@@ -139,6 +141,34 @@ class Arrival:
     weight: float
 
 
+@cache
+def _type_of_sums(algorithm: type) -> type:
+    """What `add` returns: a message, or the Tensor or Gaussian that `duals` names on the server."""
+    return cast(type, get_type_hints(algorithm.add)["return"])  # type: ignore[attr-defined]
+
+
+@cache
+def _message_of(*names: str) -> type:
+    """The message of these sums, (P,) each."""
+    return make_dataclass("Sums", [(name, Sum) for name in names], frozen=True)
+
+
+def _factor(state: Any, name: str) -> Gaussian:
+    """The dual of a state that a dotted name names, as a factor."""
+    for part in name.split("."):
+        state = getattr(state, part)
+    return state if isinstance(state, Gaussian) else Gaussian(state, 0.0)
+
+
+def _products(ones: list[Gaussian], others: list[Gaussian]) -> list[Gaussian]:
+    return [a * b for a, b in zip(ones, others, strict=True)]
+
+
+def _plus(own: Any, sent: Any) -> Any:
+    """A sum with what an edge server has sent, where a matrix is its triangle."""
+    return own + (unpacked(sent) if isinstance(own, Tensor) and own.dim() == 2 else sent)
+
+
 def _is_state(argument: Any) -> bool:
     """Whether a type argument is a class: not Any and not a variable."""
     return isinstance(argument, type) and argument is not Any
@@ -174,6 +204,10 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
     """Upload fields of shape (P,) that fedsim.error_feedback may correct: increments to which nothing refers
     once they are added up."""
 
+    duals: ClassVar[Mapping[str, str | None]] = {}
+    """What every client keeps in float64 and the server keeps the sum of over ALL clients (of Gaussians the
+    product): the dotted name in Client -> that in Server. A fold begins with it. None: it is no dual."""
+
     _exchange: ClassVar[Exchange | None] = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -207,8 +241,12 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
                 f"{type(self).__name__} names no messages: derive it from "
                 "Algorithm[Server, Client, Down, Up], or define exchanges"
             )
-        returned = get_type_hints(type(self).add)["return"]
-        return (replace(self._exchange, sums=cast(type, returned) if is_dataclass(returned) else None),)
+        sums = _type_of_sums(type(self))
+        if sums is Tensor:
+            sums = _message_of(self._total)
+        elif sums is Gaussian:
+            sums = _message_of("shift", "precision")
+        return (replace(self._exchange, sums=sums if is_dataclass(sums) else None),)
 
     @property
     def setup(self) -> tuple[Exchange, ...]:
@@ -274,38 +312,66 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
         Never called with no upload at all: an empty round changes nothing but its number. An algorithm
         defines this, or `add` and `from_sums`.
         """
-        sums = self.sums(server, down, ctx)
-        for k, up in ups:
-            sums = self.add(sums, down, k, up, ctx)
-            del up  # one in memory
-        return self.from_sums(server, down, sums, ctx)
-
-    def sums(self, server: Server, down: Down, ctx: Context) -> Any:
-        """The server's sums before an exchange, which are the caller's own: 0, unless it keeps some."""
-        return self.no_sums(down, ctx)
-
-    def no_sums(self, down: Down, ctx: Context) -> Any:
-        """The sums of no upload, with which an edge server begins (fedsim.tree)."""
-        kind = self.exchanges_in(ctx.round)[ctx.exchange - 1].sums
-        if kind is None:
-            raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
-        return zeros_of(kind, ctx.start)
+        return self.from_sums(server, down, self.added(self.sums(server, down, ctx), down, ups, ctx), ctx)
 
     def add(self, sums: Any, down: Down, k: int, up: Up, ctx: Context) -> Any:
-        """The sums with client k's upload; `sums` may be written over. Its return type is Exchange.sums."""
+        """The sums with client k's upload; `sums` may be written over.
+
+        The return type says what the sums are: a message of float64 fields (Exchange.sums), or the Tensor or
+        Gaussian of the server that `duals` names.
+        """
         raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
 
     def from_sums(self, server: Server, down: Down, sums: Any, ctx: Context) -> Server:
         """The server's step from the sums over all uploads of the exchange."""
         raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
 
-    def sums_message(self, sums: Any) -> Any:
-        """An edge server's sums as Exchange.sums, where `add` does not work on the message itself."""
+    # ---- what follows from the types of `add` and from `duals`
+
+    @property
+    def _totals(self) -> list[str]:
+        """The server's fields that are sums over all clients."""
+        return [total for total in self.duals.values() if total]
+
+    @property
+    def _total(self) -> str:
+        """The one that the sums are, where `add` returns no message."""
+        if len(self._totals) != 1:
+            raise UsageError(f"{self.name}: where add returns no message, duals names one field of Server")
+        return self._totals[0]
+
+    def added(self, sums: Any, down: Down, ups: Iterable[tuple[int, Up]], ctx: Context) -> Any:
+        """The sums, which are the caller's own and are written over, with these uploads."""
+        for k, up in ups:
+            before = give_up(sums, above=0)
+            sums = self.add(before, down, k, up, ctx)
+            keep(before)
+            del up  # one in memory
         return sums
+
+    def sums(self, server: Server, down: Down, ctx: Context) -> Any:
+        """The server's sums before an exchange, which are the caller's own: its duals' sums, and else 0."""
+        if _type_of_sums(type(self)) in (Tensor, Gaussian):
+            return map_tensors(getattr(server, self._total), Tensor.clone)
+        zero = self.no_sums(down, ctx)
+        kept = [f.name for f in fields(zero) if f.name in self._totals]
+        return replace(zero, **{name: map_tensors(getattr(server, name), Tensor.clone) for name in kept})
+
+    def no_sums(self, down: Down, ctx: Context) -> Any:
+        """The sums of no upload, with which an edge server begins (fedsim.tree)."""
+        kind = self.exchanges_in(ctx.round)[ctx.exchange - 1].sums
+        if kind is None:
+            raise UsageError(f"{self.name} defines neither server_update nor add and from_sums")
+        if _type_of_sums(type(self)) in (Tensor, Gaussian):
+            return map_tensors(getattr(self.server_init(ctx), self._total), torch.zeros_like)
+        return zeros_of(kind, ctx.start)
 
     def merged(self, sums: Any, sent: Any) -> Any:
         """The server's sums with those that an edge server has sent: field by field, in float64."""
-        return replace(sums, **{f.name: getattr(sums, f.name) + getattr(sent, f.name) for f in fields(sums)})
+        if isinstance(sums, Tensor):
+            return sums + getattr(sent, self._total)
+        names = [f.name for f in fields(sent)]
+        return replace(sums, **{name: _plus(getattr(sums, name), getattr(sent, name)) for name in names})
 
     def check_stale(self, damped: bool) -> None:
         """Check that uploads which answer older broadcasts can be folded; damped: with weights below 1.
@@ -338,7 +404,12 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
 
         It is 0 up to rounding, under any schedule, loss and codec. None: the algorithm keeps no such sum.
         """
-        return None
+        names = [own for own, total in self.duals.items() if total]
+        if not names:
+            return None
+        everyone = reduce(_products, ([_factor(client, name) for name in names] for client in clients))
+        ours = [_factor(server, total) for total in self._totals]
+        return max(a.mismatch(b) for a, b in zip(ours, everyone, strict=True))
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
         """Numbers for metrics.jsonl beyond the standard ones and the scalars of Up."""

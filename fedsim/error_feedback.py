@@ -125,9 +125,6 @@ class ErrorFeedback(Algorithm[Any, Any, Any, Any]):
     def from_sums(self, server: Any, down: Any, sums: Any, ctx: Context) -> Any:
         return self.inner.from_sums(server, down, sums, ctx)
 
-    def sums_message(self, sums: Any) -> Any:
-        return self.inner.sums_message(sums)
-
     def merged(self, sums: Any, sent: Any) -> Any:
         return self.inner.merged(sums, sent)
 

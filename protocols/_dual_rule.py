@@ -20,9 +20,8 @@ is the increment z_k' / z_k, because the server keeps only the product.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from operator import mul
 from typing import Annotated, Literal
 
 import torch
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from fedsim.algorithm import OverK
 from fedsim.errors import TaskError
-from fedsim.learning.blocks import by_blocks
+from fedsim.learning.blocks import elementwise
 from fedsim.learning.gaussian import Gaussian, is_full, relative, times
 
 Silent = Annotated[
@@ -79,20 +78,6 @@ class Consensus:
 
 
 @dataclass(frozen=True)
-class SiteSums:
-    """What a server adds up in an exchange, by natural parameters in float64.
-
-    q: the broadcast as decoded. total: as Consensus.total, or of an edge server what its clients change in
-    it. product: prod q_k of the uploads, of which there are `count` (silent = participants).
-    """
-
-    q: Gaussian
-    total: Gaussian
-    product: Gaussian | None = None
-    count: int = 0
-
-
-@dataclass(frozen=True)
 class MeanFactor:
     """(prod q_k)^(1/n) over n participants, as a server's formula uses it.
 
@@ -101,7 +86,7 @@ class MeanFactor:
     """
 
     product: Gaussian | None
-    count: int
+    count: float
 
     def __pow__(self, power: float) -> Gaussian:
         if self.product is None:
@@ -143,7 +128,7 @@ class DualRule:
     def _linear(self, change: Gaussian) -> Gaussian:
         return Gaussian(change.shift, 0.0) if self.fixed else change
 
-    def _times_change(self, total: Gaussian, sent: Gaussian, q: Gaussian, k: int) -> Gaussian:
+    def times_change(self, k: int, total: Gaussian, sent: Gaussian, q: Gaussian) -> Gaussian:
         """prod t_k, or prod z_k, with what an upload changes."""
         return total * (sent if self.silent == "last" else self.dual_step(k, sent, q))
 
@@ -166,52 +151,37 @@ class DualRule:
         local = (z / dual.site * q**gamma) ** (1 / (rho_server + gamma))
         return Dual(dual.site * self.dual_step(k, local, q), z)
 
-    def fold(
-        self,
-        server: Consensus,
-        q: Gaussian,
-        prior: Gaussian,
-        ups: Iterable[tuple[int, Gaussian]],
-        project: Callable[[Gaussian], Gaussian] = lambda merged: merged,
-    ) -> Consensus:
-        """The server's step from uploads (client, q_k or increment).
-
-        q is the broadcast as decoded; `project` takes the result of server_step into the family.
-
-        Raises:
-            TaskError: if q_g is no distribution.
-        """
-        sums = SiteSums(q, server.total**1)
-        for k, sent in ups:
-            sums = self.add(sums, k, sent)
-        return self.stepped(server, sums, prior, project)
-
-    def add(self, sums: SiteSums, k: int, sent: Gaussian) -> SiteSums:
-        """The sums, which are written over, with client k's q_k or increment."""
-        total, product = sums.total, sums.product
-        total = by_blocks(self._times_change, total, sent, sums.q, k, out=total)
-        if self.silent == "participants":
-            product = sent**1 if product is None else by_blocks(mul, product, sent, out=product)
-        return SiteSums(sums.q, total, product, sums.count + 1)
-
     def stepped(
         self,
-        server: Consensus,
-        sums: SiteSums,
+        q: Gaussian,
+        total: Gaussian,
+        mean_q: MeanFactor,
         prior: Gaussian,
         project: Callable[[Gaussian], Gaussian] = lambda merged: merged,
     ) -> Consensus:
-        """The server's step from its sums.
+        """The server's step.
+
+        Args:
+            q: The broadcast as decoded.
+            total: prod t_k, or prod z_k, with what the uploads have changed.
+            mean_q: The mean of their q_k.
+            prior: The regulariser.
+            project: Takes the result of server_step into the family.
 
         Raises:
             TaskError: if q_g is no distribution.
         """
-        q, total, mean_q = sums.q, sums.total, MeanFactor(sums.product, sums.count)
-        step = by_blocks(self.server_step, prior, total, mean_q)
-        new = proper(project(step), "the global posterior q_g")
-        moved = by_blocks(lambda new, q: times(new.precision, new.mean - q.mean), new, q)
-        dual_residual = self.rho * math.sqrt(self.K) * float(torch.linalg.vector_norm(moved))
-        return Consensus(new, total, dual_residual, started=True)
+        new = proper(project(self._merged(prior, total, mean_q)), "the global posterior q_g")
+        length = float(torch.linalg.vector_norm(self._moved(new, q)))
+        return Consensus(new, total, self.rho * math.sqrt(self.K) * length, started=True)
+
+    @elementwise
+    def _merged(self, prior: Gaussian, total: Gaussian, mean_q: MeanFactor) -> Gaussian:
+        return self.server_step(prior, total, mean_q)
+
+    @elementwise
+    def _moved(self, new: Gaussian, q: Gaussian) -> Tensor:
+        return times(new.precision, new.mean - q.mean)
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Task
 from fedsim.errors import UsageError
-from fedsim.learning.blocks import by_blocks
-from fedsim.learning.gaussian import Gaussian, Penalty, Point, product
-from fedsim.learning.ownership import spent
+from fedsim.learning.blocks import accumulating
+from fedsim.learning.gaussian import Gaussian, Penalty, Point, product, times
 from fedsim.learning.solvers import LocalFit
 from fedsim.learning.solvers.first_order import Moments
 from fedsim.learning.solvers.ivon import IvonMoments
+from fedsim.wire.schema import map_tensors
 from protocols._dual_rule import (
     CapDual,
     Consensus,
@@ -36,7 +37,6 @@ from protocols._dual_rule import (
     MeanFactor,
     Rho,
     Silent,
-    SiteSums,
 )
 from protocols._site_messages import (
     DIAGONAL,
@@ -87,6 +87,29 @@ class Client:
 
 
 @dataclass(frozen=True)
+class SiteSums:
+    """What a server adds up in an exchange, by natural parameters in float64.
+
+    q: the broadcast as decoded. shift, precision: of Consensus.total, or of an edge server of what its
+    clients change in it. product_shift, product_precision: of prod q_k of the uploads, of which there are
+    `count`; None where they are not averaged.
+    """
+
+    q: Gaussian
+    shift: Tensor
+    precision: Tensor | float
+    product_shift: Tensor | None = None
+    product_precision: Tensor | float = 0.0
+    count: float = 0
+
+    @property
+    def factors(self) -> tuple[Gaussian, Gaussian | None]:
+        """The total, and the product."""
+        total, averaged = Gaussian(self.shift, self.precision), self.product_shift
+        return total, None if averaged is None else Gaussian(averaged, self.product_precision)
+
+
+@dataclass(frozen=True)
 class LocalProblem:
     """What a client solves: its state, q_g as received, where training starts, and its data."""
 
@@ -134,6 +157,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     averages: ClassVar[bool] = True
     """Whether server_step uses the mean of the q_k."""
+    duals: ClassVar[dict[str, str | None]] = {"dual.site": "total", "precision": None}
 
     # ---- what a member states
 
@@ -199,8 +223,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        sends_product = self.averages and self.silent == "participants"
-        return (replace(self.family.exchange(self.silent), sums=self.family.sums[sends_product]),)
+        return (self.family.exchange(self.silent, averages=self.averages),)
 
     @property
     def setup(self) -> tuple[Exchange, ...]:
@@ -222,7 +245,7 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
         if self.set_up is not None and not task.round:
             return self.set_up.client_update(client, down, shard, task)
-        q = self.family.posterior(down, client.precision)
+        q = self.family.gaussian(down, client.precision)
         start = down.mean if task.started else task.start
         fit = self.solve(LocalProblem(client, q, start, shard, task))
         sent = self.rule(task.at).upload(task.client, client.dual, fit.q, q)
@@ -232,13 +255,13 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
     def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
         if not task.round:
             return client
-        rule, family = self.rule(task.at), self.family
-
-        def commit(dual: Dual, down: Any, up: Any, S: Tensor | float) -> Dual:
-            return rule.commit(task.client, dual, family.factor(up, S), family.posterior(down, S))
-
-        dual = by_blocks(commit, client.dual, down, up, client.precision, out=spent(client.dual))
+        dual = self.committed(client.dual, down, up, client.precision, at=task.at)
         return replace(client, dual=dual)
+
+    @accumulating
+    def committed(self, dual: Dual, down: Any, up: Any, S: Tensor | float, *, at: At) -> Dual:
+        sent, q = self.family.gaussian(up, S), self.family.gaussian(down, S)
+        return self.rule(at).commit(at.k, dual, sent, q)
 
     def server_update(self, server: Consensus, down: Any, ups: Ups, ctx: Context) -> Consensus:
         if self.set_up is not None and not ctx.round:
@@ -246,27 +269,48 @@ class SiteAlgorithm(Algorithm[Consensus, Client, Any, Any]):
         return super().server_update(server, down, ups, ctx)
 
     def sums(self, server: Consensus, down: Any, ctx: Context) -> SiteSums:
-        return SiteSums(self.family.posterior(down, server.q.precision), server.total**1)
+        q = self.family.gaussian(down, server.q.precision)
+        return self._sums(q, map_tensors(server.total, Tensor.clone))
 
     def no_sums(self, down: Any, ctx: Context) -> SiteSums:
         """A fixed precision counts as 1 here: an edge server need not know it."""
-        return SiteSums(self.family.posterior(down, 1.0), self.family.isotropic(ctx.start, 0.0))
+        return self._sums(self.family.gaussian(down), self.family.isotropic(ctx.start, 0.0))
+
+    def _sums(self, q: Gaussian, total: Gaussian) -> SiteSums:
+        if not self.averages or self.silent == "last":
+            return SiteSums(q, total.shift, total.precision)
+        return SiteSums(q, total.shift, total.precision, torch.zeros_like(q.shift), 0 * q.precision)
 
     def add(self, sums: SiteSums, down: Any, k: int, up: Any, ctx: Context) -> SiteSums:
-        return self.rule(ctx.at()).add(sums, k, self.family.factor(up, sums.q.precision))
+        total, product = self.with_upload(sums.factors, up, sums.q, at=ctx.at(k))
+        if product is None:
+            return SiteSums(sums.q, total.shift, total.precision)
+        return SiteSums(
+            sums.q, total.shift, total.precision, product.shift, product.precision, sums.count + 1
+        )
+
+    @accumulating
+    def with_upload(
+        self, factors: tuple[Gaussian, Gaussian | None], up: Any, q: Gaussian, *, at: At
+    ) -> tuple[Gaussian, Gaussian | None]:
+        total, product = factors
+        sent = self.family.gaussian(up, q.precision)
+        return self.rule(at).times_change(at.k, total, sent, q), product and product * sent
 
     def from_sums(self, server: Consensus, down: Any, sums: SiteSums, ctx: Context) -> Consensus:
-        S = server.q.precision
-        prior = self.prior(ctx.start)
-        return self.rule(ctx.at()).stepped(server, sums, prior, lambda merged: self.family.project(merged, S))
-
-    def sums_message(self, sums: SiteSums) -> Any:
-        return self.family.sums_message(sums.total, sums.product if self.averages else None, sums.count)
+        total, product = sums.factors
+        rule, S = self.rule(ctx.at()), server.q.precision
+        mean_q = MeanFactor(product, sums.count)
+        return rule.stepped(sums.q, total, mean_q, self.prior(ctx.start), lambda q: self.family.project(q, S))
 
     def merged(self, sums: SiteSums, sent: Any) -> SiteSums:
-        change, product, count = self.family.read_sums(sent, sums.q.precision, self.silent)
-        both = product if sums.product is None or product is None else sums.product * product
-        return SiteSums(sums.q, sums.total * change, both, sums.count + count)
+        """A fixed S counted as 1 at the edge server, but in increments, which a client makes with it."""
+        S = sums.q.precision
+        fixed = self.family.kind == "fixed" and self.silent == "participants"
+        both: SiteSums = super().merged(sums, map_tensors(sent, lambda t: times(S, t)) if fixed else sent)
+        if not fixed or both.product_shift is None:
+            return both
+        return replace(both, product_precision=both.product_precision + sent.count * S)
 
     def check_stale(self, damped: bool) -> None:
         if self.averages and self.silent != "last":

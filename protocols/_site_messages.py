@@ -1,35 +1,50 @@
 """The exponential families of the ADMM and PVI members, and their messages.
 
     fixed      q = N(w, S^-1), S given: only means cross the wire      fedadmm, feddyn, ama, precond_admm
-    diagonal   q = N(m, diag(s)^-1): mean and precision                ivon_admm, ivon_pvi, pvi, ...
-    full       q = N(m, S^-1): mean and the triangle of S              bayes_admm, pvi, bregman_admm
+    diagonal   q = N(m, diag(s)^-1): mean and precision                ivon_admm, pvi, fedlap_cov, ...
+    full       q = N(m, S^-1): mean and the triangle of S              bayes_admm, pvi, fedlap_cov, ...
 
 A broadcast is q_g. An upload is q_k or, under silent = last, the
 increment of z_k by its natural parameters, whose precision part may be negative.
+
+An edge server sends sums of natural parameters, in float64: rounded on their way, the server's sums would no
+longer be those of the clients' duals.
+
+    shift, precision                    of the product of what some clients' uploads change in the server's
+    product_shift, product_precision    of prod q_k over their `count` uploads, for servers that average them
+
+Where the precision is fixed none is sent.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Exchange
+from fedsim.algorithm import AnyShard, Exchange
 from fedsim.errors import UsageError
-from fedsim.learning.gaussian import Gaussian, identity, packed, times, unpacked
-from fedsim.wire.schema import Delta, FullDelta, FullPrecision, Least, Mean, Norm, Precision, Scalar, Total
-from protocols._dual_rule import Dual, Silent, residual
-from protocols._site_sums import (
-    DiagonalSum,
-    DiagonalSums,
-    PointSum,
-    PointSums,
-    TriangleSum,
-    TriangleSums,
+from fedsim.hyperparameters import GgnEstimator
+from fedsim.learning.gaussian import Gaussian, identity, packed, unpacked
+from fedsim.seeds import RandomStream
+from fedsim.wire.schema import (
+    Count,
+    Delta,
+    FullDelta,
+    FullPrecision,
+    FullSum,
+    Least,
+    Mean,
+    Norm,
+    Precision,
+    Scalar,
+    Sum,
+    Total,
 )
+from protocols._dual_rule import Dual, Silent, residual
 
 
 @dataclass(frozen=True)
@@ -114,6 +129,32 @@ class FullIncrement:
 
 
 @dataclass(frozen=True)
+class DiagonalLaplace:
+    """q_k of a Laplace approximation."""
+
+    mean: Mean
+    precision: Precision
+    train_loss: Scalar
+
+
+@dataclass(frozen=True)
+class FullLaplace:
+    mean: Mean
+    precision: FullPrecision
+    train_loss: Scalar
+
+
+def _sums(*precision: Any) -> tuple[type[Any], type[Any]]:
+    """The messages of an edge server: without and with prod q_k. precision: its kind, if it is sent."""
+    change = [("shift", Sum), *(("precision", kind) for kind in precision)]
+    product = [(f"product_{name}", kind) for name, kind in change]
+    return (
+        make_dataclass("SiteSum", change, frozen=True),
+        make_dataclass("SiteSums", [*change, *product, ("count", Count)], frozen=True),
+    )
+
+
+@dataclass(frozen=True)
 class ExponentialFamily:
     """Between natural parameters in float64 and a member's message classes.
 
@@ -127,15 +168,19 @@ class ExponentialFamily:
     sums: tuple[type[Any], type[Any]]
     """What an edge server sends: the change of prod t_k or prod z_k, and with prod q_k."""
 
-    def exchange(self, silent: Silent) -> Exchange:
-        return Exchange(self.down, self.up if silent == "participants" else self.increment)
+    def exchange(self, silent: Silent = "participants", *, averages: bool) -> Exchange:
+        """averages: whether the server uses the mean of the q_k."""
+        up = self.up if silent == "participants" else self.increment
+        return Exchange(self.down, up, self.sums[averages and silent == "participants"])
+
+    def identity(self, like: Tensor, scale: float) -> Tensor:
+        """scale I as a precision that is learned, for vectors like `like` (P,)."""
+        return identity(like, scale, full=self.kind == "full")
 
     def isotropic(self, like: Tensor, precision: float) -> Gaussian:
-        """N(0, I/precision) for vectors like `like` (P,)."""
+        """N(0, I/precision) for vectors like `like` (P,); the factor 1 where that is 0."""
         zero = torch.zeros_like(like, dtype=torch.float64)
-        if self.kind == "fixed":
-            return Gaussian(zero, precision)
-        return Gaussian(zero, identity(zero, precision, full=self.kind == "full"))
+        return Gaussian(zero, precision if self.kind == "fixed" else self.identity(zero, precision))
 
     def project(self, merged: Gaussian, S: Tensor | float) -> Gaussian:
         """The member of the family with the mean of `merged`: where the precision is learned, `merged`."""
@@ -143,11 +188,16 @@ class ExponentialFamily:
 
     def broadcast(self, q: Gaussian) -> Any:
         """q_g as a message."""
-        return self.down(q.mean, *self._precision(q))
+        return self.down(q.mean, *self._sent(q))
 
-    def posterior(self, down: Any, S: Tensor | float) -> Gaussian:
-        """q_g of a broadcast."""
-        return Gaussian.at(down.mean, S if self.kind == "fixed" else self._matrix(down.precision))
+    def gaussian(self, message: Any, S: Tensor | float = 1.0) -> Gaussian:
+        """The factor that a message carries: q_g, q_k, or the increment of z_k."""
+        fixed = self.kind == "fixed"
+        if isinstance(message, self.increment):
+            return Gaussian(
+                message.z_shift.double(), 0.0 if fixed else self.matrix(message.z_precision.double())
+            )
+        return Gaussian.at(message.mean, S if fixed else self.matrix(message.precision))
 
     def upload(self, dual: Dual, sent: Gaussian, local: Gaussian, q: Gaussian, **scalars: float) -> Any:
         """The upload of q_k = `local`; sent: the increment of z_k where the client has one, else q_k."""
@@ -155,54 +205,28 @@ class ExponentialFamily:
             primal_residual=residual(local, q), **scalars
         )
         if dual.z is None:
-            return self.up(local.mean, *self._precision(local), info)
-        return self.increment(sent.shift, *self._precision(sent), info)
+            return self.up(local.mean, *self._sent(local), info)
+        return self.increment(sent.shift, *self._sent(sent), info)
 
-    def factor(self, up: Any, S: Tensor | float) -> Gaussian:
-        """The factor that an upload carries: q_k, or the increment of z_k."""
-        if isinstance(up, self.up):
-            return Gaussian.at(up.mean, S if self.kind == "fixed" else self._matrix(up.precision))
-        fixed = self.kind == "fixed"
-        return Gaussian(up.z_shift.double(), 0.0 if fixed else self._matrix(up.z_precision.double()))
+    def curvature(self, shard: AnyShard, weights: Tensor, how: GgnEstimator, rng: RandomStream) -> Tensor:
+        """H_k, the generalised Gauss-Newton matrix of the summed loss, in this form."""
+        return shard.full_curvature(weights) if self.kind == "full" else shard.curvature(weights, how, rng)
 
-    def sums_message(self, change: Gaussian, product: Gaussian | None, count: int) -> Any:
-        """An edge server's sums, in natural parameters."""
-        fields = (change.shift, *self._precision(change))
-        if product is None:
-            return self.sums[0](*fields)
-        return self.sums[1](*fields, product.shift, *self._precision(product), count)
+    def field(self, precision: Tensor | float) -> Tensor:
+        """A learned precision as a message's field has it."""
+        return packed(torch.as_tensor(precision)) if self.kind == "full" else torch.as_tensor(precision)
 
-    def read_sums(
-        self, sent: Any, S: Tensor | float, silent: Silent
-    ) -> tuple[Gaussian, Gaussian | None, int]:
-        """The change, the product and the number of its factors that an edge server has sent.
-
-        A fixed S counted as 1 there, except in increments, which a client makes with it.
-        """
-        fixed, averages = self.kind == "fixed", isinstance(sent, self.sums[1])
-        scale = S if fixed and silent == "participants" else 1.0
-        change = Gaussian(times(scale, sent.shift), 0.0 if fixed else self._matrix(sent.precision))
-        if not averages:
-            return change, None, 0
-        precision = sent.count * S if fixed else self._matrix(sent.product_precision)
-        return change, Gaussian(times(scale, sent.product_shift), precision), int(sent.count)
-
-    def _precision(self, q: Gaussian) -> tuple[Tensor, ...]:
-        """The precision as a message's field has it."""
-        if self.kind == "fixed":
-            return ()
-        precision = torch.as_tensor(q.precision)
-        return (packed(precision) if self.kind == "full" else precision,)
-
-    def _matrix(self, field: Tensor) -> Tensor:
+    def matrix(self, field: Tensor) -> Tensor:
+        """The learned precision that a message's field has."""
         return unpacked(field) if self.kind == "full" else field
 
+    def _sent(self, q: Gaussian) -> tuple[Tensor, ...]:
+        return () if self.kind == "fixed" else (self.field(q.precision),)
 
-POINT = ExponentialFamily("fixed", PointDown, PointUp, PointIncrement, (PointSum, PointSums))
-DIAGONAL = ExponentialFamily(
-    "diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement, (DiagonalSum, DiagonalSums)
-)
-FULL = ExponentialFamily("full", FullDown, FullUp, FullIncrement, (TriangleSum, TriangleSums))
+
+POINT = ExponentialFamily("fixed", PointDown, PointUp, PointIncrement, _sums())
+DIAGONAL = ExponentialFamily("diagonal", DiagonalDown, DiagonalUp, DiagonalIncrement, _sums(Sum))
+FULL = ExponentialFamily("full", FullDown, FullUp, FullIncrement, _sums(FullSum))
 Covariance = Annotated[
     Literal["diagonal", "full"],
     Meta(description="form of the Gaussians' precision: P numbers, or a P x P matrix"),
@@ -216,6 +240,12 @@ FixedPrecision = Annotated[
 def gaussian(covariance: Covariance) -> ExponentialFamily:
     """The family with a learned precision of this form."""
     return FULL if covariance == "full" else DIAGONAL
+
+
+def laplace(covariance: Covariance) -> ExponentialFamily:
+    """The same whose uploads say nothing of duals."""
+    family = gaussian(covariance)
+    return replace(family, up=FullLaplace if covariance == "full" else DiagonalLaplace)
 
 
 MAX_FULL = 3000

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
-from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.wire.schema import Delta, Scalar
 from protocols._dual_rule import proper
@@ -78,6 +78,7 @@ class BCM(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "bcm"
     paper: ClassVar[str] = "Tresp 2000; Swaroop et al. 2025, Eq. 3"
     url: ClassVar[str] = "https://doi.org/10.1162/089976600300014908"
+    duals: ClassVar[dict[str, str]] = {"site": "sites"}
     default_model: ClassVar[str] = "logistic_bias"
     default_rounds: ClassVar[int] = 1
 
@@ -122,9 +123,6 @@ class BCM(Algorithm[Server, Client, Down, Up]):
     def posterior(self, sites: Gaussian) -> Gaussian:
         """p_0 prod t_k."""
         return Gaussian(sites.shift, self.delta + sites.precision)
-
-    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
-        return server.sites.mismatch(product(c.site for c in clients))
 
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:
         return self.posterior(server.sites) if bool(server.heard.any()) else Point(ctx.start)

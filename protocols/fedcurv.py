@@ -25,7 +25,6 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.learning.curvature.fisher import mean_fisher
-from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.wire.schema import Count, Curvature, Delta, Mean, Scalar, Shift, Sum
 
@@ -91,6 +90,7 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "fedcurv"
     paper: ClassVar[str] = "Shoham et al. 2019"
     url: ClassVar[str] = "https://arxiv.org/abs/1910.07796"
+    duals: ClassVar[dict[str, str]] = {"fisher": "fisher"}
     default_model: ClassVar[str] = "mlp_small"
 
     def server_init(self, ctx: Context) -> Server:
@@ -122,8 +122,8 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
         return Client(client.fisher * _change(up), client.moments)
 
     def sums(self, server: Server, down: Down, ctx: Context) -> Sums:
-        fisher = server.fisher**1
-        return Sums(torch.zeros_like(server.mean), 0, torch.as_tensor(fisher.precision), fisher.shift)
+        U = torch.as_tensor(server.fisher.precision).clone()
+        return Sums(torch.zeros_like(server.mean), 0, U, server.fisher.shift.clone())
 
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
         mean = sums.mean.add_(up.mean, alpha=ctx.sizes[k])
@@ -132,9 +132,6 @@ class FedCurv(Algorithm[Server, Client, Down, Up]):
 
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         return Server(sums.mean / sums.weight, Gaussian(sums.shift, sums.curvature))
-
-    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
-        return server.fisher.mismatch(product(c.fisher for c in clients))
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean)

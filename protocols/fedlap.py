@@ -21,9 +21,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
@@ -32,11 +30,10 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
 from fedsim.hyperparameters import PriorPrecision, ProxNorm
-from fedsim.learning.blocks import by_blocks
-from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point, product
-from fedsim.learning.ownership import spent
+from fedsim.learning.blocks import accumulating
+from fedsim.learning.gaussian import Distance, Gaussian, Penalty, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
-from fedsim.wire.schema import Mean, Scalar, Sum
+from fedsim.wire.schema import Mean, Scalar
 
 
 @dataclass(frozen=True)
@@ -66,13 +63,6 @@ class Up:
 
 
 @dataclass(frozen=True)
-class Sums:
-    """As Server."""
-
-    dual: Sum
-
-
-@dataclass(frozen=True)
 class FedLap(Algorithm[Server, Client, Down, Up]):
     delta: PriorPrecision = 0.1
     rho: Annotated[Step, Meta(description="damping of the dual step; |S|: the clients asked")] = "1/K"
@@ -83,6 +73,7 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 9"
     url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
     default_model: ClassVar[str] = "mlp_small"
+    duals: ClassVar[dict[str, str]] = {"dual": "dual"}
     folds_stale: ClassVar[bool] = True
 
     def server_init(self, ctx: Context) -> Server:
@@ -114,29 +105,18 @@ class FedLap(Algorithm[Server, Client, Down, Up]):
         return Client(client.dual, fit.carried), Up(fit.weights, fit.loss)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        dual = by_blocks(partial(self.stepped, task.at), client.dual, down, up, out=spent(client.dual))
-        return Client(dual, client.moments)
+        return Client(self.dual_step(client.dual, down, up, at=task.at), client.moments)
 
-    def stepped(self, at: At, dual: Tensor, down: Down, up: Up) -> Tensor:
+    @accumulating
+    def dual_step(self, dual: Tensor, down: Down, up: Up, *, at: At) -> Tensor:
         """v_k, or the sum of all, after client k's dual step, (P,) float64."""
-        return dual + self.dual_step(down, up, at)
+        return dual + at.value(self.rho) * at.weight * (up.mean.double() - down.mean.double())
 
-    def dual_step(self, down: Down, up: Up, at: At) -> Tensor:
-        """rho (w_k - w_g), (P,) float64."""
-        return at.value(self.rho) * at.weight * (up.mean.double() - down.mean.double())
+    def add(self, dual: Tensor, down: Down, k: int, up: Up, ctx: Context) -> Tensor:
+        return self.dual_step(dual, down, up, at=ctx.at(k))
 
-    def sums(self, server: Server, down: Down, ctx: Context) -> Sums:
-        return Sums(server.dual.clone())
-
-    def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
-        step = partial(self.stepped, ctx.at(k))
-        return Sums(by_blocks(step, sums.dual, down, up, out=sums.dual))
-
-    def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
-        return Server(sums.dual, started=True)
-
-    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
-        return Gaussian(server.dual, 0.0).mismatch(product(Gaussian(c.dual, 0.0) for c in clients))
+    def from_sums(self, server: Server, down: Down, dual: Tensor, ctx: Context) -> Server:
+        return Server(dual, started=True)
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.dual if server.started else ctx.start)

@@ -30,20 +30,20 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
+import torch
 from msgspec import Meta
+from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
-from fedsim.learning.blocks import by_blocks
-from fedsim.learning.gaussian import Gaussian, Point, product
-from fedsim.learning.ownership import spent
+from fedsim.learning.blocks import accumulating, elementwise
+from fedsim.learning.gaussian import Gaussian, Point, count_raised, raised
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
-from protocols._laplace_forms import Covariance, Form, check_covariance, form
+from protocols._site_messages import Covariance, ExponentialFamily, check_covariance, laplace
 
 
 @dataclass(frozen=True)
@@ -72,28 +72,29 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 21"
     url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
     default_model: ClassVar[str] = "mlp_small"
+    duals: ClassVar[dict[str, str]] = {"site": "sites"}
     folds_stale: ClassVar[bool] = True
 
     @property
-    def exchanges(self) -> tuple[Exchange, ...]:
-        return (Exchange(self.form.down, self.form.up, self.form.sums),)
+    def family(self) -> ExponentialFamily:
+        return laplace(self.covariance)
 
     @property
-    def form(self) -> Form:
-        return form(self.covariance)
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return (self.family.exchange(averages=False),)
 
     def check(self, params: int) -> None:
         check_covariance(params, self.covariance, "fedlap_cov with --set covariance=diagonal")
 
     def server_init(self, ctx: Context) -> Server:
-        return Server(self.form.one(ctx.start), started=False)
+        return Server(self.family.isotropic(ctx.start, 0.0), started=False)
 
     def client_init(self, ctx: Context, k: int) -> Client:
-        return Client(self.form.one(ctx.start))
+        return Client(self.family.isotropic(ctx.start, 0.0))
 
     def broadcast(self, server: Server, ctx: Context) -> Any:
-        q = self.form.posterior(server.sites, self.delta)
-        return self.form.down(q.mean, self.form.field(q.precision))
+        q = self.posterior(server.sites)
+        return self.family.down(q.mean, self.family.field(q.precision))
 
     def client_update(self, client: Client, down: Any, shard: AnyShard, task: Task) -> tuple[Client, Any]:
         fit = minimise(
@@ -103,48 +104,44 @@ class FedLapCov(Algorithm[Server, Client, Any, Any]):
             rng=task.rng,
             round=task.round,
             weight=shard.size,
-            penalties=(by_blocks(lambda *q: self.cavity(*q).to(shard.like), down, client.site),),
+            penalties=(self.cavity(down, client.site, like=shard.like),),
             moments=client.moments,
         )
-        H = self.form.curvature(shard, fit.weights, self.curvature, task.rng)
-        S = by_blocks(partial(self.form.local, self.delta), H, down, client.site)
-        return Client(client.site, fit.carried), self.form.up(fit.weights, self.form.field(S), fit.loss)
+        H = self.family.curvature(shard, fit.weights, self.curvature, task.rng)
+        S = self.local_precision(H, down, client.site)
+        return Client(client.site, fit.carried), self.family.up(fit.weights, self.family.field(S), fit.loss)
 
-    def cavity(self, down: Any, site: Gaussian) -> Gaussian:
-        return self.form.floored(self.form.gaussian(down) / site, self.delta)
+    @elementwise
+    def cavity(self, down: Any, site: Gaussian, *, like: Tensor) -> Gaussian:
+        return (self.family.gaussian(down) / site).floored(self.delta).to(like)
+
+    @elementwise
+    def local_precision(self, H: Tensor, down: Any, site: Gaussian) -> Tensor:
+        S_g = self.family.matrix(down.precision).double()
+        return H + raised(S_g - site.precision, self.delta)
 
     def client_commit(self, client: Client, down: Any, up: Any, task: Task) -> Client:
-        site = by_blocks(partial(self.stepped, task.at), client.site, down, up, out=spent(client.site))
-        return Client(site, client.moments)
+        return Client(self.dual_step(client.site, down, up, at=task.at), client.moments)
 
-    def stepped(self, at: At, sites: Gaussian, down: Any, up: Any) -> Gaussian:
+    @accumulating
+    def dual_step(self, sites: Gaussian, down: Any, up: Any, *, at: At) -> Gaussian:
         """t_k, or the product of all, after client k's dual step (q_k / q_g)^rho; float64."""
-        change = self.form.gaussian(up) / self.form.gaussian(down)
+        change = self.family.gaussian(up) / self.family.gaussian(down)
         return sites * change ** (at.value(self.rho) * at.weight)
 
-    def sums(self, server: Server, down: Any, ctx: Context) -> Gaussian:
-        return server.sites**1
+    def add(self, sites: Gaussian, down: Any, k: int, up: Any, ctx: Context) -> Gaussian:
+        return self.dual_step(sites, down, up, at=ctx.at(k))
 
-    def no_sums(self, down: Any, ctx: Context) -> Gaussian:
-        return self.form.one(ctx.start)
+    def from_sums(self, server: Server, down: Any, sites: Gaussian, ctx: Context) -> Server:
+        return Server(sites, started=True)
 
-    def add(self, sums: Gaussian, down: Any, k: int, up: Any, ctx: Context) -> Gaussian:
-        return by_blocks(partial(self.stepped, ctx.at(k)), sums, down, up, out=sums)
-
-    def from_sums(self, server: Server, down: Any, sums: Gaussian, ctx: Context) -> Server:
-        return Server(sums, started=True)
-
-    def sums_message(self, sums: Gaussian) -> Any:
-        return self.form.sums(sums.shift, self.form.field(sums.precision))
-
-    def merged(self, sums: Gaussian, sent: Any) -> Gaussian:
-        return sums * self.form.natural(sent)
-
-    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
-        return server.sites.mismatch(product(c.site for c in clients))
+    @elementwise
+    def posterior(self, sites: Gaussian) -> Gaussian:
+        S_g = self.family.identity(sites.shift, self.delta) + sites.precision
+        return Gaussian(sites.shift, S_g).floored(self.delta)
 
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:
-        return self.form.posterior(server.sites, self.delta) if server.started else Point(ctx.start)
+        return self.posterior(server.sites) if server.started else Point(ctx.start)
 
     def report(self, server: Server, ctx: Context) -> Mapping[str, float]:
-        return {"floored": self.form.lost(server.sites, self.delta)}
+        return {"floored": count_raised(torch.as_tensor(server.sites.precision), self.delta)}

@@ -45,7 +45,7 @@ from torch import Tensor
 from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
 from fedsim.hyperparameters import GgnEstimator, PriorPrecision
 from fedsim.learning.function_space import Held, MemoryGradient
-from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from protocols._memory import (
     CovDown,
@@ -96,6 +96,7 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
     name: ClassVar[str] = "fedlap_cov_func"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, App. C.2"
     url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
+    duals: ClassVar[dict[str, str]] = {"site": "sites"}
     default_model: ClassVar[str] = "mlp_small"
 
     def sizes_on_wire(self, clients: int, classes: int) -> Mapping[str, int]:
@@ -162,9 +163,6 @@ class FedLapCovFunc(Algorithm[Server, Client, CovDown, CovUp]):
         """w_g, (P,) float64; without memory that is S_g^-1 sum v_k."""
         q = Gaussian(sites.shift, self.precision(sites))
         return known.minimise(q, q.mean, self.tau, ctx, self.server_steps, self.server_lr)
-
-    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
-        return server.sites.mismatch(product(c.site for c in clients))
 
     def model(self, server: Server, ctx: Context) -> Point | Gaussian:
         if not server.known.started:

@@ -50,7 +50,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, At, Context, Exchange, Step, Task
 from fedsim.learning.function_space import Held, MemoryGradient
-from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from protocols._memory import (
     AnyDown,
@@ -103,6 +103,7 @@ class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
     name: ClassVar[str] = "fedlap_func"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Eq. 17"
     url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
+    duals: ClassVar[dict[str, str]] = {"dual": "dual"}
     default_model: ClassVar[str] = "mlp_small"
 
     @property
@@ -169,9 +170,6 @@ class FedLapFunc(Algorithm[Server, Client, AnyDown, Up]):
         """w_g, (P,) float64; without memory that is sum v_k."""
         cavity = Gaussian(self.delta * dual, self.delta)
         return known.minimise(cavity, dual, self.tau, ctx, self.server_steps, self.server_lr)
-
-    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
-        return Gaussian(server.dual, 0.0).mismatch(product(Gaussian(c.dual, 0.0) for c in clients))
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean if server.known.started else ctx.start)

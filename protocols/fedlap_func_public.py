@@ -44,7 +44,7 @@ from torch import Tensor
 from fedsim.algorithm import Algorithm, AnyShard, At, Context, Step, Task
 from fedsim.hyperparameters import PriorPrecision
 from fedsim.learning.function_space import FunctionTerm, MemoryGradient
-from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise, minimise_memory
 from fedsim.wire.schema import Logits, Mean, Scalar
 from protocols._memory import ServerLr, ServerSteps, Tau
@@ -97,6 +97,7 @@ class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "fedlap_func_public"
     paper: ClassVar[str] = "Swaroop, Khan, Doshi-Velez 2025, Sec. 3.4, Eq. 17"
     url: ClassVar[str] = "https://arxiv.org/abs/2501.17325"
+    duals: ClassVar[dict[str, str]] = {"dual": "dual"}
     default_model: ClassVar[str] = "mlp_small"
 
     @property
@@ -171,9 +172,6 @@ class FedLapFuncPublic(Algorithm[Server, Client, Down, Up]):
         return minimise_memory(
             ctx.net, dual.float(), term, cavity, steps=self.server_steps, lr=self.server_lr
         ).double()
-
-    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
-        return Gaussian(server.dual, 0.0).mismatch(product(Gaussian(c.dual, 0.0) for c in clients))
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean if bool(server.heard.any()) else ctx.start)

@@ -34,7 +34,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
@@ -42,10 +42,11 @@ from msgspec import Meta
 from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
-from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.blocks import accumulating
+from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, minimise
 from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Delta, Scalar, Sum
+from fedsim.wire.schema import Delta, Scalar
 from protocols._averaging import Down
 
 
@@ -53,7 +54,7 @@ from protocols._averaging import Down
 class Server:
     """total: sum_k z_k over all clients, (P,) float64."""
 
-    total: Sum
+    total: Tensor
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class FedPD(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "fedpd"
     paper: ClassVar[str] = "Zhang et al. 2020, Algorithm 1"
     url: ClassVar[str] = "https://arxiv.org/abs/2005.11418"
+    duals: ClassVar[dict[str, str | None]] = {"sent": "total", "dual": None}
     default_model: ClassVar[str] = "mlp_small"
 
     def iterations(self, rng: RandomStream) -> int:
@@ -122,19 +124,18 @@ class FedPD(Algorithm[Server, Client, Down, Up]):
         return Client(client.sent, dual, x, kept), Up(centre - client.sent, fit.loss)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        return Client(client.sent + up.delta.double(), client.dual, client.weights, client.moments)
+        return Client(self.changed(client.sent, up), client.dual, client.weights, client.moments)
 
-    def sums(self, server: Server, down: Down, ctx: Context) -> Server:
-        return Server(server.total.clone())
+    @accumulating
+    def changed(self, z: Tensor, up: Up) -> Tensor:
+        """z_k, or the sum of all, with the change that client k has sent."""
+        return z + up.delta.double()
 
-    def add(self, sums: Server, down: Down, k: int, up: Up, ctx: Context) -> Server:
-        return Server(sums.total.add_(up.delta.double()))
+    def add(self, total: Tensor, down: Down, k: int, up: Up, ctx: Context) -> Tensor:
+        return self.changed(total, up)
 
-    def from_sums(self, server: Server, down: Down, sums: Server, ctx: Context) -> Server:
-        return sums
-
-    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
-        return Gaussian(server.total, 0.0).mismatch(product(Gaussian(c.sent, 0.0) for c in clients))
+    def from_sums(self, server: Server, down: Down, total: Tensor, ctx: Context) -> Server:
+        return Server(total)
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.total / ctx.K)

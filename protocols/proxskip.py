@@ -33,7 +33,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, ClassVar
@@ -44,16 +44,17 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import BatchSize
-from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.blocks import accumulating
+from fedsim.learning.gaussian import Point
 from fedsim.seeds import RandomStream
-from fedsim.wire.schema import Mean, Scalar, Sum
+from fedsim.wire.schema import Mean, Scalar
 
 
 @dataclass(frozen=True)
 class Server:
     """dual: sum_k s_k over all clients, (P,) float64."""
 
-    dual: Sum
+    dual: Tensor
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
     name: ClassVar[str] = "proxskip"
     paper: ClassVar[str] = "Mishchenko et al. 2022, Algorithm 2"
     url: ClassVar[str] = "https://arxiv.org/abs/2202.09357"
+    duals: ClassVar[dict[str, str]] = {"dual": "dual"}
     default_model: ClassVar[str] = "mlp_small"
 
     def steps(self, rng: RandomStream) -> int:
@@ -113,19 +115,18 @@ class ProxSkip(Algorithm[Server, Client, Down, Up]):
         return client, Up(x, total / seen)
 
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        return Client(client.dual + _dual_step(down, up))
+        return Client(self.dual_step(client.dual, down, up))
 
-    def sums(self, server: Server, down: Down, ctx: Context) -> Server:
-        return Server(server.dual.clone())
+    @accumulating
+    def dual_step(self, dual: Tensor, down: Down, up: Up) -> Tensor:
+        """s_k, or the sum of all, after client k's dual step, (P,) float64."""
+        return dual + (down.mean.double() - up.mean.double())
 
-    def add(self, sums: Server, down: Down, k: int, up: Up, ctx: Context) -> Server:
-        return Server(sums.dual.add_(_dual_step(down, up)))
+    def add(self, dual: Tensor, down: Down, k: int, up: Up, ctx: Context) -> Tensor:
+        return self.dual_step(dual, down, up)
 
-    def from_sums(self, server: Server, down: Down, sums: Server, ctx: Context) -> Server:
-        return sums
-
-    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
-        return Gaussian(server.dual, 0.0).mismatch(product(Gaussian(c.dual, 0.0) for c in clients))
+    def from_sums(self, server: Server, down: Down, dual: Tensor, ctx: Context) -> Server:
+        return Server(dual)
 
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(-server.dual / ctx.K)
@@ -139,8 +140,3 @@ def _batches(shard: AnyShard, size: int, rng: RandomStream) -> Iterator[Any]:
     order: torch.Generator = rng.torch("batches")
     while True:
         yield from shard.epoch(size, order)
-
-
-def _dual_step(down: Down, up: Up) -> Tensor:
-    """The change of s_k, (P,) float64."""
-    return down.mean.double() - up.mean.double()

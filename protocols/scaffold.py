@@ -21,7 +21,6 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -29,9 +28,10 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from fedsim.algorithm import Algorithm, AnyShard, Context, Task
+from fedsim.algorithm import Algorithm, AnyShard, At, Context, Task
 from fedsim.errors import UsageError
-from fedsim.learning.gaussian import Gaussian, Point, product
+from fedsim.learning.blocks import accumulating
+from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.wire.schema import Count, Gradient, Mean, Scalar, Sum
 
@@ -83,7 +83,8 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     paper: ClassVar[str] = "Karimireddy et al. 2020, Algorithm 1"
     url: ClassVar[str] = "https://arxiv.org/abs/1910.06378"
     default_model: ClassVar[str] = "mlp_small"
-    # For the battery: a client's dual, and where the server keeps the sum of them.
+    # A client's dual, and where the server keeps the sum of all: every fold begins with it, and summary.json
+    # has the difference when the run ends.
     duals: ClassVar[dict[str, str]] = {"control": "controls"}
 
     def check(self, params: int) -> None:
@@ -109,25 +110,21 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
         )
         return client, Up(fit.weights, fit.loss)
 
-    # Delta_k (P,) float64, from what crossed the wire: the worker and the server call it alike.
-    def dual_step(self, down: Down, up: Up, k: int, sizes: tuple[int, ...], round: int) -> Tensor:
-        eta = self.local.in_round(round).lr  # what minimise stepped with: lr * decay^(round-1)
-        steps = self.local.steps(sizes[k])
-        return (down.mean.double() - up.mean.double()) / (steps * eta) - down.control.double()
+    # c_k + Delta_k, or the sum of all, from what crossed the wire: the worker and the server call it alike.
+    @accumulating
+    def dual_step(self, control: Tensor, down: Down, up: Up, *, at: At) -> Tensor:
+        eta = self.local.in_round(at.round).lr  # what minimise stepped with: lr * decay^(round-1)
+        steps = self.local.steps(at.sizes[at.k])
+        return control + ((down.mean.double() - up.mean.double()) / (steps * eta) - down.control.double())
 
     # On the worker, with its own upload as the server will read it.
     def client_commit(self, client: Client, down: Down, up: Up, task: Task) -> Client:
-        return Client(client.control + self.dual_step(down, up, task.client, task.sizes, task.round))
+        return Client(self.dual_step(client.control, down, up, at=task.at))
 
-    # On the server: its sums before a round, what an upload adds to them, in ascending client id, and the
-    # step that they lead to. An edge server (--tree) begins with 0 and sends its sums on.
-    def sums(self, server: Server, down: Down, ctx: Context) -> Sums:
-        return Sums(torch.zeros_like(server.mean), server.controls.clone(), 0)
-
+    # On the server: what an upload adds to its sums, in ascending client id, and the step that they lead to.
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
-        sums.moved.add_(up.mean.double() - down.mean.double())
-        sums.controls.add_(self.dual_step(down, up, k, ctx.sizes, ctx.round))
-        return Sums(sums.moved, sums.controls, sums.count + 1)
+        moved = sums.moved + (up.mean.double() - down.mean.double())
+        return Sums(moved, self.dual_step(sums.controls, down, up, at=ctx.at(k)), sums.count + 1)
 
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         return Server(server.mean + self.server_lr * sums.moved / sums.count, sums.controls)
@@ -135,7 +132,3 @@ class Scaffold(Algorithm[Server, Client, Down, Up]):
     # What is evaluated: a Point, or a Gaussian if the algorithm learns a precision.
     def model(self, server: Server, ctx: Context) -> Point:
         return Point(server.mean)
-
-    # The server's sum against the clients' states, when the run ends: summary.json has it.
-    def dual_mismatch(self, server: Server, clients: Iterable[Client]) -> float:
-        return Gaussian(server.controls, 0.0).mismatch(product(Gaussian(c.control, 0.0) for c in clients))

@@ -1,12 +1,12 @@
 """The battery that every registered algorithm passes (docs/adding-an-algorithm.md).
 
-A new algorithm joins by being registered; if its clients hold float64 tensors, that is duals, it also
-names in DUALS where its server keeps their sums. Setting: logistic regression on digits, 3 clients,
+A new algorithm joins by being registered; if its clients hold float64 tensors, its class names in `duals`
+where its server keeps their sums. Setting: logistic regression on digits, 3 clients,
 2 rounds, one local epoch.
 
     FEDSIM_BATTERY=path/to/file.py:Name python -m pytest tests/test_battery.py
 
-is about that algorithm alone; its class says in an attribute `duals` what DUALS and CONSTANTS say here.
+is about that algorithm alone.
 """
 
 from __future__ import annotations
@@ -69,38 +69,19 @@ from workers.worker.runtime import WorkerRuntime
 
 EVERYONE = Participation((0, 1, 2))
 
-_WEIGHTS = {"dual": "dual"}
-_SITE = {"site.shift": "sites.shift", "site.precision": "sites.precision"}
-_POINT = {"dual.site.shift": "total.shift"}
-_POSTERIOR = {"dual.site.shift": "total.shift", "dual.site.precision": "total.precision"}
-DUALS: Mapping[str, Mapping[str, str]] = {
-    "fedlap": _WEIGHTS,
-    "fedlap_func": _WEIGHTS,
-    "fedlap_func_public": _WEIGHTS,
-    "fedlap_cov": _SITE,
-    "fedlap_cov_func": _SITE,
-    "bcm": _SITE,
-    "proxskip": _WEIGHTS,
-    "fedpd": {"sent": "total"},
-    "fedcurv": {"fisher.shift": "fisher.shift", "fisher.precision": "fisher.precision"},
-    **dict.fromkeys(("fedadmm", "feddyn", "ama", "precond_admm", "iso_bayes_admm"), _POINT),
-    **dict.fromkeys(("bayes_admm", "bregman_admm", "ivon_admm", "pvi", "ivon_pvi", "fedep"), _POSTERIOR),
-}
-"""By algorithm: a client's dual -> the server's sum of them, as dotted names of float64 tensors."""
-
-CONSTANTS = {"precond_admm": {"precision"}, "fedpd": {"dual"}}
-"""Float64 tensors of a client that are no duals."""
-
 _MEMORY = {"known.points.inputs", "known.points.weights", "known.logits"}
 RECEIVED = {"fedlap_func": _MEMORY, "fedlap_cov_func": _MEMORY, "fedlap_func_public": {"logits"}}
 """Tensors that a server keeps as they came, so that they need not be float64."""
 
 
-def duals_of(algorithm: Class) -> Mapping[str, str | None]:
-    """Every float64 tensor of a client -> the server's sum of them; None: it is no dual."""
-    constants = dict.fromkeys(CONSTANTS.get(algorithm.name, ()))
-    known: Mapping[str, str | None] = {**DUALS.get(algorithm.name, {}), **constants}
-    duals: Mapping[str, str | None] = getattr(algorithm, "duals", known)
+def duals_of(algorithm: Class, client: Any) -> Mapping[str, str | None]:
+    """Tensors of a client -> the server's sum of them, as the class says; None: it is no dual."""
+    names, duals = [name for name, _ in leaves(client)], dict[str, str | None]()
+    tensors = [name for name, value in leaves(client) if isinstance(value, Tensor)]
+    for own, total in algorithm.duals.items():
+        assert any(f"{name}.".startswith(f"{own}.") for name in names), f"a client has no {own}"
+        inside = [name for name in tensors if f"{name}.".startswith(f"{own}.")]
+        duals |= {name: None if total is None else total + name.removeprefix(own) for name in inside}
     return duals
 
 
@@ -148,7 +129,7 @@ def sums_error(run: Run) -> float:
     """Largest |server's sum - sum of all clients' duals| / |server's sum|; 0 without duals."""
     server = dict(leaves(run.outcome.server))
     worst = 0.0
-    for dual, total in duals_of(type(run.problem.algorithm)).items():
+    for dual, total in duals_of(type(run.problem.algorithm), run.states[0]).items():
         if total is None:
             continue
         summed = torch.stack([dict(leaves(state))[dual] for state in run.states]).sum(0)
@@ -349,7 +330,8 @@ def test_states_round_trip_through_their_bytes(algorithm: Class) -> None:
 def test_duals_are_declared_and_sums_are_float64(algorithm: Class) -> None:
     created, servers, _ = steps(problem_of(algorithm))
     wide = {n for n, v in leaves(created[-1].committed) if isinstance(v, Tensor) and v.dtype == torch.float64}
-    assert wide == set(duals_of(algorithm)), "say in DUALS where the server keeps their sums"
+    duals = duals_of(algorithm, created[-1].committed)
+    assert wide == set(duals), "say in `duals` where the server keeps their sums"
     for name, value in leaves(servers[-1]):
         if name in RECEIVED.get(algorithm.name, ()):
             continue

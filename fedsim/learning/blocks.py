@@ -4,20 +4,58 @@ A formula such as site * (q_k / q_g)^rho has six intermediate vectors in float64
 parameters each of them is 130 MB that is written, read and given back. In blocks they are half a megabyte
 each, and every number of the arguments is read once. The results have the same bits, because every entry is
 computed by the same operations.
+
+An algorithm states its formula as a method and decorates it:
+
+    @elementwise
+    def cavity(self, q, site): return q / site
+
+    @accumulating
+    def dual_step(self, site, q_k, q_g, *, rho): return site * (q_k / q_g) ** rho
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
+from fedsim.learning.ownership import spent
 from fedsim.wire.schema import map_tensors, tensors_of
 
 BLOCK = 65_536
 """Entries of a block: 512 KiB in float64."""
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def elementwise(formula: F) -> F:
+    """Decorate a method that is a formula over vectors: it is evaluated block by block.
+
+    Its positional arguments and its result are as in `by_blocks`; keyword arguments are passed as they are.
+    """
+
+    @wraps(formula)
+    def evaluated(self: Any, *values: Any, **constants: Any) -> Any:
+        return by_blocks(partial(formula, self, **constants), *values)
+
+    return cast(F, evaluated)
+
+
+def accumulating(formula: F) -> F:
+    """Decorate a formula that gives the next value of its first argument, as `elementwise` does.
+
+    Where the owner of the first argument needs it no more (fedsim.learning.ownership), the result is written
+    over it.
+    """
+
+    @wraps(formula)
+    def evaluated(self: Any, before: Any, *values: Any, **constants: Any) -> Any:
+        return by_blocks(partial(formula, self, **constants), before, *values, out=spent(before))
+
+    return cast(F, evaluated)
 
 
 def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> T:

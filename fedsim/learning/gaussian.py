@@ -128,6 +128,10 @@ class Gaussian:
     def __pow__(self, power: float) -> Gaussian:
         return Gaussian(power * self.shift, power * self.precision)
 
+    def floored(self, least: float) -> Gaussian:
+        """The same shift, and a precision of at least `least` (raised)."""
+        return Gaussian(self.shift, raised(torch.as_tensor(self.precision), least))
+
     def mismatch(self, other: Gaussian) -> float:
         """The largest difference of the natural parameters, relative to the largest of each."""
         pairs = ((self.shift, other.shift), (self.precision, other.precision))
@@ -171,6 +175,36 @@ def identity(like: Tensor, scale: float, *, full: bool) -> Tensor:
     """scale * I in float64: (P,) of a diagonal family, (P, P) of the full one."""
     values = torch.full((len(like),), scale, dtype=torch.float64, device=like.device)
     return torch.diag(values) if full else values
+
+
+def raised(precision: Tensor, least: float) -> Tensor:
+    """A precision of at least `least` > 0, which the mathematics implies and rounding may not keep.
+
+    Entries of a diagonal one; of a full one all eigenvalues, where one is below least / 2. Directions that no
+    data touch have `least` itself, and a Cholesky factorisation tells the one from the other.
+    """
+    if not is_full(precision):
+        return precision.clamp(min=least)
+    if _exceeds(precision, least / 2):
+        return precision
+    values, axes = torch.linalg.eigh(precision)
+    higher: Tensor = (axes * values.clamp(min=least)) @ axes.mT
+    return higher
+
+
+def count_raised(precision: Tensor, least: float) -> int:
+    """How many entries, or eigenvalues, of least I + `precision` are below `least`: of a full one below
+    least / 2, as `raised` has it."""
+    if not is_full(precision):
+        return int((precision < 0).sum())
+    if _exceeds(precision, -least / 2):
+        return 0
+    return int((torch.linalg.eigvalsh(precision) < -least / 2).sum())
+
+
+def _exceeds(precision: Tensor, least: float) -> bool:
+    """Whether all eigenvalues of a full precision exceed `least`."""
+    return Gaussian(precision[0], precision - identity(precision[0], least, full=True)).is_proper
 
 
 def relative(matrix: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:

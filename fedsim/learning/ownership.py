@@ -3,6 +3,7 @@
 A task does not change its arguments. A worker that has read a large state from its file for one task holds
 the only reference to it, though, and with 16 million parameters each copy of a vector is 65 MB in every
 worker. Such tensors carry a mark, and the few places at which it counts look at it. The numbers are the same.
+The sums of a fold carry it, too, while uploads are added to them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ def give_up(value: T, above: int) -> T:
         if tensor.nbytes > above:
             setattr(tensor, _MARK, True)
     return value
+
+
+def keep(value: object) -> None:
+    """Remove the mark of all tensors of a value: it has an owner again."""
+    for tensor in tensors_of(value):
+        if hasattr(tensor, _MARK):
+            delattr(tensor, _MARK)
 
 
 def owned(tensor: Tensor) -> Tensor:

@@ -10,17 +10,36 @@ import torch
 from fedsim.algorithm import Algorithm, At, Exchange
 from fedsim.errors import UsageError
 from fedsim.learning.gaussian import Gaussian
+from fedsim.wire.schema import schema
 from protocols._dual_rule import MeanFactor
 from protocols.bayes_admm import BayesADMM
 from protocols.fedadmm import FedADMM
-from protocols.fedlap import Client, Down, FedLap, Server, Sums, Up
+from protocols.fedlap import Client, Down, FedLap, Server, Up
 from protocols.ivon_admm import IvonADMM
 from protocols.precond_admm import PrecondADMM
+from protocols.scaffold import Scaffold, Sums
 
 
 def test_the_types_are_read_from_the_generic_base() -> None:
     assert (FedLap.server_type, FedLap.client_type) == (Server, Client)
-    assert FedLap().exchanges == (Exchange(Down, Up, Sums),)
+    (exchange,) = FedLap().exchanges
+    assert exchange == Exchange(Down, Up, exchange.sums)
+
+
+def test_the_message_of_sums_follows_from_what_add_returns() -> None:
+    """A Tensor is sent under the name of the server's field in `duals`; a message is sent as it is."""
+    (tensor,), (message,) = FedLap().exchanges, Scaffold().exchanges
+    assert message.sums is Sums
+    assert tensor.sums is not None
+    assert [(f.name, f.kind.dtype) for f in schema(tensor.sums)] == [("dual", "f64")]
+
+
+def test_sums_without_a_message_need_a_field_of_the_server() -> None:
+    class Nameless(FedLap):
+        duals: ClassVar[dict[str, str]] = {}
+
+    with pytest.raises(UsageError, match="duals names one field of Server"):
+        _ = Nameless().exchanges
 
 
 def test_types_that_a_class_states_itself_count_first() -> None:

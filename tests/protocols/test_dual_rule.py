@@ -77,6 +77,23 @@ def rule_of(
     )
 
 
+def fold(
+    rule: DualRule,
+    server: Consensus,
+    q: Gaussian,
+    prior: Gaussian,
+    ups: list[tuple[int, Gaussian]],
+    project: Callable[[Gaussian], Gaussian] = lambda merged: merged,
+) -> Consensus:
+    """The server's step from uploads (client, q_k or increment)."""
+    total, averaged = server.total, None
+    for k, sent in ups:
+        total = rule.times_change(k, total, sent, q)
+        if rule.silent == "participants":
+            averaged = sent if averaged is None else averaged * sent
+    return rule.stepped(q, total, MeanFactor(averaged, len(ups)), prior, project)
+
+
 def cavity_of(rho: float, q: Gaussian, site: Gaussian) -> Gaussian:
     return q**rho / site
 
@@ -193,7 +210,7 @@ def test_fold_is_the_papers_server_step(kind: str, rho: float, gamma: float, rho
         result = [draw(40 + 10 * r + k, kind) for k in range(K)]
         ups = [(k, result[k]) for k in range(K)]
         before = server.q
-        server = rule.fold(server, before, prior, ups)
+        server = fold(rule, server, before, prior, ups)
         sites = [t * rule.dual_step(0, x, before) for t, x in zip(sites, result, strict=True)]
         V, v = sum(dense(t) for t in sites), sum(t.shift for t in sites)
         S = (1 - a) * sum(dense(x) for x in result) / K + a * (DELTA * torch.eye(D, dtype=torch.float64) + V)
@@ -222,7 +239,7 @@ def test_silent_clients_count_as_the_mean_or_as_their_last(kind: str) -> None:
         rule = rule_of(K, rho, rho, rho, silent=silent)  # type: ignore[arg-type]
         dual = rule.client_init(q)
         ups = [(k, rule.upload(k, dual, x, q)) for k, x in heard.items()]
-        server = rule.fold(rule.server_init(q), q, prior, ups)
+        server = fold(rule, rule.server_init(q), q, prior, ups)
         sites = rule.dual_step(1, heard[1], q) * rule.dual_step(3, heard[3], q)
         expected = prior * sites
         for x in counted:
@@ -246,7 +263,8 @@ def test_a_rule_with_precision_one_is_plain_admm() -> None:
             local = Gaussian.at(torch.linalg.solve(A + dense(cavity), b + cavity.shift), 1.0)
             ups.append((k, rule.upload(k, duals[k], local, q)))
             duals[k] = rule.commit(k, duals[k], ups[-1][1], q)
-        server = rule.fold(
+        server = fold(
+            rule,
             server,
             q,
             Gaussian(zero, DELTA),
@@ -264,9 +282,7 @@ def test_fold_does_not_change_its_arguments() -> None:
     rule, q = rule_of(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
     server = rule.server_init(q)
     kept = server.total.shift.clone(), q.shift.clone()
-    rule.fold(
-        server, q, draw(2, "diagonal"), [(0, draw(3, "diagonal"))],
-    )  # fmt: skip
+    fold(rule, server, q, draw(2, "diagonal"), [(0, draw(3, "diagonal"))])
     for now, then in zip((server.total.shift, q.shift), kept, strict=True):
         assert torch.equal(now, then)
 
@@ -274,7 +290,7 @@ def test_fold_does_not_change_its_arguments() -> None:
 def test_a_dual_that_is_not_what_the_server_summed_is_a_mismatch() -> None:
     rule, q = rule_of(K, 0.2, 0.2, 0.2), draw(1, "diagonal")
     sent = [draw(3 + k, "diagonal") for k in range(K)]
-    server = rule.fold(rule.server_init(q), q, draw(2, "diagonal"), list(enumerate(sent)))
+    server = fold(rule, rule.server_init(q), q, draw(2, "diagonal"), list(enumerate(sent)))
     sites = [rule.commit(k, rule.client_init(q), x, q).site for k, x in enumerate(sent)]
     assert server.total.mismatch(product(sites)) < TIGHT
     assert server.total.mismatch(product(sites[:-1])) > 1e-3

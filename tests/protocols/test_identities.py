@@ -63,7 +63,7 @@ def one_round_errors(quadratics: SimpleNamespace, algorithm: FedLapCov) -> tuple
     shards = quadratics.regressions(K, D, diagonal=True)
     federation = quadratics.Federation(algorithm, shards)
     federation.play()
-    q = algorithm.form.posterior(federation.server.sites, DELTA)
+    q = algorithm.posterior(federation.server.sites)
     precision = DELTA + stacked([s.hessian.diagonal() for s in shards])
     return (
         quadratics.error(q.mean, quadratics.minimiser(shards, DELTA)),
@@ -106,7 +106,7 @@ def test_fedlap_cov_with_diagonal_hessians_converges_to_the_exact_mode(
     for _ in range(299):
         federation.play()
     assert quadratics.error(federation.mean, mode) < 1e-13
-    q = federation.algorithm.form.posterior(federation.server.sites, DELTA)
+    q = federation.algorithm.posterior(federation.server.sites)
     assert quadratics.error(q.precision, DELTA + stacked([s.hessian.diagonal() for s in shards])) < 1e-13
     for client, shard in zip(federation.clients, shards, strict=True):
         v = shard.hessian.diagonal() * mode - (shard.hessian @ mode - shard.linear)
@@ -146,7 +146,7 @@ def test_fedlap_cov_converges_to_the_same_point_under_partial_participation_and_
     federation = quadratics.Federation(FedLapCov(DELTA, 1.0, local=EXACT), shards)
     assert random_rounds(federation, 400, seed=1) < 1e-12
     assert quadratics.error(federation.mean, quadratics.minimiser(shards, DELTA)) < 1e-12
-    precision = federation.algorithm.form.posterior(federation.server.sites, DELTA).precision
+    precision = federation.algorithm.posterior(federation.server.sites).precision
     assert quadratics.error(precision, DELTA + stacked([s.hessian.diagonal() for s in shards])) < 1e-12
 
 

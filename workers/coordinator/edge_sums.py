@@ -6,7 +6,7 @@ metrics.jsonl sums up: so the root computes the same numbers as it does of uploa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, make_dataclass
 from functools import cache
 from typing import Annotated, Any, get_type_hints
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Exchange
 from fedsim.errors import WireError
+from fedsim.learning.gaussian import is_full, packed
 from fedsim.problem import Problem
 from fedsim.round_events import Open
 from fedsim.wire.envelope import VERSION, Envelope, Header, Payload, check_fields, decode, encode
@@ -62,14 +63,25 @@ def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, 
     """
     algorithm, exchange = problem.algorithm, problem.exchange(command.round, command.exchange)
     ctx = problem.context(command.round, command.exchange, command.folded_rounds, command.asked)
-    sums, rows = algorithm.no_sums(down, ctx), []
-    for k, up in ups:
-        sums = algorithm.add(sums, down, k, up, ctx)
-        rows.append(list(summed_scalars(up).values()))
-    sent = algorithm.sums_message(sums)
-    values = {f.name: getattr(sent, f.name) for f in fields(sent)}
+    rows: list[list[float]] = []
+
+    def noted() -> Iterator[tuple[int, Any]]:
+        for k, up in ups:
+            rows.append(list(summed_scalars(up).values()))
+            yield k, up
+            del up  # one in memory
+
+    sums = algorithm.added(algorithm.no_sums(down, ctx), down, noted(), ctx)
+    assert exchange.sums is not None
+    values = {f.name: _field(sums, f.name) for f in fields(exchange.sums)}
     scalars = {"scalars": torch.tensor(rows, dtype=torch.float64)} if rows[0] else {}
     return encode(message_of(exchange)(**values, **scalars), {}, edge_dims(problem, exchange, len(rows)))
+
+
+def _field(sums: Any, name: str) -> Any:
+    """A field of the sums as a message has it: of a matrix the triangle."""
+    value = sums if isinstance(sums, Tensor) else getattr(sums, name)
+    return packed(value) if is_full(value) else value
 
 
 def read_sums(problem: Problem, envelope: Envelope, uploads: int, owner: str) -> tuple[Any, Tensor]:
