@@ -1,4 +1,4 @@
-"""The site's page of each algorithm: its paper, box, messages, cost, hyperparameters, differences and results.
+"""The site's page of each algorithm: paper, box, messages, cost, hyperparameters, differences and results.
 
 docs/hooks.py calls `pages` when it builds the site; no page is committed. Everything is read from the code,
 docs/references/citations.toml and the titles of docs/results, which takes about 3 seconds and runs nothing.

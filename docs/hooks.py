@@ -2,7 +2,7 @@
 
 - README.md, CHANGELOG.md, CONTRIBUTING.md and SECURITY.md become pages.
 - Every module of the four packages gets a reference page, and the decisions get a table of contents.
-- Every algorithm gets a page (docs/algorithm_pages.py). A link on an algorithm's name to its file leads there.
+- Every algorithm gets a page (docs/algorithm_pages.py); a link from its name to its file leads there.
 - `FOLDER/*` in mkdocs.yml's nav stands for the pages of that folder.
 - Links are written for the repository (`../fedsim/algorithm.py`). They lead to the module's reference page
   or to a page that shows the file.

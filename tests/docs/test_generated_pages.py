@@ -1,4 +1,4 @@
-"""The pages that scripts in docs/recipes write are current; those that the site adds say what the code says."""
+"""The pages that scripts in docs/recipes write are current; those that only the site has match the code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Links of the repository's Markdown pages lead to files and headings that exist.
 
-The algorithms' pages, which only the site has, are among them. Nothing is fetched: of a link to another site only the address's form is checked.
+The algorithms' pages, which only the site has, are among them. Nothing is fetched: a link to another site
+only needs an address of the right form.
 """
 
 from __future__ import annotations
