@@ -64,7 +64,7 @@ def test_every_hyperparameter_that_a_page_sets_exists() -> None:
 
 
 def test_the_page_on_asynchronous_rounds_names_members_with_the_option_silent() -> None:
-    text = (ROOT / "docs" / "communication.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
     listed = SILENT.search(text)
     assert listed is not None
     having = {name for name, entry in names("algorithms").items() if "silent" in entry.hyperparameters}
