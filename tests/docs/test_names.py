@@ -42,7 +42,9 @@ def exists(dotted: str) -> bool:
         if spec is None or spec.origin is None:
             continue
         left = parts[end:]
-        text = Path(spec.origin).read_text(encoding="utf-8")
+        file = Path(spec.origin)
+        stub = file.with_suffix(".pyi")  # names that are imported when they are used
+        text = (stub if stub.is_file() else file).read_text(encoding="utf-8")
         return not left or left[0] in {
             word
             for node in ast.walk(ast.parse(text))
