@@ -2,6 +2,7 @@
 
 - README.md, CHANGELOG.md, CONTRIBUTING.md and SECURITY.md become pages.
 - Every module of the four packages gets a reference page, and the decisions get a table of contents.
+- Every algorithm gets a page (docs/algorithm_pages.py); a link from its name to its file leads there.
 - `FOLDER/*` in mkdocs.yml's nav stands for the pages of that folder.
 - Links are written for the repository (`../fedsim/algorithm.py`). They lead to the module's reference page
   or to a page that shows the file.
@@ -16,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+import algorithm_pages  # mkdocs puts this file's folder on the path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -35,6 +37,7 @@ LINK = re.compile(
     r"^```.*?^```|`[^`\n]*`|(?P<less>\\<)|(?P<text>\]\()(?P<target>[^)\s]+)(?P<end>\))",
     re.DOTALL | re.MULTILINE,
 )
+ALGORITHM = re.compile(r"\[(?P<name>\w+)\]\((?:\.\./)+protocols/\w+\.py\)")
 ITEM = re.compile(r"(?:[-*+]|\d+\.) +(?=\S)")
 
 Nav = list[Any]
@@ -44,6 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that no file in docs/ stands for."""
     pages = {uri: (ROOT / name).read_text(encoding="utf-8") for name, uri in ROOT_PAGES.items()}
     pages |= {_reference_page(file): _reference(file) for file in _modules()}
+    pages |= algorithm_pages.pages()
     pages["decisions/index.md"] = _decisions()
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
@@ -59,6 +63,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     Python-Markdown shows the backslash of GitHub's `\\<`, and that of `\\|` in a table's code: neither stays.
     """
     here = page.file.src_uri
+    start = posixpath.dirname(here) or "."
+
+    def described(match: re.Match[str]) -> str:
+        uri = f"{algorithm_pages.FOLDER}/{match['name']}.md"
+        return f"[{match['name']}]({posixpath.relpath(uri, start)})" if uri in files.src_uris else match[0]
 
     def pointed(match: re.Match[str]) -> str:
         if match["less"]:
@@ -69,10 +78,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         file, anchor = _in_repository(here, match["target"])
         if file is None:
             return match[0]
-        uri = posixpath.relpath(_page_of(file), posixpath.dirname(here) or ".")
+        uri = posixpath.relpath(_page_of(file), start)
         return f"{match['text']}{uri}{anchor}{match['end']}"
 
-    return "\n".join(_widened(LINK.sub(pointed, markdown).splitlines())) + "\n"
+    return "\n".join(_widened(LINK.sub(pointed, ALGORITHM.sub(described, markdown)).splitlines())) + "\n"
 
 
 def _widened(lines: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Types of hyperparameters that several algorithms or solvers have, each with its limits and its meaning.
 
 A hyperparameter is a field of an algorithm, or of a dataclass that is a field of it. `fedsim describe` and
-the pages of docs/algorithms show the description in its annotation, also that of a user's own:
+the algorithms' pages show the description in its annotation, also that of a user's own:
 
     shrinkage: Annotated[float, Meta(ge=0, description="weight of the samples' covariance")] = 0.1
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import sys
@@ -140,25 +141,40 @@ def _write(
     try:
         out.mkdir(parents=True, exist_ok=True)
         plots = [draw(p, results, out) for p in results.recipe.plot]
-        page = out / f"{file.stem}.md"
+        page = out / f"{results.recipe.section_of or file.stem}.md"
         write_csv(out / f"{file.stem}.csv", results)
         write_tables(out / f"{file.stem}_tables.csv", results)
         write_archive(_archive(file, out), _selected(kept, results.trials).values())
-        _write_page(page, results, grids, plots, _command(file, out, results))
+        text = _text(results, grids, plots, _command(file, out, results))
+        marker = f"<!-- section: {file.stem} -->" if results.recipe.section_of else ""
+        page.write_text(_with_sections(page, marker, text), encoding="utf-8")
     except OSError as e:
         raise DiskError(f"cannot write to {out}: {e.strerror}") from None
     console.print(f"page: {page}", soft_wrap=True)
     return page
 
 
-def _write_page(path: Path, results: Results, grids: list[Grid], plots: list[Path], command: str) -> None:
+def _text(results: Results, grids: list[Grid], plots: list[Path], command: str) -> str:
     """Markdown with the tables and plots of a finished sweep."""
     recipe = results.recipe
-    parts = [f"# {recipe.title}", recipe.about.strip(), f"```\n{command}\n```"]
+    parts = [
+        f"{'##' if recipe.section_of else '#'} {recipe.title}",
+        recipe.about.strip(),
+        f"```\n{command}\n```",
+    ]
     parts += [g.markdown().rstrip() for g in grids]
     parts += [f"![{p.stem.replace('_', ' ')}]({p.name})" for p in plots]
     parts += [recipe.notes.strip(), _provenance(results)]
-    path.write_text("\n\n".join(p for p in parts if p) + "\n")
+    return "\n\n".join(p for p in parts if p)
+
+
+def _with_sections(page: Path, marker: str, text: str) -> str:
+    """The page with `text` behind `marker`, or as its first part; what other recipes wrote stays."""
+    before = page.read_text(encoding="utf-8") if page.is_file() else ""
+    first, *sections = re.split(r"^(?=<!-- section: )", before, flags=re.MULTILINE)
+    parts = {"": first, **{section.splitlines()[0]: section for section in sections}}
+    parts[marker] = f"{marker}\n\n{text}"
+    return "\n\n".join(part.strip() for part in parts.values() if part.strip()) + "\n"
 
 
 def _provenance(results: Results) -> str:

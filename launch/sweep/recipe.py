@@ -115,6 +115,8 @@ class Recipe:
     preset: str = ""
     about: str = ""
     notes: str = ""
+    section_of: str = ""
+    """The recipe, without .toml, at the end of whose page this one's text stands."""
     experiment: Mapping[str, Any] = field(default_factory=dict)
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     codecs: Mapping[str, str] = field(default_factory=dict)

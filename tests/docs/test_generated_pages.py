@@ -1,8 +1,11 @@
-"""The pages that scripts in docs/recipes write are what these scripts write today."""
+"""The pages that scripts in docs/recipes write are current; those that only the site has match the code."""
 
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +14,7 @@ from types import ModuleType
 import pytest
 from markdown_it import MarkdownIt
 
+from launch.results.description import hyperparameter_rows, wire_cost
 from protocols import REGISTRY
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -28,7 +32,7 @@ def script(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> I
 
 @pytest.mark.parametrize(
     "script",
-    ["algorithm_pages", "overview_picture", "reference_page", "round_machine_diagram", "traffic"],
+    ["overview_picture", "reference_page", "round_machine_diagram", "traffic"],
     indirect=True,
 )
 def test_the_pages_are_what_the_script_writes(script: ModuleType) -> None:
@@ -49,16 +53,25 @@ def test_the_diagram_has_every_phase_event_and_command_of_the_round_machine(scri
     assert {name for variants in transitions.values() for v in variants for name in v} == set(script.COMMANDS)
 
 
-@pytest.mark.parametrize("script", ["algorithm_pages"], indirect=True)
-def test_every_algorithm_has_a_page_and_every_page_an_algorithm(script: ModuleType) -> None:
-    pages = {f"algorithms/{path.name}" for path in (DOCS / "algorithms").glob("*.md")}
-    assert pages == {f"algorithms/{kind.name}.md" for kind in REGISTRY}
-    assert pages == set(script.files()) - {script.INDEX}
+def test_every_algorithm_has_a_page_with_its_cost_and_hyperparameters() -> None:
+    pages = runpy.run_path(str(DOCS / "algorithm_pages.py"))["pages"]()
+    assert list(pages) == [f"algorithms/{kind.name}.md" for kind in REGISTRY]
+    for kind in REGISTRY:
+        page = pages[f"algorithms/{kind.name}.md"]
+        assert f"**{wire_cost(kind())}**" in page
+        for name, default, *_ in hyperparameter_rows(kind()):
+            assert f"\n| {name} | {default} |" in page
 
 
-@pytest.mark.parametrize("script", ["algorithm_pages"], indirect=True)
-def test_a_page_shows_signs_of_formulas_as_they_are(script: ModuleType) -> None:
-    (paragraph,) = MarkdownIt().parse(script._prose("w_k <- v_k * [1, 2] | 3 and\n    `a_b`, _c_"))[1:2]
+def test_the_overview_links_every_algorithm_to_its_file() -> None:
+    text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
+    files = {kind.name: Path(inspect.getfile(kind)).name for kind in REGISTRY}
+    assert re.findall(r"\[(\w+)\]\(\.\./protocols/(\w+\.py)\)", text) == list(files.items())
+
+
+def test_a_page_shows_signs_of_formulas_as_they_are() -> None:
+    prose = runpy.run_path(str(DOCS / "algorithm_pages.py"))["_prose"]
+    (paragraph,) = MarkdownIt().parse(prose("w_k <- v_k * [1, 2] | 3 and\n    `a_b`, _c_"))[1:2]
     shown = "".join(child.content for child in paragraph.children or [])
     assert shown == "w_k <- v_k * [1, 2] | 3 and a_b, _c_"
 

@@ -1,11 +1,13 @@
 """Links of the repository's Markdown pages lead to files and headings that exist.
 
-Nothing is fetched: of a link to another site only the address's form is checked.
+The algorithms' pages, which only the site has, are among them. Nothing is fetched: a link to another site
+only needs an address of the right form.
 """
 
 from __future__ import annotations
 
 import re
+import runpy
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -23,8 +25,16 @@ HOST = re.compile(r"([a-z0-9-]+\.)+[a-z]{2,}|localhost", re.IGNORECASE)
 ADDRESS = re.compile(r"[^@\s]+@[^@\s]+\.[a-z]+", re.IGNORECASE)
 
 
+@cache
+def _generated() -> dict[Path, str]:
+    """The pages that the site adds for the algorithms, by the path that they would have."""
+    pages = runpy.run_path(str(ROOT / "docs" / "algorithm_pages.py"))["pages"]()
+    return {ROOT / "docs" / uri: text for uri, text in pages.items()}
+
+
 def _tokens(page: Path) -> list[Token]:
-    return MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8"))
+    text = _generated().get(page) or page.read_text(encoding="utf-8")
+    return MarkdownIt("commonmark").enable("table").parse(text)
 
 
 def _links(page: Path) -> Iterator[str]:
@@ -62,7 +72,7 @@ def _complaint(link: str, page: Path, root: Path) -> str | None:
     file = (page.parent / unquote(parts.path)).resolve() if parts.path else page
     if not file.is_relative_to(root):
         return "leaves the repository"
-    if not file.exists():
+    if not file.exists() and file not in _generated():
         return "leads to no file"
     if parts.fragment and (file.suffix != ".md" or unquote(parts.fragment) not in _anchors(file)):
         return "leads to no heading"
@@ -75,7 +85,7 @@ def complaints(page: Path, root: Path) -> list[str]:
 
 
 def test_every_link_of_a_page_leads_somewhere() -> None:
-    results = {str(page.relative_to(ROOT)): complaints(page, ROOT) for page in PAGES}
+    results = {str(page.relative_to(ROOT)): complaints(page, ROOT) for page in [*PAGES, *_generated()]}
     assert not {page: lines for page, lines in results.items() if lines}
 
 

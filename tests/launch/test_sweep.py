@@ -22,6 +22,7 @@ from launch.cli import main
 from launch.results.statistics import heading, shown, value
 from launch.runs.folder import RunFolder
 from launch.runs.tables import Curve
+from launch.sweep.command import _with_sections
 from launch.sweep.finished import FinishedRun, Number
 from launch.sweep.from_options import recipe_of, seed_list
 from launch.sweep.pool import Pool
@@ -318,6 +319,38 @@ def test_a_sweep_runs_once_and_writes_its_page(tmp_path: Path, monkeypatch: pyte
     for t in trials[1:]:
         assert (pool.folder(t) / "summary.json").stat().st_mtime_ns == stamps[t.id]
     assert (out / "small.csv").read_text() == table  # the same bits
+
+
+def test_a_page_keeps_the_sections_that_other_recipes_wrote(tmp_path: Path) -> None:
+    page, marker = tmp_path / "main.md", "<!-- section: pilot -->"
+    for text, section in (
+        ("# Main", ""),
+        ("## Pilot", marker),
+        ("# Main again", ""),
+        ("## Pilot again", marker),
+    ):
+        page.write_text(_with_sections(page, section, text))
+    assert page.read_text() == f"# Main again\n\n{marker}\n\n## Pilot again\n"
+
+
+@pytest.mark.process
+def test_a_recipe_with_section_of_writes_into_that_page(tmp_path: Path) -> None:
+    text = recipe(tmp_path).read_text()
+    (tmp_path / "pilot.toml").write_text(text.replace('title = "', 'section_of = "small"\ntitle = "', 1))
+    for file in ("small.toml", "pilot.toml"):
+        arguments = [
+            "sweep",
+            str(tmp_path / file),
+            "--runs",
+            str(tmp_path / "runs"),
+            "--out",
+            str(tmp_path / "out"),
+        ]
+        done = CliRunner(catch_exceptions=False).invoke(main, [*arguments, "--jobs", "2"])
+        assert done.exit_code == 0, done.output
+    first, section = (tmp_path / "out" / "small.md").read_text().split("\n<!-- section: pilot -->\n")
+    assert first.startswith("# ") and section.startswith("\n## ")
+    assert not (tmp_path / "out" / "pilot.md").exists() and (tmp_path / "out" / "pilot.csv").is_file()
 
 
 @pytest.mark.process

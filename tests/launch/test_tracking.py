@@ -476,7 +476,7 @@ def test_wandb_takes_the_command_that_the_documentation_gives(run: Path, tmp_pat
     """For both parts of a run that was resumed. A dry run sends nothing."""
     if tracking.find_spec("wandb") is None:
         pytest.skip("wandb is not installed")
-    page = (ROOT / "docs" / "communication.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "looking-at-runs.md").read_text(encoding="utf-8")
     options, _, files = page.partition("`wandb sync ")[2].partition("`")[0].rpartition("RUN/")
     for _ in range(2):
         subprocess.run(

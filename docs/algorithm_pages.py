@@ -1,16 +1,12 @@
-"""One page per algorithm: its paper, box, messages, cost, hyperparameters, differences and results.
+"""The site's page of each algorithm: paper, box, messages, cost, hyperparameters, differences and results.
 
-    python docs/recipes/algorithm_pages.py      3 seconds; writes docs/algorithms/NAME.md for every algorithm,
-                                                and the links to them in docs/algorithms.md, between their
-                                                marker comments
-
-Everything is read off the code, docs/references/citations.toml and docs/results. A page that belongs to no
-algorithm is removed. tests/docs/test_generated_pages.py holds that the pages are current.
+docs/hooks.py calls `pages` when it builds the site; no page is committed. Everything is read from the code,
+docs/references/citations.toml and the titles of docs/results, which takes about 3 seconds and runs nothing.
+Measured bytes and scores stand in docs/communication.md and docs/algorithms.md (docs/recipes/costs.py).
 """
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import textwrap
@@ -22,11 +18,9 @@ from typing import Any
 from launch.results.description import cost_once, hyperparameter_rows, message_rows, own_codecs, wire_cost
 from protocols import REGISTRY, AnyAlgorithm
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-FOLDER, INDEX = "algorithms", "algorithms.md"
-OPENING = "<!-- pages: written by python docs/recipes/algorithm_pages.py -->"
-CLOSING = "<!-- end of pages -->"
+FOLDER = "algorithms"
 
 
 def page(kind: type[AnyAlgorithm], citations: dict[str, Any]) -> str:
@@ -44,7 +38,6 @@ def page(kind: type[AnyAlgorithm], citations: dict[str, Any]) -> str:
     return "\n\n".join(
         [
             f"# {kind.name}",
-            "<!-- written by python docs/recipes/algorithm_pages.py -->",
             _prose(title),
             f"`fedsim launch --algo {kind.name}` runs it. The code is [{file}](../../{file}){others}.",
             "\n".join(_cited(citation, citations["papers"])),
@@ -110,8 +103,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _links(names: Iterable[str], folder: str = "") -> str:
-    return ", ".join(f"[{name}]({folder}{name}.md)" for name in names)
+def _links(names: Iterable[str]) -> str:
+    return ", ".join(f"[{name}]({name}.md)" for name in names)
 
 
 def _results(name: str) -> list[str]:
@@ -127,28 +120,7 @@ def _results(name: str) -> list[str]:
     return lines
 
 
-def files() -> dict[str, str]:
-    """The text of every file that this script writes, by its path in docs/."""
+def pages() -> dict[str, str]:
+    """The Markdown of every algorithm's page, by its path in docs/."""
     citations = tomllib.loads((DOCS / "references" / "citations.toml").read_text(encoding="utf-8"))
-    before, rest = (DOCS / INDEX).read_text(encoding="utf-8").split(OPENING)
-    _, after = rest.split(CLOSING)
-    links = _links((kind.name for kind in REGISTRY), f"{FOLDER}/").replace("), ", "),\n")
-    pages = {f"{FOLDER}/{kind.name}.md": page(kind, citations) for kind in REGISTRY}
-    return {INDEX: f"{before}{OPENING}\n\n{links}\n\n{CLOSING}{after}", **pages}
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder of the pages")
-    out = parser.parse_args(argv).out
-    written = files()
-    (out / FOLDER).mkdir(parents=True, exist_ok=True)
-    for name, text in written.items():
-        (out / name).write_text(text, encoding="utf-8")
-    for old in (out / FOLDER).glob("*.md"):
-        if f"{FOLDER}/{old.name}" not in written:
-            old.unlink()
-
-
-if __name__ == "__main__":
-    main()
+    return {f"{FOLDER}/{kind.name}.md": page(kind, citations) for kind in REGISTRY}
