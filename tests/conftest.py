@@ -15,13 +15,15 @@ import torch
 torch.set_num_threads(1)
 
 FOLDER = Path(__file__).parent
-LONG: Mapping[str, int] = {
+LONG: Mapping[str, float] = {
     "benchmarks/test_benchmarks.py::test_tiny_benchmark_prints_its_figures": 1,
+    "docs/test_code_blocks.py::test_blocks_without_a_mark_run": 3,
     "docs/test_notebooks.py::test_a_notebook_runs_and_gives_its_page": 1,
     "docs/test_recipes.py::test_a_quick_run_writes_its_page": 1,
     "fedsim/data/test_federated_runs.py::test_a_task_runs_from_its_files_to_its_metrics": 0,
     "fedsim/learning/test_adapters.py::test_a_run_with_adapters_sends_what_the_plan_says": 0,
     "fedsim/learning/test_frozen.py::test_a_run_sends_the_trained_part_and_its_plan_is_exact": 1,
+    "fedsim/learning/test_von.py::test_defaults_reach_stationarity": 2,
     "fedsim/wire/test_masks.py::test_what_is_decoded_is_a_mask_with_the_mean_q": 2,
     "golden/test_golden.py::test_recorded_run_has_the_recorded_bits": 2,
     "launch/test_chaos.py::test_a_disturbed_run_has_the_bits_of_an_undisturbed_one": 2,
@@ -36,6 +38,7 @@ LONG: Mapping[str, int] = {
     "launch/test_engines.py::test_a_starters_ranks_are_the_workers": 0,
     "launch/test_engines.py::test_a_stopped_agent_leaves_no_process": 1,
     "launch/test_engines.py::test_a_sweep_on_ray_is_that_of_one_machine_also_when_a_node_is_lost": 0,
+    "launch/test_engines.py::test_an_agent_starts_a_killed_worker_again_and_ends_with_its_workers": 0,
     "launch/test_engines.py::test_every_engine_keeps_the_contract[ray]": 0,
     "launch/test_engines.py::test_ray": 0,
     "launch/test_engines.py::test_without_a_cluster_or_with_an_unknown_option_the_error_says_what_to_do": 0,
@@ -45,26 +48,51 @@ LONG: Mapping[str, int] = {
     "launch/test_mutations.py::test_files_that_change_places_go_on_identically_or_are_refused": 1,
     "launch/test_nth_fault.py::test_whatever_is_written_may_be_the_last": 0,
     "launch/test_power_cut.py::test_a_power_cut_costs_at_most_the_rounds_not_yet_synced": 2,
+    "launch/test_remote_edges.py::test_a_tree_in_a_file_may_lie_anywhere_but_must_be_the_same": 0,
     "launch/test_remote_edges.py::test_a_worker_that_is_killed_is_made_good_by_another_of_its_site": 0,
     "launch/test_remote_edges.py::test_a_worker_whose_key_is_revoked_at_the_root_is_out": 0,
     "launch/test_remote_edges.py::test_an_edge_server_that_hangs_joins_again": 0,
     "launch/test_remote_edges.py::test_an_edge_server_that_is_killed_and_comes_again_changes_nothing": 0,
     "launch/test_remote_workers.py::test_a_new_start_has_new_keys": 0,
+    "launch/test_remote_workers.py::test_a_run_over_ipv6_has_the_same_bits_and_every_byte_is_known": 0,
+    "launch/test_remote_workers.py::test_a_run_whose_only_worker_is_refused_ends_soon_and_says_why": 0,
     "launch/test_remote_workers.py::test_a_worker_that_does_not_hear_of_the_end_ends_by_itself": 0,
+    "launch/test_remote_workers.py::test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again": 0,
     "launch/test_remote_workers.py::test_a_worker_that_was_silent_for_too_long_joins_again": 0,
+    "launch/test_remote_workers.py::test_portable_numerics_give_these_bits_whatever_the_workers_environment": 0,
+    "launch/test_remote_workers.py::test_two_hosts": 0,
+    "launch/test_remote_workers.py::test_with_allow_drift_it_takes_part_and_everybody_says_so": 0,
     "launch/test_resume.py::test_a_killed_run_goes_on_with_the_same_bits": 2,
     "launch/test_resume.py::test_killed_again_and_again": 0,
+    "launch/test_run_files.py::test_a_round_that_was_under_way_is_nowhere_in_the_numbers": 1,
+    "launch/test_supervision.py::test_a_process_that_hangs_while_it_starts_is_replaced": 0,
     "launch/test_terminal.py::test_a_run_goes_on_where_its_output_cannot_be_written": 3,
     "protocols/test_fedep.py::test_a_weight_of_a_dead_input_keeps_the_priors_precision": 1,
     "protocols/test_fedpa_least_squares.py::test_fedpa_comes_close_to_the_pooled_solution": 1,
     "protocols/test_fedpm.py::test_masks_learn_with_few_bits": 1,
+    "test_battery.py::test_a_buffer_of_all_clients_is_the_synchronous_run": 1 / 3,
+    "test_battery.py::test_a_lost_upload_leaves_no_trace_but_its_bytes": 1 / 2,
+    "test_battery.py::test_arrival_order_does_not_matter": 1 / 3,
+    "test_battery.py::test_bf16_on_every_field_keeps_the_sums": 1 / 3,
+    "test_battery.py::test_codecs_that_merge_values_keep_the_sums": 1 / 4,
+    "test_battery.py::test_in_process_equals_over_zeromq_bit_for_bit": 1 / 3,
+    "test_battery.py::test_lossless_codecs_change_nothing_but_bytes": 1 / 3,
+    "test_battery.py::test_server_and_clients_stay_consistent": 1 / 4,
+    "test_battery.py::test_sums_hold_under_any_staleness": 1 / 3,
     "test_bring_your_own.py::test_a_users_algorithm_passes_the_battery": 1,
     "workers/test_histories.py::test_any_history_ends_with_the_same_bits": 1,
     "workers/test_histories.py::test_any_history_with_edge_servers_ends_with_the_same_bits": 1,
     "workers/test_histories.py::test_any_letter_may_be_the_last": 1,
     "workers/test_large_messages.py::test_a_state_of_more_than_two_gibibytes_is_kept": 0,
+    "workers/test_probe.py::test_resume_refuses_a_process_that_computes_other_bits": 1,
 }
-"""By the name of a test, or of a case: how many of its cases README's command runs. The others are marked long."""  # noqa: E501
+"""By the name of a test, or of a case: how many of its cases README's command runs, the first ones; or, below 1,
+which share of them, evenly spread. The others are marked long."""
+
+
+def _is_long(limit: float, case: int) -> bool:
+    """Whether the case of this number, from 1, is beyond the limit."""
+    return case > limit if limit >= 1 or not limit else (case - 1) % round(1 / limit) > 0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -76,7 +104,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         case = f"{path}::{item.name}"
         name = case if case in LONG else case.partition("[")[0]
         cases[name] += 1
-        if name in LONG and cases[name] > LONG[name]:
+        if name in LONG and _is_long(LONG[name], cases[name]):
             item.add_marker(pytest.mark.long)
 
 

@@ -133,7 +133,7 @@ class Membership:
         self.begun = False
         self._expected: set[int] = set()
         """Workers that were ended because their edge server has: their ends say nothing of their tasks."""
-        self._task_failures: Counter[WorkItem | str | None] = Counter()
+        self._task_failures: Counter[WorkItem | str] = Counter()
         """How many workers have died, by what they were doing."""
         self._join_until = math.inf
         """When the run stops waiting for workers."""
@@ -264,7 +264,8 @@ class Membership:
         """
         worker, edges = process_exit.worker, self.dispatch.edges
         starting = worker not in self.registration.ready
-        at = _starting(worker) if starting else self.machine.doing(worker)
+        between = f"between tasks in round {self.machine.round}"
+        at = _starting(worker) if starting else self.machine.doing(worker) or between
         if not starting and edges is not None and edges.is_edge(worker):
             at = f"edge server in round {self.machine.round}"
         if worker not in self._expected:
