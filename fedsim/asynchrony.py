@@ -33,7 +33,7 @@ from fedsim.virtual_clock import Clock, indices
 
 FORM = Form("fedbuff", ("B",), help="the uploads of one step of the server, 1 to K, such as fedbuff:3")
 DAMPING = 0.5
-"""Of FedBuff: an upload of staleness s counts (1 + s)^-DAMPING."""
+"""The exponent of FedBuff: an upload of staleness s has weight (1 + s)^-DAMPING."""
 USAGE = f"{FORM.usage}[+damp:P]"
 
 
@@ -98,7 +98,7 @@ class AsyncSchedule:
         self._computing: list[_Arrival] = []
         """A heap, which is filled when the first step is asked for."""
         self._users = {1: len(sizes)}
-        """How many clients compute from each broadcast."""
+        """The number of clients that compute from each broadcast."""
 
     def step(self, round: int) -> ServerStep:
         """The step of a round, counted from 1."""
@@ -107,12 +107,12 @@ class AsyncSchedule:
         return self._steps[round - 1]
 
     def staleness(self, rounds: int) -> list[int]:
-        """How many uploads of the first rounds had staleness 0, 1, 2, ...: lost ones count, too."""
+        """The number of uploads in the first rounds with staleness 0, 1, 2, ..., including lost ones."""
         counts = Counter(r - a for r in range(1, rounds + 1) for a in self.step(r).answered)
         return [counts[s] for s in range(max(counts, default=-1) + 1)]
 
     def seconds(self, rounds: int) -> float:
-        """Of the first rounds, on the virtual clock."""
+        """The duration of the first rounds on the virtual clock, in seconds."""
         return sum(self.step(r).seconds for r in range(1, rounds + 1))
 
     def weight(self, staleness: int, default: float) -> float:
@@ -121,7 +121,7 @@ class AsyncSchedule:
         return float((1 + staleness) ** -damping)
 
     def seconds_of(self, round: int, clients: tuple[int, ...]) -> list[float]:
-        """Of participants of a round, from the broadcast that each of them answers to its upload."""
+        """The seconds of each participant from the broadcast that it answers to its upload."""
         step, sizes = self.step(round), self._sizes
         answered = dict(zip(step.participants, step.answered, strict=True))
         return [self._clock.seconds(answered[k], k, int(sizes[k]), *self._bytes) for k in clients]
@@ -154,7 +154,7 @@ class AsyncSchedule:
 
 @dataclass(frozen=True)
 class Asynchrony:
-    """Which broadcast an upload answers, and what it counts then.
+    """The broadcast that an upload answers, and the upload's weight.
 
     schedule: None of a synchronous run, in which every upload answers the broadcast of its round. damping: P
     where the rule leaves it open.
@@ -168,13 +168,13 @@ class Asynchrony:
         return round if self.schedule is None or not round else self.schedule.step(round).broadcast(client)
 
     def staleness(self, round: int) -> tuple[int, ...]:
-        """Of every participant of a round; empty of a synchronous one."""
+        """The staleness of every participant of a round; empty if the round is synchronous."""
         if self.schedule is None or not round:
             return ()
         return tuple(round - answered for answered in self.schedule.step(round).answered)
 
     def weight(self, round: int, client: int) -> float:
-        """What a client's upload of this round counts for its staleness, in (0, 1]."""
+        """The weight of a client's upload in this round, in (0, 1], by its staleness."""
         if self.schedule is None:
             return 1.0
         return self.schedule.weight(round - self.answered(round, client), self.damping)
@@ -199,7 +199,7 @@ def asynchrony(
     sizes: tuple[int, ...],
     message_bytes: tuple[int, int],
 ) -> Asynchrony:
-    """What --async asks for. message_bytes: of a broadcast and an upload on the stream.
+    """The schedule of --async. message_bytes: bytes of a broadcast and an upload on the stream.
 
     Raises:
         UsageError: If it does not fit the algorithm or the other options.

@@ -37,7 +37,7 @@ _SCALE = {None: 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "us": 1e-6, "ms": 1e-3, "s": 
 SERVER = "server"
 """The client of the file's line that is about the server's own link."""
 EDGE = "edge"
-"""Of lines that are about an edge server: `edge NAME`; `edge` alone is about all that have no line."""
+"""Prefix of an edge server's line, `edge NAME`; `edge` alone is for all edge servers without a line."""
 
 SHARED = ("clients_up", "clients_down")
 """Columns of these lines alone: the link that an edge server's clients share."""
@@ -96,7 +96,7 @@ class Devices:
 
     @property
     def has_energy(self) -> bool:
-        """Whether anything costs a client energy."""
+        """True if anything costs a client energy."""
         return any(bool(column.any()) for column in (self.joules_up, self.joules_down, self.joules))
 
 
@@ -110,7 +110,7 @@ class Network:
 
 
 def network(link: str, compute: str, *, clients: int) -> Network:
-    """What --link and --compute describe.
+    """The devices that --link and --compute describe.
 
     Raises:
         UsageError: If one of them cannot be parsed.
@@ -132,7 +132,7 @@ def network(link: str, compute: str, *, clients: int) -> Network:
 
 
 def is_file(link: str) -> bool:
-    """Whether --link names a CSV file."""
+    """Return whether --link names a CSV file."""
     return link.endswith(".csv")
 
 

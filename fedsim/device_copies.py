@@ -18,7 +18,7 @@ from fedsim.wire.schema import map_tensors, tensors_of
 
 T = TypeVar("T")
 FREE_SHARE = 0.5
-"""Of a GPU's memory, what has to be left when a copy is kept: other workers and the training need it."""
+"""The share of a GPU's memory that must stay free, for training and other workers, when a copy is kept."""
 
 
 def to_cpu(value: T) -> T:
@@ -31,7 +31,7 @@ def to_cpu(value: T) -> T:
 
 
 def room_on(device: torch.device) -> Callable[[int], bool]:
-    """Whether a copy of so many bytes may be kept on a device: never on a CPU."""
+    """Return whether a copy of so many bytes may be kept on a device: never on a CPU."""
     if device.type != "cuda":
         return lambda nbytes: False
 

@@ -46,7 +46,7 @@ class EdgeLinks:
 
     @property
     def shared(self) -> bool:
-        """Whether clients of an edge server share a link."""
+        """True if clients of an edge server share a link."""
         return bool(np.isfinite(self.clients_up).any() or np.isfinite(self.clients_down).any())
 
 

@@ -47,7 +47,7 @@ class Interrupted(FedsimError):
 
 
 class MismatchError(FedsimError):
-    """A run cannot go on as it was begun: something that its bits depend on is not the same."""
+    """A run cannot continue, because something that its bits depend on has changed."""
 
     exit_code = 3
 
@@ -99,7 +99,7 @@ ALIASES = {
     "step_size": ("lr",),
     "stepsize": ("lr",),
 }
-"""What other libraries call it, and what it may be called here, the first of them that there is."""
+"""Names in other libraries, and the names here; the first that exists is suggested."""
 
 COMMANDS = {
     "algorithm": "fedsim list algorithms",

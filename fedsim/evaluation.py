@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def measure(self) -> Likelihood:
-        """What the data set's likelihood lets one say about predictions."""
+        """The scores that the data set's likelihood defines."""
         return LIKELIHOODS[self.dataset.likelihood]
 
     @property

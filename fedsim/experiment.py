@@ -1,4 +1,4 @@
-"""What is computed: the part of the configuration that may change bits.
+"""The experiment: the part of the configuration that may change bits.
 
 Resolved once, by precedence command line > file > defaults; recorded in manifest.json under
 `experiment`. How it is computed (workers, transport, cores, output) is `execution` and belongs to
@@ -34,7 +34,7 @@ from fedsim.user_files import read_text
 T = TypeVar("T")
 
 UNSET = -1
-"""Of a number that is left to the algorithm."""
+"""Stands for a number that the algorithm chooses."""
 
 
 def option(
@@ -160,7 +160,7 @@ class Experiment:
             shown="usual plan resume",
         ),
     ] = 0.0
-    """The target accuracy; 0: there is none, and all rounds are carried out."""
+    """The target accuracy; 0: none, so that all rounds are computed."""
     participation: Annotated[
         str,
         option(
@@ -327,8 +327,8 @@ def convert(kind: type[T], values: Mapping[str, Any], where: str, named: Named |
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be written to a file of a run: a path from the system may have bytes of another
-    encoding, which Python holds as lone surrogates."""
+    """Return whether a text can be written to a run's file: a path from the system may have bytes of another
+    encoding, which Python represents as lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -364,7 +364,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def _expected(hint: Any) -> str:
-    """What a value of this type is, in words: "a number above 0 and at most 1"."""
+    """Describes the values of a type in words: "a number above 0 and at most 1"."""
     if get_origin(hint) is Annotated:
         base, *metas = get_args(hint)
         if titled := [m.title for m in metas if isinstance(m, Meta) and m.title]:
@@ -495,7 +495,7 @@ def codec_options(own: Mapping[str, str], named: Mapping[str, str]) -> dict[str,
 
 
 class LeftToAlgorithm(Protocol):
-    """What an experiment that does not say it takes from its algorithm (fedsim.algorithm.Algorithm)."""
+    """The defaults that an experiment takes from its algorithm (fedsim.algorithm.Algorithm)."""
 
     @property
     def default_model(self) -> str: ...

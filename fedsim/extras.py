@@ -12,7 +12,7 @@ from fedsim.errors import UsageError
 def needed(package: str, owner: str, extra: str = "models") -> Any:
     """An optional package, which the extra of fedsim-wire installs.
 
-    Hugging Face's packages are told not to use the network, whatever the environment says: a run downloads
+    Hugging Face's packages may not use the network, whatever the environment: a run downloads
     nothing.
 
     Raises:

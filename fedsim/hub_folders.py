@@ -1,4 +1,4 @@
-"""What a folder in Hugging Face's layout may hold: data, and neither code nor references to other places.
+"""Checks folders in Hugging Face's layout: they may hold data, but neither code nor references elsewhere.
 
 It is checked before a library opens the folder: whoever has written it may be a stranger.
 
@@ -88,7 +88,7 @@ def _json(path: Path, owner: str) -> dict[str, Any]:
 
 
 def names_source(key: str) -> bool:
-    """Whether a keyword of a model library says what is read, fetched or executed."""
+    """Return whether a keyword of a model library says what is read, fetched or executed."""
     key = key.lower()
     return bool(_SOURCES.search(key)) or (key.endswith("path") and not key.endswith("drop_path"))
 
@@ -118,7 +118,7 @@ def _beyond(config: Any, folder: Path) -> Iterator[str]:
 
 
 def _outside(text: str, folder: Path) -> bool:
-    """Whether there is a file of this name, seen from here or from the folder, that does not lie in it."""
+    """Return whether a name, relative to here or to the folder, is a file outside the folder."""
     try:
         there = [path for path in (Path(text), folder / text) if path.is_file()]
     except (OSError, ValueError):
@@ -127,7 +127,7 @@ def _outside(text: str, folder: Path) -> bool:
 
 
 def is_inside(path: str | Path, folder: Path) -> bool:
-    """Whether a path lies in a folder, once all links are followed."""
+    """Return whether a path lies in a folder, once all links are followed."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 

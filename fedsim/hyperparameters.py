@@ -32,7 +32,7 @@ Clip = Annotated[
 CarryAdam = Annotated[
     bool,
     Meta(
-        description="Adam goes on with the moments and step count of the client's last task, if the "
+        description="Adam continues with the moments and step count of the client's last task, if the "
         "algorithm keeps them; false: every task begins at zero"
     ),
 ]

@@ -2,7 +2,7 @@
 
 An Experiment holds text, so an object gets a name that reads like a file's,
 /<python>/OPTION/MODULE.py:NAME, and is found under it as long as this process lives. Other processes do not
-know the object: a run with one has no worker processes, and another process that goes on with the run passes
+know the object: a run with one has no worker processes, and another process that resumes the run passes
 the object again.
 """
 
@@ -37,7 +37,7 @@ def register(thing: object, option: str) -> str:
 
 
 def is_live(spec: str) -> bool:
-    """Whether a choice is an object of this process, or of the process that the run was begun in."""
+    """Return whether a choice is an object of this process, or of the process that the run was begun in."""
     return spec.startswith(ROOT)
 
 
@@ -83,7 +83,7 @@ def digest(spec: str) -> str:
 
 
 def known(spec: str) -> bool:
-    """Whether this process has the object of this name."""
+    """Return whether this process has the object of this name."""
     return spec in _objects
 
 

@@ -1,4 +1,4 @@
-"""How a model is written: `BASE[+weights:FILE][+lora:r=R,target=NAMES,...]`.
+"""The syntax of a model: `BASE[+weights:FILE][+lora:r=R,target=NAMES,...]`.
 
     BASE            a name of fedsim list models, or FILE.py:NAME
     hf:FOLDER       a model of transformers: a folder with config.json and, if it is pretrained, *.safetensors
@@ -39,7 +39,7 @@ FORMS: Mapping[str, Form] = {
     "...+weights:FILE": replace(WEIGHTS, help="start from a safetensors file where names and shapes fit"),
     "...+lora:r=R,target=NAMES": replace(LORA, help="train adapters of these layers; also=NAMES: and these"),
 }
-"""How models are written that have no name of ours, for `fedsim list models`."""
+"""The syntax of library models, for `fedsim list models`."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class ModelSpec:
 
     @property
     def name(self) -> str:
-        """What stands behind hf: or timm:."""
+        """The text after hf: or timm:."""
         return self.base.partition(":")[2].partition(",")[0]
 
     @property
@@ -184,7 +184,7 @@ def _lora(text: str) -> Lora:
 
 
 def is_model_spec(text: str) -> bool:
-    """Whether a model is written with a library or a modifier, and is not just a name or FILE.py:NAME."""
+    """Return whether a model has a library or a modifier, and is not just a name or FILE.py:NAME."""
     return text.startswith(("hf:", "timm:")) or bool(MODEL_MODIFIER.search(text))
 
 
@@ -223,7 +223,7 @@ def packages(text: str) -> tuple[str, ...]:
 
 
 def fingerprint(text: str) -> str:
-    """What a model is by the bytes of its files: the same for a copy elsewhere.
+    """A model's identity by the bytes of its files: the same for a copy elsewhere.
 
     Raises:
         UsageError: As ModelSpec.files.

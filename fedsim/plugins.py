@@ -1,4 +1,4 @@
-"""What a user brings in a file of their own, as `path/to/file.py:Name`.
+"""Objects in a user's own file, as `path/to/file.py:Name`.
 
 An algorithm, a model, a data set, a partition, a schedule or a codec.
 
@@ -41,7 +41,7 @@ _files: dict[Path, _File] = {}
 
 
 def is_spec(text: str) -> bool:
-    """Whether a choice is an object in a user's file, and not a name of ours."""
+    """Return whether a choice is an object in a user's file, and not a name of ours."""
     return ".py:" in text or text.endswith(".py")
 
 
@@ -52,7 +52,7 @@ def absolute(spec: str) -> str:
 
 
 MODEL_MODIFIER = re.compile(r"\+(?=(?:weights|lora):)")
-"""What separates a model from what is added to it (fedsim.model_specs)."""
+"""Separates a model from its modifiers (fedsim.model_specs)."""
 
 _FOLDERS = re.compile(r"((?:^hf|\+weights):)[^+,]*/")
 
@@ -69,7 +69,7 @@ def short(choice: str) -> str:
 
 
 def fingerprint(spec: str) -> str:
-    """What a spec names by the bytes of its file: the same for a copy elsewhere.
+    """A spec's identity by the bytes of its file: the same for a copy elsewhere.
 
     Raises:
         UsageError: if an argument is wrong.

@@ -49,8 +49,8 @@ from fedsim.wire.wire_size import RUN_NAME, envelope_size
 
 @dataclass(frozen=True)
 class Problem:
-    """What one process knows of the experiment; `clients` are training-row indices per client. Of a
-    centralised algorithm there is one, which has the rows of all `experiment.clients`."""
+    """The experiment as one process builds it; `clients` are training-row indices per client. A centralised
+    algorithm has one client with the rows of all `experiment.clients`."""
 
     experiment: Experiment
     algorithm: Algorithm[Any, Any, Any, Any]
@@ -186,7 +186,7 @@ class Problem:
 
     @cached_property
     def asynchrony(self) -> Asynchrony:
-        """Which broadcast an upload answers, and what it counts then.
+        """The broadcast that an upload answers, and the upload's weight.
 
         Raises:
             UsageError: If --async does not fit the algorithm or the other options.
@@ -255,13 +255,13 @@ class Problem:
 
     @property
     def broadcast_type(self) -> type:
-        """Of the broadcast to which the next one refers, if it does: of an algorithm's only exchange."""
+        """The class of the broadcast to which the next one may refer: that of the only exchange."""
         kind: type = self.algorithm.exchanges[-1].down
         return kind
 
     @cached_property
     def refers_to_last(self) -> bool:
-        """Whether broadcasts refer to the ones before them."""
+        """True if broadcasts refer to the ones before them."""
         return any(codec(name).last for name in self.codecs["down"].values())
 
     def unfit(self, candidate: Codec, side: str, field: str, kind: FieldKind) -> str:
@@ -270,7 +270,7 @@ class Problem:
 
     @property
     def _stored_as_bytes(self) -> bool:
-        """Whether inputs are whole numbers of one byte."""
+        """True if inputs are whole numbers of one byte."""
         return self.stored_dtype == "u8"
 
     @property
@@ -313,7 +313,7 @@ class Problem:
 
     @cached_property
     def copies(self) -> DeviceCopies:
-        """What the network's device keeps between tasks."""
+        """The tensors that the network's device keeps between tasks."""
         return DeviceCopies(self.net.device)
 
     def shard(self, client: int) -> Shard:
@@ -341,7 +341,7 @@ class Problem:
 
     @property
     def measure(self) -> Likelihood:
-        """What the data set's likelihood lets one say about predictions."""
+        """The scores that the data set's likelihood defines."""
         return self.evaluation.measure
 
     @cached_property

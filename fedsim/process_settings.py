@@ -30,7 +30,7 @@ from fedsim.errors import UsageError
 
 @dataclass(frozen=True)
 class Setting:
-    """How a setting is read and written, and its value in a fresh interpreter."""
+    """Reads and writes a setting, and has its value in a fresh interpreter."""
 
     name: str
     get: Callable[[], Any]
@@ -127,7 +127,7 @@ def fix_settings() -> None:
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread takes denormal numbers for zero."""
+    """Return whether this thread takes denormal numbers for zero."""
     smallest_normal = sys.float_info.min
     return smallest_normal / 2.0 == 0.0
 

@@ -1,4 +1,4 @@
-"""What the methods of a user's algorithm return, checked as soon as they have returned it.
+"""Checks the values that the methods of a user's algorithm return, as soon as they return.
 
 A wrong value would otherwise fail later, in a file that is not the user's.
 """

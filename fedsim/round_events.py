@@ -1,6 +1,6 @@
 """Events and commands of the round machine, the names of tasks, and the numbers of client versions.
 
-The coordinator gives events to the round machine (fedsim.round_machine) and carries out the commands that
+The coordinator gives events to the round machine (fedsim.round_machine) and executes the commands that
 it returns.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TaskId:
-    """What a result depends on: the broadcast of (round, exchange), the client, and the version of
+    """The name of a task, on which its result depends: the round, exchange and client, and the version of
     its state that the task starts from."""
 
     round: int
@@ -29,7 +29,7 @@ class ChunkId:
 
 
 WorkItem = TaskId | ChunkId
-"""What a worker can hold."""
+"""The work that a worker can hold."""
 
 
 # ---- events
@@ -111,9 +111,9 @@ class Open:
     participants: tuple[int, ...]
     folds: bool
     folded_rounds: int = 0
-    """How many rounds before this one have folded an upload."""
+    """The number of rounds before this one that folded an upload."""
     asked: int = 0
-    """How many clients take part in the round, dropouts included."""
+    """The number of clients that take part in the round, including dropouts."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Commit:
     folded: tuple[int, ...]
     versions: tuple[int, ...]
     folded_rounds: int = 0
-    """How many rounds up to this one have folded an upload."""
+    """The number of rounds up to this one that folded an upload."""
 
 
 @dataclass(frozen=True)
@@ -192,12 +192,12 @@ def version(round: int, exchange: int, exchanges: int, setup: int = 0) -> int:
 
 
 def evaluates(round: int, rounds: int, eval_every: int, chunks: int) -> bool:
-    """Whether a round's model is evaluated: round 0, every eval_every-th round and the last one."""
+    """Return whether a round's model is evaluated: round 0, every eval_every-th round and the last one."""
     return bool(chunks) and (round % eval_every == 0 or round == rounds)
 
 
 def reaches(round: int, accuracy: float | None, until: float) -> bool:
-    """Whether a round's model has reached the target accuracy `until` (0: there is none).
+    """Return whether a round's model has reached the target accuracy `until` (0: there is none).
 
     The start model, round 0, does not count: nothing was sent to get it.
     """

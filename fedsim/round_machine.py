@@ -50,7 +50,7 @@ Phase = Literal["ready", "collecting", "folding", "evaluating", "finished"]
 class RoundMachine:
     """The decisions of a run, one event at a time.
 
-    Give it events with `handle`, and carry out the commands that it returns, in order, before the next event.
+    Give it events with `handle`, and execute the commands that it returns, in order, before the next event.
 
     Attributes:
         cost: Orders the tasks of a round, the largest first, which balances workers; ties go by id.
@@ -150,7 +150,7 @@ class RoundMachine:
 
     @property
     def phase(self) -> Phase:
-        """What the machine waits for: the stage of the run that it is in.
+        """The phase of the run: what the machine waits for.
 
         ready: `start` has not been called. collecting: answers of the present exchange are missing; an upload
         is folded as soon as all with smaller ids are there, and evaluation fills gaps. folding: all uploads
@@ -167,11 +167,11 @@ class RoundMachine:
         return "evaluating" if self._unscored else "ready"
 
     def is_dropout(self, task: TaskId) -> bool:
-        """Whether the schedule makes this client a dropout: it gets the broadcast and sends nothing."""
+        """Return whether this client is a dropout: it gets the broadcast and sends nothing."""
         return task.client in self._participation.dropouts
 
     def holds(self, worker: int, item: WorkItem) -> bool:
-        """Whether a worker is to answer this task, or to score this chunk, now."""
+        """Return whether a worker is to answer this task, or to score this chunk, now."""
         return self._assignment.holds(worker, item)
 
     def held_by(self, worker: int) -> list[TaskId]:
@@ -184,15 +184,15 @@ class RoundMachine:
         return self._assignment.working
 
     def doing(self, worker: int) -> WorkItem | None:
-        """What a worker computes now: the oldest task or chunk that it holds."""
+        """The oldest task or chunk that a worker holds, which it computes now."""
         return next(iter(self._assignment.held_by(worker)), None)
 
     def evaluates(self, round: int) -> bool:
-        """Whether this round's model is evaluated."""
+        """Return whether this round's model is evaluated."""
         return evaluates(round, self.rounds, self.eval_every, self.chunks)
 
     def busy(self) -> bool:
-        """Whether any worker holds work, so that silence of all workers means trouble."""
+        """Return whether any worker holds work, so that silence of all workers means trouble."""
         return bool(self._assignment.working)
 
     # ---- rounds
@@ -224,7 +224,7 @@ class RoundMachine:
         self._folding = self.edges or any(
             k not in self._participation.lost_uploads | self._participation.dropouts for k in participants
         )
-        # within a round a client goes on from its own draft, also if the schedule loses what it sends
+        # within a round a client continues from its own draft, even if the schedule loses its upload
         self._assignment.start_exchange(
             [
                 TaskId(self.round, self._exchange, k, self._reached.get(k, self.versions[k]))

@@ -16,7 +16,7 @@ from fedsim.errors import UsageError, unknown
 
 @dataclass(frozen=True)
 class Form:
-    """How a spec of one name is written.
+    """The syntax of a spec with one name.
 
     Attributes:
         arguments: What may follow the name after a colon, in the notation of error messages. If there is

@@ -33,7 +33,7 @@ OverK = (
 
 @dataclass(frozen=True)
 class At:
-    """Where a formula is evaluated: at client k of K, in a round, both on the client and on the server.
+    """The place at which a formula is evaluated: client k of K in a round, on the client or on the server.
 
     sizes: N_k of all K clients; asked: |S|, how many clients get the round's broadcast, those included
     whose upload is lost later. Both sides know it before anything is uploaded. 0: all K, as in the set-up.

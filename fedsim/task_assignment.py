@@ -1,4 +1,4 @@
-"""Which worker holds which task or test chunk, and what it gets next.
+"""Assigns tasks and test chunks to workers.
 
 The round machine (fedsim.round_machine) fills the queues and asks for assignments. Which worker computes a
 task depends on the order of events and changes no result, because a result depends on its TaskId alone.
@@ -47,11 +47,11 @@ class TaskAssignment:
     # ---- what workers hold
 
     def holds(self, worker: int, item: WorkItem) -> bool:
-        """Whether a worker is to answer this task, or to score this chunk, now."""
+        """Return whether a worker is to answer this task, or to score this chunk, now."""
         return item in self._load.get(worker, [])
 
     def held_by(self, worker: int) -> list[WorkItem]:
-        """What a worker holds, the oldest first."""
+        """The work that a worker holds, the oldest first."""
         return self._load.get(worker, [])
 
     @property
@@ -61,7 +61,7 @@ class TaskAssignment:
 
     @property
     def training_done(self) -> bool:
-        """Whether no task waits and no worker holds one."""
+        """True if no task waits and no worker holds one."""
         return not self._in_flight and not self._count()
 
     # ---- changes
@@ -174,12 +174,12 @@ class TaskAssignment:
         return bool(self._to_score) and self._to_score[0].round < round - MAX_EVALUATIONS_BEHIND
 
     def _count(self, worker: int | None = None) -> int:
-        """How many tasks wait; worker: that it could get."""
+        """The number of waiting tasks; with a worker, of those that it could get."""
         group = None if worker is None else self.worker_group(worker)
         return sum(len(tasks) for (g, _), tasks in self._waiting.items() if group in (None, g))
 
     def _colleagues(self, worker: int) -> int:
-        """How many workers its group has."""
+        """The number of workers in its group."""
         return sum(self.worker_group(w) == self.worker_group(worker) for w in self._load)
 
     def _by_load(self) -> Sequence[int]:

@@ -15,7 +15,7 @@ from typing import BinaryIO, TextIO, cast
 from fedsim.errors import DataError
 
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".npz")
-"""How the names of files end that --dataset reads as tables (fedsim.data.readers.table_files)."""
+"""File name extensions that --dataset reads as tables (fedsim.data.readers.table_files)."""
 
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
@@ -66,7 +66,7 @@ def refuse_utf_16(path: Path) -> None:
 
 
 def other_separator(first_line: str) -> str:
-    """What to say of a CSV file whose first line has no comma but another separator; '' of others."""
+    """The message for a CSV file whose first line has another separator than a comma; '' if there is none."""
     for separator, name in ((";", "semicolons"), ("\t", "tabs")):
         if separator in first_line and "," not in first_line:
             return f"its columns are separated by {name}; save it with commas between them"
@@ -117,7 +117,7 @@ def _absent(path: Path) -> str:
 
 
 def is_table(spec: str) -> bool:
-    """Whether a data set is FILE.csv[,KEY=VALUE,...], or another of TABLES."""
+    """Return whether a data set is FILE.csv[,KEY=VALUE,...], or another of TABLES."""
     return spec.partition(",")[0].lower().endswith(TABLES)
 
 

@@ -32,7 +32,7 @@ from fedsim.tree import Tree
 BLOCK = 64
 """Clients whose jitter comes from one stream: a million streams take seconds to set up."""
 MEAN_OF_ABSOLUTE = math.sqrt(2 / math.pi)
-"""Of |y|, y ~ N(0, 1)."""
+"""The mean of |y|, y ~ N(0, 1)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +154,7 @@ class Clock:
         return min(max(slowest, 8 * bytes_down / shared[0], 8 * bytes_up / shared[1]), self.deadline)
 
     def has_draws(self, clients: Ints) -> bool:
-        """Whether the seconds of any of these clients depend on a draw."""
+        """Return whether the seconds of any of these clients depend on a draw."""
         return bool(self.devices.noise[clients].any() or self.devices.jitter[clients].any())
 
     def _on_the_link(self, clients: Ints, bytes_down: int | Ints, bytes_up: int | Ints) -> Floats:
@@ -170,8 +170,8 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """Of an exchange: its duration in seconds, and the joules of all clients, None if no device has any."""
+class ExchangeCost:
+    """The duration of an exchange in seconds, and the joules of all clients; None if no device has any."""
 
     seconds: float
     joules: float | None = None
@@ -206,7 +206,7 @@ class ExchangeClock:
 
     @property
     def has_hops(self) -> bool:
-        """Whether it counts what edge servers get and send."""
+        """True if it counts what edge servers get and send."""
         return self._clock is not None and self._clock.tree is not None
 
     def opened(self, exchange: int, relayed: int) -> None:
@@ -222,7 +222,7 @@ class ExchangeClock:
         self._down[client] = stream_bytes
 
     def late(self, task: TaskId, stream_bytes: int) -> bool:
-        """Whether an upload of so many bytes arrives after the deadline."""
+        """Return whether an upload of so many bytes arrives after the deadline."""
         k = task.client
         self._up[k] = stream_bytes
         if self._clock is None or (self._decided and task.round):
@@ -233,7 +233,7 @@ class ExchangeClock:
         self._answers[k] = seconds
         return seconds > self._clock.deadline
 
-    def close(self, round: int) -> Spent | None:
+    def close(self, round: int) -> ExchangeCost | None:
         """End the exchange, of this round, and return its duration and energy; None without a clock
         (Clock.duration)."""
         down, up, answers, counted = self._down, self._up, self._answers, self._counted
@@ -242,13 +242,13 @@ class ExchangeClock:
             return None
         joules = self._joules(down, up)
         if self._decided and round:
-            return Spent(self._decided(round), joules)
+            return ExchangeCost(self._decided(round), joules)
         clients = indices(sorted(down))
         seconds = np.array([answers.get(k, 0.0) for k in sorted(down)])
         answered = np.array([k in answers for k in sorted(down)], dtype=np.bool_)
         sent = indices([down[k] for k in sorted(down)]), indices([up.get(k, 0) for k in sorted(down)])
         hops = self._hops(round, clients, counted, up)
-        return Spent(self._clock.duration(clients, (seconds, answered), sent, hops), joules)
+        return ExchangeCost(self._clock.duration(clients, (seconds, answered), sent, hops), joules)
 
     def _joules(self, down: Mapping[int, int], up: Mapping[int, int]) -> float | None:
         if self._clock is None or not self._clock.devices.has_energy:

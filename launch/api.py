@@ -637,5 +637,5 @@ def _with_defaults(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.Signature([*own, *more], return_annotation=function.__annotations__["return"])
 
 
-for _function in (run, plan):
-    _function.__signature__ = _with_defaults(_function)  # type: ignore[attr-defined]
+run.__signature__ = _with_defaults(run)  # type: ignore[attr-defined]
+plan.__signature__ = _with_defaults(plan)  # type: ignore[attr-defined]

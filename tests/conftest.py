@@ -57,9 +57,9 @@ LONG: Mapping[str, float] = {
     "launch/test_remote_workers.py::test_a_run_over_ipv6_has_the_same_bits_and_every_byte_is_known": 0,
     "launch/test_remote_workers.py::test_a_run_whose_only_worker_is_refused_ends_soon_and_says_why": 0,
     "launch/test_remote_workers.py::test_a_worker_that_does_not_hear_of_the_end_ends_by_itself": 0,
-    "launch/test_remote_workers.py::test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again": 0,
+    "launch/test_remote_workers.py::test_a_worker_that_is_killed_is_made_good_by_others_and_may_come_again": 0,  # noqa: E501
     "launch/test_remote_workers.py::test_a_worker_that_was_silent_for_too_long_joins_again": 0,
-    "launch/test_remote_workers.py::test_portable_numerics_give_these_bits_whatever_the_workers_environment": 0,
+    "launch/test_remote_workers.py::test_portable_numerics_give_these_bits_whatever_the_workers_environment": 0,  # noqa: E501
     "launch/test_remote_workers.py::test_two_hosts": 0,
     "launch/test_remote_workers.py::test_with_allow_drift_it_takes_part_and_everybody_says_so": 0,
     "launch/test_resume.py::test_a_killed_run_goes_on_with_the_same_bits": 2,
@@ -86,8 +86,8 @@ LONG: Mapping[str, float] = {
     "workers/test_large_messages.py::test_a_state_of_more_than_two_gibibytes_is_kept": 0,
     "workers/test_probe.py::test_resume_refuses_a_process_that_computes_other_bits": 1,
 }
-"""By the name of a test, or of a case: how many of its cases README's command runs, the first ones; or, below 1,
-which share of them, evenly spread. The others are marked long."""
+"""By the name of a test, or of a case: how many of its cases README's command runs, the first ones; or, below
+1, which share of them, evenly spread. The others are marked long."""
 
 
 def _is_long(limit: float, case: int) -> bool:

@@ -1,4 +1,4 @@
-"""Where each worker computes: a GPU where there is one, else CPU cores."""
+"""Assigns a GPU, or else CPU cores, to each worker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Placement:
 
 
 ROOT = Path("/")
-"""Where /dev and /proc are."""
+"""The folder of /dev and /proc."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -81,7 +81,7 @@ def _named(name: str, prefix: str) -> str | None:
 
 
 def _torch_has_cuda() -> bool:
-    """Whether torch was built with CUDA, without importing it."""
+    """Return whether torch was built with CUDA, without importing it."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -109,12 +109,12 @@ def remark(devices: str) -> str:
 
 
 def gpu_models() -> list[str]:
-    """What the NVIDIA driver calls this machine's GPUs."""
+    """The NVIDIA driver's names of this machine's GPUs."""
     return _driver_says("Model")
 
 
 def _driver_says(key: str) -> list[str]:
-    """What the NVIDIA driver says of each GPU under a key."""
+    """The NVIDIA driver's value of a key for each GPU."""
     files = sorted((ROOT / "proc/driver/nvidia/gpus").glob("*/information"))
     lines = [line for file in files for line in file.read_text().splitlines()]
     return [line.partition(":")[2].strip() for line in lines if line.startswith(f"{key}:")]

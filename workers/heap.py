@@ -16,7 +16,7 @@ SAVE_MEMORY = "FEDSIM_SAVE_MEMORY"
 """The environment variable; 1: already from MAPPED_SAVING bytes on, and no broadcast waits beside a task."""
 MAPPED_SAVING = 16 << 20
 INT_MAX = 2**31 - 1
-"""What mallopt takes."""
+"""The largest value that mallopt accepts."""
 LARGE = 1 << 20
 """Parameters from which memory between two tasks counts for more than the time to get it again."""
 
@@ -63,5 +63,5 @@ def keep_vectors_apart(params: int) -> None:
 
 
 def saves_memory(params: int = LARGE) -> bool:
-    """Whether memory counts for more than time with a model of `params` numbers, by default a large one."""
+    """Return whether to save memory at the cost of time, with a model of `params` numbers."""
     return params >= LARGE and os.environ.get(SAVE_MEMORY) == "1"

@@ -1,4 +1,4 @@
-"""What the bits of a process depend on besides the experiment, and the comparison of two processes.
+"""The numerics of a process, which decide bits besides the experiment, and their comparison.
 
 Registration compares a worker with the coordinator; resume, verify and replay compare today's process with
 the one that began the run. All use `differences`. Facts are texts by name: versions, the instruction set and
@@ -53,7 +53,7 @@ def facts_of_machine() -> dict[str, str]:
 
 
 def records_steps() -> bool:
-    """Whether workers on GPUs record training steps (fedsim.learning.recorded_step)."""
+    """Return whether workers on GPUs record training steps (fedsim.learning.recorded_step)."""
     return os.environ.get(CUDA_GRAPHS) == "1"
 
 
@@ -85,7 +85,7 @@ def differences(there: Facts, here: Facts) -> Iterator[Difference]:
 
 
 def processor_name() -> str:
-    """What this machine's processor calls itself; '' if it does not say."""
+    """The model name of this machine's processor; '' if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

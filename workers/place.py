@@ -1,4 +1,4 @@
-"""Where a process computes: its machine, cores or GPU, and the engine that has placed it there.
+"""The place of a process: its machine, cores or GPU, and the engine that started it there.
 
 It goes into processes.json and the report. Nothing is decided by it: bits are compared by facts and probe
 digest (workers/numerics.py).
@@ -29,7 +29,7 @@ KNOWN = (
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a worker computes. node: its machine's name. device: its cores, or its GPU's number there. gpu:
+    """The place of a worker. node: its machine's name. device: its cores, or its GPU's number there. gpu:
     that GPU's UUID, '' for none. engine: what has placed it there, '' if none is known."""
 
     node: Printable = ""

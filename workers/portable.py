@@ -30,7 +30,7 @@ PORTABLE: Mapping[str, str] = {
 """Environment variables that a process of a portable run has before it imports torch and numpy. numpy takes a
 list of what to enable or of what to disable, not both; empty is as good as not set."""
 LEAST = ("DEFAULT", "NO AVX")
-"""What torch calls the kernels that every processor has; the second name is that of torch 2.6."""
+"""torch's names of the kernels that every processor has; the second is that of torch 2.6."""
 
 
 def environment_for(numerics: str) -> Mapping[str, str]:

@@ -48,13 +48,13 @@ from workers.place import Place, Printable
 
 NO_PAYLOAD = Payload((), ())
 NUMBERS = "numbers of "
-"""How the names in WorkerManifest.sources begin whose digests are not of files."""
+"""The prefix of names in WorkerManifest.sources whose digests are not of files."""
 
 # ---- registration
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker needs to set itself up.
+    """The data from which a worker builds the run.
 
     experiment: the fields of fedsim.experiment.Experiment. data_dir, run_dir: folders on the coordinator's
     machine; run_dir is None for remote workers. index: the worker's number.
@@ -67,7 +67,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker has once it is set up.
+    """The data that a worker reports after its set-up.
 
     data: Problem.data_digest, '' if it was not computed. sources: the user's own files and their sha256.
     facts: workers.numerics.facts_of_process. processor: what its processor calls itself.
@@ -109,12 +109,12 @@ class WorkerManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def frozen_part(digest: str) -> dict[str, str]:
-    """What WorkerManifest.sources has of the parameters that are not trained, if there are any."""
+    """The entries of WorkerManifest.sources for the frozen parameters, if any."""
     return {"frozen parameters": digest} if digest else {}
 
 
 def own_part(problem: Problem) -> dict[str, str]:
-    """What WorkerManifest.sources has of the numbers that a user's data set, partition and model give."""
+    """The entries of WorkerManifest.sources for the numbers from a user's data set, partition and model."""
     e, model = problem.experiment, plugins.MODEL_MODIFIER.split(problem.experiment.model)[0]
     data = [plugins.short(choice) for choice in (e.dataset, e.partition) if plugins.is_spec(choice)]
     numbers = {" and ".join(data): problem.data_digest} if data else {}
@@ -124,7 +124,7 @@ def own_part(problem: Problem) -> dict[str, str]:
 
 
 def tree_part(tree: Tree | None) -> dict[str, str]:
-    """What WorkerManifest.sources has of the tree of edge servers, which may be a file here and there."""
+    """The entry of WorkerManifest.sources for the tree of edge servers, which may be in a file."""
     if tree is None:
         return {}
     text = msgspec.json.encode(tree.names) + tree.owners.tobytes()
@@ -167,7 +167,7 @@ def stop(run: str, interrupted: bool = False) -> Envelope:
 
 
 def was_interrupted(envelope: Envelope) -> bool:
-    """Whether a 'stop' ends a run that has rounds left."""
+    """Return whether a 'stop' ends a run that has rounds left."""
     return any(bytes(frame) == INTERRUPTED for frame in envelope.frames)
 
 
@@ -243,7 +243,7 @@ def idle(run: str) -> Envelope:
 
 
 def failed(run: str, error: Exception, of: Header | None = None) -> Envelope:
-    """Return the message of a worker that could not carry out `of`, or not set itself up (None)."""
+    """Return the message of a worker that failed in task `of`, or in its set-up (None)."""
     if isinstance(error, FedsimError):
         code, text = error.exit_code, str(error)
     else:

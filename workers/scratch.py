@@ -23,15 +23,15 @@ from fedsim.errors import DiskError
 KINDS = tuple(
     f"fedsim-{use}-" for use in ("listener", "worker", "node", "edge", "replay", "verify", "codecs", "sweep")
 )
-"""How the names of this program's folders begin."""
+"""The prefixes of this program's folders."""
 SHORT = "/tmp"
-"""Where a folder of sockets is made if the usual path is too long for them."""
+"""The parent of a folder of sockets if the usual path is too long."""
 YOUNG_SECONDS = 60.0
 """A younger folder that has no name yet is left alone: its process may not have locked it yet."""
 
 
 def parent_of_sockets() -> str:
-    """Where a folder of sockets is made: a socket's path has at most 107 bytes."""
+    """The parent of a folder of sockets: a socket's path has at most 107 bytes."""
     usual = tempfile.gettempdir()
     return usual if len(os.fsencode(usual)) < 60 else SHORT
 

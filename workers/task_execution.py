@@ -16,7 +16,7 @@ from workers.heap import LARGE
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What a task has given, all tensors on the CPU.
+    """The result of a task, all tensors on the CPU.
 
     draft: the state as client_update returns it. up: the message before any codec. payload: the message
     encoded. decoded: the message as the server decodes it. committed: the client's next state.

@@ -131,7 +131,7 @@ def checked(
 
 
 def rounded(values: Array) -> npt.NDArray[np.bool_]:
-    """Which whole numbers float32 does not hold, so that it would round them; same shape."""
+    """A mask of the whole numbers that float32 would round; same shape."""
     result = (values > EXACT) | (values < -EXACT)
     wide = values[result]
     # As Python's numbers, which are compared exactly.

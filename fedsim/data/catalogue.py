@@ -1,4 +1,4 @@
-"""What data sets there are: enough to list, describe and choose them without opening a file."""
+"""The catalogue of data sets: lists and describes them without opening a file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DatasetInfo:
 
     @property
     def form(self) -> Form:
-        """How the data set is written."""
+        """The syntax of the data set's name."""
         if not self.clients:
             return Form(self.name, help="which is always read whole")
         return Form(self.name, ("CLIENTS",), 1, "the number of clients to read")

@@ -37,7 +37,7 @@ class PartitionInfo:
 
     @property
     def form(self) -> Form:
-        """How the partition is written."""
+        """The syntax of the partition's name."""
         return Form(self.name, self.arguments, len(self.defaults))
 
     @property

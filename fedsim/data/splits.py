@@ -206,7 +206,7 @@ def _mix(rng: RandomState, alpha: float, n: int) -> list[float]:
 
 
 def _picked(mix: Sequence[float], still: Sequence[bool], draw: float) -> int:
-    """Of the entries that are `still` there, the one at `draw` in [0, 1) of their renormalised shares."""
+    """Draws one of the `still` available entries: the one at `draw` in [0, 1) of their normalised shares."""
     open_ = [i for i, there in enumerate(still) if there]
     target = draw * sum(mix[i] for i in open_)
     for i in open_:

@@ -34,7 +34,7 @@ MOST_LISTED = 100
 """Clients up to which metrics.jsonl has the scores of every one."""
 
 HISTOGRAM_BINS = 20
-"""Of equal width, over accuracies from 0 to 1; a bin has its lower edge, the last one both."""
+"""The number of bins of equal width from 0 to 1; a bin includes its lower edge, the last one both."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class ClientScores:
         return result
 
     def histogram(self) -> list[int]:
-        """How many clients have an accuracy in each of the HISTOGRAM_BINS."""
+        """The number of clients with an accuracy in each of the HISTOGRAM_BINS."""
         scores = np.clip(self.accuracy, 0, 1)  # a sum of shares may round to more than 1
         return [int(n) for n in np.histogram(scores, bins=HISTOGRAM_BINS, range=(0, 1))[0]]
 

@@ -1,4 +1,4 @@
-"""Which parameters are trained: the others never cross the wire; every process has them from its own files.
+"""Selects the trained parameters. The others are never sent; every process reads them from its own files.
 
 A frozen parameter is part of the model and not of the Layout. Its values come from where the model comes from
 (a seed, a user's file), so every process makes them itself; their digest, which a run's manifest has, says
@@ -73,7 +73,7 @@ def frozen_digest(module: nn.Module) -> str:
 
 
 def is_frozen(part: nn.Module) -> bool:
-    """Whether a module has parameters of its own, none of which is trained."""
+    """Return whether a module has parameters of its own, none of which is trained."""
     own = list(part.parameters(recurse=False))
     return bool(own) and not any(p.requires_grad for p in own)
 

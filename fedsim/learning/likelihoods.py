@@ -21,7 +21,7 @@ worker computes which part. Predictions that count as numbers of examples are wh
     gaussian      None                                        per example, 1/2 |y - f|^2
 
 All whose targets are classes have test_ece and test_brier, too (fedsim.learning.calibration): their tally
-goes on with a calibration tally. That of categorical goes on with a tally per class: the test examples of
+is followed by a calibration tally. That of categorical is followed by a tally per class: the test examples of
 each class, the correct ones among them and their summed nll, from which fedsim.learning.client_scores is.
 
 precision and micro_f1 are over all pairs. macro_f1 is the mean of F1 over all tags; a tag that neither

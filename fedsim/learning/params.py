@@ -22,7 +22,7 @@ from fedsim.seeds import seeded_torch
 
 @dataclass(frozen=True)
 class Slice:
-    """Where one named parameter lies in the flat vector."""
+    """The position of one named parameter in the flat vector."""
 
     name: str
     shape: tuple[int, ...]

@@ -28,7 +28,7 @@ def _nothing(*_: object) -> None:
 
 @dataclass
 class Recorder:
-    """How a device records. before: called before every repetition, as forward hooks are in other steps."""
+    """A device's way of recording. before: called before every repetition, like a forward hook."""
 
     record: Record
     before: Callable[..., None] = _nothing

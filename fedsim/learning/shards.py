@@ -25,7 +25,7 @@ from fedsim.learning.params import Net
 from fedsim.seeds import RandomStream
 
 SEQUENCES_AT_ONCE = 32
-"""Of the diagonal GGN: each has a softmax at every place."""
+"""Sequences per backward pass of the diagonal GGN; each has a softmax at every place."""
 
 
 def as_floats(rows: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
@@ -73,7 +73,7 @@ class Shard:
     scale: float
 
     exact: ClassVar[bool] = False
-    """Whether the loss has a minimiser in closed form."""
+    """True if the loss has a minimiser in closed form."""
 
     @property
     def size(self) -> int:
@@ -192,7 +192,7 @@ class QuadraticShard:
     size: int = 1
 
     exact: ClassVar[bool] = True
-    """Whether the loss has a minimiser in closed form."""
+    """True if the loss has a minimiser in closed form."""
 
     @property
     def like(self) -> Tensor:

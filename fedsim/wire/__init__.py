@@ -1,1 +1,1 @@
-"""What crosses the wire and what it costs: schemas, codecs, frames, states, the ledger."""
+"""Messages and their cost: schemas, codecs, envelopes, state files, the ledger."""

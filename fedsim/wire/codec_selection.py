@@ -1,4 +1,4 @@
-"""Which codec encodes which field of an algorithm's messages."""
+"""Selects the codec of each field of an algorithm's messages."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def unfit(
 
 
 def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
-    """Whether every message of an exchange that has `field` goes with a precision of all parameters."""
+    """Return whether every message of an exchange with `field` has a precision of all parameters."""
     messages = (exchange.down, exchange.up) if side == "up" else (exchange.down,)
     if field not in {f.name for f in all_fields(messages[-1])}:
         return True
@@ -112,7 +112,7 @@ def _has_scale(exchange: Exchange, side: str, field: str) -> bool:
 
 
 def _refers(exchange: Exchange, field: str, kind: FieldKind) -> bool:
-    """Whether every broadcast of an exchange that sends `field` up has one of the same name and shape."""
+    """Return whether the broadcast of each exchange that uploads `field` has it with the same shape."""
     if field not in {f.name for f in all_fields(exchange.up)}:
         return True
     down = {f.name: f for f in schema(exchange.down) if f.python is Tensor and not f.kind.elastic}

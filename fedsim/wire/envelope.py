@@ -102,7 +102,7 @@ def _as_tensor(value: Any, field: Field) -> Tensor:
 def field_spec(
     f: Field, shape: tuple[int, ...], dtype: str, layout: Layout | None, context: MessageContext = NOTHING
 ) -> Spec:
-    """What both sides know of a field: one over the parameters has the model's layers."""
+    """The spec of a field, which both sides know: a field over the parameters has the model's layers."""
     layers = layout if f.kind.dims == ("P",) else None
     stream = replace(context.stream, purpose=f"{context.stream.purpose} {f.name}") if context.stream else None
     known = Spec.of(shape, DTYPES[dtype], layers, positive=f.kind.positive)
@@ -114,7 +114,7 @@ def reference(selected: Codec, name: str, context: MessageContext) -> Tensor | N
 
 
 def scaled(codecs: Mapping[str, str]) -> bool:
-    """Whether a field's codec measures by a precision (MessageContext.scale)."""
+    """Return whether a field's codec measures by a precision (MessageContext.scale)."""
     return any(codec(name).scaled for name in codecs.values())
 
 
@@ -297,7 +297,7 @@ def decode_own(
     context: MessageContext = NOTHING,
     layout: Layout | None = None,
 ) -> M:
-    """What the other side will decode from a payload of ours: both sides compute from that."""
+    """The message as the other side decodes it; both sides compute with it."""
     envelope = Envelope(Header(VERSION, "own", "", fields=payload.fields), b"", payload.frames)
     return decode(message, envelope, codecs, dims, "own message", context, layout)
 

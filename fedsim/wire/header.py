@@ -63,7 +63,7 @@ class FieldHeader(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What an envelope concerns.
+    """The subject of an envelope.
 
     `base` is the version of the client's state that the task starts from, `micros` the time that the sender
     spent computing, `folds` the number of rounds that were folded so far, and `asked` the number of clients

@@ -177,8 +177,8 @@ class Ledger:
 
 
 def stream_bytes(envelope: Envelope) -> int:
-    """What an envelope puts on a stream without encryption, which is what the virtual clock counts: its time
-    must not depend on how this run is carried out."""
+    """The bytes of an envelope on a stream without encryption, which the virtual clock counts: its time
+    must not depend on the workers or the transport of the run."""
     return sum(envelope.sizes) + framing(envelope.sizes)
 
 

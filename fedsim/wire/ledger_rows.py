@@ -27,4 +27,4 @@ class Entry(NamedTuple):
 TREE_COLUMNS = Entry._fields
 """The columns of a run with edge servers."""
 COLUMNS = TREE_COLUMNS[:-1]
-"""Of any other."""
+"""The columns of any other run."""

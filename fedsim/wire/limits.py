@@ -1,4 +1,4 @@
-"""What a message costs beside what it could cost: bits on the wire, entropy of its integers, KL divergence.
+"""A message's cost and its limits: bits on the wire, entropy of its integers, KL divergence.
 
     bits       of a field's frames, per value
     entropy    zeroth-order, of the integers of an entropy-coded field, per value

@@ -1,4 +1,4 @@
-"""What both ends of a message have besides it: tensors that it may refer to, and a random stream.
+"""The context that both ends of a message share: reference tensors, and a random stream.
 
 An upload refers to the broadcast that it answers, as the client decoded it. A broadcast refers to the last
 one, if the client is known to have it (workers.coordinator.broadcasts). The precision by which a mean is
@@ -20,7 +20,7 @@ from fedsim.wire.schema import schema
 SCALES = ("precision", "curvature")
 """Fields whose values measure those of a scaled codec."""
 FLOOR = 1e-3
-"""Of a curvature, which may be 0: smaller values count as this fraction of its mean."""
+"""The floor of a curvature, which may be 0, as a fraction of its mean."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ NOTHING = MessageContext()
 
 
 def of_upload(down: object, stream: RandomStream | None = None, scaled: bool = True) -> MessageContext:
-    """What the ends of an upload have: the decoded broadcast that it answers, and the task's stream.
+    """The context of an upload: the decoded broadcast that it answers, and the task's stream.
 
     scaled: whether a codec may need the measure, which takes time and memory to check.
     """
@@ -48,7 +48,7 @@ def of_upload(down: object, stream: RandomStream | None = None, scaled: bool = T
 
 
 def of_broadcast(last: object | None, stream: RandomStream | None = None) -> MessageContext:
-    """What the ends of a broadcast have: the last broadcast as decoded, None if there is none."""
+    """The context of a broadcast: the last broadcast as decoded, None if there is none."""
     return MessageContext(last={} if last is None else _tensors(last), stream=stream)
 
 

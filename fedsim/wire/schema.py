@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FieldKind:
-    """What a field is, mathematically, and the shape it has by the names of Dims.
+    """The mathematical meaning of a field, and its shape by the names of Dims.
 
     unit: its values lie in [0, 1].
     elastic: the first size may be anything up to its Dims entry, which is a bound.
@@ -69,7 +69,7 @@ Delta = Annotated[Tensor, FieldKind("delta")]
 Gradient = Annotated[Tensor, FieldKind("gradient")]
 Curvature = Annotated[Tensor, FieldKind("curvature")]
 Probability = Annotated[Tensor, FieldKind("probability", unit=True)]
-"""Of every parameter's mask bit; a codec may send a sample in its place (fedsim.wire.codecs.masks)."""
+"""The probability of each parameter's mask bit; a codec may send samples (fedsim.wire.codecs.masks)."""
 Statistic = Annotated[Tensor, FieldKind("statistic")]
 FullPrecision = Annotated[Tensor, FieldKind("precision", (TRIANGLE,), positive=True)]
 """A symmetric positive definite matrix as its packed triangle (fedsim.learning.gaussian.packed)."""
@@ -112,7 +112,7 @@ class Field:
         return (len(self.members),) if self.members else tuple(dims[d] for d in self.kind.dims)
 
     def fits(self, shape: tuple[int, ...], dims: Dims) -> bool:
-        """Whether a tensor may have this shape."""
+        """Return whether a tensor may have this shape."""
         bound = self.shape(dims)
         if not self.kind.elastic:
             return shape == bound

@@ -20,7 +20,7 @@ from fedsim.wire.envelope import VERSION, Envelope, FieldHeader, Header, PartHea
 from fedsim.wire.schema import Dims, Field, optional_group, schema
 
 RUN_NAME = "0" * 16
-"""As long as a run's."""
+"""A stand-in with the length of a run's name."""
 
 
 @dataclass(frozen=True)

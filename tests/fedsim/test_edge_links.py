@@ -15,7 +15,7 @@ from fedsim.edge_links import EdgeLinks, Hops
 from fedsim.errors import UsageError
 from fedsim.round_events import TaskId
 from fedsim.tree import tree
-from fedsim.virtual_clock import Clock, ExchangeClock, Spent, clock, indices
+from fedsim.virtual_clock import Clock, ExchangeClock, ExchangeCost, clock, indices
 
 
 def created(link: str, spec: str = "2x2", compute: str = "1ms", deadline: str = "") -> Clock:
@@ -82,12 +82,12 @@ def test_sums_are_of_the_uploads_that_count() -> None:
         assert not exchange.late(TaskId(1, 1, k, 0), 700)
     for k in (0, 2, 3):
         exchange.counted(k)
-    assert exchange.close(1) == Spent(pytest.approx(0.001 + 2.0))
+    assert exchange.close(1) == ExchangeCost(pytest.approx(0.001 + 2.0))
     for k in (0, 1):  # a set-up: uploads are passed on as they are
         exchange.gave(k, 500)
         assert not exchange.late(TaskId(0, 1, k, 0), 700)
         exchange.counted(k)
-    assert exchange.close(0) == Spent(pytest.approx(0.001 + 1.4))
+    assert exchange.close(0) == ExchangeCost(pytest.approx(0.001 + 1.4))
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

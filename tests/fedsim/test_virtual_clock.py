@@ -14,7 +14,7 @@ from fedsim.client_devices import Computer, Devices, Link
 from fedsim.errors import DataError, UsageError
 from fedsim.round_events import TaskId
 from fedsim.seeds import RandomStream
-from fedsim.virtual_clock import BLOCK, Clock, ExchangeClock, Spent, clock, indices
+from fedsim.virtual_clock import BLOCK, Clock, ExchangeClock, ExchangeCost, clock, indices
 
 
 def created(link: str = "", compute: str = "", deadline: str = "", clients: int = 3, seed: int = 0) -> Clock:
@@ -96,12 +96,12 @@ def test_exchange_lasts_until_the_deadline_if_a_client_sends_nothing() -> None:
     for k in (0, 1):
         exchange.gave(k, 100)
     assert not exchange.late(TaskId(1, 1, 0, 0), 100)
-    assert exchange.close(1) == Spent(5.0)
+    assert exchange.close(1) == ExchangeCost(5.0)
     without = ExchangeClock(clock("", "1ms", "", clients=2, seed=0), (10, 10))
     for k in (0, 1):
         without.gave(k, 100)
     assert not without.late(TaskId(1, 1, 0, 0), 100)
-    assert without.close(1) == Spent(pytest.approx(0.01))
+    assert without.close(1) == ExchangeCost(pytest.approx(0.01))
     assert ExchangeClock(None, (10, 10)).close(1) is None
 
 

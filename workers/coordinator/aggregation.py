@@ -191,7 +191,7 @@ class AggregationThread:
         return Fold(algorithm.from_sums(server, down, sums, ctx), scalars.result())
 
     def _limits(self, envelope: Envelope, up: Any, down: Any, payload: Payload) -> dict[str, Any]:
-        """What the broadcast and this upload cost beside what they could cost; empty if that says nothing."""
+        """The cost and the limits of the broadcast and this upload; empty if they have none."""
         problem, h = self.problem, envelope.header
         exchange, layout, context = problem.exchange(h.round, h.exchange), problem.net.layout, of_upload(down)
         sent = limits.of_message(exchange.down, payload, layout)

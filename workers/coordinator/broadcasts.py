@@ -39,7 +39,7 @@ class ReplicaMap:
         self._held: dict[int, dict[int, set[int]]] = {}
 
     def lacks(self, worker: int, client: int, version: int) -> bool:
-        """Whether a worker needs a state; version 0 is client_init, which every worker can make."""
+        """Return whether a worker needs a state; version 0 is client_init, which every worker can make."""
         return bool(version) and version not in self._held.get(worker, {}).get(client, set())
 
     def has(self, worker: int, client: int, *versions: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from fedsim.learning.gaussian import Model
 from fedsim.round_events import Close, Command, Commit, Drop, Finish, Give, Open, Release, ScoreChunk
-from fedsim.virtual_clock import Spent
+from fedsim.virtual_clock import ExchangeCost
 from workers.coordinator.aggregation import AggregationThread, Fold
 from workers.coordinator.broadcasts import Dispatch
 from workers.coordinator.edge_servers import EdgeServers
@@ -15,17 +15,17 @@ from workers.storage.upload_spool import Spool
 
 
 class RoundRecords(Protocol):
-    """Records what is carried out.
+    """Records the commands that are executed.
 
     opened and committed also get what the exchange before, or the last one, took on the virtual clock; None
     without a clock.
     """
 
-    def opened(self, command: Open, spent: Spent | None) -> None: ...
+    def opened(self, command: Open, spent: ExchangeCost | None) -> None: ...
 
     def dropped(self, round: int, client: int) -> None: ...
 
-    def committed(self, command: Commit, server: Any, spent: Spent | None) -> None:
+    def committed(self, command: Commit, server: Any, spent: ExchangeCost | None) -> None:
         """The round is folded; the next one is not open yet."""
 
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:

@@ -38,7 +38,7 @@ DIRECTIONS = {
     **dict.fromkeys(("welcome", "stop", "refused", "rejoin"), ("down",)),
     **dict.fromkeys(("upload", "score", "draft", "absent", "hello", "ready", "failed"), ("up",)),
 }
-"""Of the envelopes between a worker and its edge server; handshakes and heartbeats go both ways."""
+"""The directions of an envelope between a worker and its edge server; other kinds go both ways."""
 NAMES = {
     "evaluate": ("mean", "precision", "triangle", "samples"),
     "score": ("score",),

@@ -71,12 +71,12 @@ class EdgeServers:
         self.residuals: dict[str, Mapping[str, int] | None] = {}
         """The kernel's count minus the ledger, of each that has sent its last account."""
         self._over = False
-        """Whether the last accounts were asked for."""
+        """True if the last accounts were asked for."""
         names = tree.names
         ledger.hops = {w: names[self.edge_of(w)] for w in range(workers + len(names))}
 
     def is_edge(self, worker: int) -> bool:
-        """Whether a number is that of an edge server."""
+        """Return whether a number is that of an edge server."""
         return worker >= self.workers
 
     def edge_of(self, worker: int) -> int:
@@ -90,21 +90,21 @@ class EdgeServers:
         return workers_behind(edge, self.workers, len(self.tree.names))
 
     def merges(self, round: int) -> bool:
-        """Whether sums come up in a round, and not uploads."""
+        """Return whether sums come up in a round, and not uploads."""
         return self.tree.merges and round > 0
 
     def admits(self, worker: int) -> bool:
-        """Note the hello of an edge server; whether a worker may come in, as only behind one that is here.
+        """Note the hello of an edge server; return whether a worker may join: its edge server must be here.
 
-        An edge server that was given up, and does not know it yet, still connects its workers. What they
-        upload there would be lost with what it has.
+        An edge server that was removed, but does not know it yet, still connects its workers. Their uploads
+        would be lost with it.
         """
         if self.is_edge(worker):
             self._here.add(self.edge_of(worker))
         return self.edge_of(worker) in self._here
 
     def starts(self, worker: int) -> bool:
-        """Whether a worker that is not ready could be on its way: its edge server is there.
+        """Return whether a worker that is not ready could be on its way: its edge server is there.
 
         An edge server is on its way until its hello; from then on silent() knows of it.
         """
@@ -313,5 +313,5 @@ class EdgeServers:
 
     @property
     def accounted(self) -> bool:
-        """Whether all have answered that."""
+        """True if all have answered that."""
         return len(self.residuals) == len(self.tree.names)

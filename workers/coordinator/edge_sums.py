@@ -53,7 +53,7 @@ def sums_size(problem: Problem, round: int, number: int, uploads: int, run: str 
 
 
 def summed(problem: Problem, command: Open, down: Any, ups: Iterable[tuple[int, Any]]) -> Payload:
-    """What an edge server sends for an exchange.
+    """An edge server's message for an exchange.
 
     Args:
         problem: The experiment.

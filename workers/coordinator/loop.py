@@ -1,4 +1,4 @@
-"""The coordinator: waits for workers, passes their envelopes on, and carries out the machine's commands.
+"""The coordinator: waits for workers, forwards their envelopes, and executes the machine's commands.
 
 Collaborators return events; they are handled here, in one place, after the collaborator has returned. The
 coordinator waits in Endpoint.wait, on sockets and process handles, with a deadline; the disk and the fold
@@ -37,8 +37,8 @@ from workers.transport.edge_addresses import address_file
 from workers.transport.endpoint import Incoming
 from workers.transport.eventfd import Wakeup
 
-SEE_OFF = 3.0
-"""Seconds in which remote workers end their connections once they were told that the run is over."""
+DRAIN_SECONDS = 3.0
+"""Seconds for remote workers to close their connections after the end of the run."""
 
 
 ACCOUNT = 60.0
@@ -60,7 +60,7 @@ class Outcome:
     seconds_rounds: tuple[float, ...]
     seconds_clients: float
     kernel_residual: Mapping[str, int] | None = None
-    """The kernel's count of the streams minus the ledger's, before the workers are told to stop."""
+    """The kernel's count of the streams minus the ledger's, before the workers get their stop."""
     edge_residuals: Mapping[str, Mapping[str, int] | None] = field(default_factory=dict)
     """The same of edge servers that are processes, by name."""
 
@@ -170,7 +170,7 @@ class Coordinator:
         farewell = messages.stop(self.dispatch.run, interrupted)
         self.dispatch.stop(self.members.size, farewell)
         if self.timeouts.remote:
-            self.endpoint.see_off(farewell, SEE_OFF)
+            self.endpoint.drain(farewell, DRAIN_SECONDS)
 
     def _run(self) -> Outcome:
         try:
@@ -259,7 +259,7 @@ class Coordinator:
         try:
             if incoming.hello is not None:
                 if self.dispatch.edges is not None and not self.dispatch.edges.admits(worker):
-                    self.members.turn_away(worker, "its edge server has ended")
+                    self.members.refuse(worker, "its edge server has ended")
                     return []
                 self.members.hello(worker, incoming.hello)
                 return []
@@ -296,7 +296,7 @@ class Coordinator:
                 self._carry_out(self.machine.handle(own))
 
     def _without_edges(self, event: Event) -> list[Event]:
-        """What an event means for the machine, which knows nothing of edge servers."""
+        """Translates an event for the round machine, which has no edge servers."""
         edges = self.dispatch.edges
         match event:
             case Joined(worker) if edges is not None and edges.is_edge(worker):

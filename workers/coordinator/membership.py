@@ -55,7 +55,7 @@ class WorkerCallbacks(Protocol):
 class Timeouts:
     """Limits in seconds.
 
-    join_within: until all workers have joined. lease: until a silent worker is given up. patience: until the
+    join_within: until all workers have joined. lease: until a silent worker is removed. patience: until the
     run stops because nothing has happened. remote: the workers are on other machines.
     """
 
@@ -80,7 +80,7 @@ class Workers:
 
 
 class Leases:
-    """When each worker that holds work was last heard of, as the coordinator knows it."""
+    """The time of the last sign of life of each worker that holds work."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self._clock = seconds, clock
@@ -111,7 +111,7 @@ class Leases:
 
 
 class Membership:
-    """Which workers take part. Methods return the events that follow, for the round machine.
+    """The workers that take part. Methods return the events that follow, for the round machine.
 
     begun: the first round is open; before, the machine is not informed of workers.
     """
@@ -134,9 +134,9 @@ class Membership:
         self._expected: set[int] = set()
         """Workers that were ended because their edge server has: their ends say nothing of their tasks."""
         self._task_failures: Counter[WorkItem | str] = Counter()
-        """How many workers have died, by what they were doing."""
+        """The number of workers that died, by their state."""
         self._join_until = math.inf
-        """When the run stops waiting for workers."""
+        """The time at which the run stops waiting for workers."""
 
     @property
     def size(self) -> int:
@@ -154,7 +154,7 @@ class Membership:
         """
         self._join_until, last_chance = self._clock() + self.timeouts.join_within, math.inf
         while self.registration.missing if all_of_them else self.size and not self.registration.ready:
-            if not (all_of_them and self.registration.hopeless()):
+            if not (all_of_them and self.registration.cannot_start()):
                 last_chance = math.inf
             elif last_chance == math.inf:
                 last_chance = self._clock() + REFUSED_GRACE
@@ -169,7 +169,7 @@ class Membership:
     def _incomplete(self) -> TaskError | AccessError:
         """Return the error of a run whose workers have not joined."""
         registration = self.registration
-        if registration.hopeless():
+        if registration.cannot_start():
             return AccessError(
                 f"{len(registration.ready)} of {self.size} workers can take part; refused: "
                 + "; ".join(dict.fromkeys(registration.refused))
@@ -194,7 +194,7 @@ class Membership:
         self.dispatch.send(worker, messages.welcome(self.dispatch.run, config))
         self.callbacks.joined(worker, hello)
 
-    def turn_away(self, worker: int, why: str) -> None:
+    def refuse(self, worker: int, why: str) -> None:
         """Refuse a worker that may come again, by another connection."""
         self.dispatch.send(worker, refusal(why))
         self.endpoint.dismiss(worker)
@@ -360,7 +360,7 @@ class Membership:
         return counts
 
     def _holds(self, worker: int, envelope: Envelope) -> bool:
-        """Whether a worker holds the task or chunk that its envelope names."""
+        """Return whether a worker holds the task or chunk that its envelope names."""
         h = envelope.header
         if h.client == NONE:
             return self.machine.holds(worker, ChunkId(h.round, h.exchange))

@@ -1,4 +1,4 @@
-"""Which workers are ready, what each is told when it joins, and whether it has what the run needs."""
+"""Registration: checks each worker that joins, and answers it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.protocol_messages import WorkerConfig, WorkerManifest
 class Registration:
     """The expected workers.
 
-    worker_config: what all workers are told; each also gets its index. manifest: what a worker must have.
+    worker_config: for all workers; each also gets its index. manifest: the values that a worker must have.
     workers: how many there should be, 0 in process. allow_drift: let workers in that compute other bits.
     """
 
@@ -27,17 +27,17 @@ class Registration:
         self.worker_config, self.manifest, self.workers = worker_config, manifest, workers
         self.allow_drift = allow_drift
         self.facts = dict(manifest.facts)
-        """What the bits depend on; what the coordinator does not know is that of the first worker."""
+        """The numerics of the run; the coordinator takes unknown values from the first worker."""
         self.places: dict[int, Place] = {}
-        """Where each worker is that has come."""
+        """The place of each registered worker."""
         self.ready: set[int] = set()
         self.setting_up: set[int] = set()
-        """Workers that were told what to set up, and have not answered yet."""
+        """Workers that are being set up, and have not answered yet."""
         self.refused: list[str] = []
         """Why workers could not take part, one reason each."""
 
-    def hopeless(self) -> bool:
-        """Whether as many workers as are missing could not take part, and no other one sets itself up."""
+    def cannot_start(self) -> bool:
+        """Return whether as many workers were refused as are missing, and no other one is being set up."""
         return bool(self.missing) and len(self.refused) >= len(self.missing) and not self.setting_up
 
     @property
@@ -46,7 +46,7 @@ class Registration:
         return sorted(set(range(self.workers)) - self.ready)
 
     def config_of(self, worker: int) -> WorkerConfig:
-        """Return what a worker is told when it joins; from now on it sets itself up."""
+        """Return the data for a worker that joins; it is being set up from now on."""
         self.setting_up.add(worker)
         return msgspec.structs.replace(self.worker_config, index=worker)
 

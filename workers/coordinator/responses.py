@@ -46,7 +46,7 @@ class ResponseFilter:
         self.epoch, self.machine = epoch, machine
         self.dropped: Counter[str] = Counter()
         self._sent_to: dict[int, set[tuple[int, WorkItem]]] = {}
-        """Which worker was given what in this start, by round."""
+        """The work sent to each worker in this start, by round."""
         self._answers: dict[int, dict[WorkItem, tuple[int, ...]]] = {}
         """The checksums of accepted uploads, by round."""
 
@@ -60,7 +60,7 @@ class ResponseFilter:
         self._sent_to[round].add((worker, piece))
 
     def accepts(self, worker: int, envelope: Envelope) -> bool:
-        """Whether a response counts; else it is a duplicate or stale, and dropped.
+        """Return whether a response counts; else it is a duplicate or stale, and dropped.
 
         Raises:
             ProtocolViolation: If the message breaks the protocol.
@@ -85,7 +85,7 @@ class ResponseFilter:
         return False
 
     def _had(self, worker: int, piece: WorkItem, round: int) -> bool:
-        """Whether a worker was given this; of rounds long ago it is not known, and assumed."""
+        """Return whether a worker was given this; of rounds long ago it is not known, and assumed."""
         if round in self._sent_to:
             return (worker, piece) in self._sent_to[round]
         return 0 <= round <= self.machine.round - REMEMBERED
@@ -125,7 +125,7 @@ class ResponseHandler:
         self.spool, self.journal, self.states = spool, journal, dispatch.states
         self.filter = ResponseFilter(dispatch.epoch, machine)
         self.seconds_clients = 0.0
-        """What workers have spent on accepted uploads."""
+        """The seconds that workers spent on accepted uploads."""
         self._retried: set[TaskId] = set()
         """Tasks of this exchange that are computed once more (bad_uploads = retry)."""
 

@@ -1,4 +1,4 @@
-"""What the coordinator writes down: journal, ledger rows, checkpoints, and the rounds' lines."""
+"""The coordinator's records: journal, ledger rows, checkpoints, and the rounds' lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fedsim.learning.gaussian import Model, Point
 from fedsim.problem import Problem
 from fedsim.round_events import Commit, Open, evaluates
-from fedsim.virtual_clock import Spent
+from fedsim.virtual_clock import ExchangeCost
 from fedsim.wire.ledger_rows import Entry
 from workers.coordinator.aggregation import Fold
 from workers.coordinator.broadcasts import Dispatch
@@ -36,7 +36,7 @@ class RecordCallbacks(Protocol):
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a run is kept.
+    """The files of a run.
 
     recovery: where an earlier start of the run has ended. keep: the folder of the message trace, if the run
     leaves one. experiment: the digest of the manifest's experiment.
@@ -100,7 +100,7 @@ class RunRecords:
         self.timeline.start()
         self.storage.journal.append("start", epoch=epoch)
 
-    def opened(self, command: Open, spent: Spent | None) -> None:
+    def opened(self, command: Open, spent: ExchangeCost | None) -> None:
         """Record that an exchange is opened; spent: of the one before, on the virtual clock."""
         if command.exchange == 1:
             record = self.round_log.open(command.round, command.participants)
@@ -121,7 +121,7 @@ class RunRecords:
         self.round_log[round].report(fold.scalars)
         self.round_log[round].limits = fold.limits
 
-    def committed(self, command: Commit, server: Any, spent: Spent | None) -> None:
+    def committed(self, command: Commit, server: Any, spent: ExchangeCost | None) -> None:
         """Record a round's numbers; spent: of its last exchange, on the virtual clock."""
         r, now = command.round, self._clock()
         record = self.round_log.open(r, command.participants)
@@ -173,7 +173,7 @@ class RunRecords:
         """Return the model to evaluate after a round."""
         return self.round_log[round].model
 
-    def _add_simulated(self, round: int, spent: Spent | None) -> None:
+    def _add_simulated(self, round: int, spent: ExchangeCost | None) -> None:
         record = self.round_log[round]
         if spent is None:
             return

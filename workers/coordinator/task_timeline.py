@@ -1,4 +1,4 @@
-"""When every task was given and answered, for a picture of which workers waited."""
+"""The times at which every task was sent and answered, for a timeline of the workers."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What an edge server does with envelopes: it passes them on, keeps uploads, and adds them up.
+"""An edge server forwards envelopes, keeps its clients' uploads, and adds them.
 
-A worker behind it has a connection of its own to the root, which the edge server holds in its name: so
-registration, leases, heartbeats and evaluation are those of any worker. Three things differ. The broadcast
-comes once for all its clients and is put behind every task here; an upload stays here, and only its header
-goes on; and once the root says which uploads count, their sum goes up in their place. With one edge server,
-and in a set-up, uploads are passed on as they are (fedsim.tree).
+The edge server holds one connection to the root for each of its workers, so registration, leases, heartbeats
+and evaluation are those of any worker. Three things differ. The root sends a broadcast once, and the edge
+server adds it to every task. It keeps uploads and forwards only their headers. Once the root has named the
+uploads that count, it sends their sum. With one edge server, and in a set-up, it forwards uploads unchanged
+(fedsim.tree).
 
-An edge server is a cache. It keeps no state of a client, and what it holds when it ends is computed again.
+An edge server is a cache. It keeps no client states, and its uploads are computed again if it ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from workers.transport.router import ZmqEndpoint
 
 HEARTBEAT = 1.0
 """Seconds between two signs of life towards the root."""
-SEE_OFF = 2.0
+DRAIN_SECONDS = 2.0
 """Seconds in which workers of other machines take leave. The root waits longer for this edge server."""
 AT_ONCE = 0.0
 
@@ -87,7 +87,7 @@ class EdgeServer:
         """The headers of uploads of this exchange, by (client, worker). There are several of a client if the
         root gave a worker up before it knew of its upload."""
         self._closed = False
-        """Whether the root has said which of them count."""
+        """True if the root has said which of them count."""
         self._unanswered, self._clock = unanswered, clock
         self._heartbeat = self._heard = clock()
 
@@ -147,7 +147,7 @@ class EdgeServer:
     # ---- workers that come and go
 
     def _joined(self, worker: int, hello: Hello) -> None:
-        """Connect to the root in a worker's name; the worker is told why if the root does not want it."""
+        """Connect to the root for a worker; if the root refuses the worker, pass it the reason."""
         self._hang_up(worker)
         try:
             # the listener knows who it is; what a hello says of its number is only said
@@ -300,10 +300,10 @@ class EdgeServer:
         self.root.send(edge_messages.account(self.run, round, exchange, rows, residual))
 
     def _stop(self, farewell: Envelope) -> Envelope:
-        """Workers may not have been told yet: their connections are others."""
+        """Workers may not know it yet, because they have other connections."""
         for worker in self._above:
             self._send(worker, farewell)
         for worker in list(self._above):
             self._hang_up(worker)
-        self.endpoint.see_off(farewell, SEE_OFF)
+        self.endpoint.drain(farewell, DRAIN_SECONDS)
         return farewell

@@ -123,7 +123,7 @@ class RemoteEdge:
             check_over(server.serve())
 
     def _described(self, problem: Problem, run: str) -> str:
-        """What this is, and how its workers join it."""
+        """Describes this edge server, and how its workers join it."""
         tree, c = problem.tree, self.credentials
         assert tree is not None  # the root has made these credentials from it
         return (

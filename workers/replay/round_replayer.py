@@ -19,7 +19,7 @@ from fedsim.problem import Problem
 from fedsim.round_events import Arrived, Commit, Folded, Joined, Open
 from fedsim.round_machine import RoundMachine
 from fedsim.tree import fold_order
-from fedsim.virtual_clock import Spent
+from fedsim.virtual_clock import ExchangeCost
 from fedsim.wire.envelope import Envelope
 from fedsim.wire.ledger import Ledger, stream_bytes
 from workers.coordinator import failures
@@ -133,13 +133,13 @@ class _Commits:
         taken, self._checkpoints = self._checkpoints, []
         return taken
 
-    def opened(self, command: Open, spent: Spent | None) -> None:
+    def opened(self, command: Open, spent: ExchangeCost | None) -> None:
         """Do nothing: a replay keeps no journal."""
 
     def dropped(self, round: int, client: int) -> None:
         """Do nothing."""
 
-    def committed(self, command: Commit, server: Any, spent: Spent | None) -> None:
+    def committed(self, command: Commit, server: Any, spent: ExchangeCost | None) -> None:
         """Do nothing until the round's files would be written."""
 
     def written(self, commit: Commit, server: Any, broadcast: tuple[Any, int]) -> None:

@@ -24,7 +24,7 @@ Digests = Mapping[tuple[int, int, int], Sequence[int]]
 
 
 def digests(journal: Sequence[Mapping[str, Any]]) -> Digests:
-    """Of a journal's records; of a task that was computed again after a resume, the last."""
+    """The digests of the journal's uploads; the last one if a task was computed again after a resume."""
     uploads = (r for r in journal if r["what"] == "upload")
     return {(r["round"], r["exchange"], r["client"]): r["xxh3"] for r in uploads}
 
@@ -45,7 +45,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Result:
-    """What a task gave: its upload, and the bytes of the client's next state."""
+    """A task's result: its upload, and the bytes of the client's next state."""
 
     upload: Envelope
     state: bytes
@@ -115,7 +115,7 @@ class TaskVerifier:
         return Result(upload, self._states.read(h.client, self.problem.version(h.round, h.exchange)))
 
     def _whats(self, h: Header, result: Result) -> Iterator[str]:
-        """What is not as the run has it."""
+        """The differences from the run."""
         recorded = self.recorded.get((h.round, h.exchange, h.client))
         if recorded is None:
             yield "the journal has no record of its upload"
@@ -145,7 +145,7 @@ class TaskVerifier:
 
 
 def _apart(one: Result, other: Result) -> Iterator[str]:
-    """What two computations of the same task do not have in common."""
+    """The differences between two computations of the same task."""
     for (name, here), (_, there) in zip(one.parts, other.parts, strict=False):
         if here != there:
             yield name

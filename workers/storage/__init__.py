@@ -1,1 +1,1 @@
-"""What a run leaves to go on from: states, checkpoints, journal, spool, message trace."""
+"""The files from which a run resumes: states, checkpoints, journal, spool, message trace."""

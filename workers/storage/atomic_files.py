@@ -102,7 +102,7 @@ def remove_temporaries(run: Path) -> None:
 
 
 ATTEMPTS, PAUSE = 5, 0.01
-"""How often a lock is tried again, and seconds between."""
+"""The number of attempts to take a lock, and the seconds between them."""
 
 
 class RunLock:
@@ -146,7 +146,7 @@ class RunLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process carries this run out now; False where that cannot be known."""
+    """Return whether a process carries this run out now; False where that cannot be known."""
     try:
         file = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

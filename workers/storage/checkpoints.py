@@ -66,7 +66,7 @@ class Checkpoint(Generic[Server]):
 
     @property
     def vouches(self) -> bool:
-        """Whether it has digests of the run's files; one that an earlier fedsim has written has none."""
+        """True if it has digests of the run's files; one that an earlier fedsim has written has none."""
         return bool(self.files) and all(file.sha256 for file in self.files)
 
     def load_state(self, states: ClientStates, client: int) -> Any:
@@ -80,7 +80,7 @@ class Checkpoint(Generic[Server]):
         return states.load(client, int(self.versions[client]), expected)
 
     def ends(self) -> dict[str, int]:
-        """Where each of the run's files ended, as far as it is recorded."""
+        """The recorded length of each of the run's files."""
         return {file.name: file.bytes for file in self.files}
 
 
@@ -131,13 +131,13 @@ class Checkpoints:
         yet."""
         self.folder, self.states, self._keep = folder, states, KEEP[durability]
         self._spares = durability != "power"
-        """Whether a client's file is kept to be written over even if not all clients take part."""
+        """True if a client's file is kept to be written over even if not all clients take part."""
         self._kept: deque[Written] = deque()
         self._to_write: queue.SimpleQueue[tuple[Written, Checkpoint[Any]] | None] = queue.SimpleQueue()
         self._writing = threading.Semaphore(1)
         self._syncer = Syncer(folder, beside) if durability == "power" else NoSyncer(folder, beside)
         self._checksums: Tensor | None = None
-        """Of the states that the last checkpoint names, (K,) int64."""
+        """The checksums of the states that the last checkpoint names, (K,) int64."""
         self._error: BaseException | None = None
         self._threads = (
             threading.Thread(target=self._write, name="checkpoints", daemon=True),
@@ -243,8 +243,10 @@ class Checkpoints:
         return self._checksums
 
     def _drop(self) -> None:
-        """What neither the last KEEP nor the newest durable one needs: a power cut may leave nothing newer.
-        Before one is durable, nothing."""
+        """Delete the files that neither the last KEEP checkpoints nor the newest durable one need.
+
+        A power cut may leave nothing newer than the durable one. Before one is durable, nothing is deleted.
+        """
         durable = self._syncer.durable
         dropped: list[Written] = []
         while durable and len(self._kept) > self._keep and self._kept[0].round < durable.needed:

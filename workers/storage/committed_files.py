@@ -1,4 +1,4 @@
-"""What a checkpoint says of the run's other files: for readers of a run, without torch."""
+"""A checkpoint's digests of the run's other files, for readers without torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.storage.growing_file import FileDigest
 
 @dataclass(frozen=True)
 class CommittedFiles:
-    """What a checkpoint says of the run's other files; see workers.storage.checkpoints.Checkpoint."""
+    """A checkpoint's digests of the run's other files; see workers.storage.checkpoints.Checkpoint."""
 
     round: int
     files: tuple[FileDigest, ...]

@@ -1,4 +1,4 @@
-"""What a run survives, and the fsyncs behind it, so that a power cut costs at most the rounds not yet synced.
+"""Durability: the fsyncs after which a power cut costs at most the rounds that are not yet synced.
 
 A file that has been renamed survives kill -9. What is sure after a power cut is only this: a file holds what
 it held at its last fsync, and a folder names what it named at its own; of everything since, any part may be
@@ -23,7 +23,7 @@ from fedsim.errors import DiskError
 from workers.storage.descriptors import patiently
 
 Durability = Literal["process", "power", "none"]
-"""What a committed round survives: the end of any process, however it ends; a power cut too; or the end of
+"""What a committed round survives: the end of any process; also a power cut; or only the end of
 workers only (workers.storage.memory_folder)."""
 LARGE_PARAMETERS = 4_000_000
 """From so many parameters on, the default is process: a state that a client keeps is 64 MB and more, and
@@ -49,7 +49,7 @@ class Written:
 
 
 def fsync(path: Path) -> None:
-    """Of a file what it holds, of a folder what it names."""
+    """Syncs a file's content, or a folder's entries."""
     handle = patiently(lambda: os.open(path, os.O_RDONLY))
     try:
         os.fsync(handle)

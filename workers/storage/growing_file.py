@@ -23,7 +23,7 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What a file holds from its beginning on.
+    """The content of a file from its start.
 
     Attributes:
         name: The file's name in the run folder.
@@ -38,7 +38,7 @@ class FileDigest:
     sha256: str
 
     def matches(self, path: Path) -> bool:
-        """Whether a file begins with these bytes; what comes after them does not matter.
+        """Return whether a file begins with these bytes; what comes after them does not matter.
 
         Raises:
             DiskError: if the file cannot be read.
@@ -118,7 +118,7 @@ class GrowingFile:
 
     @property
     def digest(self) -> FileDigest:
-        """What it holds now."""
+        """The content now."""
         return FileDigest(self.path.name, self._bytes, self._rows, self._hashed.hexdigest())
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ class Journal:
 
     @property
     def digest(self) -> FileDigest:
-        """What the journal holds now."""
+        """The journal's content now."""
         return self._file.digest
 
     def append(self, what: str, **label: Any) -> None:

@@ -72,7 +72,7 @@ def remove_left(memory: Path = MEMORY) -> None:
 
 
 def _begun(pid: int) -> str:
-    """When a process began, in ticks since the machine's start; '' if it is gone."""
+    """The start of a process, in ticks since the machine's start; '' if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

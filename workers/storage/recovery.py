@@ -1,7 +1,7 @@
-"""Where a run goes on after it was ended, however it was ended.
+"""Finds the round after which a run continues.
 
 The journal's record of a commit is written when the round's ledger rows are in the file, and the checkpoint
-after that record. The checkpoint has digests of what the files held then. A run goes on after the newest
+after that record. The checkpoint has digests of what the files held then. A run continues after the newest
 round whose checkpoint can be read and whose files still hold that. What comes after it is cut off and
 computed again, with the same bits: tasks are pure. Damaged lines of metrics.jsonl are computed again if the
 models are still there.
@@ -31,7 +31,7 @@ NOTHING = -1
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a resumed run starts from.
+    """The start of a resumed run.
 
     Attributes:
         epoch: How often the run has been started, this time included.
@@ -60,12 +60,12 @@ class Recovery:
 
     @property
     def ledger_bytes(self) -> int:
-        """Where ledger.csv ends; 0: nothing of it stays."""
+        """The length of ledger.csv that stays; 0: none."""
         return self.ends.get(LEDGER, 0)
 
 
 def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "") -> Recovery:
-    """Find the newest round from which a run can go on.
+    """Find the newest round after which a run can continue.
 
     Args:
         folder: The run folder.
@@ -122,7 +122,7 @@ def recover(folder: Path, problem: Problem, experiment: str = "", run: str = "")
 
 
 def _from_the_start(folder: Path, problem: Problem) -> bool:
-    """Whether a run may begin anew: it has no checkpoint, or none was cleared away, which happens only
+    """Return whether a run may begin anew: it has no checkpoint, or none was cleared away, which happens only
     after a later one was durable. So no more is lost than a power cut may take.
     """
     first = 0 if problem.algorithm.setup else 1
@@ -230,7 +230,7 @@ def _commits(folder: Path, checkpoint: Checkpoint[Any], problem: Problem) -> Map
 
 
 def _unvouched(folder: Path, checkpoint: Checkpoint[Any]) -> Iterator[str]:
-    """What is not known of the files that a run goes on with."""
+    """Names the files of a resumed run that no digest covers, one sentence each."""
     if not checkpoint.vouches:
         yield (
             f"the checkpoint of round {checkpoint.round} is of an earlier fedsim, which recorded no digests: "
@@ -253,7 +253,7 @@ def _check_states(checkpoint: Checkpoint[Any], states: ClientStates) -> None:
 
 
 def _sound(path: Path) -> int:
-    """How far a file of text goes. After a power cut it may have its length, and zeros for what was not
+    """The length of a text file up to its first zero byte. After a power cut, zeros stand where it was not
     synced."""
     at = 0
     if not path.exists():
@@ -267,7 +267,7 @@ def _sound(path: Path) -> int:
 
 
 def _sound_lines(folder: Path, kept: Iterable[Checkpoint[Any]]) -> dict[int, tuple[int, float | None]]:
-    """Of metrics.jsonl, where a line ends and its test accuracy, by round, as far as a checkpoint vouches.
+    """The end of each line of metrics.jsonl and its test accuracy, by round, up to the checkpoint's digest.
 
     If no checkpoint has digests, as far as they can be read.
 
@@ -295,7 +295,7 @@ def _unscored(
     kept: Mapping[int, Checkpoint[Any]],
     commits: Mapping[int, Any],
 ) -> Iterator[RoundRecord]:
-    """What is known of committed rounds that were not evaluated, with the models to evaluate.
+    """The records of committed rounds without evaluation, with the models to evaluate.
 
     Raises:
         WireError: if one is not known any more.

@@ -1,4 +1,4 @@
-"""What is known of one round: its line in metrics.jsonl, and its record in the journal."""
+"""The records of one round: its line in metrics.jsonl, and its entry in the journal."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class RoundRecord:
     joules: float | None = None
     """The energy of all clients in the round, if their devices state one."""
     staleness: tuple[int, ...] = ()
-    """Of an asynchronous run: how many steps the server has taken since the broadcast that each participant
+    """In an asynchronous run: the number of server steps since the broadcast that each participant
     answers."""
     limits: Mapping[str, Any] = field(default_factory=dict)
-    """What messages of the last exchange cost beside what they could cost (fedsim.wire.limits)."""
+    """The cost of the last exchange's messages and their limits (fedsim.wire.limits)."""
     seconds: float = 0.0
     seconds_clients: float = 0.0
     bytes_down: int = 0

@@ -26,7 +26,7 @@ MAGIC, EARLIER = b"FEDOWNER", b"FEDVERSN"
 _MARK = struct.Struct(">8sQQQQ")
 _EARLIER = struct.Struct(">8sQQ")
 _CHECKSUM = slice(8, 16)
-"""Of an encoded state: where its checksum is."""
+"""The position of the checksum in an encoded state."""
 ANY = 0
 """The version of a small state's mark."""
 

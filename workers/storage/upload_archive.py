@@ -17,7 +17,7 @@ from workers.storage.atomic_files import disk_errors, write_atomically
 
 
 def uploads_folder(run: Path) -> Path:
-    """Where a run keeps them."""
+    """The folder of a run's uploads."""
     return run / "uploads"
 
 

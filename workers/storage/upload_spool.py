@@ -11,7 +11,7 @@ from workers.storage.spill_file import Region, SpillFile
 from workers.storage.upload_archive import keep_upload
 
 MEMORY_BYTES = 64 * 2**20
-"""Of uploads that wait; one is kept in memory however large it is."""
+"""The memory for waiting uploads; one upload is kept in memory whatever its size."""
 
 
 class Spool:
@@ -53,7 +53,7 @@ class Spool:
             if self._file is None:
                 self._file = SpillFile(self.folder)
             file, region = self._file, self._file.reserve(size - len(envelope.head))
-        file.write(region, envelope.frames)  # takes long: the fold goes on meanwhile
+        file.write(region, envelope.frames)  # takes long; the fold runs at the same time
         with self._lock:
             self._spilled[client] = region
             self._envelopes[client] = Envelope(envelope.header, envelope.head, ()), worker

@@ -27,9 +27,9 @@ _EVENTS = (
     | zmq.EVENT_CLOSED
 )
 _ENDED = (zmq.EVENT_CLOSED, zmq.EVENT_DISCONNECTED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
-"""An attempt to connect was turned down, or its connection ended before the handshake was over."""
+"""An attempt to connect was refused, or its connection ended before the end of the handshake."""
 TURNED_DOWN = 5.0
-"""Seconds of attempts that were all turned down, after which a coordinator that was there has gone."""
+"""Seconds of refused attempts after which a coordinator that answered before is gone."""
 ATTEMPTS = 5
 """As many there are at least: where a network swallows everything, an attempt takes much longer."""
 

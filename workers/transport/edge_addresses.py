@@ -1,4 +1,4 @@
-"""Where edge servers listen, and which workers are behind which of them.
+"""The addresses of edge servers, and the workers of each.
 
 A file each in the run folder says where, because a port is known only once it is open.
 """
@@ -36,7 +36,7 @@ def workers_behind(edge: int, workers: int, edges: int) -> range:
 
 
 def address_file(run_dir: Path, edge: int) -> Path:
-    """Where edge server number `edge` of a run writes its address."""
+    """The file in which edge server number `edge` of a run writes its address."""
     return run_dir / FOLDER / f"{edge:03d}.json"
 
 

@@ -40,7 +40,7 @@ class EdgeCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     numerics: str = "native"
 
     def of_workers(self, url: str) -> JoinCredentials:
-        """What the workers behind this edge server join with, at its address.
+        """The join credentials of the workers behind this edge server, at its address.
 
         It is `lasting`: an edge server that has ended may come again with the same file.
         """
@@ -70,7 +70,7 @@ class EdgeCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def edge_join_file(run_dir: Path, edge: int) -> Path:
-    """Where the root writes the join file of edge server number `edge`."""
+    """The join file of edge server number `edge`, which the root writes."""
     return run_dir / FOLDER / f"join-{edge:03d}.json"
 
 

@@ -63,8 +63,8 @@ class Endpoint(ABC):
     def stop_accepting(self) -> None:
         """Stop listening: all workers have joined."""
 
-    def see_off(self, farewell: Envelope, seconds: float) -> None:
-        """Wait until workers that were told to stop have ended their connections, at most `seconds`.
+    def drain(self, farewell: Envelope, seconds: float) -> None:
+        """Wait until stopped workers have closed their connections, at most `seconds`.
 
         Whoever says hello meanwhile is answered with `farewell`. Does nothing where a worker's end is not
         known from its connection.

@@ -37,15 +37,17 @@ NOTES = 1 << 20
 
 @dataclass
 class _Account:
-    """Of a worker's connection. may_send: bytes on the stream, from its first on."""
+    """The account of a worker's connection. may_send: bytes on the stream from its start."""
 
     worker: int
     may_send: int
 
 
 class IngressLimiter:
-    """Of one port. greeting: bytes that a connection may send before its hello is accepted. ahead: by how
-    many a worker may be ahead of the coordinator then. revoked: workers that must not be here at the moment.
+    """The limits of one port.
+
+    greeting: bytes that a connection may send before its hello is accepted. ahead: bytes by which a worker
+    may then be ahead of the coordinator. revoked: workers that must not be connected at the moment.
     """
 
     def __init__(self, port: int, greeting: int, ahead: int, revoked: Callable[[], frozenset[int]]) -> None:

@@ -2,7 +2,7 @@
 
 Keys are CURVE keys in ZeroMQ's Z85 text, 40 characters. join.json holds secrets, so its mode is 0600, and
 every holder of the file can take part in the run; keys are never in argv and never in a log. revoked.json is
-written by `fedsim revoke` while a run goes on. The coordinator reads it at every handshake and, for open
+written by `fedsim revoke` during a run. The coordinator reads it at every handshake and, for open
 connections, a few times a second.
 """
 
@@ -128,7 +128,7 @@ def read_keys(path: Path, kind: type[K], format: int, what: str) -> K:
 
 
 def read_private(path: Path) -> bytes:
-    """What is in a file of secrets.
+    """The content of a file of secrets.
 
     A file of root's that another user reads through its group is a Secret that Kubernetes has mounted for
     that user (fsGroup): nobody else is in the container.

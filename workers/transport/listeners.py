@@ -1,4 +1,4 @@
-"""Where the coordinator listens, and how workers authenticate themselves there.
+"""The addresses at which the coordinator listens, and the authentication of workers.
 
 A private folder (ipc) and a port of this machine (tcp) are for workers that the run starts itself: they send
 the run's token. A CURVE listener is for remote workers, which need a key of its list. At every listener

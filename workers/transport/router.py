@@ -265,7 +265,7 @@ class ZmqEndpoint(Endpoint):
         down, up = (self.ledger.booked(direction) - self._refused[direction] for direction in ("down", "up"))
         return down, up
 
-    def see_off(self, farewell: Envelope, seconds: float) -> None:
+    def drain(self, farewell: Envelope, seconds: float) -> None:
         if self._monitor is None:
             return
         until = time.monotonic() + seconds

@@ -17,7 +17,7 @@ from workers.transport.join_credentials import FORMAT, JoinCredentials, KeyPair,
 
 KEYS_FORMAT = 1
 LONGEST_FRAME = 2**40
-"""Of what a coordinator may send to workers whose keys were made before its model was known. They hold its
+"""The largest frame from a coordinator whose model was unknown when the keys were created. Workers hold its
 public key, and trust it."""
 
 
@@ -50,7 +50,7 @@ class RunKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return result
 
     def join(self, run: str, numerics: str, url: str = "", max_frame: int = LONGEST_FRAME) -> JoinCredentials:
-        """What the workers of a run join with.
+        """The join credentials of a run's workers.
 
         Args:
             run: The run's name.

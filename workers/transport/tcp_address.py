@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9_])?\.?")
 
 @dataclass(frozen=True)
 class TcpAddress:
-    """Where a socket listens, or what it connects to.
+    """The address at which a socket listens, or to which it connects.
 
     Attributes:
         host: An IPv4 or IPv6 address, the name of a machine, or of an interface to listen at. An address of
@@ -69,7 +69,7 @@ class TcpAddress:
 
     @property
     def names_a_machine(self) -> bool:
-        """Whether the host is a name and no address."""
+        """True if the host is a name and no address."""
         return not _is_address(self.host)
 
     def resolved(self) -> list[tuple[socket.AddressFamily, str]]:

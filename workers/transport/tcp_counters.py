@@ -1,4 +1,4 @@
-"""What the kernel says of our TCP connections: an oracle for the ledger that knows nothing of ZeroMQ.
+"""The kernel's counters of our TCP connections: a check of the ledger that is independent of ZeroMQ.
 
 TCP_INFO's bytes_received counts what the stream has delivered in order, bytes_acked what the other side
 has confirmed; neither counts retransmissions, as bytes_sent does. An accepted connection counts exactly the
@@ -58,7 +58,7 @@ def descriptors() -> list[int]:
 
 
 def limit() -> int:
-    """How many descriptors this process may have."""
+    """The number of descriptors that this process may have."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 

@@ -1,4 +1,4 @@
-"""Who may connect at all: ZAP (https://rfc.zeromq.org/spec/27/), answered by a small thread.
+"""Decides who may connect: a small thread that answers ZAP (https://rfc.zeromq.org/spec/27/).
 
 Only a socket with a ZAP domain refuses peers of ZMTP 1 and 2 and random bytes; without one libzmq hands
 what they send to the application. Workers connect before the coordinator waits for them, so a thread

@@ -2,7 +2,7 @@
 
 A process that answers ZeroMQ's heartbeats may hang in its own loop, because ZeroMQ's I/O thread answers. So a
 worker sends heartbeats where it computes: before a forward pass of the network, at most once a second. A
-slow worker goes on sending them; one that hangs or is stopped does not, and its lease ends.
+slow worker keeps sending them; one that hangs or is stopped does not, and its lease ends.
 
 While a process sets itself up it computes nothing that calls it back, so a thread sends them. They say that
 the process is not stopped; a set-up that does not end is limited by --join-within.
@@ -49,7 +49,7 @@ class Heartbeat:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._current: list[Header] = []
-        """What is being computed, in the order of its beginnings."""
+        """The running computations, in the order of their starts."""
         self._due = 0.0
 
     def begin(self, of: Header) -> None:

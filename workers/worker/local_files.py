@@ -1,4 +1,4 @@
-"""Where a user's own files lie on a remote worker's machine.
+"""The paths of a user's own files on a remote worker's machine.
 
 The coordinator names them by their paths on its machine. A copy elsewhere is as good: the coordinator
 compares the digests of the bytes that were executed.
@@ -20,7 +20,7 @@ FIELDS = ("algo", "model", "dataset", "partition")
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """Where files lie here.
+    """The paths of files on this machine.
 
     choices: by field of the experiment. codecs: of codecs, known by their file names.
     """

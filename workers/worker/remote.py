@@ -218,7 +218,7 @@ def remote_worker(
         seat: The worker's number, None: a free one.
         url: The coordinator's address as seen from here, if it is not the file's.
         data_dir: The folder of the data files on this machine.
-        patience: Seconds after which a coordinator that does not answer is given up.
+        patience: Seconds to wait for a coordinator that does not answer.
         choices: Files of the algorithm, model, data set and partition on this machine.
         codecs: Files of codecs on this machine.
 

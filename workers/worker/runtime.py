@@ -32,7 +32,7 @@ class WorkerRuntime:
         self._model: tuple[int, Model] | None = None
         """The model to evaluate, and its round."""
         self._broadcasts: dict[int, Any] = {}
-        """Of the last rounds, as decoded, if broadcasts refer to the ones before them."""
+        """The decoded broadcasts of the last rounds, if broadcasts refer to earlier ones."""
 
     def handle(self, envelope: Envelope) -> Envelope | None:
         """Return the reply: upload, absent, score, or failed with the error and its task.

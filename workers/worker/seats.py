@@ -1,4 +1,4 @@
-"""Which of a run's workers a process is: its rank under the engine that has started it, or a free seat.
+"""Chooses a process's worker number: its rank under the engine that started it, or a free seat.
 
 A seat is the number of a worker, and has a key in the join file. `srun`, `mpirun`, `torchrun` and an Indexed
 Job of Kubernetes tell each process its rank, so they start unchanged workers. Without a rank, processes that
@@ -69,7 +69,7 @@ class SeatLocks:
                 self._lock(seat, fcntl.LOCK_UN)  # not reached for the seat that is taken
 
     def _lock(self, seat: int, how: int) -> bool:
-        """Whether no other process holds the seat."""
+        """Return whether no other process holds the seat."""
         if self._file is None:
             return True
         try:

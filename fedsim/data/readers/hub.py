@@ -137,12 +137,12 @@ class HubDataset:
 
     @property
     def name(self) -> str:
-        """What its folder of the cache begins with."""
+        """The prefix of its cache folder."""
         return f"hf-{self.folder.name}"
 
     @property
     def owner(self) -> str:
-        """How a message about the data begins."""
+        """The prefix of messages about the data."""
         return f"data set hf:{self.folder.name}"
 
     @property
@@ -273,7 +273,7 @@ def _there(name: str, root: Path | None, text: str) -> Path:
 
 
 def likelihood_of(targets: Array) -> str:
-    """What targets as read here are."""
+    """The likelihood that fits the targets."""
     if targets.dtype == np.float32:
         return "gaussian"
     return "categorical" if targets.ndim == 1 else "token_classes"

@@ -20,7 +20,7 @@ def titled(splits: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def place(title: str) -> Callable[[int], str]:
-    """How rows of a split are called."""
+    """The name of a split's rows in messages."""
     return lambda row: f"row {row} of {title} (counted from 0)"
 
 
@@ -120,5 +120,5 @@ def classes_by_place(splits: Sequence[Any], label: str, length: int, owner: str)
 
 
 def is_number(feature: Any) -> bool:
-    """Whether a column of the package has numbers, one a row or in arrays."""
+    """Return whether a column of the package has numbers, one a row or in arrays."""
     return str(getattr(feature, "dtype", "")).startswith(("int", "float", "uint", "bool"))

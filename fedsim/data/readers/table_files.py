@@ -79,7 +79,7 @@ class TableFile:
 
     @property
     def owner(self) -> str:
-        """How a message about the data begins."""
+        """The prefix of messages about the data."""
         return f"--dataset {self.path.name}"
 
     @property
@@ -89,7 +89,7 @@ class TableFile:
 
     @property
     def name(self) -> str:
-        """What its folder of the cache begins with."""
+        """The prefix of its cache folder."""
         return f"file-{self.path.name}"
 
     def files(self) -> tuple[Path, ...]:

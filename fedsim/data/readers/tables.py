@@ -274,7 +274,7 @@ def _refuse_spaces(names: Iterable[str], what: str) -> None:
 
 
 def _to_predict(values: Sequence[Array], classes: int, what: str) -> bool:
-    """Whether numbers are to be predicted, and not the numbers of classes.
+    """Return whether numbers are to be predicted, and not the numbers of classes.
 
     Raises:
         DataError: If numbers with a point are whole, and so may be either.
@@ -297,7 +297,7 @@ def _to_predict(values: Sequence[Array], classes: int, what: str) -> bool:
 
 
 def _check_classes(tables: Sequence[Table], name: str, values: Sequence[Array], classes: int) -> int:
-    """How many classes the whole numbers of a column stand for.
+    """The number of classes in a column of whole numbers.
 
     Raises:
         DataError: If they are none, or if a table has some that the first has not.

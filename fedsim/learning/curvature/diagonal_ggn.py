@@ -100,7 +100,7 @@ def diagonal_ggn(
 
 
 def contracts(module: nn.Module) -> bool:
-    """Whether every layer of the module has a rule here."""
+    """Return whether every layer of the module has a rule here."""
     try:
         check_layers(module)
     except UsageError:

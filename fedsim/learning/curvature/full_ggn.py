@@ -107,7 +107,7 @@ def _linear_head(module: nn.Module) -> tuple[nn.Module, nn.Linear] | None:
 
 
 def _is_linear(body: nn.Module, head: nn.Linear, module: nn.Module, x: Tensor) -> bool:
-    """Whether nothing but the head uses its parameters, and no hook changes what it computes."""
+    """Return whether nothing but the head uses its parameters, and no hook changes what it computes."""
     with torch.enable_grad():
         features: Tensor = body(x)
     if features.requires_grad:

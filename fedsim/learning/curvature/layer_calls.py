@@ -1,4 +1,4 @@
-"""Which calls of layers reach a network's outputs, and whether its parameters reach them in any other way.
+"""Finds the layer calls that reach a network's outputs, and parameters that reach them in another way.
 
 A contraction per layer is exact where every path from the outputs to a trained parameter leads through the
 output of one call of the parameter's own layer, and where the rows of that output belong to one example each.
@@ -258,7 +258,7 @@ def torch_func_errors(what: str) -> Iterator[None]:
 
 
 def _check_rows(logits: Tensor, calls: list[Call], layers: Mapping[nn.Module, str]) -> bool:
-    """Whether each example is seen to reach one row of the output of each call.
+    """Return whether each example is seen to reach one row of the output of each call.
 
     Raises:
         UsageError: if an example reaches two rows of one, or two examples the same row.

@@ -20,7 +20,7 @@ from fedsim.errors import UsageError
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """How one layer type turns output gradients d (n, ...) into summed squared gradients.
+    """The rule by which a layer type turns output gradients d (n, ...) into summed squared gradients.
 
     `prepare(module, input)` gives what does not depend on the column;
     `squares(prepared, d, weight)` gives the part of the weight, in any shape with its number of

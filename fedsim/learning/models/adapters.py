@@ -106,5 +106,5 @@ def add_lora(module: nn.Module, lora: Lora, missing: Collection[str] | None, own
 
 
 def _ends(name: str, text: str, inside: bool = False) -> bool:
-    """Whether a module's name ends with the text at a dot; `inside`: or one that contains it does."""
+    """Return whether a module's name ends with the text at a dot; `inside`: or one that contains it does."""
     return f".{name}".endswith(f".{text}") or (inside and f".{text}." in f".{name}.")

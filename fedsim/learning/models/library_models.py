@@ -77,7 +77,7 @@ def library_model(
 
 @contextmanager
 def _complaints(owner: str) -> Iterator[None]:
-    """What a library says of a wrong name, keyword or file, as an error of the user's."""
+    """Turns a library's exception for a wrong name, keyword or file into a user's error."""
     try:
         yield
     except FedsimError:

@@ -31,7 +31,7 @@ def decayed(lr: float, decay: float, round: int) -> float:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains. Adam has default betas and eps, as in the papers' released code.
+    """Settings of local training. Adam has default betas and eps, as in the papers' released code.
 
     optimiser 'exact' is for clients whose loss is quadratic: the minimiser in closed form.
     carry: Adam's moments and step count live with the client over rounds (released code, needed for

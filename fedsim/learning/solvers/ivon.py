@@ -34,7 +34,7 @@ from fedsim.seeds import RandomStream
 
 @dataclass(frozen=True)
 class IvonTraining:
-    """How a client runs IVON. The released configurations differ in lr, h0 and beta2; the defaults here
+    """Settings of IVON. The released configurations differ in lr, h0 and beta2; the defaults here
     are for the main job's small network.
 
     lr: a step is lr times the natural gradient, which is in units of the weights: 1 is a Newton step.
@@ -60,7 +60,7 @@ class IvonTraining:
     beta2: Annotated[float, Meta(ge=0, lt=1, description="average of curvatures: share of the old")] = 0.999
     samples: Annotated[int, Meta(ge=1, description="draws of the weights per step")] = 1
     carry: Annotated[
-        bool, Meta(description="momentum and step count go on from the client's last task; false: from zero")
+        bool, Meta(description="momentum and step count continue from the client's last task; false: from zero")
     ] = True
     cosine_rounds: Annotated[
         int,

@@ -26,7 +26,7 @@ from fedsim.seeds import RandomStream
 
 @dataclass(frozen=True)
 class MaskTraining:
-    """How a client trains its scores; the learning rate in round r is lr * decay^(r-1)."""
+    """Settings of a client's training of scores; the learning rate in round r is lr * decay^(r-1)."""
 
     epochs: Epochs = 5
     batch_size: BatchSize = 32

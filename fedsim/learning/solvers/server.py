@@ -1,4 +1,4 @@
-"""What a server does with an averaged client delta, taken as a gradient (arXiv:2003.00295: Reddi et
+"""Server optimisers: they take the averaged client delta as a gradient (arXiv:2003.00295: Reddi et
 al. 2021, Algorithm 2).
 
     sgd      m <- beta m + Delta                     w <- w - lr m

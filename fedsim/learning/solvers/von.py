@@ -42,7 +42,7 @@ MOVES = 20
 
 @dataclass(frozen=True)
 class VonTraining:
-    """How a client finds its Gaussian.
+    """Settings of VON, which finds a client's Gaussian.
 
     steps: most updates of the precision; fewer at stationarity. samples: weights at which expectations
     are taken, in antithetic pairs m +- S^-1/2 eps; 1: the mean itself (delta method). lr: first trial

@@ -50,11 +50,11 @@ class CodecFamily:
     samples: bool = False
     """The bits may be followed by xN, a number of samples."""
     flags: tuple[str, ...] = ()
-    """What may stand behind it, +FLAG each."""
+    """The flags that may follow it, as +FLAG."""
 
     @property
     def form(self) -> Form:
-        """How the codec is written."""
+        """The syntax of the codec's name."""
         if self.step:
             what = f"the step {self.step}, a positive number, such as {self.name}:0.25"
             if self.flags:
@@ -78,7 +78,7 @@ class CodecFamily:
 
 
 LARGEST_STEP = 16.0
-"""Of sigma and ratio: nothing is left of a posterior long before."""
+"""The largest step of sigma and ratio; far smaller ones already destroy a posterior."""
 _KEEPS = "per layer the largest fraction p and the mean of the rest"
 _SIGNS = "precision and curvature only"
 

@@ -135,7 +135,7 @@ class Codec:
         return tuple((b.layer, b.most) for b in self.bounds(Spec.of((count,), dtype)))
 
     def numbers(self, spec: Spec) -> int:
-        """How many values a tensor's encoding has."""
+        """The number of values in a tensor's encoding."""
         return sum(self.kept(s.size) if self.kept else s.size for s in spec.layout.slices)
 
     def _checked(self, ref: Tensor | None, spec: Spec) -> Tensor | None:

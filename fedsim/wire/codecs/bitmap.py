@@ -132,7 +132,7 @@ def _bits(mask: Array) -> Part:
 
 
 def _mask(part: memoryview, spec: Spec, p: float) -> Array:
-    """Which entries are kept (P,).
+    """A mask of the kept entries (P,).
 
     Raises:
         WireError: unless they are as many per layer as p says.

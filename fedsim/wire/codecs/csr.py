@@ -83,7 +83,7 @@ def csr(p: float) -> Codec:
 
 
 def kept_of(size: int, p: float) -> int:
-    """How many entries of a layer are kept."""
+    """The number of kept entries in a layer."""
     return min(size, max(1, round(p * size)))
 
 
@@ -93,12 +93,12 @@ def keeps(p: float) -> Callable[[int], int]:
 
 
 def all_kept(spec: Spec, p: float) -> int:
-    """How many entries of a tensor are kept."""
+    """The number of kept entries in a tensor."""
     return sum(kept_of(s.size, p) for s in spec.layout.slices)
 
 
 def assign_devices(s: Slice) -> slice:
-    """Where a layer lies in the flat tensor."""
+    """The slice of a layer in the flat tensor."""
     return slice(s.offset, s.offset + s.size)
 
 
@@ -107,7 +107,7 @@ def finite(values: Array) -> bool:
 
 
 def largest(values: Array, spec: Spec, p: float) -> Array:
-    """Which entries (P,) are the largest of their layer; of equal ones the first, on any machine."""
+    """A mask (P,) of the largest entries of each layer; ties go to the first, on any machine."""
     mask = np.zeros(spec.count, dtype=bool)
     for s in spec.layout.slices:
         kept = kept_of(s.size, p)

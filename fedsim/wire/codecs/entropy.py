@@ -131,7 +131,7 @@ def layers_entropy(data: memoryview, spec: Spec) -> float:
 
 
 def _buckets_of(s: int) -> int:
-    """How many buckets there are."""
+    """The number of buckets."""
     return int(2**s) + 4 * (BITS - s)
 
 
@@ -210,7 +210,7 @@ def _as_bytes(counts: Array) -> Array:
 
 
 def _frequencies(table: Array) -> Array:
-    """What the bytes of a table stand for: 0 to 7, then eight of every octave."""
+    """The values of a table's bytes: 0 to 7, then eight per octave."""
     wide = table.astype(np.int64)
     return np.where(wide < 8, wide, (8 + wide % 8) << np.minimum(np.maximum(wide // 8 - 1, 0), 50))
 

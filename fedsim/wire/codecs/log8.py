@@ -70,7 +70,7 @@ def _step(lo: float, hi: float, first: int) -> float:
 
 
 def _levels(lo: float, hi: float) -> Array:
-    """What the 256 bytes of a layer stand for, float32."""
+    """The float32 values of the 256 bytes in a layer."""
     if not (math.isfinite(lo) and math.isfinite(hi) and abs(lo) <= hi):
         raise WireError(f"a logarithmic range from {abs(lo):g} to {hi:g}")
     out = np.zeros(256, dtype=np.float32)

@@ -49,7 +49,7 @@ WHY = "this codec is for probabilities of masks"
 FEW = 64
 """Bytes that a layer may have, however few values it has."""
 BINS = 16
-"""Of the broadcast's p: bernoulli has a table of frequencies for each."""
+"""The number of intervals of the broadcast's p; bernoulli has a table of frequencies for each."""
 FEWEST, MOST = 3, 12
 """Bits of a block of mrc."""
 SAMPLES = 64
@@ -65,7 +65,7 @@ HEAD = struct.Struct("<I")
 """B of a layer."""
 UNIT = 1 << 16
 INDICES = 1 << 16
-"""That are packed or unpacked at once, a multiple of 8: so the memory for their bits is bounded."""
+"""Values that are packed or unpacked at once, a multiple of 8; this bounds the memory of their bits."""
 
 
 def bernoulli() -> Codec:
@@ -273,7 +273,7 @@ def _best(
     starts: Array,
     draws: np.random.Generator,
 ) -> Array:
-    """Of every block, a candidate's number, drawn in proportion to q(c) / p(c) by the Gumbel trick."""
+    """The number of a candidate in every block, drawn in proportion to q(c) / p(c) by the Gumbel trick."""
     best = np.full(len(starts), -math.inf)
     index = np.zeros(len(starts), dtype=np.int64)
     for candidate in range(2**b if size else 0):

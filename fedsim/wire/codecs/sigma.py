@@ -48,10 +48,10 @@ _LOGARITHMS = 104.0
 
 AUTO = "auto"
 SHARE = 0.1
-"""Of sigma:auto: the rounding's root mean square over that of the message's own change."""
+"""The rounding's root mean square in sigma:auto, relative to that of the message's own change."""
 STEP = struct.Struct("<f")
 LEAST_STEP, MOST_STEP = 1e-9, 16.0
-"""Of sigma:auto."""
+"""The limits of the step in sigma:auto."""
 FEW = 64
 """Bytes that a layer may have, however few values it has."""
 
@@ -110,7 +110,7 @@ def _step(c: float, spec: Spec) -> Array:
 
 
 def _noise(dither: bool, spec: Spec) -> Array | float:
-    """Of a dithered mean, uniform on [-1/2, 1/2) and the same for both ends; else 0."""
+    """The dither of a mean, uniform on [-1/2, 1/2) and equal at both ends; 0 without dither."""
     if not dither:
         return 0.0
     if spec.stream is None:
@@ -195,7 +195,7 @@ def _level(e: float, k: int) -> float:
 
 
 def _base(spec: Spec, ref: Tensor | None) -> Array:
-    """What precisions are compared with: the reference where it is positive and finite, else 1."""
+    """The reference of a precision where it is positive and finite, else 1."""
     if ref is None:
         return np.ones(spec.count)
     base = flat32(ref).astype(np.float64)

@@ -18,7 +18,7 @@ from fedsim.wire.codecs.base import Bound, Codec, Part, Spec, flat32, tensor_of
 
 
 def available() -> bool:
-    """Whether the package is here."""
+    """Return whether the package is here."""
     return find_spec("pysz") is not None
 
 

@@ -21,9 +21,9 @@ from fedsim.wire.codecs.base import ONE_SIGN, Codec, Part, Spec
 
 OPTION = "--codec"
 LONGEST_NAME = 64
-"""Of a codec in a message's header (fedsim.wire.envelope)."""
+"""The length of the longest name of a codec in a message's header (fedsim.wire.envelope)."""
 DIGITS = 8
-"""Of a file's sha256, in the name of its codec."""
+"""The number of digits of a file's sha256 in the name of its codec."""
 _loaded: dict[str, Codec] = {}
 """By name on the wire."""
 
