@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.hyperparameters import PriorPrecision, Tempering
-from fedsim.learning.blocks import add_by_blocks
+from fedsim.learning.blocks import accumulating
 from fedsim.learning.gaussian import Gaussian, Point
 from fedsim.learning.solvers.ivon_opt import IvonMoments, IvonTraining, ivon_opt
 from fedsim.wire.schema import Count, Curvature, Mean, Scalar, Sum
@@ -121,10 +121,12 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
         return Client(fit.carried), Up(q.mean, q.curvature.clamp(min=0), fit.loss)
 
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
-        totals = (sums.curvature, sums.weighted, sums.mean)
-        for total, x in zip(totals, self.terms(up), strict=True):
-            add_by_blocks(total, x, ctx.sizes[k])
+        totals = self.summed((sums.curvature, sums.weighted, sums.mean), up, weight=ctx.sizes[k])
         return Sums(*totals, sums.weight + ctx.sizes[k])
+
+    @accumulating
+    def summed(self, totals: tuple[Tensor, ...], up: Up, *, weight: int) -> tuple[Tensor, ...]:
+        return tuple(t.add(x, alpha=weight) for t, x in zip(totals, self.terms(up), strict=True))
 
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         h, hm, plain = (total / sums.weight for total in (sums.curvature, sums.weighted, sums.mean))

@@ -29,9 +29,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from torch import Tensor
+
 from fedsim.algorithm import Algorithm, AnyShard, Context, Task
 from fedsim.errors import UsageError
-from fedsim.learning.blocks import add_by_blocks
+from fedsim.learning.blocks import accumulating
 from fedsim.learning.gaussian import Point
 from fedsim.learning.solvers.first_order import LocalTraining, minimise
 from fedsim.wire.schema import Count, Delta, FieldKind, Scalar, Sum
@@ -98,8 +100,13 @@ class FedNova(Algorithm[Server, Client, Down, Up]):
 
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
         weight = ctx.sizes[k]
-        add_by_blocks(sums.direction, up.delta.double() / up.effective_steps, weight)
-        return Sums(sums.direction, sums.effective_steps + weight * up.effective_steps, sums.weight + weight)
+        direction = self.summed(sums.direction, up, weight=weight)
+        return Sums(direction, sums.effective_steps + weight * up.effective_steps, sums.weight + weight)
+
+    @accumulating
+    def summed(self, direction: Tensor, up: Up, *, weight: int) -> Tensor:
+        """sum N_k Delta_k / a_k with one more client, (P,) float64."""
+        return direction.add(up.delta.double() / up.effective_steps, alpha=weight)
 
     def from_sums(self, server: Server, down: Down, sums: Sums, ctx: Context) -> Server:
         direction, tau = sums.direction / sums.weight, sums.effective_steps / sums.weight

@@ -27,6 +27,8 @@ from fedsim.wire.schema import map_tensors, tensors_of
 
 BLOCK = 65_536
 """Entries of a block: 512 KiB in float64."""
+CACHED = 4
+"""Blocks that the cache holds: a vector of so many is cheaper as a whole."""
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,14 +67,14 @@ def by_blocks(formula: Callable[..., T], *values: Any, out: T | None = None) -> 
         formula: Elementwise in all vectors (P,) of its arguments: it gives a tensor (P,), or a dataclass of
             such tensors and of numbers that do not depend on the block.
         values: Tensors and (nested) dataclasses of tensors. Vectors (P,) are cut; tensors without dimensions
-            are passed as they are. With a matrix among them, with short vectors, or on a GPU the formula is
-            called once, with everything.
+            are passed as they are. With a matrix among them, with vectors that the cache holds, or on a GPU
+            the formula is called once, with everything.
         out: Where the result may be written, which can be one of `values`: a sum of this caller's own, or
             what its owner gave up (fedsim.learning.ownership).
     """
     tensors = [t for value in values for t in tensors_of(value)]
     size = max((t.numel() for t in tensors), default=0)
-    if size <= BLOCK or not all(_can_be_cut(t, size) for t in tensors):
+    if size <= CACHED * BLOCK or not all(_can_be_cut(t, size) for t in tensors):
         return formula(*values)
     whole: list[Tensor] = []
     result: Any = None

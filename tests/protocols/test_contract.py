@@ -7,9 +7,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedsim.algorithm import Algorithm, At, Exchange
+from fedsim.algorithm import Algorithm, At, Context, Exchange
 from fedsim.errors import UsageError
+from fedsim.learning import blocks
 from fedsim.learning.gaussian import Gaussian
+from fedsim.learning.ownership import spent
+from fedsim.learning.params import Layout
+from fedsim.seeds import RandomStream
 from fedsim.wire.schema import schema
 from protocols._dual_rule import MeanFactor
 from protocols.bayes_admm import BayesADMM
@@ -32,6 +36,24 @@ def test_the_message_of_sums_follows_from_what_add_returns() -> None:
     assert message.sums is Sums
     assert tensor.sums is not None
     assert [(f.name, f.kind.dtype) for f in schema(tensor.sums)] == [("dual", "f64")]
+
+
+def test_sums_are_written_over_while_uploads_are_added_and_are_the_servers_alone_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 7)
+    algorithm, ctx = (
+        FedLap(rho=0.5),
+        Context(torch.zeros(50), Layout(()), (1, 1), 1, 1, RandomStream(0, "fold", 1)),
+    )
+    server, down = algorithm.server_init(ctx), Down(torch.zeros(50))
+    sums = algorithm.sums(server, down, ctx)
+    assert sums is not server.dual
+    after = algorithm.added(sums, down, iter([(k, Up(torch.ones(50), 0.0)) for k in (0, 1)]), ctx)
+    assert after is sums
+    assert torch.equal(after, torch.ones(50, dtype=torch.float64))
+    assert spent(after) is None
+    assert not server.dual.any()
 
 
 def test_sums_without_a_message_need_a_field_of_the_server() -> None:

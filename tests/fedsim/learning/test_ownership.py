@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedsim.learning import blocks
-from fedsim.learning.blocks import by_blocks
-from fedsim.learning.ownership import give_up, owned, spent
+from fedsim.learning.blocks import accumulating, by_blocks
+from fedsim.learning.ownership import give_up, keep, owned, spent
 from fedsim.learning.solvers.first_order import LocalTraining, Moments, stepper
 
 
@@ -46,6 +46,47 @@ def test_adam_takes_moments_that_are_given_up_and_copies_others() -> None:
     assert torch.equal(kept.first, torch.ones(3))
     after = steps[1].moments()
     assert after is not None and after.first is mine.first and not torch.equal(mine.first, torch.ones(3))
+
+
+def test_what_is_kept_again_is_not_spent() -> None:
+    value = give_up(pair(), above=0)
+    keep(value)
+    assert spent(value) is None
+
+
+@pytest.mark.parametrize(("size", "parts"), [(28, [28]), (29, [7, 7, 7, 7, 1])])
+def test_a_vector_is_cut_where_the_cache_does_not_hold_it(
+    size: int, parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 7)
+    seen = []
+
+    def formula(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return x + 1
+
+    assert torch.equal(by_blocks(formula, torch.zeros(size)), torch.ones(size))
+    assert seen == parts
+
+
+@dataclass(frozen=True)
+class Stepper:
+    scale: float
+
+    @accumulating
+    def step(self, total: Tensor, x: Tensor, *, factor: float) -> Tensor:
+        return total + self.scale * factor * x
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_sum_is_written_over_where_its_owner_gave_it_up(
+    gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 7)
+    total = give_up(torch.arange(100.0), above=0 if gone else 1 << 20)
+    result = Stepper(2.0).step(total, torch.ones(100), factor=3.0)
+    assert torch.equal(result, torch.arange(100.0) + 6)
+    assert (result is total) == gone
 
 
 @pytest.mark.parametrize("gone", [False, True])
