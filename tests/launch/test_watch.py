@@ -18,6 +18,7 @@ import pytest
 
 from launch.commands import watch as module
 from launch.commands.watch import GRACE, follow
+from launch.runs.folder import RunFolder
 from tests.support.commands import DEADLINE, Command, fedsim, start
 from tests.support.kept_runs import command, files, kept_run
 from workers.storage.atomic_files import RunLock
@@ -114,6 +115,32 @@ def test_a_run_whose_coordinator_was_killed_is_said_to_be_killed(going: tuple[Pa
     watching.wait_for("round      2/")
     launched.kill()
     assert f"fedsim resume {folder} goes on" in watching.rest(code=137)
+
+
+def test_a_run_without_workers_that_was_killed_is_killed(tmp_path: Path) -> None:
+    """It has no processes.json, and nothing but its lock says that it is gone."""
+    folder = tmp_path / "run"
+    of = ("--algo", "fedavg", "--model", "logistic", "--clients", "2", "--rounds", "100000")
+    launched = start("launch", *of, "--workers", "0", "--out", str(folder))
+    launched.wait_for("round      1/")
+    assert RunFolder(folder).status == "running"
+    watching = start("watch", str(folder), "--interval", "0.1")
+    watching.wait_for("round      2/")
+    launched.kill()
+    assert f"fedsim resume {folder} goes on" in watching.rest(code=137)
+    assert RunFolder(folder).status == "killed"
+
+
+def test_the_runs_of_a_sweep_that_was_killed_are_killed(tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    of = ("--over", "algo=fedavg,fedprox", "--model", "logistic", "--clients", "2", "--rounds", "100000")
+    sweep = start("sweep", *of, "--runs", str(pool), "--jobs", "2")
+    until = time.monotonic() + DEADLINE
+    while len(list(pool.glob("*/metrics.jsonl"))) < 2 and time.monotonic() < until:
+        sweep.listen(0.1)
+    watching = start("watch", str(pool), "--interval", "0.1")
+    sweep.kill()
+    assert watching.rest(code=137).count("killed after") == 2
 
 
 def test_a_terminal_has_a_line_that_is_replaced_and_the_cursor_again_after_it(run: Path) -> None:
