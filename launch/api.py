@@ -631,7 +631,12 @@ def _with_defaults(function: Callable[..., Any]) -> inspect.Signature:
     known |= {"hyperparameters": None, "codecs": None, "workers": 0, "data_dir": None, "out": None}
     types = {**ExperimentOptions.__annotations__, **Options.__annotations__}
     more = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=known[name], annotation=hint)
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=known[name],
+            annotation=getattr(hint, "__forward_arg__", hint),
+        )
         for name, hint in types.items()
     ]
     return inspect.Signature([*own, *more], return_annotation=function.__annotations__["return"])
