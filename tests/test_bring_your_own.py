@@ -118,7 +118,7 @@ def test_a_users_algorithm_passes_the_battery(name: str, folder: Path) -> None:
 @pytest.mark.slow
 def test_a_dual_step_that_forgets_decay_fails_the_battery(folder: Path) -> None:
     """The guide's SCAFFOLD once divided by lr in every round, where local training uses lr decay^(r-1)."""
-    old = FILES["mine.py"].replace("self.local.in_round(round).lr", "self.local.lr")
+    old = FILES["mine.py"].replace("self.local.in_round(at.round).lr", "self.local.lr")
     assert old != FILES["mine.py"]
     (folder / "old.py").write_text(old, encoding="utf-8")
     done = battery(f"{folder}/old.py:Scaffold", "-k", "decay")

@@ -74,6 +74,19 @@ def test_an_algorithm_imports_no_other_algorithm(path: Path) -> None:
     assert not [m for m in others if m.startswith("protocols.") and not m.startswith("protocols._")]
 
 
+MEMORY_AND_SUMS = {"by_blocks", "partial", "spent", "owned", "give_up", "no_sums", "merged", "added"}
+"""Names that belong in fedsim/learning/blocks.py, fedsim/algorithm.py and protocols/_site_algorithm.py."""
+
+
+@pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
+def test_an_algorithm_states_formulas_and_neither_memory_nor_sums(path: Path) -> None:
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    imported = {alias.name for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names}
+    methods = {n.name for n in nodes if isinstance(n, ast.FunctionDef)}
+    assert not (imported | methods) & MEMORY_AND_SUMS
+    assert "sums" not in methods or path.stem == "fedcurv"  # whose sums have names of their own on the wire
+
+
 @pytest.fixture(scope="module")
 def citations() -> dict[str, Any]:
     return tomllib.loads((ROOT / "docs/references/citations.toml").read_text())
