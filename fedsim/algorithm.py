@@ -246,7 +246,7 @@ class Algorithm(ABC, Generic[Server, Client, Down, Up]):
             sums = _message_of(self._total)
         elif sums is Gaussian:
             sums = _message_of("shift", "precision")
-        return (replace(self._exchange, sums=sums if is_dataclass(sums) else None),)
+        return (replace(self._exchange, sums=cast(type, sums) if is_dataclass(sums) else None),)
 
     @property
     def setup(self) -> tuple[Exchange, ...]:

@@ -121,8 +121,9 @@ class FedIvon(Algorithm[Server, Client, Down, Up]):
         return Client(fit.carried), Up(q.mean, q.curvature.clamp(min=0), fit.loss)
 
     def add(self, sums: Sums, down: Down, k: int, up: Up, ctx: Context) -> Sums:
-        totals = self.summed((sums.curvature, sums.weighted, sums.mean), up, weight=ctx.sizes[k])
-        return Sums(*totals, sums.weight + ctx.sizes[k])
+        before = (sums.curvature, sums.weighted, sums.mean)
+        h, hm, mean = self.summed(before, up, weight=ctx.sizes[k])
+        return Sums(h, hm, mean, sums.weight + ctx.sizes[k])
 
     @accumulating
     def summed(self, totals: tuple[Tensor, ...], up: Up, *, weight: int) -> tuple[Tensor, ...]:
