@@ -12,119 +12,46 @@ A program that calls fedsim.run differs from the fedsim command in four ways:
 from __future__ import annotations
 
 import inspect
-import numbers
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from fedsim import live_objects
-from fedsim.errors import Interrupted, UsageError, nearest, unknown
-from fedsim.experiment import (
-    DEFAULTS,
-    Experiment,
-    convert,
-    dotted,
-    plain_number,
-    resolved_hyperparameters,
+from fedsim.errors import Interrupted, UsageError
+from fedsim.experiment import Experiment, dotted
+from launch.configuration.arguments import (
+    IN_PYTHON,
+    OBJECTS,
+    ExperimentOptions,
+    Options,
+    check_keywords,
+    check_objects,
+    resolved,
+    setting,
+    text_in_file,
+    text_of,
 )
-from launch.configuration import names
-from launch.configuration.config import (
-    Overrides,
-    absolute_choice,
-    absolute_paths,
-    check_execution,
-    general_first,
-    plain_numbers,
-)
-from launch.configuration.execution import EXECUTION, Execution
-from launch.configuration.origins import PYTHON, Origins
+from launch.configuration.config import plain_numbers
+from launch.configuration.execution import Execution
 from launch.configuration.presets import experiment_of, remarks
 from launch.runs.folder import RunFolder
 from launch.runs.resume import Resumption
 from launch.session import run as runs
 
 if TYPE_CHECKING:
-    import numpy
-    import numpy.typing
     from torch import nn
 
-    from fedsim.algorithm import Algorithm
-    from fedsim.data.datasets import Dataset
-    from fedsim.participation import ClientPopulation, Participation
-
-    IntArray = numpy.typing.NDArray[numpy.int64]
-    AlgorithmChoice: TypeAlias = str | type[Algorithm[Any, Any, Any, Any]] | Algorithm[Any, Any, Any, Any]
-    DatasetChoice: TypeAlias = str | Dataset | Callable[[], Dataset]
-    ModelChoice: TypeAlias = str | Callable[[tuple[int, ...], int], nn.Module]
-    PartitionChoice: TypeAlias = str | Callable[[numpy.typing.NDArray[Any], int, int], Sequence[IntArray]]
-    ParticipationChoice: TypeAlias = (
-        str | int | float | Callable[[ClientPopulation], Callable[[int], Participation | Iterable[int]]]
+    from launch.configuration.arguments import (
+        AlgorithmChoice,
+        DatasetChoice,
+        ModelChoice,
+        ParticipationChoice,
+        PartitionChoice,
     )
-
-WHERE = "the arguments"
-IN_PYTHON = Origins(file=PYTHON)
-OBJECTS = ("algo", "dataset", "partition", "model", "participation")
-"""Arguments for which a program may pass an object instead of a name."""
-
-
-class ExperimentOptions(TypedDict, total=False):
-    """The fields of fedsim.Experiment, which decide the bits of a run; what is left out has its default."""
-
-    algo: AlgorithmChoice
-    dataset: DatasetChoice
-    fraction: float
-    inputs: Literal["", "raw", "scaled"]
-    partition: PartitionChoice
-    model: ModelChoice
-    train: str
-    freeze: str
-    clients: int
-    rounds: int
-    until: float | str
-    participation: ParticipationChoice
-    seed: int
-    eval_every: int
-    eval_samples: int
-    threads: int
-    numerics: Literal["native", "portable"]
-    hyperparameters: Mapping[str, Any]
-    codecs: Mapping[str, str]
-    error_feedback: bool
-    evaluate_on: str
-    link: str
-    compute: str
-    deadline: str
-    asynchronous: str
-    tree: str
-    bad_uploads: Literal["stop", "skip", "retry"]
-    max_norm: float
-
-
-class Options(ExperimentOptions, total=False):
-    """An experiment, and how it is run (launch.configuration.execution.Execution), which changes no bit."""
-
-    workers: int | Literal["auto"]
-    transport: Literal["ipc", "tcp"]
-    devices: str
-    data_dir: str | Path | None
-    out: str | Path | None
-    remote_workers: int
-    bind: str
-    keys: str
-    join_within: float
-    verify_bytes: bool
-    keep_uploads: bool
-    edge_processes: bool
-    track: str
-    allow_drift: bool
-    lease: float
-    patience: float
-    durability: Literal["", "process", "power", "none"]
 
 
 class Run(RunFolder):
@@ -242,8 +169,8 @@ def run(experiment: Experiment | None = None, /, *, quiet: bool = False, **optio
         KeyboardInterrupt: after Ctrl-C; fedsim.resume continues the run.
     """
     with IN_PYTHON.own_words():
-        checked, execution = _resolved(experiment, options)
-        _check_objects(checked, execution)
+        checked, execution = resolved(experiment, options)
+        check_objects(checked, execution)
         lines = remarks(checked)
         return _finished(lambda: runs.launch(checked, execution, quiet=quiet, embedded=True, remarks=lines))
 
@@ -265,12 +192,12 @@ def resume(run: RunFolder | str | Path, *, quiet: bool = False, **options: Unpac
         KeyboardInterrupt: as run.
     """
     folder = _folder(run)
-    _check_keywords(options)
+    check_keywords(options)
     changes = {key: value for key, value in options.items() if value is not None}
-    changes |= {key: _text(key, changes[key]) for key in OBJECTS if key in changes}
+    changes |= {key: text_of(key, changes[key]) for key in OBJECTS if key in changes}
     changes |= {key: str(changes[key]) for key in ("data_dir", "out") if key in changes}
     with IN_PYTHON.own_words():
-        _check_objects(*Resumption.open(folder).configure(changes))
+        check_objects(*Resumption.open(folder).configure(changes))
         return _finished(lambda: runs.resume(folder, changes, quiet=quiet, embedded=True))
 
 
@@ -301,7 +228,7 @@ def open(
     passed = (algo, dataset, partition, model, participation)
     for key, value in zip(OBJECTS, passed, strict=True):
         if value is not None:
-            _text(key, value)
+            text_of(key, value)
     return Run.open(_folder(run).resolve())
 
 
@@ -316,7 +243,7 @@ def preset(name: str, algo: str = "fedlap_cov", **changes: Any) -> Experiment:
     Raises:
         UsageError: for an unknown preset or field.
     """
-    _check_keywords(changes)
+    check_keywords(changes)
     with IN_PYTHON.own_words():
         return experiment_of(name, algo, plain_numbers(changes))
 
@@ -334,7 +261,7 @@ def plan(experiment: Experiment | None = None, /, **options: Unpack[Options]) ->
     from launch.terminal import plain
 
     with IN_PYTHON.own_words(), _process_restored():
-        result: dict[str, Any] = plain(document(*planned(*_resolved(experiment, options))))
+        result: dict[str, Any] = plain(document(*planned(*resolved(experiment, options))))
     return result
 
 
@@ -377,17 +304,17 @@ def sweep(
     from launch.sweep.pool import Pool
     from launch.sweep.recipe import Recipe
 
-    _check_keywords(options)
+    check_keywords(options)
     pool = Pool(Path(runs))
     with IN_PYTHON.own_words():
         if recipe is None and not over:
             raise UsageError("name a grid: over={'algo': ['fedavg', 'ivon_admm']}, or a recipe file")
         if recipe is None:
-            texts: dict[str, Any] = {key: _file_text(key, value) for key, value in options.items()}
+            texts: dict[str, Any] = {key: text_in_file(key, value) for key, value in options.items()}
             for table in ("hyperparameters", "codecs"):
                 settings = dict(dotted(texts.pop(table, {})))
-                texts[table] = tuple(f"{key}={_setting(value)}" for key, value in settings.items())
-            axes = {key: [_setting(value) for value in values] for key, values in (over or {}).items()}
+                texts[table] = tuple(f"{key}={setting(value)}" for key, value in settings.items())
+            axes = {key: [setting(value) for value in values] for key, values in (over or {}).items()}
             selected = recipe_of(texts, axes, tuple(seeds))
         elif options or over:
             raise UsageError(f"recipe {recipe} says all of its runs itself; leave out over= and the options")
@@ -449,133 +376,8 @@ def algorithms() -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in document("algorithms")}
 
 
-# ---- arguments
-
-
-def _resolved(experiment: Experiment | None, options: Mapping[str, Any]) -> tuple[Experiment, Execution]:
-    """The experiment and its execution, checked.
-
-    Raises:
-        UsageError: naming the argument that is wrong.
-    """
-    _check_keywords(options)
-    base = experiment or DEFAULTS
-    values = {f.name: getattr(base, f.name) for f in fields(base)}
-    values |= {key: value for key, value in options.items() if key in values}
-    algo, brought = _algorithm(values["algo"])
-    settings = _plain(values["hyperparameters"] or {})
-    if experiment is not None:
-        settings = {**_plain(experiment.hyperparameters), **settings}
-    spelled = {key.rpartition(".")[2]: key for key in brought}
-    settings = brought | {spelled.get(key, key): value for key, value in settings.items()}
-    values |= {"algo": algo, "hyperparameters": settings}
-    values |= {key: _text(key, values[key]) for key in OBJECTS if key != "algo"}
-    values = absolute_paths(plain_numbers(values))
-    codecs = general_first(values["codecs"] or {})
-    values["codecs"] = {field: absolute_choice(codec) for field, codec in codecs.items()}
-    checked = convert(Experiment, values, WHERE, Overrides(origins=IN_PYTHON).named("experiment"))
-    names.check(checked)
-    names.check_once(checked.algo, checked.hyperparameters, "hyperparameters=")
-    return checked, _execution({key: value for key, value in options.items() if key in EXECUTION})
-
-
 def _folder(run: RunFolder | str | Path) -> Path:
     return Path(run) if isinstance(run, str | Path) else run.path
-
-
-def _text(key: str, value: Any) -> str:
-    """An argument as the command line has it: an object gets a name (fedsim.live_objects)."""
-    if key == "algo":
-        return _algorithm(value)[0]
-    if key == "participation" and isinstance(value, numbers.Integral):
-        return str(int(value))
-    if key == "participation" and isinstance(value, numbers.Real):  # a share has a point
-        text = repr(float(value))
-        return text if "e" not in text else f"{float(value):.20f}".rstrip("0")
-    return value if isinstance(value, str) else live_objects.register(value, key)
-
-
-def _file_text(key: str, value: Any) -> Any:
-    """An argument of a sweep, whose runs are processes of their own.
-
-    Raises:
-        UsageError: for an object, saying what to write.
-    """
-    if key not in OBJECTS:
-        return str(value) if isinstance(value, Path) else value
-    text = _text(key, value)
-    if live_objects.is_live(text):
-        raise live_objects.refuse_workers(text, f"{key}=")
-    return text
-
-
-def _setting(value: Any) -> str:
-    """A value as --set and --over have it."""
-    return str(value).lower() if isinstance(value, bool) else str(plain_number(value))
-
-
-def _algorithm(choice: Any) -> tuple[str, dict[str, Any]]:
-    """The text of an algorithm, by its name if it is one of ours, and the hyperparameters that it brings."""
-    if isinstance(choice, str):
-        return choice, {}
-    brought: dict[str, Any] = {}
-    if is_dataclass(choice) and not isinstance(choice, type):
-        choice, brought = type(choice), resolved_hyperparameters(choice)
-    ours = isinstance(choice, type) and choice.__module__.startswith("protocols.")
-    return (str(choice.name) if ours else live_objects.register(choice, "algo")), brought
-
-
-def _plain(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """By dotted name; numbers of numpy become Python's."""
-    return {key: plain_number(value) for key, value in dotted(hyperparameters)}
-
-
-def _execution(values: Mapping[str, Any]) -> Execution:
-    """How the run is executed: in this process, unless workers say otherwise.
-
-    Raises:
-        UsageError: if parts of it do not go together.
-    """
-    texts = {key: str(value) if isinstance(value, Path) else value for key, value in values.items()}
-    if not texts.get("remote_workers"):
-        texts.setdefault("workers", 0)
-    elif not texts.get("workers"):
-        texts.pop("workers", None)
-    return check_execution(texts, Overrides(execution=texts, origins=IN_PYTHON))
-
-
-def _check_keywords(keywords: Mapping[str, Any]) -> None:
-    """Refuse an argument that there is none of.
-
-    Args:
-        keywords: The arguments that Python has not checked.
-
-    Raises:
-        UsageError: with the nearest name, or the place where a hyperparameter is set.
-    """
-    known = {*EXECUTION, *(f.name for f in fields(Experiment))} - {"device"}
-    for key, value in keywords.items():
-        if key in known:
-            continue
-        hyperparameters = set(names.hyperparameters())
-        if nearest(key, known) is None and (name := nearest(key, hyperparameters, 0.9)):
-            raise UsageError(
-                f"{key}= is no argument; a hyperparameter is set by hyperparameters={{{name!r}: {value!r}}} "
-                "(fedsim describe ALGO lists them)"
-            )
-        raise unknown("argument", key, known, command="help(fedsim.run)")
-
-
-def _check_objects(experiment: Experiment, execution: Execution) -> None:
-    """Refuse objects of this process where other processes compute.
-
-    Raises:
-        UsageError: saying what to write.
-    """
-    for key in ("algo", "dataset", "partition", "model"):
-        spec = getattr(experiment, key)
-        if execution.workers and live_objects.is_live(spec):
-            raise live_objects.refuse_workers(spec, f"{key}=")
 
 
 @contextmanager
