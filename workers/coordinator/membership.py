@@ -134,7 +134,7 @@ class Membership:
         self._expected: set[int] = set()
         """Workers that were ended because their edge server has: their ends say nothing of their tasks."""
         self._task_failures: Counter[WorkItem | str] = Counter()
-        """The number of workers that died, by their state."""
+        """The number of workers that died, by their task or state."""
         self._join_until = math.inf
         """The time at which the run stops waiting for workers."""
 
