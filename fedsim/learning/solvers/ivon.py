@@ -60,7 +60,7 @@ class IvonTraining:
     beta2: Annotated[float, Meta(ge=0, lt=1, description="average of curvatures: share of the old")] = 0.999
     samples: Annotated[int, Meta(ge=1, description="draws of the weights per step")] = 1
     carry: Annotated[
-        bool, Meta(description="momentum and step count continue from the client's last task; false: from zero")
+        bool, Meta(description="momentum and step count continue from the last task; false: from zero")
     ] = True
     cosine_rounds: Annotated[
         int,
