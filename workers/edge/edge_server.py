@@ -70,8 +70,9 @@ class EdgeServer:
         unanswered: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """root: its own connection. connect: opens one for a worker. folder: for uploads. unanswered: after
-        this many seconds of silence, a root on another machine counts as lost. clock: returns those seconds."""
+        """root: its own connection. connect: opens one for a worker. folder: for uploads. unanswered:
+        after this many seconds of silence, a root on another machine counts as lost. clock: returns those
+        seconds."""
         self.problem, self.run, self.root, self.endpoint = problem, run, root, endpoint
         self._connect, self._spool = connect, Spool(folder)
         self._above: dict[int, Connection] = {}
