@@ -2,8 +2,8 @@
 
 One record is length (u32) | xxh3_64 of the payload | payload, a msgpack map. Each record is appended
 with one write, so it survives kill -9. It survives a power cut once a later checkpoint is durable, because
-the journal is synced first (workers.storage.durability). Opening the journal cuts a torn tail and skips
-damaged records without losing others.
+the journal is synced first (workers.storage.durability). Opening the journal cuts a torn tail; reading
+it skips damaged records without losing others.
 """
 
 from __future__ import annotations
