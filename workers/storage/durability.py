@@ -23,7 +23,7 @@ from fedsim.errors import DiskError
 from workers.storage.descriptors import patiently
 
 Durability = Literal["process", "power", "none"]
-"""What a committed round survives: the end of any process; also a power cut; or only the end of
+"""The events that a committed round survives: the end of any process; also a power cut; or only the end of
 workers only (workers.storage.memory_folder)."""
 LARGE_PARAMETERS = 4_000_000
 """The number of parameters from which the default is process: a client's state then has 64 MB and more, and
